@@ -1,0 +1,111 @@
+"""Read configuration from YAML: data only, size-limited, with errors that name the key, the value and the fix.
+
+`yaml.safe_load` semantics (no tags that build objects, no imports), aliases refused (no alias bombs), and `1e-3` read as
+the number it is (YAML 1.1 would read a string).
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+MAX_BYTES = 1_000_000
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses aliases and duplicate keys, and knows floats such as 1e-3."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"aliases (*name) are not allowed {self.peek_event().start_mark}")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"the key {twice!r} stands twice {node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value of a YAML text. Raises ValueError naming `source` and the place."""
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{source} has {len(text):,} characters; a configuration may have {MAX_BYTES:,}")
+    try:
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"{source} is not plain YAML: {message}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ValueError for a missing file, other content, or more than 1 MB."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{path} has {path.stat().st_size:,} bytes; a configuration may have {MAX_BYTES:,}")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; name a YAML file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ValueError(f"{path} must hold 'key: value' lines, and holds a {type(values).__name__}")
+    return values
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}."""
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"--set {setting!r} must have the form key=value, such as --set n_layers=24")
+        parsed[key.strip()] = parse_yaml(value, f"--set {key.strip()}")
+    return parsed
+
+
+def build(model: type[Config], values: Mapping[str, Any], source: str) -> Config:
+    """A validated config from plain values, strictly typed. Raises ValueError with one line per mistake."""
+    try:
+        return model.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        found = [_explain(model, details) for details in error.errors()]
+        raise ValueError(f"{source}: " + "; ".join(found)) from None
+    except TypeError as error:
+        raise ValueError(f"{source}: a value is neither number, text, list nor mapping ({error})") from None
+
+
+def _explain(model: type[BaseModel], details: ErrorDetails) -> str:
+    place = ".".join(str(part) for part in details["loc"])
+    if details["type"] == "extra_forbidden":
+        names = list(model.model_fields)
+        near = difflib.get_close_matches(str(details["loc"][-1]), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
+        return f"unknown key {place!r} (value {details['input']!r}); {hint}"
+    message = details["msg"].removeprefix("Value error, ")
+    if not place:
+        return message
+    field = model.model_fields.get(str(details["loc"][0]))
+    meaning = f" ({field.description})" if field and field.description else ""
+    return f"{place}={details['input']!r}: {message[0].lower()}{message[1:]}{meaning}"

@@ -1,0 +1,267 @@
+"""RunConfig: every choice that changes the numbers of one training run, as one flat, frozen, validated record.
+
+A field's name is its YAML key, its `--set` name, its column in the store and its axis label in a plot. Sections
+(model, data, train, measure) are base classes, so that each part of the library asks only for what it reads.
+Where a run is written and on what device it runs are not part of it: `run_id` names the *result*.
+"""
+
+import warnings
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sparsedepth.files import digest
+
+DEFAULTS_VERSION = 1
+"""Raised when a default changes meaning: `run_id` hashes only what differs from the defaults, so new fields
+keep old ids valid and a changed default must not."""
+
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelConfig(Section):
+    """The decoder: shapes first, then the axes that the papers vary."""
+
+    n_layers: Annotated[Count, Field(description="number of decoder blocks")] = 12
+    d_model: Annotated[Count, Field(description="width of the residual stream")] = 64
+    n_heads: Annotated[Count, Field(description="query heads")] = 4
+    n_kv_heads: Annotated[
+        Count | None,
+        Field(description="key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"),
+    ] = None
+    d_ff: Annotated[
+        Count | None, Field(description="width of the dense SwiGLU; default 8/3 d_model, up to a multiple of 8")
+    ] = None
+    vocab_size: Annotated[Count, Field(description="rows of the embedding; at least the tokenizer's size")] = 264
+    seq_len: Annotated[int, Field(ge=2, description="training context, in tokens")] = 256
+    n_experts: Annotated[int, Field(ge=0, description="experts per block; 0 = dense")] = 0
+    top_k: Annotated[int | None, Field(ge=1, description="experts used per token; only with n_experts")] = None
+    d_expert: Annotated[
+        Count | None,
+        Field(description="width of one expert; default d_ff / top_k, which matches the dense active size"),
+    ] = None
+    renormalise_gates: Annotated[
+        bool, Field(description="top-k gates sum to 1 (Mixtral) or keep their softmax values (OLMoE)")
+    ] = True
+    balance_loss: Annotated[NonNegative, Field(description="weight of the per-layer load-balance loss")] = 0.01
+    router_z_loss: Annotated[NonNegative, Field(description="weight of the per-layer router z loss")] = 0.001
+    norm: Annotated[Literal["pre"], Field(description="where the norms stand")] = "pre"
+    norm_eps: Annotated[Positive, Field(description="epsilon of every RMSNorm")] = 1e-6
+    depth_scale: Annotated[
+        Literal["none", "lns"],
+        Field(description="lns: the output of both norms of block l is multiplied by 1/sqrt(l), l = 1..L"),
+    ] = "none"
+    init: Annotated[
+        Literal["normal", "scaled"],
+        Field(description="scaled: the two output projections of a block start 1/sqrt(2 n_layers) smaller"),
+    ] = "normal"
+    init_std: Annotated[Positive, Field(description="standard deviation of every initial weight")] = 0.02
+    tie_embeddings: Annotated[bool, Field(description="the head is the embedding's transpose")] = False
+    rope_theta: Annotated[Positive, Field(description="base of the rotary frequencies")] = 10000.0
+    allow: Annotated[
+        tuple[Literal["lns_with_scaled_init"], ...],
+        Field(description="self-defeating combinations that are wanted all the same, by name"),
+    ] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_derived(cls, values: Any) -> Any:
+        """Sizes left out follow from the others, so that every stored run holds the sizes it had."""
+        if not isinstance(values, dict):
+            return values
+        filled = dict(values)
+
+        def whole(name: str) -> int | None:
+            found = filled.get(name)
+            found = cls.model_fields[name].default if found is None else found
+            return found if isinstance(found, int) and found > 0 else None
+
+        if filled.get("n_kv_heads") is None and whole("n_heads"):
+            filled["n_kv_heads"] = whole("n_heads")
+        if filled.get("d_ff") is None and (d_model := whole("d_model")):
+            filled["d_ff"] = -(-d_model * 8 // 3 // 8) * 8
+        if whole("n_experts") and filled.get("d_expert") is None and (top_k := whole("top_k")) and whole("d_ff"):
+            filled["d_expert"] = max(1, (whole("d_ff") or 1) // top_k)
+        return filled
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        if self.d_model % (2 * self.n_heads):
+            raise ValueError(
+                f"n_heads={self.n_heads} does not divide d_model={self.d_model} into heads of even width; "
+                f"choose n_heads so that d_model / n_heads is an even number"
+            )
+        assert self.n_kv_heads is not None
+        if self.n_kv_heads > self.n_heads or self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
+                f"choose one of {[h for h in range(1, self.n_heads + 1) if self.n_heads % h == 0]}"
+            )
+        self._check_experts()
+        if self.depth_scale == "lns" and self.init == "scaled":
+            if "lns_with_scaled_init" not in self.allow:
+                raise ValueError(
+                    "depth_scale='lns' with init='scaled' damps the residual stream twice and undoes the gain of LNS "
+                    "(2502.05795, Table 6); use init='normal', or ask for it: allow=['lns_with_scaled_init']"
+                )
+            warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
+        return self
+
+    def _check_experts(self) -> None:
+        if self.n_experts == 0:
+            for name in ("top_k", "d_expert"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)} needs experts, but n_experts=0; "
+                        f"set n_experts, or leave {name} out"
+                    )
+        elif self.top_k is None:
+            raise ValueError(f"n_experts={self.n_experts} needs top_k, from 1 to {self.n_experts}")
+        elif self.top_k > self.n_experts:
+            raise ValueError(
+                f"top_k={self.top_k} is more than n_experts={self.n_experts}; choose top_k <= {self.n_experts}"
+            )
+
+
+class DataConfig(Section):
+    """The text, and how it becomes tokens."""
+
+    corpus: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, "
+            "or 'hub:NAME[:CONFIG]' (streamed)",
+        ),
+    ] = "stdlib"
+    text_field: Annotated[str, Field(description="column that holds the text, in JSON-lines, Parquet and hub data")] = (
+        "text"
+    )
+    tokenizer: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="'byte', 'bpe:SIZE' (trained on the corpus), or a local folder or hub name of a tokenizer",
+        ),
+    ] = "byte"
+    val_fraction: Annotated[
+        float, Field(gt=0, lt=0.5, description="share of documents held out, chosen by their hash")
+    ] = 0.05
+    max_corpus_tokens: Annotated[
+        Count | None, Field(description="stop reading the corpus after this many training tokens")
+    ] = None
+    chunk_len: Annotated[
+        Count | None,
+        Field(
+            description="unit of shuffling, in tokens; default seq_len. Set it to the longest seq_len of a sweep and "
+            "every run reads the same text in the same step"
+        ),
+    ] = None
+
+
+class TrainConfig(Section):
+    """The optimiser and its schedule: AdamW, linear warm-up, cosine."""
+
+    train_tokens: Annotated[Count, Field(description="tokens to train on")] = 2_000_000
+    batch_tokens: Annotated[Count, Field(description="tokens per optimiser step")] = 8192
+    lr: Annotated[Positive, Field(description="peak learning rate")] = 1e-3
+    warmup_frac: Annotated[Fraction, Field(description="share of the steps that warm up linearly from 0")] = 0.05
+    min_lr_frac: Annotated[Fraction, Field(description="learning rate at the end / peak")] = 0.1
+    weight_decay: Annotated[
+        NonNegative, Field(description="AdamW lambda; a step shrinks weights by lr * lambda")
+    ] = 0.1
+    weight_decay_on: Annotated[
+        Literal["all", "matrices", "no_embed_norm"],
+        Field(description="which parameters decay: all, every matrix, or all but embeddings and norms"),
+    ] = "matrices"
+    beta1: Annotated[float, Field(ge=0, lt=1, description="AdamW beta 1")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW beta 2")] = 0.95
+    adam_eps: Annotated[Positive, Field(description="AdamW epsilon")] = 1e-8
+    grad_clip: Annotated[NonNegative, Field(description="largest global gradient norm; 0 = no clipping")] = 1.0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="initial weights and order of the text")] = 0
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Field(description="bf16: matrix products under autocast, weights in fp32; auto: bf16 on a GPU that has it"),
+    ] = "auto"
+    log_every: Annotated[Count, Field(description="steps between two rows of the curves")] = 10
+    observe_every: Annotated[Count, Field(description="steps between two observations of residual variance")] = 50
+    divergence_factor: Annotated[
+        float, Field(gt=1, description="a loss above this multiple of the first step's ends the run as diverged")
+    ] = 2.0
+
+    @property
+    def n_steps(self) -> int:
+        return self.train_tokens // self.batch_tokens
+
+
+class MeasureConfig(Section):
+    """How much held-out text each measure reads, and at which thresholds."""
+
+    val_tokens: Annotated[Count, Field(description="held-out tokens of the validation loss, at most")] = 131_072
+    eval_seq_len: Annotated[
+        int | None,
+        Field(ge=2, description="common context at which every run is scored too; default seq_len"),
+    ] = None
+    measure_tokens: Annotated[Count, Field(description="held-out tokens of each score, at most")] = 8192
+    fit_tokens: Annotated[
+        Count, Field(description="held-out tokens on which usefulness fits its maps (disjoint from the scored ones)")
+    ] = 16_384
+    usefulness_threshold: Annotated[
+        Positive, Field(description="a layer is useful if its replacement raises the loss by more than this share")
+    ] = 0.1
+    permutation_pairs: Annotated[
+        Count | None, Field(description="pairs of layers to swap, drawn at random; default all")
+    ] = None
+    weight_eps: Annotated[
+        tuple[Positive, ...], Field(min_length=1, description="|w| below which a weight is zero; the first leads")
+    ] = (1e-3, 1e-4, 1e-2)
+    weight_rel_eps: Annotated[
+        tuple[Positive, ...], Field(min_length=1, description="the same as multiples of the matrix's rms")
+    ] = (0.1, 0.01)
+    attention_tau: Annotated[
+        tuple[Positive, ...], Field(min_length=1, description="attention weight below which an entry is zero")
+    ] = (1e-3, 1e-4, 1e-2)
+    attention_rel_tau: Annotated[
+        tuple[Positive, ...], Field(min_length=1, description="the same as multiples of uniform attention 1/i")
+    ] = (0.1, 0.01)
+
+
+class RunConfig(ModelConfig, DataConfig, TrainConfig, MeasureConfig):
+    """One run. Unknown keys, wrong types and impossible shapes raise ValueError (pydantic's ValidationError)."""
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if self.batch_tokens % self.seq_len:
+            raise ValueError(
+                f"batch_tokens={self.batch_tokens} is not a whole number of sequences of seq_len={self.seq_len}; "
+                f"use batch_tokens={max(1, round(self.batch_tokens / self.seq_len)) * self.seq_len}"
+            )
+        if self.train_tokens % self.batch_tokens:
+            raise ValueError(
+                f"train_tokens={self.train_tokens} is not a whole number of steps of batch_tokens={self.batch_tokens}; "
+                f"use train_tokens={max(1, round(self.train_tokens / self.batch_tokens)) * self.batch_tokens}"
+            )
+        if self.chunk_len is not None and (self.chunk_len % self.seq_len or self.batch_tokens % self.chunk_len):
+            raise ValueError(
+                f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} "
+                f"and divide batch_tokens={self.batch_tokens}"
+            )
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """12 hex digits: the hash of everything that differs from the defaults, and of the defaults' version."""
+        chosen = self.model_dump(mode="json", exclude_defaults=True, exclude={"allow"})
+        return digest({"defaults": DEFAULTS_VERSION, **chosen})
+
+    @property
+    def cell_id(self) -> str:
+        """`run_id` with the seed left out: the runs that share it are replicates of one configuration."""
+        return self.model_copy(update={"seed": 0}).run_id

@@ -1,0 +1,56 @@
+"""Files that are either whole or absent: written aside, flushed to disk, renamed; named by checksum.
+
+A reader never sees half a file: `write_bytes` writes `NAME.tmp-PID`, calls fsync, and renames (atomic on POSIX).
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically and durably; a crash leaves the old file or the new one."""
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically; NaN and Inf are not JSON and are refused (store None for a missing value)."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes, read in blocks."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(content: Any) -> str:
+    """12 hex digits that name a JSON-able value: SHA-256 of its canonical (sorted, compact) JSON."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
