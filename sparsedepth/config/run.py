@@ -20,6 +20,7 @@ Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
 
 
 class Section(BaseModel):
@@ -67,7 +68,7 @@ class ModelConfig(Section):
     rope_theta: Annotated[Positive, Field(description="base of the rotary frequencies")] = 10000.0
     allow: Annotated[
         tuple[Literal["lns_with_scaled_init"], ...],
-        Field(description="self-defeating combinations that are wanted all the same, by name"),
+        Field(strict=False, description="self-defeating combinations that are wanted all the same, by name"),
     ] = ()
 
     @model_validator(mode="before")
@@ -169,7 +170,7 @@ class DataConfig(Section):
 class TrainConfig(Section):
     """The optimiser and its schedule: AdamW, linear warm-up, cosine."""
 
-    train_tokens: Annotated[Count, Field(description="tokens to train on")] = 2_000_000
+    train_tokens: Annotated[Count, Field(description="tokens to train on")] = 2_097_152
     batch_tokens: Annotated[Count, Field(description="tokens per optimiser step")] = 8192
     lr: Annotated[Positive, Field(description="peak learning rate")] = 1e-3
     warmup_frac: Annotated[Fraction, Field(description="share of the steps that warm up linearly from 0")] = 0.05
@@ -220,16 +221,16 @@ class MeasureConfig(Section):
         Count | None, Field(description="pairs of layers to swap, drawn at random; default all")
     ] = None
     weight_eps: Annotated[
-        tuple[Positive, ...], Field(min_length=1, description="|w| below which a weight is zero; the first leads")
+        Thresholds, Field(description="|w| below which a weight is zero; the first leads")
     ] = (1e-3, 1e-4, 1e-2)
     weight_rel_eps: Annotated[
-        tuple[Positive, ...], Field(min_length=1, description="the same as multiples of the matrix's rms")
+        Thresholds, Field(description="the same as multiples of the matrix's rms")
     ] = (0.1, 0.01)
     attention_tau: Annotated[
-        tuple[Positive, ...], Field(min_length=1, description="attention weight below which an entry is zero")
+        Thresholds, Field(description="attention weight below which an entry is zero")
     ] = (1e-3, 1e-4, 1e-2)
     attention_rel_tau: Annotated[
-        tuple[Positive, ...], Field(min_length=1, description="the same as multiples of uniform attention 1/i")
+        Thresholds, Field(description="the same as multiples of uniform attention 1/i")
     ] = (0.1, 0.01)
 
 
