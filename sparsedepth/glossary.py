@@ -48,8 +48,12 @@ RUNS: tuple[Quantity, ...] = (
     _runs("outcome", "", "ok, or diverged (see diverged_step and diverged_cause)", sql="VARCHAR"),
     _runs("diverged_step", "step", "step at which the run was found to have diverged", sql="BIGINT"),
     _runs("diverged_cause", "", "why it counts as diverged", sql="VARCHAR"),
-    _runs("params_total", "parameters", "all parameters, embeddings and every expert included", better="low", sql="BIGINT"),
-    _runs("params_active", "parameters", "parameters that touch one token: top_k of n_experts", better="low", sql="BIGINT"),
+    _runs(
+        "params_total", "parameters", "all parameters, embeddings and every expert included", better="low", sql="BIGINT"
+    ),
+    _runs(
+        "params_active", "parameters", "parameters that touch one token: top_k of n_experts", better="low", sql="BIGINT"
+    ),
     _runs("flops_per_token", "FLOP", "forward pass: 2 per multiply-add of every matrix product, full T x T attention"),
     _runs("train_flops", "FLOP", "3 x flops_per_token x tokens_trained (backward = 2 x forward)", better="low"),
     _runs("steps", "step", "optimiser steps taken", sql="BIGINT"),
@@ -59,19 +63,44 @@ RUNS: tuple[Quantity, ...] = (
         _runs("val_loss", "nat/token", "held-out cross-entropy at seq_len, all positions", better="low"),
     ),
     _runs("val_loss_tokens", "token", "held-out tokens behind val_loss", sql="BIGINT"),
-    _runs("val_loss_common", "nat/token", "held-out cross-entropy at eval_seq_len, the context all runs share", better="low"),
-    _runs("val_bits_per_byte", "bit/byte", "val_loss / ln 2 x held-out tokens / held-out bytes: comparable across tokenizers", better="low"),
+    _runs(
+        "val_loss_common",
+        "nat/token",
+        "held-out cross-entropy at eval_seq_len, the context all runs share",
+        better="low",
+    ),
+    _runs(
+        "val_bits_per_byte",
+        "bit/byte",
+        "val_loss / ln 2 x held-out tokens / held-out bytes: comparable across tokenizers",
+        better="low",
+    ),
     *_with_interval(
         _runs("residual_variance_last", "1", "residual_variance of layer n_layers, before the final norm", A, "low"),
     ),
     _runs("residual_variance_growth", "1/layer", "(v_L / v_1)^(1/(L-1)), v_l = residual_variance of layer l", B),
     _runs("weight_sparsity", "share", "share of the blocks' matrix entries with |w| < weight_eps[0]", A),
-    _runs("weight_sparsity_rel", "share", "the same with |w| < weight_rel_eps[0] x rms(matrix): blind to mere shrinkage", "control, ours"),
-    *_with_interval(
-        _runs("attention_sparsity", "share", "share of causal attention weights < attention_tau[0], over layers and heads", A),
+    _runs(
+        "weight_sparsity_rel",
+        "share",
+        "the same with |w| < weight_rel_eps[0] x rms(matrix): blind to mere shrinkage",
+        "control, ours",
     ),
     *_with_interval(
-        _runs("attention_sparsity_rel", "share", "share of causal attention weights a_ij < attention_rel_tau[0] / i (uniform is 1/i): blind to mere length", "control, ours"),
+        _runs(
+            "attention_sparsity",
+            "share",
+            "share of causal attention weights < attention_tau[0], over layers and heads",
+            A,
+        ),
+    ),
+    *_with_interval(
+        _runs(
+            "attention_sparsity_rel",
+            "share",
+            "share of causal attention weights a_ij < attention_rel_tau[0] / i (uniform is 1/i): blind to mere length",
+            "control, ours",
+        ),
     ),
     *_with_interval(
         _runs(
@@ -83,7 +112,9 @@ RUNS: tuple[Quantity, ...] = (
         ),
     ),
     *_with_interval(
-        _runs("permutation_score", "1", "mean over pairs of |loss with the two blocks swapped - loss| / loss", A, "high"),
+        _runs(
+            "permutation_score", "1", "mean over pairs of |loss with the two blocks swapped - loss| / loss", A, "high"
+        ),
     ),
     *_with_interval(
         _runs(
@@ -96,41 +127,131 @@ RUNS: tuple[Quantity, ...] = (
         ),
     ),
     *_with_interval(
-        _runs("usefulness_loss_increase", "1", "mean over blocks of (loss with the block replaced by its affine map - loss) / loss", f"{A}, continuous", "high"),
+        _runs(
+            "usefulness_loss_increase",
+            "1",
+            "mean over blocks of (loss with the block replaced by its affine map - loss) / loss",
+            f"{A}, continuous",
+            "high",
+        ),
     ),
     _runs("effective_layers", "layer", "usefulness x n_layers", A, "high"),
-    _runs("score_tokens", "token", "held-out tokens behind the causal, permutation and usefulness scores", sql="BIGINT"),
+    _runs(
+        "score_tokens", "token", "held-out tokens behind the causal, permutation and usefulness scores", sql="BIGINT"
+    ),
 )
 
 CURVES: tuple[Quantity, ...] = (
     Quantity(name="step", table="curves", unit="step", meaning="optimiser steps done", sql_type="BIGINT"),
     Quantity(name="tokens", table="curves", unit="token", meaning="tokens trained on so far", sql_type="BIGINT"),
-    Quantity(name="train_loss", table="curves", unit="nat/token", meaning="cross-entropy of the step's batch, without the router losses"),
-    Quantity(name="balance_loss", table="curves", unit="1", meaning="load-balance loss, mean over layers; 1 = balanced; NULL without experts"),
+    Quantity(
+        name="train_loss",
+        table="curves",
+        unit="nat/token",
+        meaning="cross-entropy of the step's batch, without the router losses",
+    ),
+    Quantity(
+        name="balance_loss",
+        table="curves",
+        unit="1",
+        meaning="load-balance loss, mean over layers; 1 = balanced; NULL without experts",
+    ),
     Quantity(name="lr", table="curves", unit="1", meaning="learning rate of the step"),
     Quantity(name="grad_norm", table="curves", unit="1", meaning="global gradient norm before clipping"),
     Quantity(name="tokens_per_second", table="curves", unit="token/s", meaning="training speed since the last row"),
 )
 
 LAYERS: tuple[Quantity, ...] = (
-    Quantity(name="residual_variance", table="layers", unit="1", meaning="variance of x_l over its d_model entries (unbiased), mean over tokens, before the final norm; also along training, by step", source=A),
-    Quantity(name="weight_sparsity", table="layers", unit="share", meaning="share of the block's matrix entries with |w| < @", source=A),
-    Quantity(name="weight_sparsity_rel", table="layers", unit="share", meaning="share with |w| < @ x rms of its matrix", source="control, ours"),
-    Quantity(name="attention_sparsity", table="layers", unit="share", meaning="share of causal attention weights < @, mean over heads", source=A),
-    Quantity(name="attention_sparsity_rel", table="layers", unit="share", meaning="share of causal attention weights < @ / i in row i", source="control, ours"),
-    Quantity(name="causal_effect", table="layers", unit="1", meaning="mean over later blocks l of the causal effect of skipping this block", source=A),
-    Quantity(name="affine_loss_increase", table="layers", unit="1", meaning="(loss with the block replaced by its held-out affine map - loss) / loss", source=A),
-    Quantity(name="skip_loss_increase", table="layers", unit="1", meaning="(loss with the block left out - loss) / loss", source="identity control, ours"),
+    Quantity(
+        name="residual_variance",
+        table="layers",
+        unit="1",
+        meaning="variance of x_l over its d_model entries (unbiased), mean over tokens, before the final norm; also along training, by step",
+        source=A,
+    ),
+    Quantity(
+        name="weight_sparsity",
+        table="layers",
+        unit="share",
+        meaning="share of the block's matrix entries with |w| < @",
+        source=A,
+    ),
+    Quantity(
+        name="weight_sparsity_rel",
+        table="layers",
+        unit="share",
+        meaning="share with |w| < @ x rms of its matrix",
+        source="control, ours",
+    ),
+    Quantity(
+        name="attention_sparsity",
+        table="layers",
+        unit="share",
+        meaning="share of causal attention weights < @, mean over heads",
+        source=A,
+    ),
+    Quantity(
+        name="attention_sparsity_rel",
+        table="layers",
+        unit="share",
+        meaning="share of causal attention weights < @ / i in row i",
+        source="control, ours",
+    ),
+    Quantity(
+        name="causal_effect",
+        table="layers",
+        unit="1",
+        meaning="mean over later blocks l of the causal effect of skipping this block",
+        source=A,
+    ),
+    Quantity(
+        name="affine_loss_increase",
+        table="layers",
+        unit="1",
+        meaning="(loss with the block replaced by its held-out affine map - loss) / loss",
+        source=A,
+    ),
+    Quantity(
+        name="skip_loss_increase",
+        table="layers",
+        unit="1",
+        meaning="(loss with the block left out - loss) / loss",
+        source="identity control, ours",
+    ),
 )
 
 HEADS: tuple[Quantity, ...] = (
-    Quantity(name="attention_sparsity", table="heads", unit="share", meaning="share of the head's causal attention weights < @", source=A),
-    Quantity(name="attention_sparsity_rel", table="heads", unit="share", meaning="share of the head's causal attention weights < @ / i in row i", source="control, ours"),
+    Quantity(
+        name="attention_sparsity",
+        table="heads",
+        unit="share",
+        meaning="share of the head's causal attention weights < @",
+        source=A,
+    ),
+    Quantity(
+        name="attention_sparsity_rel",
+        table="heads",
+        unit="share",
+        meaning="share of the head's causal attention weights < @ / i in row i",
+        source="control, ours",
+    ),
 )
 
 PAIRS: tuple[Quantity, ...] = (
-    Quantity(name="causal_effect", table="pairs", unit="1", meaning="effect of skipping block `layer` on the update of the later block `other_layer`", source=A),
-    Quantity(name="permutation_effect", table="pairs", unit="1", meaning="|loss with blocks `layer` and `other_layer` swapped - loss| / loss", source=A),
+    Quantity(
+        name="causal_effect",
+        table="pairs",
+        unit="1",
+        meaning="effect of skipping block `layer` on the update of the later block `other_layer`",
+        source=A,
+    ),
+    Quantity(
+        name="permutation_effect",
+        table="pairs",
+        unit="1",
+        meaning="|loss with blocks `layer` and `other_layer` swapped - loss| / loss",
+        source=A,
+    ),
 )
 
 ALL: tuple[Quantity, ...] = (*RUNS, *CURVES, *LAYERS, *HEADS, *PAIRS)

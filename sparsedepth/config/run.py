@@ -175,9 +175,7 @@ class TrainConfig(Section):
     lr: Annotated[Positive, Field(description="peak learning rate")] = 1e-3
     warmup_frac: Annotated[Fraction, Field(description="share of the steps that warm up linearly from 0")] = 0.05
     min_lr_frac: Annotated[Fraction, Field(description="learning rate at the end / peak")] = 0.1
-    weight_decay: Annotated[
-        NonNegative, Field(description="AdamW lambda; a step shrinks weights by lr * lambda")
-    ] = 0.1
+    weight_decay: Annotated[NonNegative, Field(description="AdamW lambda; a step shrinks weights by lr * lambda")] = 0.1
     weight_decay_on: Annotated[
         Literal["all", "matrices", "no_embed_norm"],
         Field(description="which parameters decay: all, every matrix, or all but embeddings and norms"),
@@ -220,18 +218,21 @@ class MeasureConfig(Section):
     permutation_pairs: Annotated[
         Count | None, Field(description="pairs of layers to swap, drawn at random; default all")
     ] = None
-    weight_eps: Annotated[
-        Thresholds, Field(description="|w| below which a weight is zero; the first leads")
-    ] = (1e-3, 1e-4, 1e-2)
-    weight_rel_eps: Annotated[
-        Thresholds, Field(description="the same as multiples of the matrix's rms")
-    ] = (0.1, 0.01)
-    attention_tau: Annotated[
-        Thresholds, Field(description="attention weight below which an entry is zero")
-    ] = (1e-3, 1e-4, 1e-2)
-    attention_rel_tau: Annotated[
-        Thresholds, Field(description="the same as multiples of uniform attention 1/i")
-    ] = (0.1, 0.01)
+    weight_eps: Annotated[Thresholds, Field(description="|w| below which a weight is zero; the first leads")] = (
+        1e-3,
+        1e-4,
+        1e-2,
+    )
+    weight_rel_eps: Annotated[Thresholds, Field(description="the same as multiples of the matrix's rms")] = (0.1, 0.01)
+    attention_tau: Annotated[Thresholds, Field(description="attention weight below which an entry is zero")] = (
+        1e-3,
+        1e-4,
+        1e-2,
+    )
+    attention_rel_tau: Annotated[Thresholds, Field(description="the same as multiples of uniform attention 1/i")] = (
+        0.1,
+        0.01,
+    )
 
 
 class RunConfig(ModelConfig, DataConfig, TrainConfig, MeasureConfig):

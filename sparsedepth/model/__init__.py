@@ -1,0 +1,1 @@
+"""The decoder, its experts' kernels, and what it costs."""

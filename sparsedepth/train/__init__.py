@@ -1,0 +1,1 @@
+"""From a config and batches to trained weights and curves, exactly resumable."""

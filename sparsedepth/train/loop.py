@@ -1,0 +1,201 @@
+"""The training loop: AdamW on next-token cross-entropy, with warm-up, cosine, clipping, checkpoints, and one hook.
+
+    loss = CE + balance_loss * mean_l balance_l + router_z_loss * mean_l z_l
+
+The batch of step t is a function of t, so a run resumed from its checkpoint takes exactly the steps that it would have
+taken: on a CPU its weights end bit-equal. A loss or gradient that is not finite, or a loss far above the first one,
+ends the run as a *result* (outcome 'diverged', with step and cause), not as an error.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.model import experts
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.train import checkpoint
+from sparsedepth.train.optimizer import adamw, learning_rate
+from sparsedepth.train.runtime import Runtime
+
+Observe = Callable[[Decoder, int], list[dict[str, Any]]]
+"""(model, step) -> rows; called before the first step and every observe_every steps, not after the last."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has written a checkpoint from which it continues."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What training leaves besides the weights."""
+
+    outcome: Literal["ok", "diverged"]
+    diverged_step: int | None
+    diverged_cause: str | None
+    steps: int
+    curves: list[dict[str, Any]]
+    observations: list[dict[str, Any]]
+
+
+def losses(model: Decoder, tokens_BT1: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss to minimise, its cross-entropy (nat/token), and the mean balance loss (NaN without experts)."""
+    router_losses: list[Tensor] = []
+    logits_BTV = model.logits(model.hidden(tokens_BT1[:, :-1], router_losses))
+    entropy = F.cross_entropy(logits_BTV.flatten(0, 1).float(), tokens_BT1[:, 1:].flatten())
+    if not router_losses:
+        return entropy, entropy.detach(), entropy.new_tensor(math.nan)
+    balance, z = torch.stack(router_losses).mean(0)
+    loss = entropy + config.balance_loss * balance + config.router_z_loss * z
+    return loss, entropy.detach(), balance.detach()
+
+
+class _Run:
+    """The state of one training run between steps."""
+
+    def __init__(self, model: Decoder, config: RunConfig, runtime: Runtime):
+        self.model, self.config, self.runtime = model, config, runtime
+        self.optimizer = adamw(model, config)
+        self.step = 0
+        self.curves: list[dict[str, Any]] = []
+        self.observations: list[dict[str, Any]] = []
+        self.recent: list[Tensor] = []  # (loss, balance, gradient norm) per step, left on the device until logged
+        self.logged_at = time.perf_counter()
+        self.logged_step = 0
+        self.diverged: tuple[int, str] | None = None
+        if runtime.compile:
+            for block in model.blocks:
+                block.compile()
+
+    def take_step(self, tokens_BT1: Tensor) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, self.step)
+        with self.runtime.autocast:
+            loss, entropy, balance = losses(self.model, tokens_BT1, self.config)
+        loss.backward()
+        limit = self.config.grad_clip or math.inf
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.recent.append(torch.stack((entropy, balance, grad_norm)))
+        self.step += 1
+
+    def judge(self) -> list[float] | None:
+        """Move the losses of the steps since the last call to the host and judge each; the last step's values."""
+        if not self.recent:
+            return None
+        rows = torch.stack(self.recent).tolist()
+        first_loss = self.curves[0]["train_loss"] if self.curves else None
+        for step, (loss, _, grad_norm) in enumerate(rows, start=self.step - len(rows) + 1):
+            cause = divergence(loss, grad_norm, first_loss, self.config.divergence_factor)
+            if cause:
+                self.diverged = (step, cause)
+                break
+        self.recent.clear()
+        return rows[-1]
+
+    def log(self) -> None:
+        """Judge the recent steps and add a row for the last."""
+        values = self.judge()
+        assert values is not None
+        loss, balance, grad_norm = (value if math.isfinite(value) else None for value in values)
+        now = time.perf_counter()
+        self.curves.append(
+            {
+                "step": self.step,
+                "tokens": self.step * self.config.batch_tokens,
+                "train_loss": loss,
+                "balance_loss": balance,
+                "lr": learning_rate(self.config, self.step - 1),
+                "grad_norm": grad_norm,
+                "tokens_per_second": (self.step - self.logged_step) * self.config.batch_tokens / (now - self.logged_at),
+            }
+        )
+        self.logged_at, self.logged_step = now, self.step
+
+    def watch(self, observe: Observe | None) -> None:
+        due = self.step % self.config.observe_every == 0 and self.step < self.config.n_steps
+        if observe and due and not self.diverged:
+            self.observations.extend(observe(self.model, self.step))
+
+    def position(self) -> checkpoint.Position:
+        return checkpoint.Position(step=self.step, curves=self.curves, observations=self.observations)
+
+    def resume(self, folder: Path) -> None:
+        """Continue from the newest whole checkpoint, if there is one."""
+        position = checkpoint.read(folder, self.model, self.optimizer)
+        if position:
+            self.step = self.logged_step = position.step
+            self.curves, self.observations = position.curves, position.observations
+
+
+def divergence(loss: float, grad_norm: float, first_loss: float | None, factor: float) -> str | None:
+    """Why a step counts as diverged, or None."""
+    if not math.isfinite(loss):
+        return f"loss is {loss}"
+    if not math.isfinite(grad_norm):
+        return f"gradient norm is {grad_norm}"
+    if first_loss is not None and loss > factor * first_loss:
+        return f"loss {loss:.3g} is more than {factor:g} times the first step's {first_loss:.3g}"
+    return None
+
+
+def train(
+    model: Decoder,
+    config: RunConfig,
+    runtime: Runtime,
+    batch: Callable[[int], np.ndarray],
+    *,
+    checkpoints: Path | None = None,
+    observe: Observe | None = None,
+    progress: Callable[[int, float | None], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Trained:
+    """Train `model` in place for config.n_steps steps on batch(step) (int64 [B, T+1]).
+
+    Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, last logged loss)`
+    is called after each step. Raises Interrupted, after a checkpoint, once `stop()` is true.
+    """
+    model.to(runtime.device).train()
+    model.use_experts_kernel(experts.choose(runtime.device, runtime.precision == "bf16"))
+    run = _Run(model, config, runtime)
+    if checkpoints:
+        run.resume(checkpoints)
+    saved_at = run.logged_at = time.perf_counter()
+    if run.step == 0:
+        run.watch(observe)
+    while run.step < config.n_steps:
+        run.take_step(torch.from_numpy(batch(run.step)).to(runtime.device, non_blocking=True))
+        if run.step % config.log_every == 0 or run.step in (1, config.n_steps):
+            run.log()
+        run.watch(observe)
+        stopping = stop is not None and stop()
+        if checkpoints and (stopping or time.perf_counter() - saved_at > runtime.checkpoint_seconds):
+            run.judge()
+            if not run.diverged:
+                checkpoint.write(checkpoints, model, run.optimizer, run.position())
+            saved_at = time.perf_counter()
+        if run.diverged:
+            break
+        if progress:
+            progress(run.step, run.curves[-1]["train_loss"])
+        if stopping:
+            raise Interrupted
+    if checkpoints and not run.diverged:
+        checkpoint.write(checkpoints, model, run.optimizer, run.position())
+    return Trained(
+        outcome="diverged" if run.diverged else "ok",
+        diverged_step=run.diverged[0] if run.diverged else None,
+        diverged_cause=run.diverged[1] if run.diverged else None,
+        steps=run.step,
+        curves=run.curves,
+        observations=run.observations,
+    )
