@@ -1,7 +1,7 @@
 """Read configuration from YAML: data only, size-limited, with errors that name the key, the value and the fix.
 
-`yaml.safe_load` semantics (no tags that build objects, no imports), aliases refused (no alias bombs), and `1e-3` read as
-the number it is (YAML 1.1 would read a string).
+`yaml.safe_load` semantics (no tags that build objects, no imports), aliases refused (no alias bombs), and `1e-3` read
+as the number it is (YAML 1.1 would read a string).
 """
 
 import difflib

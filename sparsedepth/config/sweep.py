@@ -5,7 +5,7 @@
     runs  = cells x seeds
 
 A *cell* is a mapping of RunConfig fields laid over `base`; a *run* is a cell with a seed. Seeds are replicates, never
-a dimension of the search. `scales` holds named changes of size ('micro' for a CPU), laid over the definition as written.
+a dimension of the search. `scales` holds named changes of size ('micro' for a CPU), laid over the definition.
 """
 
 import itertools

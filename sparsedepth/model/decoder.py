@@ -89,9 +89,9 @@ class SwiGLU(nn.Module):
 class Experts(nn.Module):
     """Dropless top-k mixture of SwiGLU experts.
 
-    Gates are the softmax over all experts at the chosen k, renormalised to sum 1 or left as they are. Losses of one layer:
-    balance = E sum_e f_e P_e, f_e = share of the choices, P_e = mean gate probability: 1 when balanced, E when collapsed
-    (2101.03961, eq. 4-6, over k choices); z = mean logsumexp(logits)^2 (2202.08906, eq. 5).
+    Gates are the softmax over all experts at the chosen k, renormalised to sum 1 or left as they are. Losses of one
+    layer: balance = E sum_e f_e P_e, f_e = share of the choices, P_e = mean gate probability: 1 when balanced, E when
+    collapsed (2101.03961, eq. 4-6, over k choices); z = mean logsumexp(logits)^2 (2202.08906, eq. 5).
     Deviates: per layer, then averaged over layers; pooling the layers first (as transformers does) lets them cancel.
     """
 

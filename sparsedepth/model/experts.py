@@ -1,6 +1,6 @@
 """The product of routed tokens with their experts, in two ways that agree.
 
-    out_n = sum_k gate_nk * down_e( silu(x_n gate_e) * (x_n up_e) ),   e = choice_nk     (Mixtral, 2401.04088, section 2.1)
+    out_n = sum_k gate_nk * down_e( silu(x_n gate_e) * (x_n up_e) ),   e = choice_nk     (Mixtral, 2401.04088)
 
 `loop` reads like the formula and is the reference; `grouped` sorts the tokens by expert and multiplies each group with
 one call to `torch.nn.functional.grouped_mm`. Both are dropless: every token reaches all its experts.

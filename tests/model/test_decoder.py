@@ -1,0 +1,161 @@
+"""The decoder against transformers, and its properties."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from parity import carry, ours_to_reference, reference
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import ModelConfig
+from sparsedepth.model.decoder import Decoder, Experts, SwiGLU
+
+SMALL = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 50, "seq_len": 24}
+
+
+def config(**fields) -> ModelConfig:
+    return build(ModelConfig, {**SMALL, **fields}, "test")
+
+
+def tokens(n_sequences: int = 2, n_tokens: int = 24) -> torch.Tensor:
+    return torch.randint(0, 50, (n_sequences, n_tokens), generator=torch.Generator().manual_seed(1))
+
+
+def loud(model: Decoder) -> Decoder:
+    """Weights large enough that an error in any part shows in the logits."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1:
+                weight.mul_(8)
+            else:
+                weight.add_(torch.linspace(-0.3, 0.3, len(weight)) * (1 + len(name) % 3))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {}),
+        ("llama", {"n_kv_heads": 2}),
+        ("llama", {"n_kv_heads": 1, "tie_embeddings": True, "rope_theta": 500.0, "norm_eps": 1e-4}),
+        ("mixtral", {"n_experts": 4, "top_k": 2, "n_kv_heads": 2}),
+        ("mixtral", {"n_experts": 3, "top_k": 3, "d_expert": 20}),
+    ],
+)
+@pytest.mark.parametrize("kernel", ["loop", "grouped"])
+def test_logits_and_gradients_equal_the_reference(family, fields, kernel):
+    model = loud(Decoder(config(**fields)))
+    model.use_experts_kernel(kernel)
+    other = carry(model, reference(model.config, family))
+    ours, theirs = model(tokens()), other(tokens()).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    for logits in (ours, theirs):
+        F.cross_entropy(logits.flatten(0, 1), tokens().flatten()).backward()
+    theirs_by_name = dict(other.named_parameters())
+    for name, theirs_name in ours_to_reference(model).items():
+        own_gradient = dict(model.named_parameters())[name].grad
+        torch.testing.assert_close(own_gradient, theirs_by_name[theirs_name].grad, atol=1e-5, rtol=1e-4)
+
+
+def test_raw_gates_equal_olmoe():
+    """OLMoE differs from ours by its q/k norms alone, so the comparison is of one block's experts."""
+    model = loud(Decoder(config(n_experts=4, top_k=2, renormalise_gates=False)))
+    other = carry(model, reference(model.config, "olmoe"))
+    x_BTD = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(3))
+    theirs = other.model.layers[1].mlp(x_BTD)
+    torch.testing.assert_close(model.blocks[1].ffn(x_BTD), theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_all_experts_chosen_is_the_dense_weighted_sum():
+    experts = Experts(config(n_experts=3, top_k=3, d_expert=16))
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))
+    x_BTD = torch.randn(1, 7, 32, generator=torch.Generator().manual_seed(2))
+    gate = experts.router(x_BTD).softmax(-1)
+    dense = torch.zeros_like(x_BTD)
+    for e in range(3):
+        wide, up = (x_BTD @ experts.gate_up_E2FD[e].T).chunk(2, -1)
+        dense += gate[..., e : e + 1] * ((F.silu(wide) * up) @ experts.down_EDF[e].T)
+    torch.testing.assert_close(experts(x_BTD), dense, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 1}, {"n_experts": 4, "top_k": 2}, {"depth_scale": "lns"}])
+def test_no_position_sees_the_future(fields):
+    """d logits[t] / d x[s] is zero for every s > t, and not for s = t."""
+    model = loud(Decoder(config(**fields)))
+    x_BTD = model.embed_tokens(tokens(1, 10)).detach().requires_grad_()
+    rotary, x = model.rotary(10), x_BTD
+    for block in model.blocks:
+        x = block(x, rotary)
+    logits = model.logits(x)
+    for t in range(10):
+        (gradient,) = torch.autograd.grad(logits[0, t].square().sum(), x_BTD, retain_graph=True)
+        assert gradient[0, t + 1 :].abs().max() == 0 if t < 9 else True
+        assert gradient[0, t].abs().max() > 0
+
+
+def test_lns_scales_the_output_of_both_norms_and_not_the_last():
+    """Folding 1/sqrt(l) into the norm weights of a plain decoder gives the LNS decoder."""
+    plain, scaled = loud(Decoder(config())), loud(Decoder(config(depth_scale="lns")))
+    with torch.no_grad():
+        for layer, block in enumerate(plain.blocks, start=1):
+            block.attention_norm.weight.div_(math.sqrt(layer))
+            block.ffn_norm.weight.div_(math.sqrt(layer))
+    torch.testing.assert_close(plain(tokens()), scaled(tokens()), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(loud(Decoder(config()))(tokens()), scaled(tokens()), atol=1e-2)
+
+
+def test_router_losses_of_balanced_and_collapsed_routing():
+    """Zero router: uniform probabilities, so P_e = 1/E and balance = E sum f_e / E = 1; z = log(E)^2."""
+    experts = Experts(config(n_experts=4, top_k=1, d_expert=8))
+    for weight in experts.parameters():
+        torch.nn.init.zeros_(weight)
+    x_BTD = torch.ones(1, 6, 32)
+    found: list[torch.Tensor] = []
+    experts(x_BTD, found)
+    torch.testing.assert_close(found[0], torch.tensor([1.0, math.log(4) ** 2]))
+    with torch.no_grad():
+        experts.router.weight[2] = 10.0  # every token to expert 2 with probability 1: balance = E * 1 * 1
+    experts(x_BTD, found)
+    torch.testing.assert_close(found[1][0], torch.tensor(4.0))
+
+
+def test_every_layer_reports_its_router_losses():
+    model = Decoder(config(n_experts=4, top_k=2))
+    found: list[torch.Tensor] = []
+    model.hidden(tokens(), found)
+    assert len(found) == 3
+
+
+def test_weights_depend_on_seed_and_name_alone():
+    shallow, deep = Decoder(config(), seed=5), Decoder(config(n_layers=6, n_kv_heads=2), seed=5)
+    for name in ("embed.weight", "blocks.2.ffn.up.weight", "blocks.0.attention.query.weight"):
+        assert torch.equal(shallow.get_parameter(name), deep.get_parameter(name))
+    assert not torch.equal(shallow.embed.weight, Decoder(config(), seed=6).embed.weight)
+
+
+def test_scaled_init_divides_the_output_projections_by_sqrt_2L():
+    normal, scaled = Decoder(config()), Decoder(config(init="scaled"))
+    for part in ("attention.output.weight", "ffn.down.weight"):
+        ratio = scaled.get_parameter(f"blocks.1.{part}") / normal.get_parameter(f"blocks.1.{part}")
+        torch.testing.assert_close(ratio, torch.full_like(ratio, 1 / math.sqrt(6)))
+    assert torch.equal(normal.blocks[0].ffn.up.weight, scaled.blocks[0].ffn.up.weight)
+
+
+def test_one_head_per_group_is_plain_multi_head():
+    model = loud(Decoder(config(n_kv_heads=4)))
+    x_BTD = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(4))
+    attention, rotary = model.blocks[0].attention, model.rotary(6)
+    q, k = attention.queries_keys(x_BTD, rotary)
+    v = attention.value(x_BTD).view(1, 6, 4, 8).transpose(1, 2)
+    future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    weights = ((q @ k.mT) / math.sqrt(8)).masked_fill(future, -math.inf).softmax(-1)
+    expected = attention.output((weights @ v).transpose(1, 2).reshape(1, 6, 32))
+    torch.testing.assert_close(attention(x_BTD, rotary), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_dense_ffn_is_swiglu():
+    ffn = SwiGLU(config())
+    x = torch.randn(1, 2, 32)
+    torch.testing.assert_close(ffn(x), (F.silu(x @ ffn.gate.weight.T) * (x @ ffn.up.weight.T)) @ ffn.down.weight.T)

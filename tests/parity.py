@@ -1,0 +1,77 @@
+"""Reference models of transformers that carry the weights of our decoder."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+
+from sparsedepth.config.run import ModelConfig
+from sparsedepth.model.decoder import Decoder
+
+
+def _shared(config: ModelConfig) -> dict:
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_expert or config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "max_position_embeddings": config.seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_embeddings,
+        "attn_implementation": "eager",
+    }
+
+
+def reference(config: ModelConfig, family: str = "llama") -> torch.nn.Module:
+    """A fresh reference model of the same shape."""
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**_shared(config)))
+    routed = {"num_experts_per_tok": config.top_k, "output_router_logits": True}
+    if family == "mixtral":
+        return MixtralForCausalLM(MixtralConfig(num_local_experts=config.n_experts, **routed, **_shared(config)))
+    assert family == "olmoe"
+    return OlmoeForCausalLM(
+        OlmoeConfig(num_experts=config.n_experts, norm_topk_prob=config.renormalise_gates, **routed, **_shared(config))
+    )
+
+
+def ours_to_reference(model: Decoder) -> dict[str, str]:
+    """Our parameter's name -> the reference's."""
+    names = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+    if not model.config.tie_embeddings:
+        names["head.weight"] = "lm_head.weight"
+    parts = {
+        "attention_norm.weight": "input_layernorm.weight",
+        "ffn_norm.weight": "post_attention_layernorm.weight",
+        "attention.query.weight": "self_attn.q_proj.weight",
+        "attention.key.weight": "self_attn.k_proj.weight",
+        "attention.value.weight": "self_attn.v_proj.weight",
+        "attention.output.weight": "self_attn.o_proj.weight",
+        "ffn.gate.weight": "mlp.gate_proj.weight",
+        "ffn.up.weight": "mlp.up_proj.weight",
+        "ffn.down.weight": "mlp.down_proj.weight",
+        "ffn.router.weight": "mlp.gate.weight",
+        "ffn.gate_up_E2FD": "mlp.experts.gate_up_proj",
+        "ffn.down_EDF": "mlp.experts.down_proj",
+    }
+    own = dict(model.named_parameters())
+    for layer in range(model.config.n_layers):
+        names |= {
+            f"blocks.{layer}.{ours}": f"model.layers.{layer}.{theirs}"
+            for ours, theirs in parts.items()
+            if f"blocks.{layer}.{ours}" in own
+        }
+    return names
+
+
+def carry(model: Decoder, other: torch.nn.Module) -> torch.nn.Module:
+    """Copy our weights into the reference; every reference parameter must be named."""
+    own, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    names = ours_to_reference(model)
+    left_out = set(theirs) - set(names.values()) - {n for n in theirs if n.endswith(("q_norm.weight", "k_norm.weight"))}
+    assert not left_out and set(names) == set(own)
+    with torch.no_grad():
+        for ours, name in names.items():
+            theirs[name].copy_(own[ours])
+    return other.eval()
