@@ -135,7 +135,7 @@ def test_weights_depend_on_seed_and_name_alone():
     assert not torch.equal(shallow.embed.weight, Decoder(config(), seed=6).embed.weight)
 
 
-def test_scaled_init_divides_the_output_projections_by_sqrt_2L():
+def test_scaled_init_divides_the_output_projections():
     normal, scaled = Decoder(config()), Decoder(config(init="scaled"))
     for part in ("attention.output.weight", "ffn.down.weight"):
         ratio = scaled.get_parameter(f"blocks.1.{part}") / normal.get_parameter(f"blocks.1.{part}")

@@ -1,0 +1,134 @@
+"""Training: it learns, resumes bit for bit, and records divergence as a result."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.train import checkpoint
+from sparsedepth.train.loop import Interrupted, divergence, train
+from sparsedepth.train.optimizer import adamw
+from sparsedepth.train.runtime import resolve
+
+TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
+TINY: dict = {**TINY, "train_tokens": 32 * 25, "lr": 3e-3, "log_every": 5, "observe_every": 10, "precision": "fp32"}
+
+
+def config(**fields) -> RunConfig:
+    return build(RunConfig, {**TINY, **fields}, "test")
+
+
+def counting(step: int) -> np.ndarray:
+    """Sequences that count upwards modulo 12 from a start drawn by step: learnable, and a function of step alone."""
+    start = np.random.default_rng(step).integers(0, 12, (4, 1))
+    return (start + np.arange(9)) % 12
+
+
+def run(cfg: RunConfig, **options):
+    model = Decoder(cfg, cfg.seed)
+    return model, train(model, cfg, resolve(cfg, "cpu"), counting, **options)
+
+
+def weights(model: Decoder) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_experts": 4, "top_k": 2}, {"depth_scale": "lns", "n_kv_heads": 1}])
+def test_loss_falls(fields):
+    _, trained = run(config(train_tokens=32 * 150, lr=1e-2, **fields))
+    assert trained.outcome == "ok" and trained.steps == 150
+    assert trained.curves[0]["train_loss"] == pytest.approx(math.log(12), rel=0.02)
+    assert trained.curves[-1]["train_loss"] < 0.5 * math.log(12)
+    assert (trained.curves[-1]["balance_loss"] is None) == ("n_experts" not in fields)
+
+
+def test_curves_hold_the_first_every_tenth_and_the_last_step():
+    _, trained = run(config(train_tokens=32 * 23))
+    assert [row["step"] for row in trained.curves] == [1, 5, 10, 15, 20, 23]
+    assert trained.curves[-1]["tokens"] == 23 * 32
+
+
+def test_observed_at_the_start_and_every_tenth_step_but_not_the_last():
+    seen: list[int] = []
+
+    def observe(model: Decoder, step: int) -> list[dict]:
+        seen.append(step)
+        return [{"step": step}]
+
+    _, trained = run(config(train_tokens=32 * 30), observe=observe)
+    assert seen == [0, 10, 20]
+    assert trained.observations == [{"step": 0}, {"step": 10}, {"step": 20}]
+
+
+@pytest.mark.parametrize("kill_step", [1, 4, 5, 12, 24])
+@pytest.mark.parametrize("fields", [{}, {"n_experts": 4, "top_k": 2}])
+def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
+    cfg = config(**fields)
+    whole_model, whole = run(cfg)
+    calls = iter(range(1, 1000))
+    with pytest.raises(Interrupted):
+        run(cfg, checkpoints=tmp_path, stop=lambda: next(calls) == kill_step)
+    model, resumed = run(cfg, checkpoints=tmp_path)
+    for name, weight in weights(whole_model).items():
+        assert torch.equal(weight, model.get_parameter(name)), name
+    timing = "tokens_per_second"
+    assert [{**row, timing: 0} for row in resumed.curves] == [{**row, timing: 0} for row in whole.curves]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    run(config(), checkpoints=tmp_path)
+    model = Decoder(config())
+    again = train(
+        model, config(), resolve(config(), "cpu"), lambda step: pytest.fail("took a step"), checkpoints=tmp_path
+    )
+    assert again.steps == 25 and again.curves[-1]["step"] == 25
+
+
+def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
+    cfg = config()
+    model = Decoder(cfg)
+    optimizer = adamw(model, cfg)
+    for step in (1, 2, 3):
+        checkpoint.write(tmp_path, model, optimizer, checkpoint.Position(step=step, curves=[], observations=[]))
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["step-000000002.json", "step-000000003.json"]
+    newest = tmp_path / "step-000000003.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    position = checkpoint.read(tmp_path, model, optimizer)
+    assert position is not None and position.step == 2
+    (tmp_path / "step-000000002.json").write_text("{")
+    assert checkpoint.read(tmp_path, model, optimizer) is None
+    checkpoint.remove(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_divergence_is_a_result_with_step_and_cause():
+    _, trained = run(config(lr=1e4, grad_clip=0.0, warmup_frac=0.0, train_tokens=32 * 60))
+    assert trained.outcome == "diverged"
+    assert trained.diverged_step is not None and 1 < trained.diverged_step <= trained.steps < 60
+    assert trained.diverged_cause
+
+
+@pytest.mark.parametrize(
+    ("loss", "grad_norm", "first", "cause"),
+    [
+        (2.0, 1.0, 2.0, None),
+        (4.0, 1.0, 2.0, None),
+        (4.1, 1.0, 2.0, "loss 4.1 is more than 2 times the first step's 2"),
+        (math.nan, 1.0, 2.0, "loss is nan"),
+        (math.inf, 1.0, None, "loss is inf"),
+        (2.0, math.inf, 2.0, "gradient norm is inf"),
+    ],
+)
+def test_what_counts_as_divergence(loss, grad_norm, first, cause):
+    assert divergence(loss, grad_norm, first, 2.0) == cause
+
+
+def test_unknown_device_is_a_users_error():
+    with pytest.raises(ValueError, match="device='tpu7'"):
+        resolve(config(), "tpu7")

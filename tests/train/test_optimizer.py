@@ -1,0 +1,44 @@
+"""Schedule and decay groups, by hand."""
+
+import pytest
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.train.optimizer import adamw, decays, learning_rate
+
+
+def config(**fields) -> RunConfig:
+    shape = {"n_layers": 1, "d_model": 8, "n_heads": 1, "vocab_size": 8, "seq_len": 4, "batch_tokens": 4}
+    return build(RunConfig, {**shape, "train_tokens": 44, **fields}, "test")  # 11 steps
+
+
+def test_schedule_by_hand():
+    """11 steps, 2 of warm-up: 0.5, 1.0 of the peak; then a cosine over steps 2..10 to 0.1, half-way at step 6."""
+    cfg = config(lr=2.0, warmup_frac=0.2, min_lr_frac=0.1)
+    assert [learning_rate(cfg, step) for step in (0, 1, 2)] == pytest.approx([1.0, 2.0, 2.0])
+    assert learning_rate(cfg, 6) == pytest.approx(2.0 * 0.55)
+    assert learning_rate(cfg, 10) == pytest.approx(0.2)
+
+
+def test_without_warmup_the_first_step_has_the_peak_rate():
+    assert learning_rate(config(lr=1.0, warmup_frac=0.0), 0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "undecayed"),
+    [
+        ("all", set()),
+        ("matrices", {"blocks.0.attention_norm.weight", "blocks.0.ffn_norm.weight", "norm.weight"}),
+        (
+            "no_embed_norm",
+            {"blocks.0.attention_norm.weight", "blocks.0.ffn_norm.weight", "norm.weight", "embed.weight"},
+        ),
+    ],
+)
+def test_which_parameters_decay(rule, undecayed):
+    model = Decoder(config())
+    assert {name for name, p in model.named_parameters() if not decays(name, p, rule)} == undecayed
+    optimizer = adamw(model, config(weight_decay=0.3, weight_decay_on=rule))
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+    assert {group["weight_decay"] for group in optimizer.param_groups} == ({0.3, 0.0} if undecayed else {0.3})
