@@ -86,6 +86,8 @@ class SweepDefinition(Section):
                 build(RunConfig, {name: None}, "space")  # raises, naming the nearest field
         if self.sampler == "tpe" and (self.n_trials is None or not self.space):
             raise ValueError("sampler 'tpe' needs n_trials and a space to search")
+        if self.sampler == "tpe" and self.variants != [{}]:
+            raise ValueError("variants belong to sampler 'grid'; sampler 'tpe' proposes its cells from the space")
         if self.sampler == "grid":
             if self.n_trials is not None:
                 raise ValueError(f"n_trials={self.n_trials} has no meaning with sampler 'grid', which runs every cell")
@@ -102,8 +104,8 @@ class SweepDefinition(Section):
             known = ", ".join(self.scales) or "none"
             raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {known}")
         change = self.scales[scale]
-        values = self.model_dump(mode="json", exclude={"scales"}, exclude_none=True)
-        for key, value in change.model_dump(mode="json", exclude_none=True, exclude_unset=True).items():
+        values = self.model_dump(mode="json", exclude={"scales"}, exclude_unset=True)
+        for key, value in change.model_dump(mode="json", exclude_unset=True).items():
             values[key] = {**values["base"], **value} if key == "base" else value
         values["name"] = f"{self.name}-{scale}"
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")

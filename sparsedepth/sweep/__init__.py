@@ -1,0 +1,1 @@
+"""Sweeps: the one part that knows both tensors and rows. Optuna samples and queues; run folders are the record."""

@@ -1,0 +1,97 @@
+"""A sweep or a run while it runs: a live bar on a terminal, a line per event elsewhere."""
+
+import sys
+import time
+from collections import Counter
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.model.cost import cost
+from sparsedepth.sweep.driver import varied
+from sparsedepth.sweep.status import RunState
+
+QUIET_SECONDS = 30.0
+
+
+def duration(seconds: float) -> str:
+    """1h02m, 3m05s or 12s."""
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+class Watcher:
+    """Shows the states that the driver passes a few times a second."""
+
+    def __init__(self, definition: SweepDefinition, expected: int):
+        self.definition, self.expected = definition, expected
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self.started = self.said_at = time.monotonic()
+        self.begun_with: float | None = None
+        self.complete: set[str] | None = None
+
+    def __enter__(self) -> "Watcher":
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def __call__(self, states: list[RunState]) -> None:
+        finished = {state.run_id for state in states if state.state == "complete"}
+        newly = finished - self.complete if self.complete is not None else set()
+        self.complete = finished
+        share = self._share(states)
+        if self.begun_with is None:
+            self.begun_with = share
+        eta = self._eta(share)
+        if self.console.is_terminal:
+            self.live.update(self._table(states, share, eta))
+            return
+        now = time.monotonic()
+        for state in states:
+            if state.run_id in newly:
+                what = varied(self.definition, state.config) if state.config else state.run_id
+                print(f"[{len(finished)}/{self.expected}] complete: {what}  ({eta})", file=sys.stderr, flush=True)
+                self.said_at = now
+        if now - self.said_at > QUIET_SECONDS:
+            print(f"[{len(finished)}/{self.expected}] {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
+            self.said_at = now
+
+    def _share(self, states: list[RunState]) -> float:
+        """Done share of the whole sweep, each run weighted with its FLOPs where its config is known."""
+        done = total = 0.0
+        for state in states:
+            weight = cost(state.config).flops_per_token * state.config.train_tokens if state.config else 1.0
+            done, total = done + weight * state.done, total + weight
+        unknown = max(0, self.expected - len(states))
+        return done / (total + unknown * (total / len(states) if states else 1.0)) if total else 0.0
+
+    def _eta(self, share: float) -> str:
+        elapsed = time.monotonic() - self.started
+        gained = share - (self.begun_with or 0.0)
+        left = f"about {duration(elapsed * (1 - share) / gained)} left" if gained > 0.005 else "estimating"
+        return f"{duration(elapsed)} elapsed, {left}"
+
+    def _table(self, states: list[RunState], share: float, eta: str) -> Table:
+        counts = Counter(state.state for state in states)
+        filled = round(30 * share)
+        table = Table.grid(padding=(0, 1))
+        table.add_row(
+            f"{self.definition.name} [green]{'━' * filled}[/][dim]{'━' * (30 - filled)}[/] {share:4.0%}  "
+            f"{counts['complete']}/{self.expected} runs, {counts['failed']} failed  {eta}"
+        )
+        for state in states:
+            if state.state == "running" and state.progress:
+                loss = f"loss {state.progress.loss:.3f}" if state.progress.loss is not None else ""
+                what = varied(self.definition, state.config) if state.config else state.run_id
+                table.add_row(f"  {state.progress.done:4.0%}  {what}  [dim]{state.progress.phase}[/] {loss}")
+        return table

@@ -1,0 +1,36 @@
+"""Complete run folders with made-up numbers, for tests of everything that reads the store."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store import folder as run_folders
+
+Row = Mapping[str, Any]
+
+MANIFEST = {"device": "cpu", "started": "2026-01-02T03:04:05+00:00", "seconds": 1.5, "packages": {"torch": "2.13.0"}}
+
+
+def make_run(
+    results: Path,
+    config: RunConfig,
+    summary: Row,
+    layers: Iterable[Row] = (),
+    curves: Iterable[Row] = (),
+    heads: Iterable[Row] = (),
+    pairs: Iterable[Row] = (),
+    manifest: Row = MANIFEST,
+) -> Path:
+    """Write and complete `results/runs/<run_id>`; returns the folder. `summary` may leave quantities out, and its
+    outcome is 'ok' unless given. A table with no rows gets no file."""
+    folder = run_folders.run_folder(results, config.run_id)
+    folder.mkdir(parents=True)
+    run_folders.write_config(folder, config)
+    run_folders.write_manifest(folder, manifest)
+    run_folders.write_summary(folder, {"outcome": "ok", **summary})
+    for table, rows in (("layers", layers), ("curves", curves), ("heads", heads), ("pairs", pairs)):
+        if rows := list(rows):
+            run_folders.write_table(folder, table, rows)
+    run_folders.finish(folder)
+    return folder
