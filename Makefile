@@ -1,0 +1,47 @@
+# `make quickstart` and `make test` work from an empty clone on a machine with Python >= 3.11, pip and make.
+# An environment you already have is used with PY=...: `make test PY=/path/to/python` (it is not changed if it has
+# everything; what is missing is installed into it).
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+OUT ?= quickstart-results
+PY ?= $(VENV)/bin/python
+BIN = $(dir $(PY))
+
+.PHONY: quickstart test slow lint install clean
+
+quickstart: install
+	@echo "== quickstart: 16 small decoders, about 5 minutes on 2 cores; Ctrl-C and the same command continue =="
+	$(BIN)sparsedepth sweep sweeps/quickstart.yaml --out $(OUT)
+	$(BIN)sparsedepth recipe $(OUT) -o $(OUT)/recipe.yaml
+	$(BIN)sparsedepth plot $(OUT) -o $(OUT)/figure.png
+
+test: install
+	@echo "== the default test suite: lint, types, tests; under 10 minutes on 2 cores =="
+	$(MAKE) --no-print-directory lint PY=$(PY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+slow: install
+	$(PY) -m pytest -m "slow or gpu"
+
+lint:
+	$(BIN)ruff check .
+	$(BIN)ruff format --check .
+	$(BIN)ty check sparsedepth analysis benchmarks
+
+# Torch comes first and pinned: any other package that asked for it would pull the registry's newest build.
+install: $(PY)
+	@$(PY) -c "import torch" 2>/dev/null || { echo "== installing $(TORCH) into $(PY) =="; $(PY) -m pip install -q $(TORCH); }
+	@$(PY) -c "import importlib.metadata as m, pathlib, sys; \
+	    d = m.distribution('sparsedepth'); [m.distribution(n) for n in ('pytest', 'ruff', 'ty', 'hypothesis')]; \
+	    sys.exit(str(pathlib.Path.cwd()) not in (d.read_text('direct_url.json') or ''))" 2>/dev/null \
+	  || { echo "== installing sparsedepth and its packages into $(PY) =="; \
+	       $(PY) -m pip install -q -c constraints.txt -e '.[dev]'; }
+
+$(VENV)/bin/python:
+	@echo "== making the environment $(VENV) =="
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,69 @@
+"""YAML that is data: nothing in it runs, and mistakes are told in a line."""
+
+import pytest
+
+from sparsedepth.config.load import MAX_BYTES, build, parse_settings, parse_yaml, read_yaml
+from sparsedepth.config.run import RunConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 0.001), ("3.0e-3", 0.003), ("2E+5", 2e5), ("-1e2", -100.0), ("12", 12), ("x", "x")]
+)
+def test_numbers_are_numbers(text, value):
+    assert parse_yaml(text, "t") == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['touch {canary}']",
+        "!!python/name:os.system",
+        "!!python/module:os",
+        "a: &x [1]\nb: *x",
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
+        "a: [1, 2",
+        "a: 1\na: 2",
+        "{" * 5000,
+    ],
+)
+def test_hostile_or_broken_yaml_is_refused_in_one_line(text, tmp_path):
+    canary = tmp_path / "canary"
+    with pytest.raises(ValueError) as caught:
+        parse_yaml(text.replace("{canary}", str(canary)), "bad.yaml")
+    assert "bad.yaml" in str(caught.value) and "\n" not in str(caught.value)
+    assert not canary.exists()
+
+
+def test_nothing_is_imported_or_expanded():
+    values = parse_yaml("_target_: os.system\npath: ${HOME}\nshell: $(id)", "t")
+    assert values == {"_target_": "os.system", "path": "${HOME}", "shell": "$(id)"}
+    with pytest.raises(ValueError, match="unknown key '_target_'"):
+        build(RunConfig, values, "t")
+
+
+def test_files(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        read_yaml(tmp_path / "absent.yaml")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_yaml(tmp_path)
+    for name, content, words in (
+        ("list.yaml", b"[1]", "must hold 'key: value' lines"),
+        ("empty.yaml", b"", "must hold 'key: value' lines"),
+        ("binary.yaml", b"\xff\xfe\x00", "UTF-8"),
+        ("big.yaml", b"a: " + b"x" * MAX_BYTES, "1,000,000"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            read_yaml(tmp_path / name)
+
+
+def test_settings():
+    assert parse_settings(["n_layers=24", "lr=1e-3", "weight_eps=[0.1]", "depth_scale=lns"]) == {
+        "n_layers": 24,
+        "lr": 0.001,
+        "weight_eps": [0.1],
+        "depth_scale": "lns",
+    }
+    for bad in ("n_layers", "=3"):
+        with pytest.raises(ValueError, match="key=value"):
+            parse_settings([bad])

@@ -1,0 +1,81 @@
+"""RunConfig: what it accepts, what it refuses and how, and its identity."""
+
+import warnings
+
+import pytest
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
+from sparsedepth.files import digest
+
+
+def run(**fields) -> RunConfig:
+    return build(RunConfig, fields, "run.yaml")
+
+
+def test_sizes_left_out_follow_from_the_others():
+    config = run(d_model=96, n_heads=6)
+    assert (config.n_kv_heads, config.d_ff) == (6, 256)
+    routed = run(d_model=96, n_heads=6, n_experts=8, top_k=2)
+    assert routed.d_expert == 128  # top_k experts are as wide as the dense layer
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n_layer": 3}, ["unknown key 'n_layer'", "did you mean 'n_layers'"]),
+        ({"flavour": 1}, ["unknown key 'flavour'", "known keys"]),
+        ({"n_layers": "three"}, ["n_layers='three'", "valid integer"]),
+        ({"n_layers": True}, ["n_layers=True"]),
+        ({"n_layers": 0}, ["n_layers=0", "greater than or equal to 1"]),
+        ({"seq_len": 3.5}, ["seq_len=3.5"]),
+        ({"lr": -1.0}, ["lr=-1.0", "greater than 0"]),
+        ({"n_heads": 5}, ["n_heads=5", "d_model=64"]),
+        ({"n_kv_heads": 3}, ["n_kv_heads=3", "n_heads=4", "[1, 2, 4]"]),
+        ({"n_experts": 4, "top_k": 8}, ["top_k=8", "n_experts=4"]),
+        ({"n_experts": 4}, ["n_experts=4 needs top_k"]),
+        ({"top_k": 2}, ["top_k=2 needs experts"]),
+        ({"d_expert": 2}, ["d_expert=2 needs experts"]),
+        ({"batch_tokens": 1000}, ["batch_tokens=1000", "seq_len=256", "batch_tokens=1024"]),
+        ({"train_tokens": 10_000}, ["train_tokens=10000", "train_tokens=8192"]),
+        ({"chunk_len": 300}, ["chunk_len=300"]),
+        ({"depth_scale": "lsn"}, ["depth_scale='lsn'", "'none' or 'lns'"]),
+        ({"weight_eps": []}, ["weight_eps=[]"]),
+        ({"depth_scale": "lns", "init": "scaled"}, ["depth_scale='lns' with init='scaled'", "lns_with_scaled_init"]),
+    ],
+)
+def test_mistakes_are_named_with_their_value_and_a_fix(fields, words):
+    with pytest.raises(ValueError) as caught:
+        run(**fields)
+    message = str(caught.value)
+    assert message.startswith("run.yaml: ") and "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_self_defeating_pair_is_allowed_by_name_with_a_warning():
+    with pytest.warns(UserWarning, match="defeats LNS"):
+        config = run(depth_scale="lns", init="scaled", allow=["lns_with_scaled_init"])
+    assert config.init == "scaled"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(depth_scale="lns")
+
+
+def test_run_id_names_the_result():
+    assert run(lr=3e-3).run_id == run(lr=0.003).run_id
+    assert run(lr=3e-3).run_id != run(lr=2e-3).run_id
+    assert run(seed=1).run_id != run(seed=2).run_id
+    assert run(seed=1).cell_id == run(seed=2).cell_id != run(seed=1, lr=2e-3).cell_id
+    assert run(n_heads=4).run_id == run(n_kv_heads=4).run_id == run(d_ff=176).run_id  # said or derived
+
+
+def test_an_explicit_default_changes_no_id():
+    fields = run().model_dump(mode="json")
+    assert build(RunConfig, fields, "all").run_id == run().run_id
+
+
+def test_defaults_change_only_with_their_version():
+    """A changed default makes old run_ids lie. If this fails: raise DEFAULTS_VERSION, then store the new digest.
+    A new field with a default that leaves results as they were needs only the new digest."""
+    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "e6d78868d123")

@@ -1,0 +1,43 @@
+"""Atomic writes and digests."""
+
+import hashlib
+import json
+
+import pytest
+
+from sparsedepth import files
+
+
+def test_write_replaces_whole_files_and_leaves_nothing_beside(tmp_path):
+    path = tmp_path / "a.json"
+    files.write_json(path, {"x": 1})
+    files.write_json(path, {"x": 2})
+    assert json.loads(path.read_text()) == {"x": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    files.write_text(path, "old")
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_takes_no_nan(tmp_path, value):
+    with pytest.raises(ValueError):
+        files.write_json(tmp_path / "a.json", {"x": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_sha256_and_digest(tmp_path):
+    (tmp_path / "x").write_bytes(b"abc")
+    assert files.sha256(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
+    assert files.digest({"b": 1, "a": [2]}) == files.digest({"a": [2], "b": 1}) != files.digest({"a": [2], "b": 2})
