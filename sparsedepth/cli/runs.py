@@ -64,7 +64,7 @@ def sweep(
         raise typer.Exit(130)
     if counts["complete"]:
         print()
-        findings.print_best(out, by=definition.objective, top=20)
+        findings.print_best([out], by=definition.objective, top=20)
         print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
         print(f'  sparsedepth query {out} "select run_id, n_layers, {definition.objective}, usefulness from runs"')
     if counts["complete"] < expected:
