@@ -1,0 +1,270 @@
+"""Documents of a corpus, as text: the standard library's source, local files, or a data set of the hub.
+
+    'stdlib'             every .py file of the Python standard library is one document; no network, no account
+    FILE.txt             cut at blank lines into documents of at least MIN_DOCUMENT characters (text marks none itself)
+    FILE.jsonl, .json    one JSON object per line, the document in its `text_field`
+    FILE.parquet         one document per row, in the column `text_field`
+    FOLDER               all files of these kinds below it, in order of their paths; here one .txt file is one document
+    'hub:NAME[:CONFIG]'  the train split of a data set of the Hugging Face hub, streamed
+
+Everything but 'stdlib' is read through `datasets`, as a stream; text and JSON-lines may be gzipped (.txt.gz). Nothing
+is executed: data sets that need code of their own are not supported.
+"""
+
+import difflib
+import glob
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsedepth.config.run import DataConfig
+from sparsedepth.files import digest
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+MIN_DOCUMENT = 4096
+"""Characters of a document cut out of one long text: a few contexts of a small model."""
+
+STDLIB = "stdlib"
+HUB = "hub:"
+_PLAIN = {".txt": "text", ".jsonl": "lines", ".json": "lines"}
+KINDS = {**_PLAIN, **{f"{suffix}.gz": kind for suffix, kind in _PLAIN.items()}, ".parquet": "parquet"}
+_NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+_ROWS_AT_ONCE = 128
+
+
+def documents(config: DataConfig) -> Iterator[str]:
+    """The documents of `config.corpus` that hold more than white space, in a fixed order.
+
+    Raises ValueError, naming the value and the fix, for a corpus that is missing, unreadable, empty or of unknown kind.
+    """
+    if config.corpus == STDLIB:
+        texts = _read_stdlib()
+    elif config.corpus.startswith(HUB):
+        texts = _read_hub(config)
+    else:
+        texts = _read_local(config)
+    found = False
+    for text in texts:
+        if text.strip():
+            found = True
+            yield text
+    if not found:
+        raise ValueError(
+            f"corpus={config.corpus!r} holds no text; name a file, folder or data set with documents in it"
+        )
+
+
+def fingerprint(corpus: str) -> str | None:
+    """12 hex digits that change with the files of a local corpus (names and sizes); None where there are no files.
+
+    Cheap enough for every start of a run. An edit that keeps every size goes unseen.
+    """
+    if corpus.startswith(HUB):
+        return None
+    if corpus == STDLIB:
+        root, files = _stdlib_root(), list(_stdlib_files())
+    else:
+        root = Path(corpus).expanduser()
+        if not root.exists():
+            return None
+        files = _local_files(corpus)
+    return digest([(file.relative_to(root).as_posix(), file.stat().st_size) for file in files])
+
+
+def _stdlib_root() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _stdlib_files() -> Iterator[Path]:
+    """Source files that are the same on every machine with this Python: no tests, no packages, no build settings."""
+    for folder, subfolders, names in os.walk(_stdlib_root()):
+        # In place: os.walk goes down what is left, and site-packages can hold tens of thousands of files.
+        subfolders[:] = sorted(
+            name for name in subfolders if name not in _NOT_STDLIB and not name.startswith("config-")
+        )
+        for name in sorted(names):
+            if name.endswith(".py") and not name.startswith("_sysconfigdata"):
+                yield Path(folder, name)
+
+
+def _read_stdlib() -> Iterator[str]:
+    for file in _stdlib_files():
+        try:
+            yield file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # a few files declare another encoding
+
+
+def _kind(file: Path) -> str | None:
+    return next((kind for suffix, kind in KINDS.items() if file.name.lower().endswith(suffix)), None)
+
+
+def _local_files(corpus: str) -> list[Path]:
+    """The files behind a local path, sorted. Raises ValueError if there is none of a known kind."""
+    path = Path(corpus).expanduser()
+    kinds = ", ".join(KINDS)
+    if path.is_dir():
+        inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
+        visible = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
+        files = [file for file in visible if _kind(file) and file.is_file()]
+        if not files:
+            raise ValueError(
+                f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some"
+            )
+        return files
+    if not path.is_file():
+        raise ValueError(
+            f"corpus={corpus!r} is no file or folder here ({path.absolute()}); correct the path, "
+            f"or use {STDLIB!r} or '{HUB}NAME' for a data set of the hub"
+        )
+    if _kind(path) is None:
+        raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
+    return [path]
+
+
+def _read_local(config: DataConfig) -> Iterator[str]:
+    files = _local_files(config.corpus)
+    if _kind(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
+        yield from _cut_at_blank_lines(_lines(files[0]))
+        return
+    for kind, group in groupby(files, key=_kind):
+        if kind == "text":
+            yield from _whole_texts(list(group))
+            continue
+        for file in group:
+            yield from _json_texts(file, config) if kind == "lines" else _parquet_texts(file, config)
+
+
+def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Documents of at least MIN_DOCUMENT characters that end at a blank line; a shorter rest joins the last one."""
+    previous, current, length = "", [], 0
+    for line in lines:
+        current.append(line)
+        length += len(line)
+        if length >= MIN_DOCUMENT and not line.strip():
+            if previous:
+                yield previous
+            previous, current, length = "".join(current), [], 0
+    if length >= MIN_DOCUMENT:
+        yield previous
+        previous = ""
+    yield previous + "".join(current)
+
+
+def _whole_texts(files: list[Path]) -> Iterator[str]:
+    """One document per file. All files are one data set, because `datasets` lists the folder anew for each."""
+    read = 0
+    try:
+        # One row at a time, so that `read` is the index of the file that fails.
+        for row in _stream("text", files, sample_by="document"):
+            yield row["text"]
+            read += 1
+    except Exception as error:
+        raise _unreadable(files[min(read, len(files) - 1)], error) from None
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        data = _stream("text", [file], sample_by="line", keep_linebreaks=True)
+        for table in data.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
+            yield from table["text"].to_pylist()
+    except Exception as error:
+        raise _unreadable(file, error) from None
+
+
+def _json_texts(file: Path, config: DataConfig) -> Iterator[str]:
+    """The field `text_field` of each line. Lines are parsed here: the types of the other fields must not matter."""
+    for number, line in enumerate(_lines(file), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise ValueError(f"{file}, line {number}, is not a JSON object; write one object per line")
+        place = f"{file}, line {number},"
+        _check_field(row, place, config)
+        text = _text(row[config.text_field], place, config)
+        yield text.encode("utf-8", errors="replace").decode()  # JSON can spell half a surrogate pair; UTF-8 cannot
+
+
+def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:
+    def load() -> "IterableDataset":
+        import pyarrow.dataset
+
+        # Read-ahead is for networks; on a file it keeps all that was read until the end.
+        options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
+        return _stream("parquet", [file], fragment_scan_options=options)
+
+    yield from _column(str(file), load, config, "check that it is a whole Parquet file")
+
+
+def _read_hub(config: DataConfig) -> Iterator[str]:
+    name, _, subset = config.corpus.removeprefix(HUB).partition(":")
+    if not name:
+        raise ValueError(f"corpus={config.corpus!r} names no data set; write '{HUB}NAME' or '{HUB}NAME:CONFIG'")
+
+    def load() -> "IterableDataset":
+        from datasets import load_dataset
+
+        return load_dataset(name, subset or None, split="train", streaming=True)
+
+    fix = f"check the name, the configuration and the network, or name a local file ({STDLIB!r} needs no network)"
+    yield from _column(f"corpus={config.corpus!r}", load, config, fix)
+
+
+def _column(place: str, load: Callable[[], "IterableDataset"], config: DataConfig, fix: str) -> Iterator[str]:
+    """The column `text_field` of the data set that `load()` opens."""
+    for table in _tables(place, load, fix):
+        _check_field(table.column_names, place, config)
+        for value in table[config.text_field].to_pylist():
+            yield _text(value, place, config)
+
+
+def _tables(place: str, load: Callable[[], "IterableDataset"], fix: str) -> Iterator[Any]:
+    try:
+        yield from load().with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+    except Exception as error:
+        raise ValueError(f"{place} cannot be read ({_one_line(error)}); {fix}") from None
+
+
+def _stream(kind: str, files: list[Path], **options: Any) -> "IterableDataset":
+    from datasets import load_dataset
+
+    names = [glob.escape(str(file.absolute())) for file in files]
+    return load_dataset(kind, data_files=names, split="train", streaming=True, **options)
+
+
+def _check_field(names: Collection[str], place: str, config: DataConfig) -> None:
+    field = config.text_field
+    if field not in names:
+        near = difflib.get_close_matches(field, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"set text_field to one of: {', '.join(sorted(names))}"
+        raise ValueError(f"{place} has no field text_field={field!r}; {hint}")
+
+
+def _text(value: object, place: str, config: DataConfig) -> str:
+    """The text of a row; a missing value is an empty document."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(
+            f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text; name another field"
+        )
+    return value or ""
+
+
+def _unreadable(file: Path, error: Exception) -> ValueError:
+    if isinstance(error, UnicodeError):
+        return ValueError(f"{file} is not UTF-8 text ({_one_line(error)}); save it as UTF-8")
+    return ValueError(f"{file} cannot be read ({_one_line(error)}); check that it is whole and readable")
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "..."

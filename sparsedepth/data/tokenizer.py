@@ -1,0 +1,164 @@
+"""Text to token ids and back: bytes, a BPE trained on the spot, or any fast tokenizer of Hugging Face.
+
+    'byte'      id = byte (0..255); 256 ends a document. Every text, no dependency, never out of vocabulary
+    'bpe:SIZE'  byte-level BPE of at most SIZE tokens, trained on the training documents; 0 ends a document
+    other       a local folder or a hub name, through `transformers.AutoTokenizer`; its end-of-sequence token ends one
+
+No special token is ever read out of a text: '<|endoftext|>' inside a document is a piece of text like any other.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
+
+BPE_CHARACTERS = 100_000_000
+"""Text that a BPE learns from, at most: its merges hardly change beyond, and training holds its words in memory."""
+
+TOKENIZER_FILE = "tokenizer.json"
+_END = "<|endoftext|>"
+
+
+class Tokenizer(Protocol):
+    size: int
+    """Ids are below it: the embedding needs this many rows."""
+    eod: int
+    """Id that ends a document."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text, with no token added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, ends of documents left out; a broken UTF-8 sequence becomes U+FFFD."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what `reopen_tokenizer` needs into `folder`."""
+        ...
+
+
+class ByteTokenizer:
+    size = 257
+    eod = 256
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < self.eod).decode(errors="replace")
+
+    def save(self, folder: Path) -> None:
+        pass  # nothing was learned
+
+
+class FastTokenizer:
+    """A `tokenizers.Tokenizer` and the id that ends a document."""
+
+    def __init__(self, backend: "tokenizers.Tokenizer", eod: int) -> None:
+        # A tokenizer may come with settings for batches of a model; here every token of the text counts.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.eod = eod
+        self.size = max(backend.get_vocab(with_added_tokens=True).values()) + 1  # ids may have holes
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._backend.decode([int(i) for i in ids if i != self.eod], skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        self._backend.save(str(folder / TOKENIZER_FILE))
+
+
+def make_tokenizer(name: str, training_texts: Callable[[], Iterable[str]], max_size: int) -> Tokenizer:
+    """The tokenizer that `name` asks for; only 'bpe:SIZE' reads `training_texts()`.
+
+    Raises ValueError for a tokenizer that cannot be had, or has more than `max_size` (vocab_size) tokens.
+    """
+    kind, _, size = name.partition(":")
+    if name == "byte":
+        tokenizer: Tokenizer = ByteTokenizer()
+    elif kind == "bpe":
+        if not (size.isascii() and size.isdigit()) or int(size) <= 256:
+            raise ValueError(f"tokenizer={name!r} must be 'bpe:SIZE' with SIZE over 256, such as 'bpe:4096'")
+        check_size(name, int(size), max_size)
+        tokenizer = _train_bpe(training_texts(), int(size))
+    else:
+        tokenizer = _load(name)
+    check_size(name, tokenizer.size, max_size)
+    return tokenizer
+
+
+def check_size(name: str, size: int, vocab_size: int) -> None:
+    """Raise ValueError if ids of the tokenizer have no row in the embedding."""
+    if size > vocab_size:
+        raise ValueError(
+            f"tokenizer={name!r} has {size} tokens and the model vocab_size={vocab_size}; "
+            f"set vocab_size to at least {size}"
+        )
+
+
+def reopen_tokenizer(folder: Path, eod: int) -> Tokenizer:
+    """The tokenizer saved in `folder`, or the byte tokenizer where nothing was saved."""
+    if not (folder / TOKENIZER_FILE).exists():
+        return ByteTokenizer()
+    import tokenizers
+
+    return FastTokenizer(tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE)), eod)
+
+
+def _train_bpe(texts: Iterable[str], size: int) -> FastTokenizer:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # every text can be written, seen or not
+        show_progress=sys.stderr.isatty(),
+    )
+    backend.train_from_iterator(_first_characters(texts, BPE_CHARACTERS), trainer)
+    eod = backend.token_to_id(_END)
+    assert eod is not None
+    return FastTokenizer(backend, eod)
+
+
+def _first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
+    read = 0
+    for text in texts:
+        yield text
+        read += len(text)
+        if read >= most:
+            return
+
+
+def _load(name: str) -> FastTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    except Exception as error:  # the hub, its cache and the file formats each raise their own
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"tokenizer={name!r} cannot be loaded ({type(error).__name__}: {reason}); "
+            f"name 'byte', 'bpe:SIZE', a folder with a tokenizer.json, or a tokenizer of the hub that can be reached"
+        ) from None
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if loaded is None or backend is None:
+        raise ValueError(f"tokenizer={name!r} has no fast version (tokenizer.json); convert it, or name another")
+    if loaded.eos_token_id is None:
+        raise ValueError(
+            f"tokenizer={name!r} has no end-of-sequence token, which must end a document; set eos_token in its "
+            f"tokenizer_config.json, or name another"
+        )
+    return FastTokenizer(backend, loaded.eos_token_id)

@@ -1,0 +1,153 @@
+"""Documents of real files in every format, and the errors of those that cannot be read."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparsedepth.config.run import DataConfig
+from sparsedepth.data.corpus import MIN_DOCUMENT, documents, fingerprint
+
+
+def read(path: Path | str, **fields) -> list[str]:
+    return list(documents(DataConfig(corpus=str(path), **fields)))
+
+
+def test_stdlib_is_source_text_in_a_fixed_order():
+    texts = read("stdlib")
+    json_source = Path(sysconfig.get_path("stdlib"), "json", "decoder.py").read_text(encoding="utf-8")
+    assert json_source in texts
+    assert len(texts) > 300 and sum(map(len, texts)) > 5_000_000
+    assert texts == read("stdlib")
+
+
+def test_text_file_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path):
+    paragraph = "x" * 999 + "\n"
+    text = (paragraph * 5 + "\n") * 3 + "the end\n"  # 5001 characters up to each blank line
+    (tmp_path / "a.txt").write_text(text)
+    texts = read(tmp_path / "a.txt")
+    assert "".join(texts) == text
+    assert [len(each) for each in texts] == [5001, 5001, 5001 + 8]  # the short rest joins the last document
+    assert min(map(len, texts)) >= MIN_DOCUMENT
+
+
+def test_text_file_without_blank_lines_is_one_document(tmp_path):
+    (tmp_path / "a.txt").write_text("line\n" * 5000)
+    assert read(tmp_path / "a.txt") == ["line\n" * 5000]
+
+
+def test_folder_of_texts_has_one_document_per_file_in_order_of_path(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b[1].txt").write_text("second\n\nparagraph")
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / "sub" / "c.txt").write_text("third")
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    (tmp_path / "notes.md").write_text("another kind")
+    (tmp_path / "empty.txt").write_text(" \n")
+    assert read(tmp_path) == ["first", "second\n\nparagraph", "third"]
+
+
+def test_json_lines_do_not_depend_on_the_types_of_other_fields(tmp_path):
+    rows = [{"text": "eins", "meta": 1}, {"text": "zwei", "meta": ["list"]}, {"text": None}, {"text": "drei \ud800"}]
+    lines = "\n".join(json.dumps(row) for row in rows) + "\n\n"
+    (tmp_path / "a.jsonl").write_text(lines)
+    with gzip.open(tmp_path / "b.json.gz", "wt") as file:
+        file.write(lines)
+    assert read(tmp_path / "a.jsonl") == ["eins", "zwei", "drei ?"]
+    assert read(tmp_path / "b.json.gz") == ["eins", "zwei", "drei ?"]
+    assert read(tmp_path) == ["eins", "zwei", "drei ?"] * 2
+
+
+def test_parquet_reads_the_named_column(tmp_path):
+    texts = [f"document {i}" for i in range(300)]
+    pq.write_table(pa.table({"body": [*texts, None], "n": range(301)}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", text_field="body") == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("absent.txt", None, "is no file or folder here"),
+        ("a.pdf", b"x", "unknown kind '.pdf'; convert it to one of .txt, .jsonl, .json"),
+        ("a.parquet.gz", b"x", "unknown kind '.gz'"),
+        ("a.txt", b" \n", "holds no text"),
+        ("a.txt", b"\xff\xfe", "a.txt is not UTF-8 text"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": ', "a.jsonl, line 2, is not a JSON object; write one object per line"),
+        ("a.jsonl", b'["text"]', "line 1, is not a JSON object"),
+        ("a.jsonl", b'{"texts": "x"}', "has no field text_field='text'; did you mean 'texts'?"),
+        ("a.jsonl", b'{"body": "x", "author": "y"}', "set text_field to one of: author, body"),
+        ("a.jsonl", b'{"text": 3}', "holds int in text_field='text', not text"),
+        ("a.jsonl", b"", "holds no text"),
+        ("a.parquet", b"not parquet", "a.parquet cannot be read"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_is_one_line(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read(tmp_path / name)
+    assert message in str(error.value) and name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_parquet_without_the_column_names_the_others(tmp_path):
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet has no field text_field='text'; set text_field to one of: body"):
+        read(tmp_path / "a.parquet")
+
+
+def test_the_file_that_is_not_utf8_is_named_among_many(tmp_path):
+    for i in range(40):
+        (tmp_path / f"{i:02}.txt").write_bytes(b"\xff" if i == 33 else b"fine")
+    with pytest.raises(ValueError, match=r"33\.txt is not UTF-8 text .*; save it as UTF-8"):
+        read(tmp_path)
+
+
+def test_folder_without_known_files(tmp_path):
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(ValueError, match=r"without any file of the kinds \.txt"):
+        read(tmp_path)
+
+
+def test_hub_without_a_name():
+    with pytest.raises(ValueError, match="names no data set; write 'hub:NAME'"):
+        read("hub:")
+
+
+def test_hub_that_cannot_be_reached_says_so():
+    script = (
+        "from sparsedepth.config.run import DataConfig\n"
+        "from sparsedepth.data.corpus import documents\n"
+        "try:\n    next(documents(DataConfig(corpus='hub:some/dataset:subset')))\n"
+        "except ValueError as error:\n    print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert run.stdout.startswith("corpus='hub:some/dataset:subset' cannot be read (")
+    assert "check the name, the configuration and the network" in run.stdout
+    assert run.stdout.count("\n") == 1
+
+
+def test_fingerprint_follows_names_and_sizes(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    first = fingerprint(str(tmp_path))
+    assert first is not None and first == fingerprint(str(tmp_path))
+    (tmp_path / "a.txt").write_text("longer")
+    second = fingerprint(str(tmp_path))
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
+    assert len({first, second, fingerprint(str(tmp_path))}) == 3
+    assert fingerprint(str(tmp_path / "gone")) is None
+    assert fingerprint("hub:some/dataset") is None

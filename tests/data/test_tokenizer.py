@@ -1,0 +1,130 @@
+"""Round trips, sizes, and special tokens that stay text."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer, make_tokenizer, reopen_tokenizer
+
+TEXTS = [f"the cat {i} sat on the mat, the cat {i} sat on the hat; naïve café №{i}\n" for i in range(50)]
+
+
+def nothing() -> list[str]:
+    raise AssertionError("this tokenizer learns nothing")
+
+
+@pytest.fixture(scope="module")
+def bpe() -> FastTokenizer:
+    tokenizer = make_tokenizer("bpe:300", lambda: TEXTS, 300)
+    assert isinstance(tokenizer, FastTokenizer)
+    return tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A small tokenizer as Hugging Face saves it, with settings that would spoil a corpus: truncation, padding, BOS."""
+    words = {"<s>": 0, "</s>": 1, "<unk>": 2, "cat": 3, "mat": 4, "far": 9}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+def test_bytes_are_ids():
+    tokenizer = make_tokenizer("byte", nothing, 257)
+    assert isinstance(tokenizer, ByteTokenizer) and (tokenizer.size, tokenizer.eod) == (257, 256)
+    assert tokenizer.encode(["aé", ""]) == [[97, 0xC3, 0xA9], []]
+    assert tokenizer.decode([97, 256, 0xC3, 0xA9]) == "aé"
+    assert tokenizer.decode([0xC3]) == "\ufffd"
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(), max_size=4))
+def test_every_text_survives_bytes_and_bpe(bpe, texts):
+    for tokenizer in (ByteTokenizer(), bpe):
+        encoded = tokenizer.encode(texts)
+        assert [tokenizer.decode(ids) for ids in encoded] == texts
+        assert all(0 <= i < tokenizer.size and i != tokenizer.eod for ids in encoded for i in ids)
+
+
+def test_bpe_learns_the_text_and_nothing_special(bpe, tmp_path):
+    assert (bpe.size, bpe.eod) == (300, 0)
+    assert len(bpe.encode(["the cat sat"])[0]) < len("the cat sat") / 2
+    assert bpe.eod not in bpe.encode(["a<|endoftext|>b"])[0]
+    bpe.save(tmp_path)
+    again = reopen_tokenizer(tmp_path, bpe.eod)
+    assert again.size == bpe.size
+    assert again.encode([*TEXTS, "a<|endoftext|>b"]) == bpe.encode([*TEXTS, "a<|endoftext|>b"])
+
+
+def test_bpe_is_the_same_in_every_process(bpe, tmp_path):
+    bpe.save(tmp_path)
+    script = (
+        "import sys, pathlib, json\nfrom sparsedepth.data.tokenizer import make_tokenizer\n"
+        "make_tokenizer('bpe:300', lambda: json.loads(sys.argv[1]), 300).save(pathlib.Path(sys.argv[2]))"
+    )
+    other = tmp_path / "other"
+    other.mkdir()
+    subprocess.run([sys.executable, "-c", script, json.dumps(TEXTS), str(other)], check=True, timeout=60)
+    assert (other / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+
+
+def test_folder_of_hugging_face(folder):
+    tokenizer = make_tokenizer(str(folder), nothing, 10)
+    assert (tokenizer.size, tokenizer.eod) == (10, 1)  # the largest id is 9
+    assert tokenizer.encode(["cat mat far cat", "mat"]) == [[3, 4, 9, 3], [4]]
+    assert tokenizer.encode(["cat</s>mat"]) == [[2]]  # one unknown word, and no end of a document
+
+
+def test_folder_without_an_end_of_sequence_token(folder):
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ValueError, match="has no end-of-sequence token"):
+        make_tokenizer(str(folder), nothing, 10)
+
+
+@pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:many", "bpe:256", "bpe:-1"])
+def test_bpe_needs_a_size(name):
+    with pytest.raises(ValueError, match="must be 'bpe:SIZE' with SIZE over 256"):
+        make_tokenizer(name, nothing, 10_000)
+
+
+def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
+    with pytest.raises(
+        ValueError, match=r"'byte' has 257 tokens and the model vocab_size=256; set vocab_size to at least 257"
+    ):
+        make_tokenizer("byte", nothing, 256)
+    with pytest.raises(ValueError, match=r"'bpe:1000' has 1000 tokens and the model vocab_size=264"):
+        make_tokenizer("bpe:1000", nothing, 264)  # before it is trained
+    with pytest.raises(ValueError, match=r"has 10 tokens and the model vocab_size=9"):
+        make_tokenizer(str(folder), nothing, 9)
+
+
+def test_a_tokenizer_that_cannot_be_had_is_one_line():
+    script = (
+        "from sparsedepth.data.tokenizer import make_tokenizer\n"
+        "try:\n    make_tokenizer('nobody/nothing', list, 264)\nexcept ValueError as error:\n    print(error)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.stdout.startswith("tokenizer='nobody/nothing' cannot be loaded (")
+    assert run.stdout.count("\n") == 1
