@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
+import torch
 import yaml
 
 from sparsedepth import files
@@ -26,6 +27,10 @@ from sparsedepth.sweep.plan import Item, check_objective, first_proposal, items
 from sparsedepth.sweep.process import INTERRUPTED, stop_on_signals, thread_environment
 from sparsedepth.sweep.status import DEFINITION, RunState, planned_runs, read_definition, scan
 from sparsedepth.sweep.work import Work
+from sparsedepth.train.runtime import find_device
+
+MAX_FAILURES = 3
+"""Runs that may fail one after the other, with none completed between, before the sweep stops."""
 
 MAX_WORKER_DEATHS = 10
 """Workers that died (not: stopped) before the driver gives up; each is replaced until then."""
@@ -105,8 +110,10 @@ class Driver:
     def _given_up(self, item: Item) -> bool:
         if item.cell is None:
             return False
-        runs = item.runs(self.definition)
-        return any(len(Work(self.results, run.run_id).failures()) >= self.machine.max_attempts for run in runs)
+        return any(self._failed_for_good(run.run_id) for run in item.runs(self.definition))
+
+    def _failed_for_good(self, run_id: str) -> bool:
+        return len(Work(self.results, run_id).failures()) >= self.machine.max_attempts
 
     def _start(self, number: int) -> None:
         machine = self.machine
@@ -133,10 +140,14 @@ class Driver:
         """Until every worker has ended: show the state, replace the dead, pass a request to stop on."""
         asked = False
         deaths = 0
+        failures = Failures(self._failed_for_good)
+        failures.see(scan(self.results, self.definition), before=True)
         while self.workers:
             time.sleep(0.3)
-            self.watch(scan(self.results, self.definition))
-            if self.interrupted() and not asked:
+            states = scan(self.results, self.definition)
+            self.watch(states)
+            failures.see(states, before=False)
+            if (self.interrupted() or failures.too_many) and not asked:
                 asked = True
                 for worker in self.workers:
                     worker.send_signal(signal.SIGTERM)
@@ -150,11 +161,44 @@ class Driver:
                 deaths += 1
                 if deaths < MAX_WORKER_DEATHS and self._refill(study, plan):
                     self._start(deaths + self.machine.workers - 1)
+        if failures.too_many:
+            raise ValueError(
+                f"{len(failures.in_a_row)} runs failed one after the other, the last with: {failures.last_reason}. "
+                f"Their logs are {self.results / 'work'}/*/log.txt; mend the cause and give the same command again "
+                f"with --retry-failed"
+            )
         if deaths >= MAX_WORKER_DEATHS:
             raise ValueError(
                 f"{deaths} workers died; the last lines of {self.results / 'work'}/worker-*.log say why. "
                 f"Finished runs are kept: mend the cause and give the same command again"
             )
+
+
+class Failures:
+    """Counts the runs that have failed since the last one that was completed."""
+
+    def __init__(self, for_good: Callable[[str], bool]):
+        self.for_good = for_good
+        self.known: set[str] = set()
+        self.in_a_row: list[str] = []
+        self.last_reason: str | None = None
+
+    def see(self, states: list[RunState], *, before: bool) -> None:
+        """Note what has changed since the last call; what ended `before` this invocation does not count."""
+        for state in states:
+            failed = state.state == "failed" and self.for_good(state.run_id)
+            if state.run_id in self.known or not (failed or state.state == "complete"):
+                continue
+            self.known.add(state.run_id)
+            if failed and not before:
+                self.in_a_row.append(state.run_id)
+                self.last_reason = state.reason
+            elif not failed:
+                self.in_a_row.clear()
+
+    @property
+    def too_many(self) -> bool:
+        return len(self.in_a_row) >= MAX_FAILURES
 
 
 def claim(results: Path, definition: SweepDefinition) -> None:
@@ -178,10 +222,8 @@ def claim(results: Path, definition: SweepDefinition) -> None:
 
 def machine(workers: int | None, device: str, compiled: bool = False, max_attempts: int = 2) -> Machine:
     """The workers and threads for a device choice; by default one worker for each GPU, or for each core."""
-    import torch
-
     n_gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
-    devices = [f"cuda:{index}" for index in range(n_gpus)] or ["cpu" if device == "auto" else device]
+    devices = [f"cuda:{index}" for index in range(n_gpus)] or [str(find_device(device))]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers is None:
         workers = n_gpus or cores

@@ -26,8 +26,8 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
 
-def resolve(config: TrainConfig, device: str = "auto", threads: int | None = None, compiled: bool = False) -> Runtime:
-    """The device and precision that 'auto' means here. Raises ValueError for a device that is not there."""
+def find_device(device: str) -> torch.device:
+    """The device of that name; 'auto' is a GPU where there is one. Raises ValueError for one that is not there."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -38,6 +38,12 @@ def resolve(config: TrainConfig, device: str = "auto", threads: int | None = Non
         raise ValueError(f"device={device!r} is not supported; use auto, cpu, cuda or cuda:0")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device={device!r} does not exist here: {torch.cuda.device_count()} CUDA devices; use cpu")
+    return chosen
+
+
+def resolve(config: TrainConfig, device: str = "auto", threads: int | None = None, compiled: bool = False) -> Runtime:
+    """The device and precision that 'auto' means here. Raises ValueError for a device that is not there."""
+    chosen = find_device(device)
     if threads is not None and not 1 <= threads <= (os.cpu_count() or 1):
         raise ValueError(f"threads={threads} must lie between 1 and {os.cpu_count()}")
     precision = config.precision

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from tiny import definition, sparsedepth, start, table
 
+from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.store.folder import read_run
+from sparsedepth.sweep.status import planned_runs
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,7 @@ def test_kill_9_of_a_worker_and_of_a_run(undisturbed):
 def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     """One longer run, so that the signal finds it training."""
     results = tmp_path / "results"
-    path = definition(tmp_path, base={"train_tokens": 128 * 1000}, space={"n_layers": [2]}, seeds=[0])
+    path = definition(tmp_path, base={"train_tokens": 128 * 500}, space={"n_layers": [2]}, seeds=[0])
     driver = start("sweep", path, "--out", results, "--workers", 1)
     until(lambda: any('"training"' in path.read_text() for path in results.glob("work/*/progress.json")))
     os.kill(driver.pid, signal.SIGINT)
@@ -118,7 +121,7 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     assert "1 interrupted" in out
     sparsedepth("sweep", path, "--out", results, "--workers", 1)
     (summary,) = table(results).values()
-    assert summary["steps"] == 1000
+    assert summary["steps"] == 500
 
 
 def test_a_damaged_run_is_made_again(undisturbed, tmp_path):
@@ -175,3 +178,15 @@ def test_the_folder_of_another_sweep_is_refused_untouched(undisturbed, tmp_path)
     _, err = sparsedepth("sweep", changed, "--out", undisturbed, code=2)
     assert "base differs in corpus, lr" in err
     assert markers(undisturbed) == before
+
+
+def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
+    """Checkpoints cannot be written (a file stands in their place): each run fails at its end."""
+    results = tmp_path / "results"
+    path = definition(tmp_path, space={"n_layers": [1, 2]}, seeds=[0, 1, 2])
+    for config in planned_runs(build(SweepDefinition, read_yaml(path), "x")):
+        (results / "work" / config.run_id).mkdir(parents=True)
+        (results / "work" / config.run_id / "checkpoints").touch()
+    _, err = sparsedepth("sweep", path, "--out", results, "--workers", 2, "--max-attempts", 1, code=2)
+    assert "runs failed one after the other" in err and "checkpoints" in err
+    assert 3 <= len(list(results.glob("work/*/failures.json"))) < 6

@@ -1,0 +1,151 @@
+"""The command line as a user meets it: answers, one-line errors with exit code 2, nothing half-written."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from synthetic import make_run
+from tiny import BASE, ENVIRONMENT, corpus, definition, sparsedepth
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+
+
+def error(*arguments: object) -> str:
+    """The one line of an error."""
+    _, err = sparsedepth(*arguments, code=2)
+    assert err.startswith("sparsedepth: error: ") and err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two synthetic runs."""
+    folder = tmp_path_factory.mktemp("synthetic")
+    for seed, loss in ((0, 2.5), (1, 2.7)):
+        make_run(folder, build(RunConfig, {"seed": seed}, "t"), {"outcome": "ok", "val_loss": loss})
+    return folder
+
+
+def test_version_help_metrics_schema():
+    assert sparsedepth("--version")[0].startswith("sparsedepth 0.")
+    assert "sweep" in sparsedepth("--help")[0]
+    out, _ = sparsedepth("metrics", "usefulness")
+    assert "share of blocks whose replacement" in out and "2603.15389" in out
+    assert "n_kv_heads" in json.loads(sparsedepth("schema")[0])["properties"]
+    assert "hypothesis" in json.loads(sparsedepth("schema", "sweep")[0])["properties"]
+    assert "no quantity is called" in error("metrics", "nonsense")
+
+
+def test_help_is_instant():
+    began = time.monotonic()
+    sparsedepth("--help")
+    assert time.monotonic() - began < 1.5
+
+
+def test_query_in_every_format(results):
+    sql = "select seed, val_loss, usefulness from runs order by seed"
+    assert json.loads(sparsedepth("query", results, sql, "--format", "json")[0]) == [
+        {"seed": 0, "val_loss": 2.5, "usefulness": None},
+        {"seed": 1, "val_loss": 2.7, "usefulness": None},
+    ]
+    assert sparsedepth("query", results, sql, "--format", "csv")[0].splitlines()[1] == "0,2.5,"
+    assert "val_loss" in sparsedepth("query", results, sql)[0]
+    assert "residual_variance" in sparsedepth("query", results, "--schema")[0]
+    out, _ = sparsedepth("best", results, "--by", "val_loss")
+    assert "2.6" in out and "2 runs" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("query", "{results}", "selec 1"), "syntax error"),
+        (("query", "{results}", "select val_los from runs"), "val_loss"),
+        (("query", "{results}", "drop table runs"), "SELECT"),
+        (("query", "{results}", "select * from read_csv('/etc/passwd')"), "read_csv"),
+        (("query", "{results}"), "--schema"),
+        (("query", "{results}", "select 1", "--format", "xml"), "xml"),
+        (("query", "{results}/absent", "select 1"), "absent"),
+        (("best", "{results}", "--by", "val_los"), "val_loss"),
+        (("best", "{results}", "--depth", "99"), "12"),
+        (("best", "{results}", "--top", "0"), "--top"),
+        (("recipe", "{results}", "--objective", "steps"), "steps"),
+        (("plot", "{results}", "-o", "{tmp}/x.gif"), "x.gif"),
+        (("plot", "{results}", "-o", "{tmp}/x.png", "--figure", "pie"), "pie"),
+        (("status", "{tmp}/absent"), "does not exist"),
+        (("status", "{tmp}"), "no runs"),
+        (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
+        (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
+        (("nonsense",), "nonsense"),
+        (("query",), "DIR"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(results, tmp_path, arguments, words):
+    filled = [word.format(results=results, tmp=tmp_path) for word in arguments]
+    assert words in error(*filled)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [
+        ({"n_layer": 3}, "did you mean 'n_layers'"),
+        ({"n_heads": 3}, "n_heads=3"),
+        ({"n_experts": 2, "top_k": 4}, "top_k=4"),
+        ({"corpus": "/no/such/text.txt"}, "/no/such/text.txt"),
+        ({"vocab_size": 100}, "vocab_size=100"),
+        ({"batch_tokens": 2**20, "train_tokens": 2**20}, "batch_tokens=1,048,576"),
+        ({"measure_tokens": 10**6}, "fit"),
+        ({"tokenizer": "bpe:5"}, "bpe:5"),
+    ],
+)
+def test_a_sweep_that_cannot_run_starts_nothing(tmp_path, base, words):
+    out = tmp_path / "results"
+    assert words in error("sweep", definition(tmp_path, base=base), "--out", out)
+    assert not list(out.glob("runs/*")) and not list(out.glob("work/*/log.txt"))
+
+
+def test_other_wrong_sweeps(tmp_path):
+    path = definition(tmp_path)
+    assert "no scale 'huge'" in error("sweep", path, "--out", tmp_path / "o", "--scale", "huge")
+    assert "--workers 0" in error("sweep", path, "--out", tmp_path / "o", "--workers", 0)
+    assert "key=value" in error("sweep", path, "--out", tmp_path / "o", "--set", "lr")
+    assert "cuda:7" in error("sweep", path, "--out", tmp_path / "o", "--device", "cuda:7")
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "objective": "steps"}))
+    assert "objective='steps'" in error("sweep", bad, "--out", tmp_path / "o")
+    file = tmp_path / "file"
+    file.touch()
+    assert "cannot be written" in error("sweep", path, "--out", file)
+
+
+def test_train_writes_a_run_and_prints_what_was_measured(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "corpus": str(corpus(tmp_path)), "n_layers": 2}))
+    out, _ = sparsedepth("train", path, "--out", tmp_path / "results", "--set", "seed=3", "--threads", 1)
+    assert "usefulness" in out and "val_loss" in out
+    again, _ = sparsedepth("train", path, "--out", tmp_path / "results", "--set", "seed=3", "--threads", 1)
+    assert again == out
+    answer, _ = sparsedepth("query", tmp_path / "results", "select seed, outcome from runs", "--format", "csv")
+    assert answer.split() == ["seed,outcome", "3,ok"]
+
+
+def test_a_diverged_run_is_a_result(tmp_path):
+    path = tmp_path / "run.yaml"
+    wild = {**BASE, "corpus": str(corpus(tmp_path)), "n_layers": 2, "lr": 1e4, "grad_clip": 0.0, "warmup_frac": 0.0}
+    path.write_text(yaml.safe_dump(wild))
+    out, _ = sparsedepth("train", path, "--out", tmp_path / "results")
+    assert "diverged" in out
+    sql = "select outcome, val_loss, usefulness, diverged_step > 0 from runs"
+    answer, _ = sparsedepth("query", tmp_path / "results", sql, "--format", "csv")
+    assert answer.splitlines()[1] == "diverged,,,true"
+
+
+def test_output_into_a_closed_pipe_is_no_error(results):
+    code = f"{sys.executable} -m sparsedepth.cli.main query {results} --schema | head -1"
+    found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert found.stderr == "" and found.stdout
