@@ -72,7 +72,7 @@ RUNS: tuple[Quantity, ...] = (
     _runs(
         "val_bits_per_byte",
         "bit/byte",
-        "val_loss / ln 2 x held-out tokens / held-out bytes: comparable across tokenizers",
+        "val_loss / ln 2 / bytes per token of all held-out text: comparable across tokenizers",
         better="low",
     ),
     *_with_interval(

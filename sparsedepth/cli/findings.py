@@ -34,7 +34,12 @@ def query(
     if (sql is None) != schema:
         raise ValueError('give either a query, such as "select * from runs", or --schema')
     with open_store(folder, *(also or [])) as store:
-        print(render(store.schema() if sql is None else store.sql(sql), format))
+        answer = store.schema() if sql is None else store.sql(sql)
+    if sql is None and format == "table":  # meanings are sentences: a line each, whole
+        for view, name, sql_type, unit, meaning in answer.rows:
+            print(f"{view}.{name} {sql_type}{f' [{unit}]' if unit not in ('', '1') else ''}: {meaning}")
+    else:
+        print(render(answer, format))
 
 
 def best(

@@ -235,7 +235,7 @@ class MeasureConfig(Section):
     )
 
 
-class RunConfig(ModelConfig, DataConfig, TrainConfig, MeasureConfig):
+class RunConfig(MeasureConfig, TrainConfig, DataConfig, ModelConfig):  # pydantic lists the fields of the last first
     """One run. Unknown keys, wrong types and impossible shapes raise ValueError (pydantic's ValidationError)."""
 
     @model_validator(mode="after")

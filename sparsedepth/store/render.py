@@ -1,0 +1,237 @@
+"""An Answer as text: an aligned table for the terminal, or CSV, JSON, Markdown or LaTeX for elsewhere.
+
+For people (table, Markdown, LaTeX) a float has 4 significant digits and NULL is '-'; for programs (CSV, JSON) numbers
+are exact and NULL is empty or null. Text from a store may come from anyone and ends up in terminals, spreadsheets and
+papers: control characters are shown as escapes, and what the format would act on (formulas, markup, commands) is made
+inert.
+"""
+
+import csv
+import datetime
+import io
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from typing import Any
+
+from sparsedepth.store.answer import Answer
+
+MAX_TABLE_ROWS = 200
+MAX_CELL_WIDTH = 60
+
+
+def render(answer: Answer, format: str = "table") -> str:
+    """The answer as text in one of FORMATS, without a final newline. Raises ValueError for another format."""
+    if format not in FORMATS:
+        raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
+    return FORMATS[format](answer)
+
+
+def table(answer: Answer, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
+    """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
+    width = width or shutil.get_terminal_size(fallback=(160, 24)).columns
+    rows = answer.rows[:max_rows]
+    right = [_is_numeric([row[index] for row in rows]) for index in range(len(answer.columns))]
+    columns = [[_visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(answer.columns)]
+    sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
+    room = width - sum(sizes[:-1]) - 2 * (len(sizes) - 1)
+    sizes[-1] = min(max(MAX_CELL_WIDTH, room), max(map(len, columns[-1])))  # the last column takes what is left
+    header, *cells = zip(
+        *([_shortened(cell, size) for cell in column] for column, size in zip(columns, sizes, strict=True)), strict=True
+    )
+    if sum(sizes) + 2 * (len(sizes) - 1) > width:
+        return _records(answer, width, max_rows)
+    lines = [_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
+    lines += [_aligned(row, sizes, right) for row in cells]
+    return "\n".join([*lines, *_left_out(answer, len(rows))])
+
+
+def _records(answer: Answer, width: int, max_rows: int) -> str:
+    """One line per value, for rows too wide to stand side by side."""
+    names = [_shortened(_visible(column)) for column in answer.columns]
+    indent = max(map(len, names))
+    rows = answer.rows[: max(1, max_rows // 10)]
+    lines = []
+    for index, row in enumerate(rows, start=1):
+        lines.append(f"row {index} ".ljust(min(width, indent + 20), "-"))
+        lines += [
+            f"{name:<{indent}}  {_shortened(readable(value), max(8, width - indent - 2))}"
+            for name, value in zip(names, row, strict=True)
+        ]
+    return "\n".join([*lines, *_left_out(answer, len(rows))])
+
+
+def _left_out(answer: Answer, shown: int) -> list[str]:
+    left = len(answer.rows) - shown
+    return [f"... and {left:,} more rows; csv or json has them all"] if left else []
+
+
+def _aligned(cells: Iterable[str], sizes: list[int], right: list[bool]) -> str:
+    padded = (
+        cell.rjust(size) if on_right else cell.ljust(size)
+        for cell, size, on_right in zip(cells, sizes, right, strict=True)
+    )
+    return "  ".join(padded).rstrip()
+
+
+def to_csv(answer: Answer) -> str:
+    """RFC 4180, exact numbers, NULL empty. An apostrophe precedes text that a spreadsheet would take for a formula."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_no_formula(_visible(column)) for column in answer.columns])
+    for row in answer.rows:
+        writer.writerow([_csv_value(_plain(value)) for value in row])
+    return text.getvalue().removesuffix("\n")
+
+
+def _csv_value(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | dict):
+        value = json.dumps(value)
+    return _no_formula(_visible(value))
+
+
+def _no_formula(text: str) -> str:
+    return "'" + text if text.lstrip().startswith(tuple("=+-@＝＋－＠")) else text
+
+
+def to_json(answer: Answer) -> str:
+    """A list with one object per row, exact numbers; NULL, NaN and Inf are null. Columns of one name are numbered."""
+    names = _distinct(answer.columns)
+    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in answer.rows]
+    return json.dumps(rows, indent=1, allow_nan=False)
+
+
+def _distinct(columns: tuple[str, ...]) -> list[str]:
+    names: list[str] = []
+    for column in columns:
+        name, number = column, 1
+        while name in names:
+            number += 1
+            name = f"{column}_{number}"
+        names.append(name)
+    return names
+
+
+def to_markdown(answer: Answer) -> str:
+    """A GitHub table; text can hold no image, labelled link or HTML."""
+    right = [_is_numeric([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
+    lines = [
+        [_markdown_text(_visible(column)) for column in answer.columns],
+        ["---:" if on_right else "---" for on_right in right],
+        *([_markdown_text(readable(value)) for value in row] for row in answer.rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _markdown_text(text: str) -> str:
+    return "".join("\\" + character if character in "\\`*[]<>|&~$" else character for character in text)
+
+
+def to_latex(answer: Answer) -> str:
+    """A tabular environment that needs no package; text can run no command."""
+    right = [_is_numeric([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
+    lines = [
+        r"\begin{tabular}{" + "".join("r" if on_right else "l" for on_right in right) + "}",
+        r"\hline",
+        " & ".join(_latex_text(_visible(column)) for column in answer.columns) + r" \\",
+        r"\hline",
+        *(" & ".join(_latex_text(readable(value)) for value in row) + r" \\" for row in answer.rows),
+        r"\hline",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+_LATEX = {
+    **{character: "\\" + character for character in "{}$&#%_"},
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after \\ it would open an optional argument
+    "*": "{*}",
+}
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+FORMATS: dict[str, Callable[[Answer], str]] = {
+    "table": table,
+    "csv": to_csv,
+    "json": to_json,
+    "markdown": to_markdown,
+    "latex": to_latex,
+}
+
+
+# Values
+
+
+def readable(value: Any) -> str:
+    """A value for people: floats with 4 significant digits, NULL (and NaN) as '-', no control characters."""
+    value = _plain(value)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _four_digits(value)
+    if isinstance(value, list | dict):
+        value = json.dumps(value)
+    return _visible(str(value))
+
+
+def _four_digits(value: float) -> str:
+    """0.001234, 3.142, 1234567, 1.235e+09: below ten million, every digit left of the point is kept."""
+    if value == 0:
+        return "0"
+    rounded = f"{value:.3e}"
+    exponent = int(rounded.partition("e")[2])
+    return f"{value:.{max(0, 3 - exponent)}f}" if -4 <= exponent < 7 else rounded
+
+
+def _plain(value: Any) -> Any:
+    """The value in JSON's types. NaN and Inf, which are no numbers to anyone, become None."""
+    if isinstance(value, Decimal):
+        value = float(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value)
+
+
+def _visible(text: str) -> str:
+    """The text with control characters (terminal sequences, line breaks, changes of direction) as escapes."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def _shortened(text: str, width: int = MAX_CELL_WIDTH) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _is_numeric(values: list[Any]) -> bool:
+    known = [value for value in values if value is not None]
+    return bool(known) and all(
+        isinstance(value, int | float | Decimal) and not isinstance(value, bool) for value in known
+    )

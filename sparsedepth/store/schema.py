@@ -1,0 +1,112 @@
+"""What the store holds: the columns of every view, each with its type, unit and meaning.
+
+Derived from `RunConfig` (one column per field) and the glossary (one column or metric per quantity), so a name cannot
+mean two things. Nothing here reads a file.
+"""
+
+from dataclasses import dataclass
+
+from sparsedepth import glossary
+from sparsedepth.config.run import RunConfig
+from sparsedepth.glossary import Table
+
+TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs")
+"""The tables of many rows per run; `runs` has one row per run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    view: Table
+    name: str
+    type: str
+    """BIGINT, DOUBLE, VARCHAR or BOOLEAN."""
+    meaning: str
+    unit: str = ""
+
+
+def _run_columns() -> tuple[Column, ...]:
+    def column(name: str, type: str, meaning: str, unit: str = "") -> Column:
+        return Column(view="runs", name=name, type=type, meaning=meaning, unit=unit)
+
+    return (
+        column("run_id", "VARCHAR", "name of the run's folder: the hash of its configuration, seed included"),
+        column("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
+        *(column(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
+        *(column(quantity.name, quantity.sql_type, quantity.meaning, quantity.unit) for quantity in glossary.RUNS),
+        column("folder", "VARCHAR", "where the run's files lie"),
+        column("device", "VARCHAR", "hardware that trained it (manifest)"),
+        column("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
+        column("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
+        column("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
+    )
+
+
+def config_type(name: str) -> str:
+    """The column type of a RunConfig field; a tuple is kept as JSON text, so that it can be grouped and compared."""
+    described = _CONFIG_SCHEMA[name]
+    options = described.get("anyOf", [described])
+    kind = next(option["type"] for option in options if option.get("type") != "null")
+    return {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN", "string": "VARCHAR", "array": "VARCHAR"}[
+        kind
+    ]
+
+
+_CONFIG_SCHEMA = RunConfig.model_json_schema()["properties"]
+
+
+def _curve_columns() -> tuple[Column, ...]:
+    return tuple(
+        Column(view="curves", name=quantity.name, type=quantity.sql_type, meaning=quantity.meaning, unit=quantity.unit)
+        for quantity in glossary.CURVES
+    )
+
+
+def _metric_columns(view: Table, places: dict[str, str]) -> tuple[Column, ...]:
+    """The long form: one row per place and metric."""
+    return (
+        Column(view=view, name="step", type="BIGINT", meaning="optimiser steps done when it was measured", unit="step"),
+        *(Column(view=view, name=name, type="BIGINT", meaning=meaning) for name, meaning in places.items()),
+        Column(
+            view=view, name="metric", type="VARCHAR", meaning="name of the quantity, with @threshold where it has one"
+        ),
+        Column(view=view, name="value", type="DOUBLE", meaning="its value, in the unit of the metric"),
+        Column(
+            view=view, name="n", type="BIGINT", meaning="sample size behind the value; NULL where nothing was sampled"
+        ),
+    )
+
+
+_BLOCK = "block, from 1 to n_layers; 0 = the embedding's output"
+FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
+    "curves": _curve_columns(),
+    "layers": _metric_columns("layers", {"layer": _BLOCK}),
+    "heads": _metric_columns("heads", {"layer": _BLOCK, "head": "query head of the block, from 1 to n_heads"}),
+    "pairs": _metric_columns("pairs", {"layer": _BLOCK, "other_layer": "the second, later block of the pair"}),
+}
+"""The columns of a run folder's Parquet files."""
+
+RUN_COLUMNS = _run_columns()
+
+COLUMNS: dict[Table, tuple[Column, ...]] = {
+    "runs": RUN_COLUMNS,
+    **{
+        table: (Column(view=table, name="run_id", type="VARCHAR", meaning="the run, as in runs"), *columns)
+        for table, columns in FILE_COLUMNS.items()
+    },
+}
+"""The columns of every view, in order."""
+
+METRICS: dict[Table, tuple[glossary.Quantity, ...]] = {
+    "layers": glossary.LAYERS,
+    "heads": glossary.HEADS,
+    "pairs": glossary.PAIRS,
+}
+"""The values that `metric` takes."""
+
+KEYS: dict[Table, tuple[str, ...]] = {
+    "curves": ("step",),
+    "layers": ("step", "layer", "metric"),
+    "heads": ("step", "layer", "head", "metric"),
+    "pairs": ("step", "layer", "other_layer", "metric"),
+}
+"""What tells two rows of one run apart; never NULL."""

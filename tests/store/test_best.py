@@ -1,0 +1,115 @@
+import math
+
+import pytest
+from synthetic import make_run
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store.best import best
+from sparsedepth.store.open import open_store
+
+# loss of each seed, by depth and weight decay; None: the run diverged
+LOSSES = {
+    (12, 0.0): [3.0, 3.5, 4.0],
+    (12, 0.1): [3.0, 3.25],
+    (12, 0.3): [1.0, None],
+    (12, 1.0): [2.5],
+    (24, 0.1): [2.0],
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    for (depth, decay), losses in LOSSES.items():
+        for seed, loss in enumerate(losses):
+            config = RunConfig(n_layers=depth, weight_decay=decay, seed=seed)
+            # a diverged run may have been measured at the end; the number must not count
+            summary = {"val_loss": 0.5, "outcome": "diverged"} if loss is None else {"val_loss": loss}
+            make_run(results, config, {**summary, "usefulness": None if loss is None else loss / 10})
+    with open_store(results) as store:
+        yield store
+
+
+def columns(ranking, *names):
+    places = [ranking.table.columns.index(name) for name in names]
+    return [tuple(row[place] for place in places) for row in ranking.table.rows]
+
+
+def test_cells_are_ranked_by_their_mean_and_diverged_ones_come_last(store):
+    ranking = best(store, "val_loss", depth=12)
+    assert columns(ranking, "rank", "weight_decay", "val_loss", "seeds", "diverged") == [
+        (1, 1.0, 2.5, 1, 0),
+        (2, 0.1, 3.125, 2, 0),
+        (3, 0.0, 3.5, 3, 0),
+        (4, 0.3, 1.0, 1, 1),
+    ]
+    assert (ranking.n_cells, ranking.n_runs, ranking.n_diverged) == (4, 8, 1)
+    assert (ranking.unit, ranking.better) == ("nat/token", "low")
+
+
+def test_spread_over_seeds(store):
+    spread = columns(best(store, depth=12), "standard_error", "min", "max")
+    assert spread[0] == (None, 2.5, 2.5)  # one seed shows no spread
+    assert spread[1] == (pytest.approx(0.125), 3.0, 3.25)  # sd 0.125 * sqrt 2, over sqrt 2
+    assert spread[2] == (pytest.approx(0.5 / math.sqrt(3)), 3.0, 4.0)
+
+
+def test_high_is_better_where_the_glossary_says_so(store):
+    ranking = best(store, "usefulness", depth=12, top=2)
+    assert ranking.better == "high"
+    assert columns(ranking, "weight_decay", "usefulness") == [(0.0, pytest.approx(0.35)), (0.1, pytest.approx(0.3125))]
+
+
+def test_only_what_varies_is_shown(store):
+    assert best(store, depth=12).table.columns == (
+        *("rank", "cell_id", "weight_decay", "seeds", "diverged", "val_loss", "standard_error", "min", "max"),
+    )
+    assert set(best(store).table.columns[2:4]) == {"n_layers", "weight_decay"}
+    assert best(store, depth=24).table.columns[2] == "seeds"
+
+
+def test_a_condition_narrows(store):
+    assert columns(best(store, where="weight_decay < 0.2 AND seed < 2 -- and so on"), "val_loss") == [
+        (2.0,),
+        (3.125,),
+        (3.25,),
+    ]
+
+
+def test_equal_means_are_in_order_of_cell_id(tmp_path):
+    for decay in (0.1, 0.2, 0.3, 0.4):
+        make_run(tmp_path, RunConfig(weight_decay=decay), {"val_loss": 3.0})
+    with open_store(tmp_path) as store:
+        cells = columns(best(store), "cell_id")
+        assert cells == sorted(cells) and len(cells) == 4
+        assert best(store) == best(store)
+
+
+def test_a_cell_without_the_quantity_has_no_mean_and_comes_after_those_with(tmp_path):
+    make_run(tmp_path, RunConfig(weight_decay=0.2), {"causal_score": None})
+    make_run(tmp_path, RunConfig(weight_decay=0.3), {"causal_score": 0.5})
+    with open_store(tmp_path) as store:
+        assert columns(best(store, "causal_score"), "causal_score", "seeds", "standard_error", "min", "max") == [
+            (0.5, 1, None, 0.5, 0.5),
+            (None, 0, None, None, None),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"by": "val_los"}, "did you mean 'val_loss'"),
+        ({"by": "usefullness"}, "did you mean 'usefulness'"),
+        ({"by": "lr"}, "no measured quantity 'lr'"),
+        ({"by": "weight_sparsity"}, "no better direction"),
+        ({"where": "weight_deca > 1"}, "weight_decay"),
+        ({"where": "true; DROP VIEW runs"}, "syntax error"),
+        ({"where": "(SELECT content FROM read_text('/etc/passwd')) IS NULL"}, "not allowed"),
+        ({"depth": 32}, "runs of n_layers 12, 24"),
+        ({"top": 0}, "top=0"),
+    ],
+)
+def test_what_cannot_be_ranked_is_said(store, options, says):
+    with pytest.raises(ValueError, match="(?s).*" + says) as caught:
+        best(store, **options)
+    assert "\n" not in str(caught.value)

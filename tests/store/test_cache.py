@@ -1,0 +1,218 @@
+import shutil
+from time import perf_counter
+
+import pytest
+from synthetic import make_run
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store import cache
+from sparsedepth.store.folder import DamagedRun, finish
+from sparsedepth.store.open import open_store
+
+
+def fill(results, seeds):
+    """One run per seed; its loss is its seed, and layer 1 repeats it."""
+    return [
+        make_run(
+            results,
+            RunConfig(n_layers=2, seed=seed),
+            {"val_loss": float(seed)},
+            layers=[{"step": 1, "layer": 1, "metric": "residual_variance", "value": float(seed), "n": 8}],
+        )
+        for seed in seeds
+    ]
+
+
+def totals(results):
+    """Runs, sum of their losses, sum over the layer table: equal sums if and only if every run is there once."""
+    with open_store(results) as store:
+        ((n, loss),) = store.sql("SELECT count(*), sum(val_loss) FROM runs").rows
+        ((in_layers,),) = store.sql("SELECT sum(value) FROM layers").rows
+    return n, loss, in_layers
+
+
+@pytest.fixture
+def read_folders(monkeypatch):
+    """The run folders that were read, as opposed to taken from the cache."""
+    read = []
+    original = cache.read_run
+    monkeypatch.setattr(cache, "read_run", lambda folder: read.append(folder.name) or original(folder))
+    return read
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    monkeypatch.setattr(cache, "CACHE_FROM", 4)
+
+
+def test_the_second_time_nothing_is_read_again(tmp_path, small_limit, read_folders):
+    fill(tmp_path, range(6))
+    assert totals(tmp_path) == (6, 15.0, 15.0)
+    assert len(read_folders) == 6
+    assert totals(tmp_path) == (6, 15.0, 15.0)
+    assert len(read_folders) == 6
+
+
+def test_only_new_runs_are_read(tmp_path, small_limit, read_folders):
+    fill(tmp_path, range(20))
+    totals(tmp_path)
+    stamp = (tmp_path / ".cache/runs.parquet").read_bytes()
+    read_folders.clear()
+    (new,) = fill(tmp_path, [100])
+    for _ in range(2):  # one new run is read beside the cache
+        assert totals(tmp_path) == (21, 290.0, 290.0)
+    assert read_folders == [new.name] * 2
+    assert (tmp_path / ".cache/runs.parquet").read_bytes() == stamp
+    fill(tmp_path, [200])
+    assert totals(tmp_path) == (22, 490.0, 490.0)  # two of twenty: the cache is rewritten
+    read_folders.clear()
+    assert totals(tmp_path) == (22, 490.0, 490.0)
+    assert read_folders == []
+
+
+def test_removed_replaced_and_moved_runs_are_noticed(tmp_path, small_limit):
+    folders = fill(tmp_path, range(6))
+    totals(tmp_path)
+    shutil.rmtree(folders[5])
+    assert totals(tmp_path) == (5, 10.0, 10.0)
+    shutil.rmtree(folders[4])
+    make_run(tmp_path, RunConfig(n_layers=2, seed=4), {"val_loss": 40.0})
+    assert totals(tmp_path) == (5, 46.0, 6.0)
+    (tmp_path / "runs").rename(tmp_path / "older")
+    with open_store(tmp_path) as store:
+        assert store.sql("SELECT DISTINCT folder LIKE '%older%' FROM runs").rows == ((True,),)
+
+
+def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
+    fill(tmp_path, range(5))
+    expected = totals(tmp_path)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / ".cache").glob("*.parquet")}
+    index = (tmp_path / ".cache/index.json").read_text()
+    for name in whole:
+        place = len(whole[name]) // 2
+        flipped = whole[name][:place] + bytes([whole[name][place] ^ 1]) + whole[name][place + 1 :]
+        for content in (b"", whole[name][:place], flipped):
+            (tmp_path / ".cache" / name).write_bytes(content)
+            assert totals(tmp_path) == expected
+            assert (tmp_path / ".cache" / name).read_bytes() == whole[name]
+    (tmp_path / ".cache/layers.parquet").unlink()
+    assert totals(tmp_path) == expected
+    for content in ("", "[]", "{}", index.replace(cache.VERSION, "0" * 12)):
+        (tmp_path / ".cache/index.json").write_text(content)
+        assert totals(tmp_path) == expected
+        assert (tmp_path / ".cache/index.json").read_text() == index
+
+
+def test_files_of_two_caches_are_not_mixed(tmp_path, small_limit):
+    fill(tmp_path, range(5))
+    totals(tmp_path)
+    old = (tmp_path / ".cache/layers.parquet").read_bytes()
+    fill(tmp_path, range(5, 10))
+    expected = totals(tmp_path)
+    (tmp_path / ".cache/layers.parquet").write_bytes(old)  # as a crash between two files would leave it
+    assert totals(tmp_path) == expected
+
+
+def test_an_open_store_stays_as_it_was(tmp_path, small_limit):
+    fill(tmp_path, range(5))
+    totals(tmp_path)
+    with open_store(tmp_path) as store:
+        fill(tmp_path, range(5, 10))
+        assert totals(tmp_path)[0] == 10  # rewrites the cache
+        assert store.sql("SELECT count(*) FROM runs").rows == ((5,),)
+        assert store.sql("SELECT sum(value) FROM layers").rows == ((10.0,),)
+
+
+def test_every_way_to_name_a_cached_table_reads_it(tmp_path, small_limit):
+    fill(tmp_path, range(5))
+    totals(tmp_path)
+    for text, answer in (
+        ("SELECT sum(value) FROM main.LAYERS", 10.0),
+        ("SELECT sum(value) FROM layers_0", 10.0),
+        ("WITH a AS (FROM layers) SELECT sum(value) FROM a", 10.0),
+        ("SELECT (SELECT sum(value) FROM layers WHERE run_id = runs.run_id) FROM runs WHERE seed = 3", 3.0),
+        ("SELECT max FROM (SUMMARIZE layers) WHERE column_name = 'value'", "4.0"),
+        ("SELECT count(*) FROM heads", 0),
+        ("SELECT count(run_id) FROM heads WHERE metric = 'attention_sparsity@0.001'", 0),
+    ):
+        with open_store(tmp_path) as store:
+            assert store.sql(text).rows == ((answer,),)
+    with open_store(tmp_path) as store:
+        assert store.frame("SELECT run_id, metric, value FROM layers").shape == (5, 3)
+
+
+def test_a_few_runs_leave_no_trace(tmp_path):
+    fill(tmp_path, range(3))
+    totals(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_no_cache_where_none_can_be_written(tmp_path, small_limit, monkeypatch, read_folders):
+    fill(tmp_path, range(5))
+
+    def refuse(path, content):
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(cache, "write_bytes", refuse)
+    monkeypatch.setattr(cache, "write_text", refuse)
+    monkeypatch.setattr(cache, "write_json", refuse)
+    for _ in range(2):
+        assert totals(tmp_path) == (5, 10.0, 10.0)
+    assert len(read_folders) == 10
+
+
+def test_the_cache_does_not_follow_a_link(tmp_path, small_limit):
+    results, elsewhere = tmp_path / "results", tmp_path / "elsewhere"
+    fill(results, range(5))
+    elsewhere.mkdir()
+    (results / ".cache").symlink_to(elsewhere)
+    assert totals(results) == (5, 10.0, 10.0)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_damaged_folder_does_not_enter(tmp_path, small_limit):
+    folders = fill(tmp_path, range(5))
+    content = (folders[2] / "layers.parquet").read_bytes()
+    (folders[2] / "layers.parquet").write_bytes(content[:-1] + b"!")
+    for _ in range(2):
+        with pytest.raises(DamagedRun, match=rf"{folders[2].name}.*layers\.parquet"):
+            open_store(tmp_path)
+    assert not (tmp_path / ".cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "value"),
+    [
+        ("summary.json", "val_loss", '"low"'),
+        ("summary.json", "steps", "1.5"),
+        ("summary.json", "steps", str(2**63)),
+        ("summary.json", "outcome", "[]"),
+        ("summary.json", "val_loss", "1e999"),
+        ("summary.json", "val_loss", "1" + "0" * 400),
+        ("manifest.json", "seconds", "true"),
+        ("manifest.json", "device", "1"),
+    ],
+)
+def test_a_value_of_another_type_is_damage(tmp_path, file, column, value):
+    run = make_run(tmp_path, RunConfig(), {})
+    (run / "complete").unlink()
+    (run / file).write_text(f'{{"{column}": {value}}}')
+    finish(run)
+    with pytest.raises(DamagedRun, match=rf"{file} has {column}="):
+        open_store(tmp_path)
+
+
+def test_the_second_opening_is_fast_and_lazy(tmp_path):
+    """100 runs of 32 layers; the time allowed is generous, for a busy machine (measured: 0.02 s)."""
+    layers = [
+        {"step": 1, "layer": layer, "metric": metric, "value": 0.5, "n": 8}
+        for layer in range(1, 33)
+        for metric in ("residual_variance", "causal_effect", "weight_sparsity@0.001")
+    ]
+    for seed in range(100):
+        make_run(tmp_path, RunConfig(n_layers=32, seed=seed), {"val_loss": 3.0}, layers=layers)
+    open_store(tmp_path).close()
+    start = perf_counter()
+    with open_store(tmp_path) as store:
+        assert perf_counter() - start < 0.5
+        assert store.sql("SELECT count(*) FROM layers JOIN runs USING (run_id)").rows == ((100 * 96,),)

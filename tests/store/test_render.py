@@ -1,0 +1,200 @@
+import csv
+import datetime
+import io
+import json
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsedepth.store import render
+from sparsedepth.store.answer import Answer
+
+ANSWER = Answer(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
+
+HOSTILE = [
+    "=cmd|' /C calc'!A0",
+    "+1+1",
+    "-1+1",
+    "@SUM(A1)",
+    "\t=1+1",
+    "\r=1",
+    " =1",
+    "<script>alert(1)</script>",
+    r"\input{/etc/passwd}",
+    "a & b % c # d $ e_f ^ ~ { }",
+    "[x](javascript:alert(1)) ![i](http://e/x.png)",
+    "| a | b |\n| c |",
+    "\x1b[31mred\x1b]0;title\x07",
+    "\u202eevil\u2066\u200b",
+    'quote" comma, line\nbreak',
+    "\x00",
+]
+
+
+def test_a_table_is_aligned():
+    assert render.table(ANSWER, width=80) == (
+        "norm  val_loss  steps\n"
+        "----  --------  -----\n"
+        "pre      3.142    256\n"
+        "post         -      -"
+    )  # fmt: skip
+
+
+def test_rows_too_wide_stand_below_each_other():
+    assert render.table(ANSWER, width=18) == (
+        "row 1 ------------\n"
+        "norm      pre\n"
+        "val_loss  3.142\n"
+        "steps     256\n"
+        "row 2 ------------\n"
+        "norm      post\n"
+        "val_loss  -\n"
+        "steps     -"
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.text(max_size=100), st.floats(), st.integers() | st.none()), max_size=5),
+    width=st.integers(30, 120),
+)
+def test_a_table_fits_the_terminal(rows, width):
+    text = render.table(Answer(columns=("name", "x", "n"), rows=tuple(rows)), width=width)
+    assert all(len(line) <= width for line in text.split("\n"))
+
+
+def test_long_text_is_shortened_and_the_last_column_takes_the_room_left():
+    answer = Answer(columns=("a", "b"), rows=(("x" * 100, "y" * 100),))
+    assert render.table(answer, width=142).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 77 + "..."
+    assert render.table(answer, width=300).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 100
+
+
+def test_rows_left_out_are_counted():
+    text = render.table(Answer(columns=("x",), rows=tuple((i,) for i in range(1500))), width=80, max_rows=100)
+    assert text.count("\n") == 102
+    assert text.endswith("99\n... and 1,400 more rows; csv or json has them all")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (3.14159, "3.142"),
+        (-3.0, "-3.000"),
+        (0.00123456, "0.001235"),
+        (9.99999, "10.00"),
+        (12345.678, "12346"),
+        (1.5e-7, "1.500e-07"),
+        (1.23456e12, "1.235e+12"),
+        (math.nan, "-"),
+        (-math.inf, "-"),
+        (None, "-"),
+        (True, "true"),
+        (1234567, "1234567"),
+        (Decimal("0.10"), "0.1000"),
+        ([1, 0.5, None], "[1, 0.5, null]"),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+    ],
+)
+def test_values_for_people(value, text):
+    assert render.readable(value) == text
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(1e-4, 9.9e6))
+def test_four_significant_digits_are_kept(value):
+    assert float(render.readable(value)) == pytest.approx(value, rel=0.5001e-3)
+
+
+def test_csv_is_exact_and_null_is_empty():
+    answer = Answer(columns=("a", "b", "c"), rows=((0.1 + 0.2, None, -5), (math.nan, True, "x")))
+    assert render.to_csv(answer) == "a,b,c\n0.30000000000000004,,-5\n,true,x"
+
+
+def test_json_is_exact_and_null_is_null():
+    answer = Answer(columns=("a", "a", "b"), rows=((0.1 + 0.2, None, [1.0, math.inf]),))
+    assert json.loads(render.to_json(answer)) == [{"a": 0.30000000000000004, "a_2": None, "b": [1.0, None]}]
+
+
+def test_markdown():
+    assert render.to_markdown(ANSWER) == (
+        "| norm | val_loss | steps |\n"
+        "| --- | ---: | ---: |\n"
+        "| pre | 3.142 | 256 |\n"
+        "| post | - | - |"
+    )  # fmt: skip
+
+
+def test_latex():
+    assert render.to_latex(ANSWER) == (
+        "\\begin{tabular}{lrr}\n"
+        "\\hline\n"
+        "norm & val\\_loss & steps \\\\\n"
+        "\\hline\n"
+        "pre & 3.142 & 256 \\\\\n"
+        "post & - & - \\\\\n"
+        "\\hline\n"
+        "\\end{tabular}"
+    )
+
+
+@pytest.mark.parametrize("format", render.FORMATS)
+def test_every_format_renders_nothing_and_one_value(format):
+    assert isinstance(render.render(Answer(columns=("x",), rows=()), format), str)
+    assert "3.5" in render.render(Answer(columns=("x",), rows=((3.5,),)), format)
+
+
+def test_an_unknown_format_is_named():
+    with pytest.raises(ValueError, match="format='html' is not one of table, csv, json, markdown, latex"):
+        render.render(ANSWER, "html")
+
+
+# Text from anyone
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("format", render.FORMATS)
+def test_no_control_character_gets_out(format, text):
+    shown = render.render(Answer(columns=(text,), rows=((text,), ([text],))), format)
+    assert all(character.isprintable() or character == "\n" for character in shown)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_spreadsheet_sees_no_formula(text):
+    for row in csv.reader(io.StringIO(render.to_csv(Answer(columns=(text,), rows=((text,),))))):
+        (cell,) = row
+        assert not cell.lstrip().startswith(("=", "+", "-", "@"))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markdown_sees_one_cell_without_markup(text):
+    shown = render.to_markdown(Answer(columns=("x",), rows=((text,),))).split("\n")
+    assert len(shown) == 3
+    bare = shown[2].removeprefix("| ").removesuffix(" |").replace("\\\\", "")
+    for character in "|<>[]*`":
+        assert bare.count(character) == bare.count("\\" + character)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_latex_sees_only_escapes(text):
+    row = render.to_latex(Answer(columns=("x",), rows=((text,),))).split("\n")[4].removesuffix(r" \\")
+    known = ["textbackslash", "textasciicircum", "textasciitilde", "textless", "textgreater", "textbar"]
+    for command in known:
+        row = row.replace("\\" + command + "{}", "")
+    for character in "{}$&#%_":
+        row = row.replace("\\" + character, "")
+    row = row.replace("{[}", "").replace("{*}", "")
+    assert not set(row) & set("\\{}$&#%_^~")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.text(), st.none() | st.floats() | st.integers() | st.booleans()), max_size=4))
+def test_any_text_keeps_the_shape_of_every_format(rows):
+    answer = Answer(columns=("name", "x"), rows=tuple(rows))
+    assert [len(row) for row in csv.reader(io.StringIO(render.to_csv(answer)))] == [2] * (len(rows) + 1)
+    assert [row["name"] for row in json.loads(render.to_json(answer))] == [name for name, _ in rows]
+    assert len(render.to_markdown(answer).split("\n")) == len(rows) + 2
+    assert len(render.to_latex(answer).split("\n")) == len(rows) + 6
