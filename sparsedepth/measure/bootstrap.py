@@ -1,0 +1,54 @@
+"""A score and its 95% interval, from per-sequence numbers alone: the percentile bootstrap over sequences.
+
+Tokens of one sequence are not independent, so the sequence is what is resampled (Efron & Tibshirani 1993, chapter 13).
+A score is written as a statistic of means over sequences; the statistic is recomputed on the means of each resample,
+so ratios and thresholded counts get the interval of the ratio and of the count.
+
+Shapes: N sequences, R resamples.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+N_RESAMPLES = 1000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A value with its interval; None where it is undefined, and for the interval of a single sequence."""
+
+    value: float | None
+    lo: float | None
+    hi: float | None
+    n_sequences: int
+
+
+def bootstrap(statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator) -> Estimate:
+    """The statistic of the sequences at hand, and its interval over resamples of them.
+
+    `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
+    once, and returns [R] values, NaN where undefined. Raises ValueError without a sequence.
+    """
+    n_sequences = len(per_sequence[0])
+    if n_sequences == 0:
+        raise ValueError("0 sequences to estimate from; expected at least 1: the held-out text is too short")
+    assert all(len(array) == n_sequences for array in per_sequence)
+    arrays = [np.asarray(array, dtype=np.float64) for array in per_sequence]
+    value = statistic(*(array.mean(0)[None] for array in arrays))[0]
+    lo = hi = math.nan
+    if n_sequences > 1:
+        weights_RN = rng.multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES) / n_sequences
+        resampled_R = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
+        ends = np.quantile(resampled_R, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+        # Noise lifts a mean of absolute values, so near 0 every resample may exceed the value: widen, never exclude it.
+        lo, hi = min(ends[0], value), max(ends[1], value)
+    return Estimate(value=finite(value), lo=finite(lo), hi=finite(hi), n_sequences=n_sequences)
+
+
+def finite(value: float | np.floating) -> float | None:
+    """The number, or None where it is not one: an undefined result is missing, never 0."""
+    return float(value) if math.isfinite(value) else None

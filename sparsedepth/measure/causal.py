@@ -1,0 +1,102 @@
+"""Causal score: how much the later blocks' updates depend on a block; and how much the loss does.
+
+    u_l = x_l - x_(l-1),   u'_l the same with block s skipped
+    effect(s, l) = sum over tokens ||u'_l - u_l|| / sum over tokens ||u_l||,   s < l
+    score = mean of effect(s, l) over the L (L - 1) / 2 pairs s < l
+    skip increase(s) = (loss with block s skipped - loss) / loss
+
+0: no block uses what an earlier one wrote. Source: 2603.15389, after 2505.13898. A ratio of means, as in the former;
+the latter takes the largest ratio over tokens. Both states are inputs and outputs of block l itself, so the comparison
+cannot slip by a layer, and x_L is taken before the final norm. The skip increase is usefulness's identity control.
+
+Shapes: N and B sequences, T tokens of one sequence, S = T + 1 with the last target, D width of the residual stream,
+L layers, R resamples.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, skip, walk
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CausalEffect:
+    effects: dict[tuple[int, int], float | None]
+    """by pair of layers s < l, from 0"""
+    by_layer: list[float | None]
+    """mean of effect(s, l) over l > s for s = 1..L; None for the last block, which has no later one"""
+    score: Estimate
+    """None for a single block"""
+    skip_increase: list[float | None]
+    """of blocks 1..L; below 0 where the loss is lower without the block"""
+    n_tokens: int
+
+
+def causal_effect(
+    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
+) -> CausalEffect:
+    """The effect of skipping each block on the update of each later one, and on the loss."""
+    with probing(stack):
+        parts = [_skip_each(stack, tokens_BS, max_tokens) for tokens_BS in batches(stack, tokens_NS, max_tokens)]
+        sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
+    change_NLL, update_NL, skipped_NL, base_N = sums
+    effect_LL = effect_matrix(change_NLL.mean(0), update_NL.mean(0))
+    pairs = itertools.combinations(range(1, stack.n_layers + 1), 2)
+    return CausalEffect(
+        effects={(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs},
+        by_layer=[_mean_or_none(row[s:]) for s, row in enumerate(effect_LL, start=1)],
+        score=bootstrap(_score, change_NLL, update_NL, rng=rng),
+        skip_increase=[finite(value) for value in relative_change(skipped_NL.mean(0), base_N.mean())],
+        n_tokens=tokens_NS[:, 1:].numel(),
+    )
+
+
+def _skip_each(stack: Stack, tokens_BS: Tensor, max_tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
+    n_layers, targets_BT = stack.n_layers, tokens_BS[:, 1:]
+    states = record(stack, tokens_BS[:, :-1])
+    base_B = sequence_loss(stack, states[-1][None], targets_BT)[0]
+    change_LLB = base_B.new_zeros(n_layers, n_layers, len(tokens_BS))
+    skipped_LB = base_B.new_empty(n_layers, len(tokens_BS))
+    for step in walk(stack, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
+        update_BTD = states[step.layer] - states[step.layer - 1]
+        difference_FBTD = (step.after - step.before) - update_BTD
+        change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
+        if step.layer == n_layers:
+            skipped_LB[step.forks] = sequence_loss(stack, step.after, targets_BT)
+    update_LB = torch.stack([_token_norms(after - before) for before, after in itertools.pairwise(states)])
+    return change_LLB.movedim(-1, 0), update_LB.T, skipped_LB.T, base_B
+
+
+def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
+    """effect_RLL from the mean norms of u'_l - u_l and of u_l; NaN for l <= s."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        effect_RLL = change_RLL / update_RL[..., None, :]
+    # A block that adds nothing with and without block s is not affected by it: 0, not 0/0. One that adds something only
+    # without block s has no scale to be compared with: undefined.
+    effect_RLL = np.where(change_RLL == 0, 0.0, np.where(np.isinf(effect_RLL), np.nan, effect_RLL))
+    later_LL = np.triu(np.ones(effect_RLL.shape[-2:], dtype=bool), 1)
+    return np.where(later_LL, effect_RLL, np.nan)
+
+
+def _score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
+    n_layers = update_RL.shape[-1]
+    if n_layers < 2:
+        return np.full(len(update_RL), np.nan)
+    return effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(n_layers, 1)].mean(-1)
+
+
+def _mean_or_none(values: np.ndarray) -> float | None:
+    return finite(values.mean()) if len(values) else None
+
+
+def _token_norms(x: Tensor) -> Tensor:
+    """Mean over tokens of the norm over D: [..., T, D] -> [...], fp64."""
+    return torch.linalg.vector_norm(x, dim=-1).mean(-1, dtype=torch.float64)

@@ -1,0 +1,134 @@
+"""Usefulness: how many blocks do more than an affine map could.
+
+    A_l, b_l = argmin sum over the fit tokens ||x_l - (A x_(l-1) + b)||^2
+    increase(l) = (loss with block l replaced by its affine map - loss) / loss,   on tokens that no map was fitted on
+    usefulness = share of blocks with increase(l) > threshold
+
+Source: 2603.15389 (threshold 0.1 from its released code). Beside the count, which moves in steps of 1/L, stands the
+mean increase; the increase with the block left out (the identity for a map) is in `causal`.
+Deviates from its released code, which fits and scores on the same tokens and installs the transposed map (A^T for A).
+
+The fit is ridge-free, in fp64, on centred data, of the block's update u = x_l - x_(l-1): with C the covariances over
+the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. Where the fit tokens span the stream this is the map above.
+A direction that none of them has (the embeddings of a small vocabulary span few) passes unchanged; the least-norm A
+would set it to 0.
+
+Shapes: N and B sequences, S = T + 1 tokens with the last target, n tokens, D width of the residual stream, L layers.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usefulness:
+    affine_increase: list[float | None]
+    """of blocks 1..L; below 0 where the map does better than the block"""
+    share: Estimate
+    """share of blocks, 0 to 1, over the threshold"""
+    mean_increase: Estimate
+    n_tokens: int
+    """tokens that the losses are measured on"""
+    n_fit_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class AffineUpdate:
+    """x + (x - mean) weight + bias."""
+
+    mean: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD + (x_BTD - self.mean) @ self.weight + self.bias
+
+
+def usefulness(
+    stack: Stack,
+    fit_NT: Tensor,
+    tokens_NS: Tensor,
+    threshold: float,
+    rng: np.random.Generator,
+    max_tokens: int = MAX_TOKENS,
+) -> Usefulness:
+    """Replace each block by its affine map, fitted on `fit_NT`, and score the loss on the other tokens `tokens_NS`."""
+    layers = range(1, stack.n_layers + 1)
+    maps = fit_affine(stack, fit_NT, max_tokens)
+    forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
+    base_N, affine_NL = fork_losses(stack, tokens_NS, forks, max_tokens)
+    seed = int(rng.integers(2**63))  # one set of resamples for both scores
+
+    def score(mean_of: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+        def statistic(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+            return mean_of(relative_change(affine_RL, base_R[:, None])).mean(-1)
+
+        return bootstrap(statistic, affine_NL, base_N, rng=np.random.default_rng(seed))
+
+    return Usefulness(
+        affine_increase=[finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())],
+        share=score(lambda increase_RL: np.where(np.isnan(increase_RL), np.nan, increase_RL > threshold)),
+        mean_increase=score(lambda increase_RL: increase_RL),
+        n_tokens=tokens_NS[:, 1:].numel(),
+        n_fit_tokens=fit_NT.numel(),
+    )
+
+
+def fit_affine(stack: Stack, fit_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[AffineUpdate]:
+    """The map of each block 1..L. Raises ValueError unless there are more than D + 1 fit tokens.
+
+    One pass over the tokens: means and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They
+    take 16 L D^2 bytes.
+    """
+    moments = [_Moments() for _ in range(stack.n_layers)]
+    with probing(stack):
+        for tokens_BT in batches(stack, fit_NT, max_tokens):
+            states = itertools.pairwise(stream(stack, tokens_BT))
+            for moment, (x_BTD, after_BTD) in zip(moments, states, strict=True):
+                moment.add(x_BTD.flatten(0, 1), after_BTD.flatten(0, 1))
+        return [moment.solve() for moment in moments]
+
+
+class _Moments:
+    """Mean and co-moments of (x, u), u the block's update, over the tokens seen so far, in fp64."""
+
+    def __init__(self) -> None:
+        self.n_tokens = 0
+        self.mean_2D: Tensor | float = 0.0
+        self.comoment_D2D: Tensor | float = 0.0  # sum over tokens of (x - mean x) (x - mean x, u - mean u)
+
+    def add(self, x_nD: Tensor, after_nD: Tensor) -> None:
+        x_nD, after_nD = x_nD.double(), after_nD.double()
+        z_n2D = torch.cat((x_nD, after_nD - x_nD), dim=-1)
+        mean_2D = z_n2D.mean(0)
+        z_n2D -= mean_2D
+        n_seen, n_new = self.n_tokens, len(z_n2D)
+        self.n_tokens += n_new
+        delta_2D = mean_2D - self.mean_2D
+        d_model = x_nD.shape[1]
+        between_D2D = torch.outer(delta_2D[:d_model], delta_2D) * (n_seen * n_new / self.n_tokens)
+        self.comoment_D2D = self.comoment_D2D + z_n2D[:, :d_model].T @ z_n2D + between_D2D
+        self.mean_2D = self.mean_2D + delta_2D * (n_new / self.n_tokens)
+
+    def solve(self) -> AffineUpdate:
+        assert isinstance(self.comoment_D2D, Tensor) and isinstance(self.mean_2D, Tensor)
+        mean_D, bias_D = self.mean_2D.chunk(2)
+        if self.n_tokens <= len(mean_D) + 1:
+            raise ValueError(
+                f"{self.n_tokens} fit tokens do not determine an affine map of width {len(mean_D)}; "
+                f"expected more than d_model + 1 = {len(mean_D) + 1}: raise fit_tokens, or hold out more text"
+            )
+        xx_DD, xu_DD = self.comoment_D2D.chunk(2, dim=1)
+        # pinv drops directions whose variance is below D eps of the largest: there fp32 states hold only rounding.
+        weight_DD = torch.linalg.pinv(xx_DD, hermitian=True) @ xu_DD
+        return AffineUpdate(mean_D.float(), weight_DD.float(), bias_D.float())

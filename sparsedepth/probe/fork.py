@@ -1,0 +1,148 @@
+"""An intervention is a fork of the residual stream, which leaves the recorded one before the first layer it changes.
+
+    x'_(s-1) = x_(s-1),   x'_l = change_l(x'_(l-1)) at the changed layers,   x'_l = block(l, x'_(l-1)) at the others
+
+Forks that stand at the same depth run through a block as one batch, so a score costs a few large passes from the
+changed layers on, rather than one full forward pass per intervention. No weight is ever touched.
+
+Shapes: F forks, B sequences, T tokens of one sequence, D width of the residual stream.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsedepth.probe.stack import Stack
+
+MAX_TOKENS = 8192
+"""Tokens per pass (forks x sequences x length) unless told otherwise. A pass keeps the L + 1 recorded states of its
+sequences and about three copies of the forks' own: 4 (L + 4) MAX_TOKENS D bytes at most."""
+
+Change = int | Callable[[Tensor], Tensor] | None
+"""What runs in a layer's place: the block of another layer, a function x_BTD -> x_BTD, or (None) nothing."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The layers that differ, by number from 1."""
+
+    changes: Mapping[int, Change]
+
+    @property
+    def start(self) -> int:
+        return min(self.changes)
+
+
+def skip(layer: int) -> Fork:
+    """Leave a block out: x'_l = x_(l-1)."""
+    return Fork({layer: None})
+
+
+def swap(first: int, second: int) -> Fork:
+    """Run each of two blocks in the other's place; those in between stay where they are."""
+    return Fork({first: second, second: first})
+
+
+def replace(layer: int, function: Callable[[Tensor], Tensor]) -> Fork:
+    """x'_l = function(x_(l-1))."""
+    return Fork({layer: function})
+
+
+@contextmanager
+def probing(stack: Stack) -> Generator[None, None, None]:
+    """Evaluation mode, fp32, no gradients; modes and random state end as they were found, also after an error."""
+    modes = [(module, module.training) for module in stack.model.modules()]
+    cuda = [stack.device] if stack.device.type == "cuda" else []
+    try:
+        stack.model.eval()
+        with (
+            torch.random.fork_rng(devices=cuda),
+            torch.inference_mode(),
+            torch.autocast(stack.device.type, enabled=False),
+            stack.exact(),
+        ):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def batches(stack: Stack, tokens: Tensor, max_tokens: int) -> Iterator[Tensor]:
+    """`tokens` [N, T] on the stack's device, in parts of whole sequences: max_tokens tokens each, or one sequence."""
+    for part in tokens.split(max(1, max_tokens // tokens.shape[1])):
+        yield part.to(stack.device)
+
+
+def stream(stack: Stack, tokens_BT: Tensor) -> Iterator[Tensor]:
+    """The states x_0 .. x_L one after the other, each x_BTD, the last before the final norm."""
+    x_BTD = stack.embed(tokens_BT)
+    yield x_BTD
+    for layer in range(1, stack.n_layers + 1):
+        x_BTD = stack.block(layer, x_BTD)
+        yield x_BTD
+
+
+def record(stack: Stack, tokens_BT: Tensor) -> list[Tensor]:
+    """The whole stream, x_0 .. x_L: what forks start from."""
+    return list(stream(stack, tokens_BT))
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Some forks, at one layer."""
+
+    layer: int
+    forks: list[int]
+    """indices into the sequence of forks that was asked for"""
+    before: Tensor
+    after: Tensor
+    """their states x'_(l-1) and x'_l: [F, B, T, D]"""
+
+
+def walk(stack: Stack, states: Sequence[Tensor], forks: Sequence[Fork], max_tokens: int) -> Iterator[Step]:
+    """Run forks of the recorded `states` to the last layer, max_tokens tokens (at least one fork) per pass.
+
+    Yields every layer from a fork's start on; each fork is in exactly one step per layer.
+    """
+    assert all(min(fork.changes) >= 1 and max(fork.changes) <= stack.n_layers for fork in forks)
+    by_start = sorted(range(len(forks)), key=lambda index: forks[index].start)
+    per_pass = max(1, max_tokens // states[0][..., 0].numel())
+    for offset in range(0, len(forks), per_pass):
+        yield from _walk_together(stack, states, forks, by_start[offset : offset + per_pass])
+
+
+def _walk_together(stack: Stack, states: Sequence[Tensor], forks: Sequence[Fork], group: list[int]) -> Iterator[Step]:
+    """One pass over the forks in `group`, sorted by start: those that have started are the first rows of the batch."""
+    x_FBTD = states[0].new_empty(0, *states[0].shape)
+    for layer in range(forks[group[0]].start, stack.n_layers + 1):
+        n_joining = sum(forks[index].start == layer for index in group)
+        if n_joining:
+            x_FBTD = torch.cat((x_FBTD, states[layer - 1].expand(n_joining, -1, -1, -1)))
+        running = group[: len(x_FBTD)]
+        after_FBTD = _advance(stack, layer, [forks[index] for index in running], x_FBTD)
+        yield Step(layer, running, x_FBTD, after_FBTD)
+        x_FBTD = after_FBTD
+
+
+def _advance(stack: Stack, layer: int, forks: Sequence[Fork], x_FBTD: Tensor) -> Tensor:
+    """The state of each fork after `layer`: forks that run the same thing there run it as one batch."""
+    rows_by_change: dict[Change, list[int]] = {}
+    for row, fork in enumerate(forks):
+        rows_by_change.setdefault(fork.changes.get(layer, layer), []).append(row)
+    if len(rows_by_change) == 1:
+        return _apply(stack, next(iter(rows_by_change)), x_FBTD)
+    after_FBTD = torch.empty_like(x_FBTD)
+    for change, rows in rows_by_change.items():
+        after_FBTD[rows] = _apply(stack, change, x_FBTD[rows])
+    return after_FBTD
+
+
+def _apply(stack: Stack, change: Change, x_FBTD: Tensor) -> Tensor:
+    if change is None:
+        return x_FBTD
+    x_BTD = x_FBTD.flatten(0, 1)
+    out_BTD = stack.block(change, x_BTD) if isinstance(change, int) else change(x_BTD)
+    return out_BTD.view_as(x_FBTD)

@@ -1,0 +1,131 @@
+"""What a measure sees of a language model: a stack of blocks on one residual stream.
+
+    x_0 = embed(tokens),   x_l = block(l, x_(l-1)),   logits = logits(x_L),   l = 1..L
+
+Every measure works on this protocol, so a model of any library is measured by the same code once it has an adapter.
+An adapter calls the model's own modules: it never re-implements one, and never alters a weight.
+
+Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
+K width of a head, V vocabulary.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparsedepth.model import experts
+from sparsedepth.model.decoder import Block, Decoder, Experts, SwiGLU
+
+
+class Stack(Protocol):
+    """Layers count from 1 to n_layers. The residual stream goes in and comes out as fp32 on `device`."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module behind the stack: the probe sets its mode and puts it back."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        ...
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """x_0 as x_BTD: what enters the first block."""
+        ...
+
+    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        """x_l from x_(l-1): the whole residual block."""
+        ...
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """logits_BTV of x_L: final norm, then head. Position by position."""
+        ...
+
+    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G).
+
+        The attention weights are softmax(q k / sqrt(K)) over the causal entries.
+        """
+        ...
+
+    def matrices(self, layer: int) -> Mapping[str, Tensor]:
+        """The weight matrices of a block by name: q, k, v, o, and those of the feed-forward part or of each expert."""
+        ...
+
+    def exact(self) -> AbstractContextManager[None]:
+        """While it is open the model computes in fp32 with kernels that can; what was set before is put back."""
+        ...
+
+
+class DecoderStack:
+    """`Decoder` as a stack.
+
+    Calls `Block.forward` itself, past any compiled version: forks come in many batch sizes, each a recompilation.
+    """
+
+    def __init__(self, model: Decoder):
+        self.model = model
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed.weight.device
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.model.blocks)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.config.vocab_size
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return self.model.embed_tokens(tokens_BT)
+
+    def _block(self, layer: int) -> Block:
+        block = self.model.blocks[layer - 1]
+        assert isinstance(block, Block)
+        return block
+
+    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        return self._block(layer).forward(x_BTD, self.model.rotary(x_BTD.shape[1]))
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        return self.model.logits(x_BTD)
+
+    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        block = self._block(layer)
+        return block.attention.queries_keys(block.attention_input(x_BTD), self.model.rotary(x_BTD.shape[1]))
+
+    def matrices(self, layer: int) -> Mapping[str, Tensor]:
+        """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""
+        block = self._block(layer)
+        attention, ffn = block.attention, block.ffn
+        found = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
+        if isinstance(ffn, SwiGLU):
+            return found | {name: getattr(ffn, name).weight for name in ("gate", "up", "down")}
+        assert isinstance(ffn, Experts)
+        for index, (gate_up, down) in enumerate(zip(ffn.gate_up_E2FD, ffn.down_EDF, strict=True)):
+            gate, up = gate_up.chunk(2)
+            found |= {f"expert{index}.gate": gate, f"expert{index}.up": up, f"expert{index}.down": down}
+        return found
+
+    @contextmanager
+    def exact(self) -> Generator[None, None, None]:
+        mixtures = [module for module in self.model.modules() if isinstance(module, Experts)]
+        kernels = [mixture.kernel for mixture in mixtures]
+        self.model.use_experts_kernel(experts.choose(self.device, autocast=False))
+        try:
+            yield
+        finally:
+            for mixture, kernel in zip(mixtures, kernels, strict=True):
+                mixture.kernel = kernel

@@ -1,0 +1,62 @@
+"""The percentile bootstrap: known intervals, missing values, determinism."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import known
+
+from sparsedepth.measure.bootstrap import bootstrap, finite
+
+
+def mean(values_R):
+    return values_R
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_the_interval_of_a_mean_is_the_normal_one():
+    values = np.random.default_rng(1).normal(3.0, 2.0, 400)
+    found = bootstrap(mean, values, rng=rng())
+    half = 1.96 * values.std() / math.sqrt(400)  # about 0.2; at 90% it would be 0.16
+    assert found.value == pytest.approx(values.mean(), abs=1e-12)
+    assert found.lo == pytest.approx(values.mean() - half, abs=0.015)
+    assert found.hi == pytest.approx(values.mean() + half, abs=0.015)
+    assert found.n_sequences == 400
+
+
+def test_a_ratio_of_means_is_resampled_as_a_ratio():
+    parts = np.random.default_rng(2).uniform(1, 2, 50)
+    found = bootstrap(lambda a_R, b_R: a_R / b_R, 3 * parts, parts, rng=rng())
+    assert (found.value, found.lo, found.hi) == pytest.approx((3.0, 3.0, 3.0), abs=1e-12)
+
+
+def test_what_is_undefined_is_missing():
+    one = bootstrap(mean, np.array([2.0]), rng=rng())
+    assert (one.value, one.lo, one.hi, one.n_sequences) == (2.0, None, None, 1)
+    undefined = bootstrap(mean, np.array([1.0, math.nan]), rng=rng())
+    assert (undefined.value, undefined.lo, undefined.hi) == (None, None, None)
+    assert finite(math.inf) is None and finite(0.0) == 0.0
+    with pytest.raises(ValueError, match="0 sequences"):
+        bootstrap(mean, np.empty(0), rng=rng())
+
+
+def test_the_interval_holds_the_value_where_every_resample_exceeds_it():
+    noise = np.random.default_rng(3).normal(size=(8, 50))
+    centred = noise - noise.mean(0)  # 50 means that are 0, and that in no resample are
+    found = bootstrap(lambda means_RK: np.abs(means_RK).mean(-1), centred, rng=rng())
+    assert known(found.value) == pytest.approx(0, abs=1e-12)
+    assert found.lo == found.value and known(found.hi) > 0.2
+
+
+@settings(max_examples=30, deadline=None)
+@given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=20), seed=st.integers(0, 99))
+def test_the_interval_lies_within_the_data_around_the_value_and_repeats(values, seed):
+    array = np.array(values)
+    found = bootstrap(mean, array, rng=rng(seed))
+    assert found == bootstrap(mean, array, rng=rng(seed))
+    assert array.min() - 1e-9 <= known(found.lo) <= known(found.value) <= known(found.hi) <= array.max() + 1e-9

@@ -1,0 +1,164 @@
+"""The whole suite: names and shapes of its rows, disjoint text, determinism, independence of the memory budget."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference import FAMILIES, run_config
+from toy import integers
+
+from sparsedepth import glossary
+from sparsedepth.measure.suite import measure_run, observe_variance
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+TEXT = np.random.default_rng(7).integers(0, 40, 4000)
+BUDGET = {"val_tokens": 640, "measure_tokens": 64, "fit_tokens": 320, "eval_seq_len": 8}
+
+
+def held_out(seq_len, n_tokens, skip_tokens):
+    windows = np.lib.stride_tricks.sliding_window_view(TEXT[skip_tokens:], seq_len + 1)[::seq_len]
+    return windows[: n_tokens // seq_len].copy()
+
+
+def measured(family: str = "dense", *, fields: dict[str, Any] | None = None, text=held_out, **options):
+    config = run_config(**{**BUDGET, **FAMILIES[family], **(fields or {})})
+    return measure_run(DecoderStack(Decoder(config)), config, text, 1.5, step=9, **options)
+
+
+def base(metric):
+    return metric.split("@")[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_name_is_the_glossarys_and_every_value_a_number(family):
+    found = measured(family)
+    names = [quantity.name for quantity in glossary.RUNS]
+    assert set(found.summary) == set(names[names.index("val_loss") :])
+    assert all(math.isfinite(value) for value in found.summary.values())
+    for rows, quantities in (
+        (found.layers, glossary.LAYERS),
+        (found.heads, glossary.HEADS),
+        (found.pairs, glossary.PAIRS),
+    ):
+        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in quantities}
+        assert all(row["step"] == 9 and row["n"] > 0 for row in rows)
+        places = [tuple(row[key] for key in row if key not in ("value", "n")) for row in rows]
+        assert len(set(places)) == len(places)
+        missing = [(row["layer"], row["metric"]) for row in rows if row["value"] is None]
+        assert missing == ([(5, "causal_effect")] if rows is found.layers else [])
+
+
+def test_rows_by_layer_head_and_pair():
+    found = measured()
+    layers = {}
+    for row in found.layers:
+        layers.setdefault(row["metric"], []).append(row["layer"])
+    thresholds = ("0.001", "0.0001", "0.01"), ("0.1", "0.01")
+    expected = {"causal_effect", "affine_loss_increase", "skip_loss_increase", "residual_variance"}
+    for kind in ("weight", "attention"):
+        expected |= {f"{kind}_sparsity@{t}" for t in thresholds[0]} | {
+            f"{kind}_sparsity_rel@{t}" for t in thresholds[1]
+        }
+    assert set(layers) == expected
+    assert layers.pop("residual_variance") == [0, 1, 2, 3, 4, 5]
+    assert all(places == [1, 2, 3, 4, 5] for places in layers.values())
+    assert {(row["layer"], row["head"]) for row in found.heads} == {(a, b) for a in range(1, 6) for b in range(1, 5)}
+    assert sum(row["metric"] == "permutation_effect" for row in found.pairs) == 10
+    assert all(row["layer"] < row["other_layer"] for row in found.pairs)
+
+
+def test_the_summary_agrees_with_the_rows_it_sums_up():
+    found = measured()
+
+    def mean(rows, metric):
+        values = [row["value"] for row in rows if row["metric"] == metric]
+        return pytest.approx(np.mean(values), rel=1e-9)
+
+    summary = found.summary
+    assert summary["causal_score"] == mean(found.pairs, "causal_effect")
+    assert summary["permutation_score"] == mean(found.pairs, "permutation_effect")
+    assert summary["usefulness_loss_increase"] == mean(found.layers, "affine_loss_increase")
+    assert summary["attention_sparsity"] == mean(found.layers, "attention_sparsity@0.001")
+    assert summary["attention_sparsity_rel"] == mean(found.heads, "attention_sparsity_rel@0.1")
+    assert summary["weight_sparsity"] == mean(found.layers, "weight_sparsity@0.001")  # blocks of one size
+    variance = [row["value"] for row in found.layers if row["metric"] == "residual_variance"]
+    assert summary["residual_variance_last"] == variance[-1]
+    assert summary["residual_variance_growth"] == pytest.approx((variance[-1] / variance[1]) ** (1 / 4))
+    assert summary["effective_layers"] == pytest.approx(5 * summary["usefulness"])
+    assert summary["val_bits_per_byte"] == pytest.approx(summary["val_loss"] / math.log(2) / 1.5)
+    assert (summary["val_loss_tokens"], summary["score_tokens"]) == (640, 64)
+    for name in ("val_loss", "causal_score", "permutation_score", "usefulness", "residual_variance_last"):
+        assert summary[f"{name}_lo"] <= summary[name] <= summary[f"{name}_hi"]
+
+
+def test_the_maps_are_fitted_on_text_that_is_not_scored():
+    asked = []
+
+    def watched(seq_len, n_tokens, skip_tokens):
+        asked.append((seq_len, n_tokens, skip_tokens))
+        return held_out(seq_len, n_tokens, skip_tokens)
+
+    measured(text=watched)
+    assert sorted(asked) == [(8, 640, 0), (16, 64, 0), (16, 320, 64), (16, 640, 0)]
+
+
+def test_without_another_context_or_bytes_nothing_is_made_up():
+    config = run_config(val_tokens=640, measure_tokens=64, fit_tokens=320)
+    summary = measure_run(DecoderStack(Decoder(config)), config, held_out, step=0).summary
+    assert summary["val_loss_common"] == summary["val_loss"]
+    assert summary["val_bits_per_byte"] is None
+    assert measured().summary["val_loss_common"] != summary["val_loss"]
+
+
+def test_a_single_layer_has_no_pairs_and_its_scores_are_missing():
+    found = measured(fields={"n_layers": 1})
+    missing = {name for name, value in found.summary.items() if value is None}
+    scores = ("causal_score", "permutation_score")
+    assert missing == {f"{name}{end}" for name in scores for end in ("", "_lo", "_hi")} | {"residual_variance_growth"}
+    assert found.pairs == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_twice_the_same_and_the_model_untouched(family):
+    config = run_config(**BUDGET, **FAMILIES[family], permutation_pairs=4)
+    model = Decoder(config).train()
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    torch.manual_seed(3)
+    shares = []
+    first, second = (
+        measure_run(DecoderStack(model), config, held_out, step=1, seed=5, progress=shares.append) for _ in range(2)
+    )
+    assert first == second
+    assert shares == sorted(shares[:7]) * 2 and shares[6] == 1.0
+    assert torch.initial_seed() == 3 and torch.equal(torch.rand(3), torch.rand(3, generator=torch.manual_seed(3)))
+    assert model.training and all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_value_depends_on_the_memory_budget(family):
+    small, large = measured(family, max_tokens=40), measured(family, max_tokens=100_000)
+    assert small.summary == pytest.approx(large.summary, rel=1e-5, abs=1e-5)
+    for table in ("layers", "heads", "pairs"):
+        rows = list(zip(getattr(small, table), getattr(large, table), strict=True))
+        assert all({**one, "value": None} == {**other, "value": None} for one, other in rows)
+        values = (
+            [math.nan if row["value"] is None else row["value"] for row in side] for side in zip(*rows, strict=True)
+        )
+        np.testing.assert_allclose(*values, rtol=1e-5, atol=1e-5)
+
+
+def test_too_little_text_to_fit_is_refused():
+    with pytest.raises(ValueError, match=r"32 fit tokens .* width 32"):
+        measured(fields={"fit_tokens": 32})
+
+
+def test_observations_are_the_layer_rows_of_the_variance():
+    config = run_config(**BUDGET)
+    stack = DecoderStack(Decoder(config))
+    rows = observe_variance(stack, torch.from_numpy(held_out(16, 64, 0))[:, :-1], step=9)
+    whole = [row for row in measure_run(stack, config, held_out, step=9).layers if row["metric"] == "residual_variance"]
+    assert rows == whole
+    assert observe_variance(stack, integers(40, 2, 16), step=3)[0]["n"] == 32

@@ -1,0 +1,98 @@
+"""Usefulness: linear blocks lose nothing, the fit's corner cases, the plain loop."""
+
+import numpy as np
+import pytest
+import torch
+from reference import FAMILIES, affine_increases, run_config
+from toy import ToyStack, brackets, identity, integers, known, normal, residual_mlp
+
+from sparsedepth.measure.usefulness import fit_affine, usefulness
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def linear(width, seed):
+    weight, bias = normal(width, width, seed=seed, std=0.4), normal(width, seed=seed + 100)
+    return lambda x: x @ weight + bias
+
+
+def test_replacing_a_linear_block_loses_nothing_on_held_out_tokens():
+    stack = ToyStack([residual_mlp(4, 0), linear(4, 1), residual_mlp(4, 2), linear(4, 3)], normal(50, 4))
+    found = usefulness(stack, integers(25, 10, 20), integers(25, 10, 21, seed=1) + 25, 0.1, rng())  # disjoint tokens
+    assert found.affine_increase[1] == pytest.approx(0, abs=1e-6)
+    assert found.affine_increase[3] == pytest.approx(0, abs=1e-6)
+    assert abs(known(found.affine_increase[0])) > 1e-3 and abs(known(found.affine_increase[2])) > 1e-3
+    assert (found.n_tokens, found.n_fit_tokens) == (200, 200)
+
+
+def test_the_map_of_a_linear_block_is_that_block():
+    weight, bias = normal(4, 4, seed=1), normal(4, seed=2)
+    stack = ToyStack([lambda x: x @ weight + bias], normal(50, 4) + 5)
+    (affine,) = fit_affine(stack, integers(50, 5, 20))
+    torch.testing.assert_close(affine.weight + torch.eye(4), weight, rtol=0, atol=1e-5)
+    x = normal(1, 3, 4, seed=9)
+    torch.testing.assert_close(affine(x), x @ weight + bias, rtol=0, atol=1e-4)
+
+
+def test_a_stack_of_identities_is_useless_and_a_threshold_below_zero_is_always_passed():
+    stack, tokens = ToyStack([identity] * 4, normal(50, 4)), integers(50, 5, 20)
+    found = usefulness(stack, tokens[:, :-1], tokens, 0.1, rng())
+    assert (found.share.value, found.share.lo, found.share.hi) == (0.0, 0.0, 0.0)
+    assert found.mean_increase.value == pytest.approx(0, abs=1e-6)
+    assert usefulness(stack, tokens[:, :-1], tokens, -0.1, rng()).share.value == 1.0
+
+
+def test_the_share_by_hand():
+    """The stream is -2, -1, 1 or 2; block 1 squares it; after a 1 follows +-2, after a 4 follows +-1: the loss is ln 2.
+
+    The best affine map of x^2 on these four is its mean, which says nothing: ln 4, an increase of 1.
+    """
+    head = torch.tensor([[-100.0, 0.0, 0.0, -100.0], [250.0, 0.0, 0.0, 250.0]])  # logit of +-2: 250 - 100 x^2
+    embedding = torch.tensor([[-2.0, 1.0], [-1.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+    stack = ToyStack([lambda x: x * x, identity, identity, identity], embedding, head)
+    fit, scored = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]])
+    found = usefulness(stack, fit, scored, 0.1, rng())
+    assert found.affine_increase == pytest.approx([1, 0, 0, 0], abs=1e-6)
+    assert (found.share.value, found.share.lo, found.share.hi) == (0.25, 0.25, 0.25)
+    assert found.mean_increase.value == pytest.approx(0.25, abs=1e-6)
+
+
+def test_a_direction_that_no_fit_token_has_passes_unchanged():
+    """Fit tokens on the first axis only, where the block triples; off that axis there is nothing to learn from."""
+    stack = ToyStack([lambda x: 3 * x], torch.tensor([[1.0, 0, 0], [2.0, 0, 0], [4.0, 0, 0]]))
+    (affine,) = fit_affine(stack, integers(3, 2, 10))
+    torch.testing.assert_close(affine(torch.tensor([[[5.0, 7.0, -2.0]]])), torch.tensor([[[15.0, 7.0, -2.0]]]))
+
+
+def test_more_fit_tokens_than_unknowns():
+    stack = ToyStack([identity], normal(5, 4))
+    with pytest.raises(ValueError, match=r"5 fit tokens .* width 4; expected more than d_model"):
+        fit_affine(stack, integers(5, 1, 5))
+    assert len(fit_affine(stack, integers(5, 1, 6))) == 1
+
+
+def test_parts_of_the_fit_tokens_merge_exactly():
+    stack, tokens = ToyStack([residual_mlp(4, 0)] * 2, normal(50, 4) + 100), integers(50, 7, 20)
+    whole = fit_affine(stack, tokens)
+    for max_tokens in (1, 45):
+        for one, other in zip(fit_affine(stack, tokens, max_tokens), whole, strict=True):
+            torch.testing.assert_close(one.weight, other.weight, rtol=0, atol=1e-6)
+            torch.testing.assert_close(one.bias, other.bias, rtol=0, atol=1e-6)
+            torch.testing.assert_close(one.mean, other.mean, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_numpy_least_squares_and_full_forward_passes(family):
+    model = Decoder(run_config(**FAMILIES[family]))
+    fit, tokens = integers(40, 12, 16), integers(40, 3, 17, seed=1)
+    expected = affine_increases(model, fit, tokens)
+    for max_tokens in (16, 40, 8192):
+        found = usefulness(DecoderStack(model), fit, tokens, 0.02, rng(), max_tokens)
+        assert found.affine_increase == pytest.approx(expected, abs=2e-5)
+        assert found.share.value == np.mean([increase > 0.02 for increase in expected])
+        assert brackets(found.mean_increase)
+    assert max(np.abs(expected)) > 0.02

@@ -1,0 +1,54 @@
+"""Residual variance: planted growth, the definition, the plain loop."""
+
+import numpy as np
+import pytest
+import torch
+from reference import FAMILIES, run_config, states
+from toy import ToyStack, brackets, identity, integers
+
+from sparsedepth.measure.variance import growth, residual_variance, variance_by_sequence
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def test_planted_growth():
+    """Each block triples the stream: v_l = 9^l v_0; var(1, 2, 3, 4) = 5/3 with D - 1 in the denominator."""
+    stack = ToyStack([lambda x: 3 * x] * 4, torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0]]))
+    found = residual_variance(stack, torch.tensor([[0, 1], [0, 0]]), rng())
+    v_0 = (5 / 3 + 0 + 5 / 3 + 5 / 3) / 4  # mean over the four tokens; the constant one varies by nothing
+    assert found.by_layer == pytest.approx([v_0 * 9**layer for layer in range(5)], rel=1e-6)
+    assert found.growth == pytest.approx(9.0, rel=1e-6)
+    assert found.last.value == pytest.approx(v_0 * 9**4, rel=1e-6)
+    assert brackets(found.last)
+    assert (found.n_tokens, found.last.n_sequences) == (4, 2)
+
+
+def test_a_shift_of_the_whole_stream_is_no_variance():
+    stack = ToyStack([lambda x: x + 10, lambda x: 0 * x], torch.tensor([[1.0, 3.0]]))
+    found = residual_variance(stack, torch.zeros(1, 5, dtype=torch.int64), rng())
+    assert found.by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
+    assert found.growth == 0.0
+
+
+def test_growth_that_is_undefined_is_missing():
+    assert growth([1.0, 2.0]) is None  # one layer: nothing to grow over
+    assert growth([1.0, 0.0, 3.0]) is None
+    assert growth([5.0, 2.0, 4.0, 8.0]) == pytest.approx(2.0)  # from v_1 on: the embedding does not count
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_the_plain_loop_under_any_budget(family):
+    model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 5, 16)
+    expected = [x.numpy().var(axis=-1, ddof=1).mean() for x in states(model, tokens)]
+    for max_tokens in (1, 40, 8192):
+        found = residual_variance(DecoderStack(model), tokens, rng(), max_tokens)
+        assert found.by_layer == pytest.approx(expected, rel=1e-5)
+
+
+def test_by_sequence():
+    stack = ToyStack([identity], torch.tensor([[0.0, 2.0], [0.0, 4.0]]))
+    np.testing.assert_allclose(variance_by_sequence(stack, torch.tensor([[0, 0], [1, 1]])), [[2, 2], [8, 8]])

@@ -1,0 +1,60 @@
+"""Weight sparsity of matrices with known entries."""
+
+import math
+
+import pytest
+import torch
+from reference import FAMILIES, run_config
+from toy import ToyStack, identity, known, normal
+
+from sparsedepth.measure.weight_sparsity import weight_sparsity
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+
+def stack_of(*layers):
+    matrices = [{str(index): matrix for index, matrix in enumerate(layer)} for layer in layers]
+    return ToyStack([identity] * len(layers), normal(2, 2), matrices=matrices)
+
+
+def test_absolute_share_by_hand():
+    one = torch.tensor([[0.5, -0.05], [0.0, 0.1]])  # below 0.1: -0.05 and 0; 0.1 itself is not
+    two = torch.tensor([[1.0, 2.0, -0.09, 3.0]])
+    found = weight_sparsity(stack_of([one, two], [two]), [0.1, 10.0], relative=False)
+    assert found.by_layer == {0.1: [3 / 8, 1 / 4], 10.0: [1.0, 1.0]}
+    assert found.total == {0.1: 4 / 12, 10.0: 1.0}
+    assert found.entries == [8, 4]
+
+
+def test_relative_share_by_hand():
+    matrix = torch.tensor([[3.0, 4.0], [0.0, 0.0]])  # rms 5/2
+    found = weight_sparsity(stack_of([matrix]), [1.0, 1.5, 1.7], relative=True)
+    assert found.by_layer == {1.0: [2 / 4], 1.5: [3 / 4], 1.7: [4 / 4]}
+
+
+def test_relative_share_is_blind_to_a_rescale_of_a_matrix_and_the_absolute_one_is_not():
+    wide, narrow = normal(64, 64), normal(64, 64) * 1e-3
+    layers = stack_of([wide], [narrow], [wide, narrow])
+    relative = weight_sparsity(layers, [0.1], relative=True).by_layer[0.1]
+    assert relative[0] == relative[1] == relative[2]
+    assert relative[0] == pytest.approx(math.erf(0.1 / math.sqrt(2)), abs=0.01)  # 0.0797
+    absolute = weight_sparsity(layers, [1e-3], relative=False).by_layer[1e-3]
+    assert known(absolute[0]) < 0.01 and absolute[1] == pytest.approx(math.erf(1 / math.sqrt(2)), abs=0.02)
+
+
+def test_a_matrix_of_zeros_is_sparse_and_has_no_relative_share():
+    zeros, ones = torch.zeros(2, 2), torch.ones(3, 1)
+    layers = stack_of([zeros], [zeros, ones])
+    assert weight_sparsity(layers, [0.1], relative=False).by_layer == {0.1: [1.0, 4 / 7]}
+    found = weight_sparsity(layers, [0.1], relative=True)
+    assert (found.by_layer, found.total, found.entries) == ({0.1: [None, 0.0]}, {0.1: 0.0}, [0, 3])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_a_plain_count_over_the_parameters(family):
+    model = Decoder(run_config(**FAMILIES[family]))
+    names = [name for name, weight in model.blocks.named_parameters() if weight.ndim > 1 and "router" not in name]
+    entries = [abs(w) for name in names for w in model.blocks.get_parameter(name).detach().flatten().tolist()]
+    found = weight_sparsity(DecoderStack(model), [0.01, 0.3], relative=False)
+    assert found.total == {eps: sum(w < eps for w in entries) / len(entries) for eps in (0.01, 0.3)}
+    assert sum(found.entries) == len(entries)

@@ -1,0 +1,138 @@
+"""Forks against full forward passes, the memory budget, and the promise that nothing is left changed."""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import FAMILIES, run_config, states
+from toy import ToyStack, identity, integers, normal, residual_mlp
+
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import Fork, batches, probing, record, replace, skip, swap, walk
+from sparsedepth.probe.stack import DecoderStack
+
+N_LAYERS = 5
+
+
+def finals(stack, recorded, forks, max_tokens=8192):
+    out = {}
+    for step in walk(stack, recorded, forks, max_tokens):
+        if step.layer == stack.n_layers:
+            out |= {fork: step.after[row].double() for row, fork in enumerate(step.forks)}
+    return [out[index] for index in range(len(forks))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forks_are_full_forward_passes_with_another_plan(family):
+    model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 16)
+    stack = DecoderStack(model)
+    twice = lambda x: 2 * x + 1  # noqa: E731
+    plans = {
+        "skip": (skip(3), [1, 2, None, 4, 5]),
+        "skip first": (skip(1), [None, 2, 3, 4, 5]),
+        "skip last": (skip(5), [1, 2, 3, 4, None]),
+        "swap": (swap(2, 5), [1, 5, 3, 4, 2]),
+        "swap ends": (swap(1, 5), [5, 2, 3, 4, 1]),
+        "swap neighbours": (swap(3, 4), [1, 2, 4, 3, 5]),
+        "replace": (replace(2, twice), [1, twice, 3, 4, 5]),
+        "several": (Fork({2: None, 4: 1, 5: twice}), [1, None, 3, 1, twice]),
+        "unchanged": (Fork({3: 3}), [1, 2, 3, 4, 5]),
+    }
+    with probing(stack):
+        recorded = record(stack, tokens)
+        found = finals(stack, recorded, [fork for fork, _ in plans.values()])
+    for state, expected in zip(recorded, states(model, tokens), strict=True):
+        torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-5)
+    for final, (_, plan) in zip(found, plans.values(), strict=True):
+        torch.testing.assert_close(final, states(model, tokens, plan)[-1], rtol=1e-5, atol=1e-5)
+
+
+@st.composite
+def forks_of(draw):
+    layers = st.integers(1, N_LAYERS)
+    change = st.one_of(st.none(), layers, st.just(identity))
+    return [Fork(draw(st.dictionaries(layers, change, min_size=1))) for _ in range(draw(st.integers(0, 6)))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(forks=forks_of(), max_tokens=st.integers(1, 60))
+def test_any_forks_under_any_budget(forks, max_tokens):
+    """Each fork visits each layer from its start on, once, in order; the budget holds, and no result depends on it."""
+    passes = []
+
+    def watched(block):
+        def run(x):
+            passes.append(x[..., 0].numel())
+            return block(x)
+
+        return run
+
+    blocks = [residual_mlp(4, seed) for seed in range(N_LAYERS)]
+    recorded = record(ToyStack(blocks, normal(5, 4)), integers(5, 2, 3))
+    stack = ToyStack([watched(block) for block in blocks], normal(5, 4))
+    visits = {index: [] for index in range(len(forks))}
+    for step in walk(stack, recorded, forks, max_tokens):
+        assert step.before.shape == step.after.shape == (len(step.forks), 2, 3, 4)
+        for row, index in enumerate(step.forks):
+            if not visits[index]:
+                torch.testing.assert_close(step.before[row], recorded[forks[index].start - 1])
+            visits[index].append(step.layer)
+    assert visits == {index: list(range(fork.start, N_LAYERS + 1)) for index, fork in enumerate(forks)}
+    assert max(passes, default=0) <= max(max_tokens, 6)  # 6 tokens: one fork of two sequences of three
+    for one, other in zip(finals(stack, recorded, forks, max_tokens), finals(stack, recorded, forks), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_layers_in_which_forks_agree_are_one_batch():
+    calls = []
+
+    def block(x):
+        calls.append(len(x))
+        return x
+
+    stack = ToyStack([block] * 4, normal(5, 4))
+    recorded = record(ToyStack([identity] * 4, normal(5, 4)), integers(5, 2, 3))
+    list(walk(stack, recorded, [skip(1), skip(2), skip(3)], 8192))
+    assert calls == [2, 4, 6]  # layer 2 for one fork of two sequences, layer 3 for two, layer 4 for all three
+    calls.clear()
+    list(walk(stack, recorded, [skip(1), skip(2), skip(3)], 13))
+    assert calls == [2, 4, 4, 2]  # 13 tokens hold two forks of two sequences of three; the third runs alone
+
+
+def test_batches_hold_whole_sequences_within_the_budget():
+    stack, tokens = ToyStack([identity], normal(5, 4)), integers(5, 7, 10)
+    for max_tokens, sizes in {1: [1] * 7, 25: [2, 2, 2, 1], 70: [7], 1000: [7]}.items():
+        parts = list(batches(stack, tokens, max_tokens))
+        assert [len(part) for part in parts] == sizes
+        assert torch.equal(torch.cat(parts), tokens)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_left_as_it_was_found(fails):
+    model = Decoder(run_config(**FAMILIES["moe"]))
+    model.train()
+    model.get_submodule("blocks.1.ffn").eval()
+    stack = DecoderStack(model)
+    modes = [module.training for module in model.modules()]
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    tokens = integers(40, 2, 16)
+    final = states(model, tokens, [1, 4, 3, 2, 5])[-1]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    outcome = pytest.raises(RuntimeError, match="half-way") if fails else contextlib.nullcontext()
+    with outcome, torch.autocast("cpu", dtype=torch.bfloat16), probing(stack):
+        assert not any(module.training for module in model.modules())
+        assert torch.is_inference_mode_enabled()
+        torch.rand(5)
+        for step in walk(stack, record(stack, tokens), [skip(1), swap(2, 4)], 8192):
+            if fails and step.layer == 3:
+                raise RuntimeError("half-way")
+        torch.testing.assert_close(step.after[1].double(), final, rtol=1e-5, atol=1e-5)  # no autocast inside
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    assert torch.equal(torch.rand(2), expected)
+    assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+    model(integers(40, 1, 8)).sum().backward()  # no inference tensor was left in the model

@@ -1,0 +1,147 @@
+"""The measures written a second time, as plain loops over a `Decoder`: one full forward pass per intervention.
+
+Slow, and with no code in common with `sparsedepth.probe` and `sparsedepth.measure`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.model.decoder import Block, Decoder
+
+FAMILIES = {
+    "dense": {},
+    "gqa_lns": {"n_kv_heads": 2, "depth_scale": "lns"},
+    "moe": {"n_experts": 4, "top_k": 2, "d_expert": 24},
+}
+
+
+def run_config(**fields) -> RunConfig:
+    """Small, and with weights large enough that every block matters."""
+    small = {"n_layers": 5, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 40, "seq_len": 16, "init_std": 0.25}
+    return build(RunConfig, {**small, **fields}, "test")
+
+
+Plan = Sequence[int | Callable | None]
+
+
+def _block(model: Decoder, layer: int) -> Block:
+    block = model.blocks[layer - 1]
+    assert isinstance(block, Block)
+    return block
+
+
+def states(model: Decoder, tokens_BT: Tensor, plan: Plan | None = None) -> list[Tensor]:
+    """x_0 .. x_L of a forward pass that runs plan[l - 1] at layer l: the block of that number, a function, nothing."""
+    plan = range(1, len(model.blocks) + 1) if plan is None else plan
+    rotary = model.rotary(tokens_BT.shape[1])
+    found = [model.embed(tokens_BT)]
+    for what in plan:
+        x = found[-1]
+        if isinstance(what, int):
+            x = model.blocks[what - 1](x, rotary)
+        elif what is not None:
+            x = what(x)
+        found.append(x)
+    return [x.detach().double() for x in found]
+
+
+def loss(model: Decoder, tokens_BS: Tensor, plan: Plan | None = None) -> float:
+    """Mean of -log p(next token), one position at a time."""
+    x_BTD = states(model, tokens_BS[:, :-1], plan)[-1].float()
+    with torch.no_grad():
+        logits_BTV = model.head(model.norm(x_BTD)).double().numpy()
+    total = 0.0
+    for logits_TV, targets in zip(logits_BTV, tokens_BS[:, 1:].tolist(), strict=True):
+        for logits_V, target in zip(logits_TV, targets, strict=True):
+            total += math.log(np.exp(logits_V - logits_V.max()).sum()) + logits_V.max() - logits_V[target]
+    return total / tokens_BS[:, 1:].numel()
+
+
+def causal_effects(model: Decoder, tokens_BT: Tensor) -> dict[tuple[int, int], float]:
+    n_layers = len(model.blocks)
+    base = states(model, tokens_BT)
+    effects = {}
+    for s in range(1, n_layers + 1):
+        skipped = states(model, tokens_BT, [None if layer == s else layer for layer in range(1, n_layers + 1)])
+        for later in range(s + 1, n_layers + 1):
+            changed, unchanged = 0.0, 0.0
+            for b in range(tokens_BT.shape[0]):
+                for t in range(tokens_BT.shape[1]):
+                    update = base[later][b, t] - base[later - 1][b, t]
+                    update_skipped = skipped[later][b, t] - skipped[later - 1][b, t]
+                    changed += (update_skipped - update).norm().item()
+                    unchanged += update.norm().item()
+            effects[s, later] = changed / unchanged
+    return effects
+
+
+def permutation_effects(model: Decoder, tokens_BS: Tensor) -> dict[tuple[int, int], float]:
+    order = list(range(1, len(model.blocks) + 1))
+    base = loss(model, tokens_BS)
+    effects = {}
+    for a in order:
+        for b in range(a + 1, len(order) + 1):
+            swapped = [{a: b, b: a}.get(layer, layer) for layer in order]
+            effects[a, b] = abs(loss(model, tokens_BS, swapped) - base) / base
+    return effects
+
+
+def skip_increases(model: Decoder, tokens_BS: Tensor) -> list[float]:
+    order = range(1, len(model.blocks) + 1)
+    base = loss(model, tokens_BS)
+    return [(loss(model, tokens_BS, [None if i == s else i for i in order]) - base) / base for s in order]
+
+
+def affine_increases(model: Decoder, fit_BT: Tensor, tokens_BS: Tensor) -> list[float]:
+    """One least-squares problem in -> out per block, with a column of ones for the offset."""
+    base, fitted = loss(model, tokens_BS), states(model, fit_BT)
+    order = list(range(1, len(model.blocks) + 1))
+    increases = []
+    for layer in order:
+        before, after = (fitted[index].flatten(0, 1).numpy() for index in (layer - 1, layer))
+        design = np.concatenate([before, np.ones((len(before), 1))], axis=1)
+        solution = torch.from_numpy(np.linalg.lstsq(design, after, rcond=None)[0])
+
+        def affine(x: Tensor, solution: Tensor = solution) -> Tensor:
+            return (x.double() @ solution[:-1] + solution[-1]).float()
+
+        replaced = loss(model, tokens_BS, [affine if index == layer else index for index in order])
+        increases.append((replaced - base) / base)
+    return increases
+
+
+def attention_weights(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarray:
+    """a_BHTT of one block, one head and one row at a time, from the projections and RoPE spelt out on pairs."""
+    block, config = _block(model, layer), model.config
+    width, half = config.d_model // config.n_heads, config.d_model // config.n_heads // 2
+    x_BTD = states(model, tokens_BT)[layer - 1].float()
+    with torch.no_grad():
+        normed = block.attention_norm(x_BTD) / (math.sqrt(layer) if config.depth_scale == "lns" else 1.0)
+        queries = block.attention.query(normed).double().numpy()
+        keys = block.attention.key(normed).double().numpy()
+
+    def turned(vector: np.ndarray, position: int) -> np.ndarray:
+        out = np.empty_like(vector)
+        for i in range(half):
+            angle = position * config.rope_theta ** (-2 * i / width)
+            out[i] = vector[i] * math.cos(angle) - vector[i + half] * math.sin(angle)
+            out[i + half] = vector[i + half] * math.cos(angle) + vector[i] * math.sin(angle)
+        return out
+
+    n_sequences, n_tokens = tokens_BT.shape
+    weights = np.zeros((n_sequences, config.n_heads, n_tokens, n_tokens))
+    for b in range(n_sequences):
+        for head in range(config.n_heads):
+            group = head // (config.n_heads // (config.n_kv_heads or config.n_heads))
+            q = [turned(queries[b, t, head * width : (head + 1) * width], t) for t in range(n_tokens)]
+            k = [turned(keys[b, t, group * width : (group + 1) * width], t) for t in range(n_tokens)]
+            for i in range(n_tokens):
+                scores = np.array([q[i] @ k[j] / math.sqrt(width) for j in range(i + 1)])
+                weights[b, head, i, : i + 1] = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    return weights

@@ -1,0 +1,80 @@
+"""Stacks made by hand, whose measures can be worked out on paper."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from sparsedepth.measure.bootstrap import Estimate
+
+
+class ToyStack:
+    """Blocks given as functions x_BTD -> x_BTD on the rows of an embedding table; logits = x head."""
+
+    def __init__(
+        self,
+        blocks: Sequence[Callable[[Tensor], Tensor]],
+        embedding_VD: Tensor,
+        head_DV: Tensor | None = None,
+        queries_keys: Callable[[int, Tensor], tuple[Tensor, Tensor]] | None = None,
+        matrices: Sequence[Mapping[str, Tensor]] = (),
+    ):
+        self.model: nn.Module = nn.Sequential(nn.Dropout(0.5))
+        self.device = torch.device("cpu")
+        self.blocks = blocks
+        self.n_layers = len(blocks)
+        self.embedding_VD = embedding_VD
+        self.head_DV = embedding_VD.T if head_DV is None else head_DV
+        self.vocab_size = self.head_DV.shape[1]
+        self.queries_keys_of = queries_keys
+        self.matrices_of = matrices
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return self.embedding_VD[tokens_BT]
+
+    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        return self.blocks[layer - 1](x_BTD)
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD @ self.head_DV
+
+    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.queries_keys_of
+        return self.queries_keys_of(layer, x_BTD)
+
+    def matrices(self, layer: int) -> Mapping[str, Tensor]:
+        return self.matrices_of[layer - 1]
+
+    @contextmanager
+    def exact(self) -> Generator[None, None, None]:
+        yield
+
+
+def normal(*shape: int, seed: int = 0, std: float = 1.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * std
+
+
+def integers(high: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def residual_mlp(width: int, seed: int, std: float = 0.5) -> Callable[[Tensor], Tensor]:
+    """x + tanh(x W): a block that is neither linear nor an identity."""
+    weight = normal(width, width, seed=seed, std=std)
+    return lambda x: x + torch.tanh(x @ weight)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def known(value: float | None) -> float:
+    """A value that must not be missing."""
+    assert value is not None
+    return value
+
+
+def brackets(estimate: Estimate) -> bool:
+    """The interval holds the value, and has a width."""
+    return known(estimate.lo) <= known(estimate.value) <= known(estimate.hi) and estimate.lo != estimate.hi
