@@ -255,7 +255,22 @@ class RunConfig(MeasureConfig, TrainConfig, DataConfig, ModelConfig):  # pydanti
                 f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} "
                 f"and divide batch_tokens={self.batch_tokens}"
             )
+        self._check_measures()
         return self
+
+    def _check_measures(self) -> None:
+        """Held-out text is read in whole sequences; usefulness fits maps with d_model + 1 unknowns per output."""
+        least = {
+            "val_tokens": max(self.seq_len, self.eval_seq_len or 0),
+            "measure_tokens": self.seq_len,
+            "fit_tokens": max(self.seq_len, self.d_model + 2),
+        }
+        for name, tokens in least.items():
+            if getattr(self, name) < tokens:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is too few for seq_len={self.seq_len}, d_model={self.d_model}; "
+                    f"use at least {tokens}"
+                )
 
     @property
     def run_id(self) -> str:
