@@ -1,0 +1,17 @@
+"""Does sharing key/value heads (GQA) calm the residual stream and make deep layers more useful?
+
+python analysis/gqa.py RESULTS_DIR [...]
+"""
+
+import sys
+
+from sparsedepth.effects.verdict import answer
+
+CLAIM = (
+    "with 'group size' 1 (multi-head), 4, 16 perplexity is 14.52, 14.50, 14.47 and usefulness 0.81, 0.87, 0.87: one of "
+    "16 layers (2603.15389, table of G; one run each). Its Theorem 5 does not depend on the number of groups"
+)
+
+if __name__ == "__main__":
+    outcomes = ("val_loss", "usefulness", "attention_sparsity_rel", "residual_variance_last")
+    sys.exit(answer(sys.argv[1:], "n_kv_heads", outcomes, CLAIM))

@@ -1,0 +1,20 @@
+"""Does damping variance by itself (LayerNorm Scaling), with no sparsity, make deep layers useful and lower the loss?
+
+The control of the whole chain: if LNS raises usefulness with sparsity unchanged, variance is enough.
+
+    python analysis/lns.py RESULTS_DIR [...]
+"""
+
+import sys
+
+from sparsedepth.effects.verdict import answer
+
+CLAIM = (
+    "LNS takes perplexity from 26.73 to 25.76 at 130M (12 layers) and 21.92 to 20.35 at 250M (24 layers), and the last "
+    "layer's variance from up to 175 to at most 25 (2502.05795, tables 1 and 6; one run each)"
+)
+
+if __name__ == "__main__":
+    sparsity = ("weight_sparsity_rel", "attention_sparsity_rel")
+    outcomes = ("val_loss", "usefulness", "causal_score", "residual_variance_last", *sparsity)
+    sys.exit(answer(sys.argv[1:], "depth_scale", outcomes, CLAIM))

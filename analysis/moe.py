@@ -1,0 +1,37 @@
+"""Is it routing that makes deep layers useful, or the parameters that come with it?
+
+Experts against the narrowest dense model, and against its wider dense twins: read the ratios of parameters and FLOPs.
+
+    python analysis/moe.py RESULTS_DIR [...]
+"""
+
+import sys
+from collections.abc import Iterator
+
+import pandas as pd
+
+from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.knobs import find_knob, joint_knob
+from sparsedepth.effects.verdict import answer, sentence
+
+CLAIM = (
+    "usefulness 0.87 -> 0.94 and perplexity 17.56 -> 15.89 from Dense-400M to MoE-2B/400M; 0.81 -> 0.94 and 14.52 -> "
+    "13.82 from Dense-1B to MoE-7B/1B (2603.15389, table of MoE; one run each; matched in active parameters only)"
+)
+OUTCOMES = ("val_loss", "usefulness", "residual_variance_last")
+
+
+def against_wide_dense(runs: pd.DataFrame) -> Iterator[str]:
+    experts, width = find_knob(runs, "n_experts"), find_knob(runs, "d_ff")
+    if experts is None or width is None or not width.is_pure:
+        yield "no wider dense twin was run: a gain may be one of total parameters"
+        return
+    for wide in list(width.settings.values())[1:]:
+        both = joint_knob(runs, (experts, width), {**experts.settings[experts.baseline], **wide})
+        for contrast in (one for outcome in OUTCOMES for one in contrasts(runs, both, outcome)):
+            if "n_experts=0" not in contrast.setting:
+                yield sentence(contrast)
+
+
+if __name__ == "__main__":
+    sys.exit(answer(sys.argv[1:], "n_experts", OUTCOMES, CLAIM, against_wide_dense))

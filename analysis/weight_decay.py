@@ -1,0 +1,35 @@
+"""Does stronger weight decay make weights sparser, the residual stream calmer and deep layers more useful?
+
+At a fixed learning rate weight_decay also sets the AdamW time scale 1 / (lr * weight_decay), printed beside the
+verdicts: an effect may be one of the time scale and not of sparsity. weight_sparsity_rel does not move when weights
+merely shrink.
+
+    python analysis/weight_decay.py RESULTS_DIR [...]
+"""
+
+import sys
+from collections.abc import Iterator
+
+import pandas as pd
+
+from sparsedepth.effects.verdict import answer
+
+CLAIM = (
+    "for lambda = 0, 0.01, 0.1, 1, 3 usefulness is 0.75, 0.75, 0.81, 0.69, 0.63 and perplexity 15.63, 15.20, 14.83, "
+    "15.55, 773.42 (2603.15389, table of lambda; one run each)"
+)
+
+
+def time_scales(runs: pd.DataFrame) -> Iterator[str]:
+    settings = (
+        runs[["weight_decay", "lr", "train_tokens", "batch_tokens"]].drop_duplicates().sort_values("weight_decay")
+    )
+    for decay, lr, tokens, batch in settings[settings["weight_decay"] > 0].itertuples(index=False):
+        steps, share = 1 / (lr * decay), batch / tokens / (lr * decay)
+        yield f"weight_decay={decay:g}, lr={lr:g}: AdamW time scale {steps:,.0f} steps, {share:.3g} x the training"
+
+
+if __name__ == "__main__":
+    sparsity = ("weight_sparsity", "weight_sparsity_rel")
+    outcomes = ("val_loss", "usefulness", "residual_variance_last", *sparsity)
+    sys.exit(answer(sys.argv[1:], "weight_decay", outcomes, CLAIM, time_scales))

@@ -1,0 +1,205 @@
+"""Which choices a store varies (its knobs), at which settings, and which runs differ in one of them only.
+
+A *knob* is a set of RunConfig fields that move together, led by the field that names it:
+
+- n_experts, top_k and d_expert are one knob: without experts the other two have no meaning.
+- A size that RunConfig would have filled in by itself (n_kv_heads, d_ff, d_expert) in every run is not a choice.
+- Field B belongs to field A's knob if A determines B: no two runs agree in A and differ in B. Their effects cannot be
+  told apart in these runs. Fields that n_layers determines belong to depth.
+
+Never knobs: the seed (a replicate), depth (the stratum), and how a run is measured; runs measured differently are not
+paired.
+The *baseline* of a knob is its least sparse setting: no weight decay, the shortest context, the most key/value heads,
+no experts; for any other field RunConfig's default, or else the smallest value.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth.config.run import MeasureConfig, ModelConfig, RunConfig
+
+Plain = bool | int | float | str | tuple | None
+
+EXPERTS = ("n_experts", "top_k", "d_expert")
+DERIVED = ("n_kv_heads", "d_ff", "d_expert")
+WITHOUT_EFFECT = ("allow", "log_every", "observe_every")
+NEVER_KNOBS = ("seed", "n_layers", "divergence_factor", *MeasureConfig.model_fields, *WITHOUT_EFFECT)
+LEADERS = ("weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "norm", "lr", "d_model")
+"""Of two fields that determine each other, the one that stands first here names the knob."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    name: str
+    fields: tuple[str, ...]
+    settings: dict[str, dict[str, Plain]]
+    """Setting as text -> value of each field; the baseline first, then sparser and sparser where that has a meaning."""
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether one choice moves alone (experts count as one), so that an effect can be ascribed to it."""
+        return len(self.fields) == 1 or set(self.fields) <= set(EXPERTS)
+
+    @property
+    def baseline(self) -> str:
+        return next(iter(self.settings))
+
+
+def plain(value: Any) -> Plain:
+    """A cell of a frame as a plain value: NaN and NA -> None, whole floats -> int, arrays and JSON arrays -> tuples."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value
+    if isinstance(value, list | tuple | np.ndarray):
+        return tuple(plain(entry) for entry in value)
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        if np.isnan(value):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return value
+
+
+def keys(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
+    """One text per run that is equal exactly where all `fields` are equal (NULL equals NULL)."""
+    columns = [[repr(plain(value)) for value in runs[name]] for name in fields]
+    rows = zip(*columns, strict=True) if columns else ([] for _ in range(len(runs)))
+    return pd.Series(["\x1f".join(row) for row in rows], index=runs.index, dtype=object)
+
+
+def chosen_fields(runs: pd.DataFrame) -> list[str]:
+    """The RunConfig fields that vary, can change a result, and do not follow from the other sizes; leaders first."""
+    known = [*LEADERS, *(name for name in RunConfig.model_fields if name not in LEADERS)]
+    known = [name for name in known if name in runs.columns and name not in WITHOUT_EFFECT]
+    varying = [name for name in known if runs[name].nunique(dropna=False) > 1]
+    return [name for name in varying if name not in DERIVED or not _is_derived(runs, name)]
+
+
+def _is_derived(runs: pd.DataFrame, name: str) -> bool:
+    sizes = [field for field in ("d_model", "n_heads", *DERIVED, "n_experts", "top_k") if field in runs.columns]
+    first = ~keys(runs, sizes).duplicated()
+    for _, row in runs.loc[first, sizes].iterrows():
+        given = {field: plain(row[field]) for field in sizes}
+        given = {field: value for field, value in given.items() if value is not None}
+        filled = ModelConfig.model_validate({field: value for field, value in given.items() if field != name})
+        if getattr(filled, name) != given.get(name):
+            return False
+    return True
+
+
+def depth_knob(runs: pd.DataFrame) -> Knob | None:
+    """n_layers with the fields that it determines, shallowest first; None if all runs have one depth."""
+    codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen_fields(runs)}
+    if "n_layers" not in codes:
+        return None
+    followers = [name for name in codes if name not in NEVER_KNOBS and _determines(codes["n_layers"], codes[name])]
+    return _knob(runs, ("n_layers", *followers), {})
+
+
+def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None) -> list[Knob]:
+    """The knobs of these runs, depth excepted. `baselines` overrides a baseline: {'weight_decay': 0.1}.
+
+    Raises ValueError for a baseline that no run has.
+    """
+    depth = depth_knob(runs)
+    taken = {*NEVER_KNOBS, *(depth.fields if depth else ())}
+    varying = [name for name in chosen_fields(runs) if name not in taken]
+    experts = tuple(name for name in EXPERTS if name in varying)
+    units = [experts if name in experts[:1] else (name,) for name in varying if name not in experts[1:]]
+    codes = [pd.factorize(keys(runs, unit))[0] for unit in units]
+
+    def leads(a: int, b: int) -> bool:
+        return a != b and _determines(codes[a], codes[b]) and (a < b or not _determines(codes[b], codes[a]))
+
+    leaders = [b for b in range(len(units)) if not any(leads(a, b) for a in range(len(units)))]
+    groups = {a: list(units[a]) for a in leaders}
+    for b in range(len(units)):
+        if b not in groups:
+            groups[next(a for a in leaders if leads(a, b))].extend(units[b])
+    found = [_knob(runs, tuple(fields), baselines or {}) for fields in groups.values()]
+    for name, value in (baselines or {}).items():
+        if not any(name == knob.name for knob in found) and plain(value) not in map(plain, runs[name]):
+            raise ValueError(f"no run has the baseline {name}={value!r}; leave it out, or name a setting that was run")
+    return found
+
+
+def find_knob(runs: pd.DataFrame, field: str) -> Knob | None:
+    """The knob that `field` belongs to, or None if it does not vary by itself. 'n_layers' asks for depth."""
+    if field == "n_layers":
+        return depth_knob(runs)
+    return next((knob for knob in find_knobs(runs) if field in knob.fields), None)
+
+
+def joint_knob(runs: pd.DataFrame, knobs: Sequence[Knob], baseline: Mapping[str, Plain]) -> Knob:
+    """Several knobs as one: its settings are the combinations that were run. `baseline` is one value per field.
+
+    Raises ValueError if no run has the baseline.
+    """
+    fields = tuple(name for knob in knobs for name in knob.fields)
+    joint = _knob(runs, fields, {})
+    text = setting_text({name: baseline[name] for name in fields})
+    if text not in joint.settings:
+        raise ValueError(f"no run has {text}; the runs have: {'; '.join(joint.settings)}")
+    rest = {setting: values for setting, values in joint.settings.items() if setting != text}
+    return Knob(name=joint.name, fields=fields, settings={text: joint.settings[text], **rest})
+
+
+def labels(runs: pd.DataFrame, knob: Knob) -> pd.Series:
+    """Each run's setting of a knob, as the text that names it in `knob.settings`."""
+    columns = [[plain(value) for value in runs[name]] for name in knob.fields]
+    texts = [setting_text(dict(zip(knob.fields, row, strict=True))) for row in zip(*columns, strict=True)]
+    return pd.Series(texts, index=runs.index, dtype=object)
+
+
+def changed(runs: pd.DataFrame, knobs: Sequence[Knob]) -> pd.Series:
+    """The names of the knobs that each run has away from their baseline, as a tuple."""
+    away = [(knob.name, (labels(runs, knob) != knob.baseline).tolist()) for knob in knobs]
+    rows = [tuple(name for name, differs in away if differs[i]) for i in range(len(runs))]
+    return pd.Series(rows, index=runs.index, dtype=object)
+
+
+def setting_text(setting: Mapping[str, Plain]) -> str:
+    """'n_experts=8, top_k=2': how a setting is named; fields without a value are left out."""
+    named = [f"{name}={value}" for name, value in setting.items() if value is not None]
+    return ", ".join(named) or f"{next(iter(setting))} unset"
+
+
+def _determines(codes_a: np.ndarray, codes_b: np.ndarray) -> bool:
+    return len(set(zip(codes_a, codes_b, strict=True))) == len(set(codes_a))
+
+
+def _knob(runs: pd.DataFrame, fields: tuple[str, ...], baselines: Mapping[str, Plain]) -> Knob:
+    first = ~keys(runs, fields).duplicated()
+    rows = [{name: plain(row[name]) for name in fields} for _, row in runs.loc[first, list(fields)].iterrows()]
+    rows.sort(key=lambda setting: (_sparsity_rank(fields[0], setting), setting_text(setting)))
+    if fields[0] in baselines:
+        wanted = plain(baselines[fields[0]])
+        if not any(row[fields[0]] == wanted for row in rows):
+            have = ", ".join(str(row[fields[0]]) for row in rows)
+            raise ValueError(f"no run has the baseline {fields[0]}={wanted!r}; the runs have: {have}")
+        rows.sort(key=lambda setting: setting[fields[0]] != wanted)
+    return Knob(name=fields[0], fields=fields, settings={setting_text(row): row for row in rows})
+
+
+def _sparsity_rank(name: str, setting: Mapping[str, Plain]) -> tuple[float, float]:
+    """Sorts the least sparse setting first."""
+    value = setting[name]
+    number = float(value) if isinstance(value, int | float) else 0.0
+    if name == "n_experts":
+        active = setting.get("top_k")
+        return (float(number > 0), -float(active if isinstance(active, int) else 1) / max(number, 1.0))
+    if name == "n_kv_heads":
+        return (0.0, -number)
+    if name in ("weight_decay", "seq_len", "n_layers"):
+        return (0.0, number)
+    return (float(value != plain(RunConfig.model_fields[name].default)), number)

@@ -1,0 +1,71 @@
+"""The stacked recipe, one change on top of the other: what does each rung add, and does the whole need it?
+
+The ladder of 2603.15389 (its leading figure: longer context, weight decay, grouped heads, experts) starts from every
+knob's baseline at one depth. On each rung one knob moves while the others stand where the rungs below left them: at the
+best setting tried, whether or not it was distinguishable, as in the paper. Adding one in cannot show interactions;
+leaving one out of the whole does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from sparsedepth import glossary
+from sparsedepth.effects.contrast import Contrast, compare
+from sparsedepth.effects.knobs import Knob, find_knobs, joint_knob, labels, setting_text
+
+ORDER = ("seq_len", "weight_decay", "n_kv_heads", "n_experts")
+"""The paper's. Other knobs follow, in the order in which `find_knobs` gives them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    rungs: tuple[Contrast, ...]
+    """Every setting tried on every rung, against the rung below; rungs that were not run are absent."""
+    last_in: tuple[Contrast, ...]
+    """For every knob of the whole: the whole against the whole without it."""
+    whole: Contrast | None
+    """The top of the ladder against its foot; None if it has fewer than two rungs."""
+
+
+def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str] = ORDER) -> Ladder:
+    """The ladder through runs of one depth.
+
+    Raises ValueError for an objective that is no number of `runs`, or has no better direction.
+    """
+    quantity = glossary.run_quantity(objective)
+    if quantity is None or not quantity.better:
+        raise ValueError(f"objective {objective!r} must be a run quantity with a better direction, such as val_loss")
+    sign = 1 if quantity.better == "high" else -1
+    knobs = sorted(find_knobs(runs), key=lambda knob: order.index(knob.name) if knob.name in order else len(order))
+    foot = {knob.name: knob.baseline for knob in knobs}
+    top, rungs = dict(foot), list[Contrast]()
+    for knob in knobs:
+        rest = _only(runs, knobs, top, knob)
+        tried = [compare(rest, knob, setting, objective) for setting in list(knob.settings)[1:]]
+        found = [contrast for contrast in tried if contrast is not None]
+        rungs += found
+        measured = [contrast for contrast in found if contrast.effect.mean is not None]
+        if measured:
+            top[knob.name] = max(measured, key=lambda contrast: sign * (contrast.effect.mean or 0.0)).setting
+    moved = [knob for knob in knobs if top[knob.name] != foot[knob.name]]
+    if len(moved) < 2:
+        return Ladder(rungs=tuple(rungs), last_in=(), whole=None)
+    last = [compare(_only(runs, knobs, top, knob), knob, top[knob.name], objective) for knob in moved]
+    both = joint_knob(runs, knobs, _values(knobs, foot))
+    whole = compare(runs, both, setting_text(_values(knobs, top)), objective)
+    return Ladder(rungs=tuple(rungs), last_in=tuple(one for one in last if one is not None), whole=whole)
+
+
+def _only(runs: pd.DataFrame, knobs: Sequence[Knob], standing: Mapping[str, str], free: Knob) -> pd.DataFrame:
+    """The runs in which every knob but one stands where it should."""
+    fits = pd.Series(True, index=runs.index)
+    for knob in knobs:
+        if knob is not free:
+            fits &= labels(runs, knob) == standing[knob.name]
+    return runs[fits]
+
+
+def _values(knobs: Sequence[Knob], standing: Mapping[str, str]) -> dict:
+    return {name: value for knob in knobs for name, value in knob.settings[standing[knob.name]].items()}

@@ -1,0 +1,113 @@
+"""The chain in one picture: sparsity -> residual variance -> effectiveness -> validation loss.
+
+One panel per link, one point per run; colour is depth, shape the knob that the run moved away from its baseline. Each
+panel states Spearman's rho over all runs and within depth, with its 95% bootstrap interval over configurations.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sparsedepth.effects.chain import Link, Scope, link
+from sparsedepth.effects.knobs import changed, find_knobs
+from sparsedepth.plots.style import GREY, LABELS, depth_colours, knob_markers, log_scale
+
+PANELS: tuple[tuple[str, str], ...] = (
+    ("weight_sparsity", "residual_variance_last"),
+    ("residual_variance_last", "usefulness"),
+    ("usefulness", "val_loss"),
+    ("attention_sparsity_rel", "residual_variance_last"),
+    ("residual_variance_last", "causal_score"),
+    ("causal_score", "val_loss"),
+)
+"""Two rows, each read from left to right."""
+LOG = ("residual_variance_last",)
+SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlations:
+    points: pd.DataFrame
+    """Columns: run_id, n_layers, knob, and one per quantity of the panels (NaN where not measured or not drawable)."""
+    links: dict[tuple[str, str], tuple[Link, ...]]
+    """By panel: pooled, and within depth where there is more than one."""
+    dropped: dict[tuple[str, str], int]
+    """Finished runs that a panel cannot show."""
+    n_diverged: int
+
+
+def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
+    """The numbers of the figure, from the rows of `runs`. `seed` draws the bootstrap."""
+    finished = runs[runs["outcome"] == "ok"]
+    names = list(dict.fromkeys(name for panel in PANELS for name in panel))
+    points = finished[["run_id", "cell_id", "n_layers", "outcome"]].copy()
+    knobs = find_knobs(runs)
+    mixed = {knob.name for knob in knobs if not knob.is_pure}
+    points["knob"] = [_knob_label(away, mixed) for away in changed(finished, knobs)]
+    for name in names:
+        values = pd.to_numeric(finished[name], errors="coerce").astype(float)
+        points[name] = values.where(values > 0) if name in LOG else values
+    scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
+    return Correlations(
+        points=points[["run_id", "n_layers", "knob", *names]].reset_index(drop=True),
+        links={panel: tuple(link(points, *panel, scope, seed) for scope in scopes) for panel in PANELS},
+        dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in PANELS},
+        n_diverged=int((runs["outcome"] == "diverged").sum()),
+    )
+
+
+def draw_correlations(found: Correlations, axes: list[Any]) -> None:
+    """Draw into six axes, two rows of three."""
+    import seaborn as sns
+
+    points = found.points
+    colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(found))
+    for axis, panel in zip(axes, PANELS, strict=True):
+        x, y = panel
+        shown = points.dropna(subset=list(panel))
+        if len(shown):
+            sns.scatterplot(
+                shown,
+                x=x,
+                y=y,
+                hue="n_layers",
+                style="knob",
+                palette=colours,
+                markers=markers,
+                ax=axis,
+                s=36 if len(shown) < 80 else 28,
+                alpha=0.9,
+                linewidth=0.25,
+                edgecolor="white",
+                legend=False,
+            )
+        for which, name in (("x", x), ("y", y)):
+            if name in LOG and len(shown):
+                log_scale(axis, which, shown[name])
+        axis.set(xlabel=LABELS[x], ylabel=LABELS[y])
+        lines = [_rho_text(one) for one in found.links[panel]]
+        if found.dropped[panel]:
+            lines.append(f"not shown: {found.dropped[panel]} of {len(points)} (NULL)")
+        axis.set_title("\n".join(lines), color=GREY, fontsize=7.5, linespacing=1.35)
+
+
+def knob_names(found: Correlations) -> list[str]:
+    """The values of `knob` that occur, the baseline first and 'several' last."""
+    present = set(found.points["knob"])
+    order = ["baseline", *sorted(present - {"baseline", "several"}), "several"]
+    return [name for name in order if name in present]
+
+
+def _knob_label(away: tuple[str, ...], mixed: set[str]) -> str:
+    if not away:
+        return "baseline"
+    return away[0] if len(away) == 1 and away[0] not in mixed else "several"
+
+
+def _rho_text(one: Link) -> str:
+    scope = "all runs" if one.scope == "pooled" else "within depth"
+    if one.rho is None:
+        return f"{scope}: ρ undefined, n = {one.n_runs}"
+    interval = f"[{one.lo:+.2f}, {one.hi:+.2f}]" if one.lo is not None and one.hi is not None else "(no interval)"
+    return f"{scope}: ρ = {one.rho:+.2f} {interval}, n = {one.n_runs}"

@@ -1,0 +1,83 @@
+"""Layer by layer: residual variance, effect on later layers, and what an affine map in its place would cost.
+
+One line per depth: the mean over the runs of that depth that changed the fewest knobs (the baseline, where it was run),
+at the last step at which each was measured; the band is their range. Layer l of L stands at l / L.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sparsedepth.effects.knobs import changed, find_knobs
+from sparsedepth.plots.style import GREY, LABELS, depth_colours, log_scale
+
+METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
+LOG = ("residual_variance",)
+LINEAR_BELOW = 0.01
+"""The loss increase may be negative and spans decades: logarithmic above this, linear below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiles:
+    layers: pd.DataFrame
+    """Columns: metric, n_layers, layer, position (layer / n_layers), mean, low, high, n_runs."""
+    dropped: int
+    """Values that are NULL, or not positive where the axis is logarithmic."""
+    thresholds: tuple[float, ...]
+    """usefulness_threshold of these runs."""
+
+
+def chosen_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Per depth, the finished runs that moved the fewest knobs from their baseline."""
+    finished = runs[runs["outcome"] == "ok"]
+    away = changed(finished, find_knobs(runs)).map(len).astype(int)
+    return finished[away == away.groupby(finished["n_layers"]).transform("min")]
+
+
+def profiles(runs: pd.DataFrame, layers: pd.DataFrame) -> Profiles:
+    """The numbers of the figure, from the rows of `runs` and `layers`."""
+    chosen = chosen_runs(runs)
+    rows = layers[layers["metric"].isin(METRICS) & (layers["layer"] >= 1)]
+    rows = rows.merge(chosen[["run_id", "n_layers"]], on="run_id")
+    # The last layer has no later one to affect: its NULL is no missing value.
+    rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
+    rows = rows[rows["step"] == rows.groupby(["run_id", "metric"])["step"].transform("max")]
+    drawable = rows["value"].notna() & ((rows["value"] > 0) | ~rows["metric"].isin(LOG))
+    by_layer = rows[drawable].groupby(["metric", "n_layers", "layer"])["value"]
+    found = by_layer.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
+    found.insert(3, "position", found["layer"] / found["n_layers"])
+    thresholds = tuple(sorted(set(map(float, chosen["usefulness_threshold"].dropna()))))
+    return Profiles(layers=found, dropped=int((~drawable).sum()), thresholds=thresholds)
+
+
+def draw_profiles(found: Profiles, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
+    """Draw into three axes, one per metric."""
+    import seaborn as sns
+
+    colours = colours or depth_colours(found.layers["n_layers"])
+    for axis, metric in zip(axes, METRICS, strict=True):
+        shown = found.layers[found.layers["metric"] == metric]
+        axis.set(xlabel="layer / number of layers", ylabel=LABELS[metric], xlim=(0, 1.02))
+        if shown.empty:
+            axis.set_title("not measured in these runs", color=GREY, fontsize=7.5)
+            continue
+        sns.lineplot(
+            shown, x="position", y="mean", hue="n_layers", palette=colours, ax=axis, legend=False, errorbar=None,
+            marker="o", markersize=3, markeredgewidth=0, linewidth=1.3,
+        )  # fmt: skip
+        for depth, line in shown.groupby("n_layers"):
+            axis.fill_between(
+                line["position"], line["low"], line["high"], color=colours[depth], alpha=0.18, linewidth=0
+            )
+        if metric in LOG:
+            log_scale(axis, "y", [*shown["low"], *shown["high"]])
+        if metric == "affine_loss_increase":
+            axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
+            for threshold in found.thresholds:
+                axis.axhline(threshold, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+        n_runs = sorted(set(shown["n_runs"]))
+        counts = " to ".join(str(n) for n in dict.fromkeys((n_runs[0], n_runs[-1])))
+        text = f"mean and range of {counts} runs per depth" if n_runs[-1] > 1 else "one run per depth"
+        axis.set_title(text, color=GREY, fontsize=7.5)

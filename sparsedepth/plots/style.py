@@ -1,0 +1,84 @@
+"""How every figure looks: colours for every eye and for a grey printer, type for a column's width.
+
+Depth is ordered, so it has an ordered colour scale (viridis: lightness alone tells it apart). Knobs are unordered and
+few, so they have marker shapes.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from matplotlib.colors import to_hex
+
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+FIXED_MARKERS = {"baseline": "o", "several": "d"}
+GREY = "#666666"
+
+RC: dict[Any, Any] = {
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "figure.dpi": 150,
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "savefig.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "sparsedepth",  # the same numbers give the same file
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+
+LABELS = {
+    "weight_sparsity": "weight sparsity\n(share of weights)",
+    "attention_sparsity": "attention sparsity\n(share of weights)",
+    "attention_sparsity_rel": "attention sparsity, relative to uniform\n(share of weights)",
+    "residual_variance_last": "residual variance, last layer",
+    "residual_variance": "residual variance",
+    "usefulness": "usefulness (share of layers)",
+    "causal_score": "causal score",
+    "permutation_score": "permutation score",
+    "val_loss": "validation loss (nat/token)",
+    "causal_effect": "causal effect on later layers",
+    "affine_loss_increase": "loss increase with the layer\nreplaced by an affine map",
+}
+
+
+def depth_colours(depths: Iterable[int]) -> dict[int, str]:
+    """Shallow is light, deep is dark; the palest yellow, lost on paper, is left out."""
+    from seaborn import color_palette
+
+    ordered = sorted(set(depths))
+    if len(ordered) == 1:
+        return {ordered[0]: "#31688e"}
+    shades = color_palette("viridis_r", as_cmap=True)
+    return {depth: to_hex(shades(0.12 + 0.83 * i / (len(ordered) - 1))) for i, depth in enumerate(ordered)}
+
+
+def knob_markers(names: Sequence[str]) -> dict[str, str]:
+    """One shape per knob; the runs that moved several are thin, since they are most of a grid."""
+    knobs = [name for name in names if name not in FIXED_MARKERS]
+    shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(knobs)}
+    return {name: FIXED_MARKERS.get(name) or shapes[name] for name in names}
+
+
+def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
+    """A logarithmic axis of positive values with few labels: round numbers where the range is narrow, 1, 2 and 5 of
+    each decade where it is wider, whole decades where it is wide."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    shown = list(values)
+    span = max(shown) / min(shown)
+    axis.set_major_locator(MaxNLocator(4) if span < 5 else LogLocator(subs=(1, 2, 5) if span < 300 else (1,)))
+    axis.set_minor_formatter(NullFormatter())
+    if span < 300:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

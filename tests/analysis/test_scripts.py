@@ -1,0 +1,89 @@
+"""Every script in analysis/ answers on a store that has its rows, and says in one line when it has none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from frames import config_of
+from synthetic import make_run
+
+from sparsedepth.config.run import RunConfig
+
+FOLDER = Path(__file__).parents[2] / "analysis"
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
+
+CELLS = [
+    {},
+    {"n_layers": 4},
+    {"weight_decay": 0.3},
+    {"seq_len": 128},
+    {"seq_len": 128, "weight_decay": 0.3},
+    {"n_kv_heads": 1},
+    {"n_experts": 8, "top_k": 2},
+    {"d_ff": 704},
+    {"depth_scale": "lns"},
+]
+
+EXPECTED = {
+    "depth.py": "n_layers=4 vs n_layers=2: val_loss ",
+    "weight_decay.py": "weight_decay=0.3, lr=0.001: AdamW time scale 3,333 steps, 13 x the training",
+    "seq_len.py": "seq_len=128 vs seq_len=64: val_loss_common lower: -0.25 nat/token",
+    "gqa.py": "n_kv_heads=1 vs n_kv_heads=4: val_loss lower: -0.5 nat/token",
+    "moe.py": "n_experts=8, top_k=2, d_ff=176 vs n_experts=0, d_ff=704: val_loss higher: +0.1 nat/token",
+    "lns.py": "depth_scale=lns vs depth_scale=none: val_loss lower: -0.8 nat/token",
+    "recipe_ladder.py": "added next: n_layers=2, weight_decay=0.3 vs weight_decay=0.1: val_loss_common lower: -0.1 nat",
+    "chain.py": "usefulness -> val_loss, within depth: associated: rho -",
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """One cell after the other with a loss 0.1 lower and everything else moving along; three seeds each."""
+    folder = tmp_path_factory.mktemp("results")
+    for i, cell in enumerate(CELLS):
+        for seed in range(3):
+            quality = i + 0.001 * seed
+            summary = {
+                "val_loss": 3 - 0.1 * quality,
+                "val_loss_common": 3 - 0.1 * quality,
+                "usefulness": 0.1 + 0.1 * quality,
+                "residual_variance_last": 100 / (1 + quality),
+                "weight_sparsity": 0.05 * quality,
+                "tokens_trained": 2_097_152,
+            }
+            make_run(folder, config_of(**{"n_layers": 2, "seq_len": 64, **cell}, seed=seed), summary)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nothing")
+    make_run(folder, RunConfig(), {"val_loss": 3.0})
+    return folder
+
+
+def run(script, *arguments):
+    command = [sys.executable, str(FOLDER / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_every_script_is_tried():
+    assert set(SCRIPTS) == set(EXPECTED)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_answers(script, results):
+    found = run(script, results)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("Claimed: ")
+    assert EXPECTED[script] in found.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_without_rows_says_so_in_one_line(script, nothing):
+    found = run(script, nothing)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert len(found.stderr.splitlines()) == 1
+    assert "runs" in found.stderr

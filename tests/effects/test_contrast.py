@@ -1,0 +1,216 @@
+"""Paired contrasts, worked out by hand, and their properties."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from frames import config_of, grid, knob_of, runs_frame
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.contrast import compare, contrasts, interactions, noise, pairs
+from sparsedepth.effects.knobs import depth_knob
+
+LOSS = {
+    # (depth_scale, seed): val_loss
+    ("none", 0): 3.00,
+    ("none", 1): 3.02,
+    ("none", 2): 3.04,
+    ("lns", 0): 2.89,
+    ("lns", 1): 2.92,
+    ("lns", 2): 2.95,
+}
+
+
+def by_hand(**changes):
+    runs = grid(
+        {"depth_scale": ["none", "lns"], "seed": [0, 1, 2]},
+        lambda config: {"val_loss": LOSS[config.depth_scale, config.seed], **changes},
+    )
+    return runs, knob_of(runs, "depth_scale")
+
+
+def test_a_contrast_by_hand():
+    runs, knob = by_hand()
+    (found,) = contrasts(runs, knob, "val_loss")
+    # differences -.11, -.10, -.09: mean -.10, s = .01, half-width 4.3027 x .01 / sqrt(3) = .02484
+    assert found.effect.mean == pytest.approx(-0.10)
+    assert found.effect.lo == pytest.approx(-0.12484, abs=1e-5)
+    assert found.effect.hi == pytest.approx(-0.07516, abs=1e-5)
+    # seeds within cells: .02 and .03 apart, so variances .0004 and .0009, pooled over 4 degrees of freedom
+    assert found.noise == pytest.approx(math.sqrt((0.0004 + 0.0009) / 2))
+    assert found.noise_df == 4
+    # t(4) = 2.7764, floor = t noise sqrt(2/3)
+    assert found.floor == pytest.approx(2.77645 * math.sqrt(0.00065) * math.sqrt(2 / 3), rel=1e-5)
+    assert (found.n_layers, found.setting, found.baseline) == (12, "depth_scale=lns", "depth_scale=none")
+    assert (found.baseline_mean, found.unit) == (pytest.approx(3.02), "nat/token")
+    assert (found.effect.n, found.n_seeds, found.verdict) == (3, 3, "lower")
+    assert found.run_ids == tuple(sorted(runs["run_id"]))
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    runs, knob = by_hand()
+    assert contrasts(runs.sample(frac=1, random_state=1), knob, "val_loss") == contrasts(runs, knob, "val_loss")
+
+
+def test_under_the_noise_floor_is_not_distinguishable():
+    """Seeds move both settings by 1 together: the pairs agree on -.10, but runs differ by far more without a cause."""
+    runs, knob = by_hand()
+    runs["val_loss"] += runs["seed"] * 1.0
+    (found,) = contrasts(runs, knob, "val_loss")
+    assert found.effect.mean == pytest.approx(-0.10)
+    assert found.effect.excludes_zero
+    assert found.floor is not None and found.floor > 0.10
+    assert found.verdict == "not distinguishable"
+
+
+def test_only_runs_that_differ_in_nothing_else_are_paired():
+    runs = runs_frame(
+        (config_of(**cell), {"val_loss": loss})
+        for cell, loss in [
+            ({"weight_decay": 0.0, "seed": 0}, 3.0),
+            ({"weight_decay": 0.3, "seed": 0}, 2.5),
+            ({"weight_decay": 0.3, "seed": 1}, 9.0),  # no partner with this seed
+            ({"weight_decay": 0.0, "seed": 2}, 9.0),
+            ({"weight_decay": 0.3, "seed": 2, "n_kv_heads": 1}, 9.0),  # differs in two
+            ({"weight_decay": 0.0, "seed": 3, "val_tokens": 500}, 9.0),
+            ({"weight_decay": 0.3, "seed": 3}, 9.0),  # measured on other text
+        ]
+    )
+    found = pairs(runs, knob_of(runs, "weight_decay"), "val_loss")
+    assert list(found["difference"]) == [-0.5]
+
+
+def test_logging_more_often_is_no_difference():
+    runs = runs_frame(
+        (RunConfig(weight_decay=decay, log_every=every), {"val_loss": loss})
+        for decay, every, loss in [(0.0, 10, 3.0), (0.3, 5, 2.0)]
+    )
+    assert list(pairs(runs, knob_of(runs, "weight_decay"), "val_loss")["difference"]) == [-1.0]
+
+
+def test_diverged_and_unmeasured_runs_are_counted_and_never_averaged():
+    runs, knob = by_hand()
+    lns = runs["depth_scale"] == "lns"
+    runs.loc[lns & (runs["seed"] == 0), ["outcome", "val_loss"]] = ["diverged", 50.0]
+    runs.loc[~lns & (runs["seed"] == 1), "val_loss"] = None
+    (found,) = contrasts(runs, knob, "val_loss")
+    assert (found.n_diverged, found.n_baseline_diverged, found.n_missing) == (1, 0, 1)
+    assert found.effect.mean == pytest.approx(-0.09)  # seed 2 alone
+    assert (found.effect.n, found.effect.lo, found.verdict) == (1, None, "not distinguishable")
+
+
+def test_one_seed_has_no_noise_floor_and_no_verdict():
+    runs = grid(
+        {"depth_scale": ["none", "lns"], "n_kv_heads": [4, 2, 1]},
+        lambda config: {"val_loss": 3 - (config.depth_scale == "lns")},
+    )
+    (found,) = contrasts(runs, knob_of(runs, "depth_scale"), "val_loss")
+    assert (found.effect.n, found.n_seeds, found.floor) == (3, 1, None)
+    assert found.verdict == "not distinguishable"
+
+
+def test_variance_is_compared_as_a_ratio():
+    runs, knob = by_hand()
+    growth = {("none", 0): 100, ("lns", 0): 25, ("none", 1): 200, ("lns", 1): 50, ("none", 2): 400, ("lns", 2): 0}
+    runs["residual_variance_last"] = [growth[key] for key in zip(runs["depth_scale"], runs["seed"], strict=True)]
+    (found,) = contrasts(runs, knob, "residual_variance_last")
+    assert found.effect.mean == pytest.approx(math.log(1 / 4))
+    assert (found.unit, found.n_missing) == ("ln ratio", 1)  # a variance of 0 has no logarithm
+    assert found.baseline_mean == pytest.approx(math.sqrt(100 * 200))
+
+
+def test_one_layer_more_in_every_seed_is_not_enough():
+    runs, knob = by_hand()
+    runs["usefulness"] = np.where(runs["depth_scale"] == "lns", 10 / 12, 9 / 12)
+    (one,) = contrasts(runs, knob, "usefulness")
+    assert (one.effect.mean, one.verdict) == (pytest.approx(1 / 12), "not distinguishable")
+    runs["usefulness"] = np.where(runs["depth_scale"] == "lns", 12 / 12, 9 / 12)
+    (three,) = contrasts(runs, knob, "usefulness")
+    assert three.verdict == "higher"
+
+
+def test_what_was_matched_is_read_from_the_runs():
+    runs, knob = by_hand()
+    runs.loc[runs["depth_scale"] == "lns", "params_total"] *= 0.8
+    runs.loc[runs["depth_scale"] == "lns", "train_flops"] *= 2
+    runs["params_active"] = None
+    (found,) = contrasts(runs, knob, "val_loss")
+    assert found.ratios == {
+        "tokens": (1.0, 1.0),
+        "params_total": (pytest.approx(0.8), pytest.approx(0.8)),
+        "params_active": None,
+        "flops": (2.0, 2.0),
+    }
+    assert [found.matches(basis) for basis in found.ratios] == [True, False, False, False]
+    assert [found.costs_no_more(basis) for basis in found.ratios] == [True, True, False, False]
+
+
+def test_depth_itself_is_contrasted_over_all_depths():
+    runs = grid({"n_layers": [24, 12], "seed": [0, 1, 2]}, lambda config: {"val_loss": 3 - config.n_layers / 120})
+    depth = depth_knob(runs)
+    assert depth is not None
+    (found,) = contrasts(runs, depth, "val_loss")
+    assert (found.n_layers, found.baseline, found.setting) == (None, "n_layers=12", "n_layers=24")
+    assert found.effect.mean == pytest.approx(-0.1)
+
+
+def test_interaction_with_depth_by_hand():
+    """LNS lowers the loss by .1 at 12 layers, and by .3, .3 and .6 at 24: .2, .2 and .5 more, .3 on average."""
+
+    def outcome(config):
+        drop = 0.1 if config.n_layers == 12 else 0.6 if config.seed == 2 else 0.3
+        return {"val_loss": 3.0 + config.seed - drop * (config.depth_scale == "lns")}
+
+    runs = grid({"n_layers": [12, 24], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}, outcome)
+    (found,) = interactions(runs, knob_of(runs, "depth_scale"), "val_loss")
+    assert (found.shallow, found.deep, found.difference.n) == (12, 24, 3)
+    assert found.difference.mean == pytest.approx(-0.3)
+    assert found.difference.lo == pytest.approx(-0.3 - 4.30265 * 0.1, abs=1e-4)  # s = sqrt(.03) and s / sqrt(3) = .1
+    assert found.verdict == "not distinguishable"
+
+
+def test_compare_ignores_depth_strata_and_knows_when_there_is_no_pair():
+    runs, knob = by_hand()
+    found = compare(runs, knob, "depth_scale=lns", "val_loss")
+    assert found is not None and found.effect.mean == pytest.approx(-0.10)
+    assert compare(runs[runs["depth_scale"] == "lns"], knob, "depth_scale=lns", "val_loss") is None
+
+
+def test_noise_is_pooled_over_cells():
+    runs, _ = by_hand()
+    assert noise(runs, "val_loss") == (pytest.approx(math.sqrt(0.00065)), 4)
+    assert noise(runs[runs["seed"] == 0], "val_loss") == (None, 0)
+
+
+def test_an_unknown_outcome_is_refused():
+    runs, knob = by_hand()
+    with pytest.raises(ValueError, match=r"outcome 'loss' is not a measured number.*val_loss"):
+        contrasts(runs, knob, "loss")
+
+
+def test_planted_effects_are_covered_and_absent_ones_are_not_found():
+    """200 sweeps, told apart by their depth: 2 x 2 cells x 4 seeds with shared seed effects, so 8 pairs per knob.
+
+    The interval should cover the planted effect in 95% of them (standard deviation 1.5%), and the absent one should be
+    called something in at most 5%.
+    """
+    generator = np.random.default_rng(3)
+    depths = range(1, 201)
+    axes = {"n_layers": depths, "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": range(4)}
+    runs = grid(axes, lambda config: {})
+    shared = 0.01 * generator.normal(size=(201, 4))[runs["n_layers"], runs["seed"]]
+    runs["val_loss"] = 3 - 0.04 * (runs["depth_scale"] == "lns") + shared + 0.01 * generator.normal(size=len(runs))
+    found = contrasts(runs, knob_of(runs, "depth_scale"), "val_loss")
+    assert [one.n_layers for one in found] == list(depths)
+    assert 0.91 <= np.mean([one.effect.covers(-0.04) for one in found]) <= 0.99
+    assert np.mean([one.verdict == "lower" for one in found]) > 0.9
+    absent = contrasts(runs, knob_of(runs, "n_kv_heads"), "val_loss")
+    assert np.mean([one.verdict != "not distinguishable" for one in absent]) <= 0.08
+
+
+def test_missing_numbers_from_a_store_are_nan_or_none_alike():
+    runs, knob = by_hand()
+    as_nan = runs.assign(val_loss=pd.Series([np.nan, *runs["val_loss"][1:]], index=runs.index))
+    as_none = runs.assign(val_loss=pd.Series([None, *runs["val_loss"][1:]], index=runs.index, dtype=object))
+    assert contrasts(as_nan, knob, "val_loss") == contrasts(as_none, knob, "val_loss")

@@ -1,0 +1,78 @@
+"""Student's interval against printed tables, by hand, and by simulation; Holm's correction by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsedepth.effects.intervals import estimate, holm, t_critical, two_sided_p
+
+
+@pytest.mark.parametrize(
+    ("df", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (30, 2.0423), (120, 1.9799)]
+)
+def test_critical_values_are_those_of_the_tables(df, expected):
+    assert t_critical(df) == pytest.approx(expected, abs=5e-5)
+
+
+def test_two_sided_p_in_closed_form():
+    assert two_sided_p(1.0, 1) == pytest.approx(0.5)  # Cauchy: 1 - 2/pi atan(1)
+    assert two_sided_p(2.0, 2) == pytest.approx(1 - 2 / math.sqrt(6))  # 1 - t / sqrt(t^2 + 2)
+    assert two_sided_p(0.0, 7) == pytest.approx(1.0)
+    assert two_sided_p(1.96, 100_000) == pytest.approx(0.05, abs=2e-4)  # the normal limit
+
+
+@given(st.floats(-50, 50), st.integers(1, 60))
+def test_p_is_a_symmetric_probability_that_falls_with_t(t, df):
+    assert 0 <= two_sided_p(t, df) <= 1
+    assert two_sided_p(t, df) == two_sided_p(-t, df)
+    assert two_sided_p(abs(t) + 1, df) <= two_sided_p(t, df) + 1e-14
+
+
+def test_estimate_by_hand():
+    found = estimate([1.0, 2.0, 3.0])  # mean 2, s = 1, error = 1/sqrt(3), t(2) = 4.3027
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.hi == pytest.approx(2 + 4.30265 / math.sqrt(3), abs=1e-4)
+    assert found.lo == pytest.approx(2 - 4.30265 / math.sqrt(3), abs=1e-4)
+    t = 2 * math.sqrt(3)
+    assert found.p == pytest.approx(1 - t / math.sqrt(t * t + 2))
+    assert not found.excludes_zero
+
+
+def test_fewer_than_three_values_have_no_interval():
+    assert estimate([]).mean is None
+    two = estimate([1.0, 1.2])
+    assert two.mean == pytest.approx(1.1)
+    assert (two.lo, two.hi, two.p) == (None, None, None)
+    assert not two.excludes_zero
+
+
+def test_agreement_by_rounding_is_not_certainty():
+    """Three seeds, each one layer of 16 more useful: without the floor the interval would have no width."""
+    assert estimate([1 / 16] * 3).excludes_zero
+    assert not estimate([1 / 16] * 3, least_sd=1 / 16 / math.sqrt(6)).excludes_zero
+
+
+def test_the_interval_covers_the_truth_in_95_percent():
+    """2000 draws at each n: the share has a standard deviation of 0.5%; the tolerance is three of them."""
+    generator = np.random.default_rng(0)
+    for n in (3, 5, 12):
+        draws = 0.02 + 0.01 * generator.normal(size=(2000, n))
+        assert np.mean([estimate(draw).covers(0.02) for draw in draws]) == pytest.approx(0.95, abs=0.015)
+
+
+def test_holm_by_hand():
+    # sorted: .01 x 4, .02 x 3, .03 x 2, .9 x 1, made monotone: .04, .06, .06, .9
+    assert holm([0.03, 0.01, 0.9, 0.02]) == pytest.approx([0.06, 0.04, 0.9, 0.06])
+    assert holm([]) == []
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
+    adjusted = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    assert [adjusted[i] for i in order] == sorted(adjusted)

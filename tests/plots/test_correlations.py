@@ -1,0 +1,92 @@
+"""The frame behind the chain figure holds the numbers of the rows, and says what it leaves out."""
+
+import numpy as np
+import pytest
+from frames import grid
+from matplotlib.figure import Figure
+
+from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations, knob_names
+
+AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
+
+
+def summary(config):
+    sparsity = 0.1 + config.weight_decay + 0.01 * config.seed
+    variance = config.n_layers / sparsity
+    return {
+        "weight_sparsity": sparsity,
+        "attention_sparsity_rel": 0.5 - 0.1 * config.n_kv_heads,
+        "residual_variance_last": variance,
+        "usefulness": 1 / variance,
+        "causal_score": 0.3,
+        "val_loss": 2 + variance / 100,
+    }
+
+
+def test_points_hold_the_numbers_of_the_runs():
+    runs = grid(AXES, summary)
+    found = correlations(runs)
+    assert len(found.points) == 16
+    merged = found.points.merge(runs, on="run_id", suffixes=("", "_run"))
+    for name in ("weight_sparsity", "residual_variance_last", "usefulness", "val_loss"):
+        assert list(merged[name]) == list(merged[f"{name}_run"])
+    assert found.points["knob"].value_counts().to_dict() == {
+        "baseline": 4,
+        "weight_decay": 4,
+        "n_kv_heads": 4,
+        "several": 4,
+    }
+    assert knob_names(found) == ["baseline", "n_kv_heads", "weight_decay", "several"]
+
+
+def test_every_panel_states_its_correlations():
+    found = correlations(grid(AXES, summary))
+    pooled, within = found.links["residual_variance_last", "usefulness"]
+    assert (pooled.scope, within.scope) == ("pooled", "within depth")
+    assert (pooled.rho, within.rho) == (pytest.approx(-1.0), pytest.approx(-1.0))
+    assert (pooled.n_runs, pooled.n_cells) == (16, 8)
+    assert found.links["causal_score", "val_loss"][0].rho is None  # the causal score is constant
+
+
+def test_one_depth_has_nothing_to_compare_within():
+    found = correlations(grid({"weight_decay": [0.0, 0.3]}, summary))
+    assert all(len(links) == 1 for links in found.links.values())
+
+
+def test_what_cannot_be_shown_is_dropped_and_counted():
+    runs = grid(AXES, summary)
+    runs.loc[0, "usefulness"] = None
+    runs.loc[1, "residual_variance_last"] = 0.0  # no place on a logarithmic axis
+    runs.loc[2, "outcome"] = "diverged"
+    found = correlations(runs)
+    assert (len(found.points), found.n_diverged) == (15, 1)
+    assert found.dropped["weight_sparsity", "residual_variance_last"] == 1
+    assert found.dropped["residual_variance_last", "usefulness"] == 2
+    assert found.dropped["causal_score", "val_loss"] == 0
+    assert found.links["residual_variance_last", "usefulness"][0].n_runs == 13
+
+
+def test_fields_that_changed_together_are_not_given_one_name():
+    runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4)]}, summary)
+    assert list(correlations(runs).points["knob"]) == ["baseline", "several"]
+
+
+def test_the_drawing_shows_every_point_once():
+    runs = grid(AXES, summary)
+    runs.loc[0, "usefulness"] = None
+    figure = Figure()
+    axes = list(figure.subplots(2, 3).ravel())
+    draw_correlations(correlations(runs), axes)
+    shown = [sum(len(collection.get_offsets()) for collection in axis.collections) for axis in axes]
+    assert shown == [15 if "usefulness" in panel else 16 for panel in PANELS]
+    assert "not shown: 1 of 16 (NULL)" in axes[1].get_title(loc="left") + axes[1].get_title()
+    assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
+
+
+@pytest.mark.parametrize("missing", ["causal_score", "weight_sparsity"])
+def test_a_quantity_that_no_run_measured_leaves_its_panels_empty(missing):
+    runs = grid(AXES, summary).assign(**{missing: np.nan})
+    found = correlations(runs)
+    figure = Figure()
+    draw_correlations(found, list(figure.subplots(2, 3).ravel()))
+    assert {panel for panel, n in found.dropped.items() if n == 16} == {panel for panel in PANELS if missing in panel}

@@ -1,0 +1,75 @@
+"""Figures are written whole, in the format asked for, and are the same file for the same numbers."""
+
+import pytest
+from frames import config_of
+from synthetic import make_run
+
+from sparsedepth.plots.draw import FIGURES, draw, render
+from sparsedepth.store.open import open_store
+
+START = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
+
+
+def fill(results, outcome="ok"):
+    for i, (n_layers, scale) in enumerate([(2, "none"), (2, "lns"), (4, "none"), (4, "lns")]):
+        layers = [
+            {"step": 5, "layer": layer, "metric": metric, "value": 0.1 + layer + i, "n": 10}
+            for layer in range(1, n_layers + 1)
+            for metric in ("residual_variance", "causal_effect", "affine_loss_increase")
+        ]
+        names = ("weight_sparsity", "attention_sparsity_rel", "residual_variance_last", "usefulness", "causal_score")
+        summary = {name: 0.1 * (j + 1) + 0.01 * i for j, name in enumerate(names)}
+        config = config_of(n_layers=n_layers, depth_scale=scale)
+        make_run(results, config, {**summary, "val_loss": 3.0 - 0.1 * i, "outcome": outcome}, layers=layers)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    fill(results)
+    with open_store(results) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("suffix", START)
+def test_every_format_is_written(store, tmp_path, suffix):
+    path = tmp_path / f"figure{suffix}"
+    draw(store, "all", path)
+    assert path.read_bytes().startswith(START[suffix])
+    assert path.stat().st_size > 5000
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # nothing half-written beside it
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_same_numbers_give_the_same_file(store, figure):
+    runs = store.frame("select * from runs")
+    layers = store.frame("select * from layers")
+    shuffled = runs.sample(frac=1, random_state=1).sort_values("run_id")
+    first = render(figure, runs.sort_values("run_id"), layers, ".svg")
+    assert first == render(figure, shuffled, layers, ".svg")
+
+
+def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path):
+    draw(store, "all", tmp_path / "both.svg")
+    text = (tmp_path / "both.svg").read_text()
+    for wanted in ("weight sparsity", "validation loss", "residual variance", "layer / number of layers", "2 layers"):
+        assert wanted in text, wanted
+    assert "4 finished runs, 0 diverged" in text
+    draw(store, "chain", tmp_path / "chain.svg")
+    assert "layer / number of layers" not in (tmp_path / "chain.svg").read_text()
+    draw(store, "profiles", tmp_path / "profiles.svg")
+    assert "weight sparsity" not in (tmp_path / "profiles.svg").read_text()
+
+
+def test_what_cannot_be_drawn_is_refused(store, tmp_path):
+    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: all, chain, profiles"):
+        draw(store, "pie", tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"must end in one of: \.png, \.svg, \.pdf"):
+        draw(store, "all", tmp_path / "a.jpg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_which_nothing_finished(tmp_path):
+    fill(tmp_path, outcome="diverged")
+    with open_store(tmp_path) as store, pytest.raises(ValueError, match="none of the 4 runs finished"):
+        draw(store, "all", tmp_path / "a.png")

@@ -1,0 +1,92 @@
+"""Layer profiles: last step, baseline runs, mean and range over seeds."""
+
+import pandas as pd
+import pytest
+from frames import grid
+from matplotlib.figure import Figure
+
+from sparsedepth.plots.profiles import chosen_runs, draw_profiles, profiles
+
+AXES = {"n_layers": [2, 4], "weight_decay": [0.0, 0.3], "seed": [0, 1]}
+
+
+def runs_and_layers():
+    runs = grid(AXES, lambda config: {"val_loss": 3.0})
+    rows = []
+    for run_id, n_layers, decay, seed in runs[["run_id", "n_layers", "weight_decay", "seed"]].itertuples(index=False):
+        for layer in range(n_layers + 1):
+            for step in (10, 20):
+                value = float(layer + step + seed + 100 * (decay > 0))
+                rows.append((run_id, step, layer, "residual_variance", value))
+            effect = None if layer == n_layers else 0.5
+            rows.append((run_id, 20, layer, "causal_effect", effect))
+            rows.append((run_id, 20, layer, "affine_loss_increase", -0.01 * layer))
+            rows.append((run_id, 20, layer, "weight_sparsity@0.001", 0.1))
+    return runs, pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"])
+
+
+def test_mean_and_range_over_the_seeds_of_the_baseline_at_the_last_step():
+    found = profiles(*runs_and_layers())
+    variance = found.layers[(found.layers["metric"] == "residual_variance") & (found.layers["n_layers"] == 4)]
+    # layer + 20 + seed, seeds 0 and 1, weight_decay 0; the embedding (layer 0) is no block
+    assert variance[["layer", "position", "mean", "low", "high", "n_runs"]].to_numpy().tolist() == [
+        [1, 0.25, 21.5, 21, 22, 2],
+        [2, 0.50, 22.5, 22, 23, 2],
+        [3, 0.75, 23.5, 23, 24, 2],
+        [4, 1.00, 24.5, 24, 25, 2],
+    ]
+    assert found.thresholds == (0.1,)
+    assert found.dropped == 0
+    effects = found.layers[(found.layers["metric"] == "causal_effect") & (found.layers["n_layers"] == 4)]
+    assert list(effects["layer"]) == [1, 2, 3]  # the last layer has no later one
+
+
+def test_null_and_unplottable_values_are_counted():
+    runs, layers = runs_and_layers()
+    chosen = runs.loc[(runs["weight_decay"] == 0) & (runs["n_layers"] == 4) & (runs["seed"] == 0), "run_id"].item()
+    here = (layers["run_id"] == chosen) & (layers["step"] == 20) & (layers["metric"] == "residual_variance")
+    layers.loc[here & (layers["layer"] == 1), "value"] = None
+    layers.loc[here & (layers["layer"] == 2), "value"] = 0.0
+    found = profiles(runs, layers)
+    assert found.dropped == 2
+    rest = found.layers[(found.layers["metric"] == "residual_variance") & (found.layers["n_layers"] == 4)]
+    assert list(rest["n_runs"]) == [1, 1, 2, 2]
+
+
+def test_without_a_baseline_the_nearest_runs_stand_in():
+    runs = grid({"n_layers": [2, 4], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1]}, lambda config: {})
+    keep = (runs["n_layers"] == 4) | ~((runs["weight_decay"] == 0) & (runs["n_kv_heads"] == 4))
+    chosen = chosen_runs(runs[keep])
+    assert sorted(zip(chosen["n_layers"], chosen["weight_decay"], chosen["n_kv_heads"], strict=True)) == [
+        (2, 0.0, 1),
+        (2, 0.3, 4),
+        (4, 0.0, 4),
+    ]
+
+
+def test_the_lines_carry_the_means():
+    figure = Figure()
+    axes = figure.subplots(1, 3)
+    draw_profiles(profiles(*runs_and_layers()), axes)
+    lines = [list(line.get_ydata()) for line in axes[0].get_lines() if len(line.get_ydata()) in (2, 4)]
+    assert lines == [[21.5, 22.5], [21.5, 22.5, 23.5, 24.5]]
+    assert (axes[0].get_yscale(), axes[2].get_yscale()) == ("log", "symlog")
+    assert axes[0].get_title(loc="left") + axes[0].get_title() == "mean and range of 2 runs per depth"
+
+
+def test_no_layer_rows_is_said_and_drawn_empty():
+    runs, layers = runs_and_layers()
+    found = profiles(runs, layers[:0])
+    assert found.layers.empty
+    figure = Figure()
+    axes = figure.subplots(1, 3)
+    draw_profiles(found, axes, {2: "#000000", 4: "#ffffff"})
+    assert all(len(axis.get_lines()) == 0 for axis in axes)
+    assert axes[0].get_title(loc="left") + axes[0].get_title() == "not measured in these runs"
+
+
+@pytest.mark.parametrize("outcome", ["diverged"])
+def test_diverged_runs_have_no_profile(outcome):
+    runs, layers = runs_and_layers()
+    runs.loc[runs["n_layers"] == 4, "outcome"] = outcome
+    assert set(profiles(runs, layers).layers["n_layers"]) == {2}

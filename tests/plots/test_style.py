@@ -1,0 +1,39 @@
+"""Colours are ordered and distinct in grey; shapes are distinct; logarithmic axes are labelled sparsely."""
+
+import itertools
+
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from sparsedepth.plots.correlations import PANELS
+from sparsedepth.plots.profiles import METRICS
+from sparsedepth.plots.style import LABELS, depth_colours, knob_markers, log_scale
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
+def test_deeper_is_darker_and_tells_apart_in_grey(n):
+    colours = depth_colours(range(12, 12 + n))
+    grey = [0.299 * r + 0.587 * g + 0.114 * b for r, g, b in map(to_rgb, colours.values())]
+    assert grey == sorted(grey, reverse=True)
+    assert min(a - b for a, b in itertools.pairwise(grey)) > 0.4 / n
+
+
+def test_shapes_are_distinct():
+    names = ["baseline", "weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "lr", "several"]
+    assert len(set(knob_markers(names).values())) == len(names)
+
+
+def test_everything_drawn_has_a_label():
+    assert {name for panel in PANELS for name in panel} | set(METRICS) <= set(LABELS)
+
+
+@pytest.mark.parametrize("values", [[50, 400], [1, 90], [0.5, 20_000], [7, 7.5]])
+def test_logarithmic_labels_do_not_crowd(values):
+    axes = Figure(figsize=(3, 3)).subplots()
+    axes.plot([1, 2], values)
+    log_scale(axes, "y", values)
+    low, high = axes.get_ylim()
+    shown = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
+    assert axes.get_yscale() == "log"
+    assert 2 <= len(shown) <= 10

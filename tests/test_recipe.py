@@ -1,0 +1,265 @@
+"""The recipe finds what was planted, abstains from noise, says what it did not take, and writes a RunConfig."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from frames import config_of, grid, runs_frame
+
+from sparsedepth.config.load import build, parse_yaml, read_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.recipe import derive, evidence, rule, to_yaml, write
+
+AXES = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
+
+
+def sweep(loss, axes=AXES, sd=0.01, seed=0, **base):
+    """A grid with val_loss = 3 + loss(config) + normal noise."""
+    generator = np.random.default_rng(seed)
+    return grid(axes, lambda config: {"val_loss": 3 + loss(config) + sd * generator.normal()}, **base)
+
+
+def planted(config):
+    return -0.05 * (config.depth_scale == "lns") - 0.03 * (config.weight_decay == 0.1)
+
+
+def reasons(recipe):
+    return {one.contrast.setting: one.reason for one in recipe.tested}
+
+
+def test_planted_effects_are_stacked_and_the_rest_keeps_its_baseline():
+    recipe = derive(sweep(planted, seed=2))
+    assert not recipe.abstained
+    assert recipe.config == RunConfig(depth_scale="lns", weight_decay=0.1, n_kv_heads=4)
+    assert reasons(recipe) == {
+        "weight_decay=0.1": "",
+        "weight_decay=0.3": "not distinguishable from the baseline",
+        "n_kv_heads=1": "not distinguishable from the baseline",
+        "depth_scale=lns": "",
+    }
+    assert recipe.grade == "C"
+    assert recipe.stack.startswith("stack run: against the baseline better: -0.0")
+    assert "against the best single change, depth_scale=lns, " in recipe.stack
+
+
+def test_the_best_of_two_good_settings_is_taken():
+    recipe = derive(sweep(lambda config: -0.1 * config.weight_decay / 0.3))
+    assert recipe.config == RunConfig(weight_decay=0.3)
+    assert reasons(recipe)["weight_decay=0.1"] == "weight_decay=0.3 does better"
+    assert recipe.stack == "one change: nothing to stack"
+
+
+def test_the_luckiest_run_does_not_decide():
+    runs = sweep(planted)
+    unlucky = (
+        (runs["n_kv_heads"] == 1) & (runs["seed"] == 0) & (runs["weight_decay"] == 0) & (runs["depth_scale"] == "none")
+    )
+    runs.loc[unlucky, "val_loss"] = 1.0
+    recipe = derive(runs)
+    assert recipe.config is not None and recipe.config.n_kv_heads == 4
+    assert reasons(recipe)["n_kv_heads=1"] == "not distinguishable from the baseline"
+
+
+def test_the_direction_comes_from_the_objective():
+    runs = grid(AXES, lambda config: {"usefulness": 0.5 + 0.25 * (config.depth_scale == "lns") + 0.01 * config.seed})
+    assert derive(runs, objective="usefulness").config == RunConfig(depth_scale="lns", weight_decay=0.0)
+    worse = derive(sweep(lambda config: 0.05 * (config.depth_scale == "lns")))
+    assert worse.abstained
+    assert reasons(worse)["depth_scale=lns"] == "worse: val_loss higher"
+
+
+def test_pure_noise_yields_no_recipe():
+    """60 sweeps of noise with shared seed effects: at least 90% abstain (Holm aims at 95% or more)."""
+    generator = np.random.default_rng(1)
+    axes = {"weight_decay": [0.0, 0.1, 0.3, 1.0], "seed": [0, 1, 2, 3]}
+    runs = grid(axes, lambda config: {"val_loss": 0.0})
+    abstained = 0
+    for _ in range(60):
+        shared = 0.01 * generator.normal(size=4)
+        runs["val_loss"] = 3 + shared[runs["seed"]] + 0.01 * generator.normal(size=len(runs))
+        recipe = derive(runs)
+        abstained += recipe.abstained
+        assert recipe.abstained == (recipe.config == RunConfig(weight_decay=0.0))
+    assert abstained / 60 >= 0.90
+
+
+def test_many_settings_need_more_evidence():
+    """p of about .026: enough for one setting tested, not for one among four."""
+    wiggle = [0.0, 0.028, 0.014]
+    cells = [(0.0, 3.0), (0.3, 2.95)]
+    one = runs_frame(
+        (RunConfig(weight_decay=w, seed=s), {"val_loss": y + wiggle[s] * (w > 0)}) for w, y in cells for s in range(3)
+    )
+    (only,) = derive(one).tested
+    assert only.recommended and only.p_adjusted is not None and 0.02 < only.p_adjusted < 0.05
+    extra = runs_frame(
+        (RunConfig(weight_decay=0.0, lr=lr, seed=s), {"val_loss": 3.0 + (0.01, -0.01, 0.002)[s]})
+        for lr in (2e-3, 3e-3, 4e-3)
+        for s in range(3)
+    )
+    among_four = derive(pd.concat([one, extra], ignore_index=True))
+    assert reasons(among_four)["weight_decay=0.3"].startswith(
+        "not distinguishable among so many settings tested (Holm p"
+    )
+    assert among_four.abstained
+
+
+def test_it_abstains_with_a_reason():
+    one_seed = derive(sweep(planted, {**AXES, "seed": [0]}))
+    assert (one_seed.abstained, one_seed.grade) == (True, "D")
+    assert one_seed.reason == "no configuration was run with two seeds: there is no noise floor"
+    assert one_seed.config == RunConfig(weight_decay=0.0)
+
+    elsewhere = derive(sweep(planted), depth=24)
+    assert (elsewhere.abstained, elsewhere.config) == (True, None)
+    assert elsewhere.reason == "no finished run at n_layers=24; depths with finished runs: 12"
+    with pytest.raises(ValueError, match="no configuration to write"):
+        to_yaml(elsewhere)
+
+    same = derive(sweep(planted, {"seed": [0, 1, 2]}))
+    assert same.reason.endswith("nothing was varied")
+    assert (
+        derive(sweep(planted), objective="usefulness").reason
+        == "usefulness was measured in no finished run at n_layers=12"
+    )
+    assert rule(one_seed).startswith("At n_layers=12: no recommendation: ")
+
+
+def test_every_depth_has_its_own_recipe_and_the_deepest_is_the_default():
+    def loss(config):
+        return -0.05 * (config.depth_scale == "lns" and config.n_layers == 24)
+
+    runs = sweep(loss, {"n_layers": [12, 24], **AXES})
+    assert derive(runs).config == RunConfig(n_layers=24, depth_scale="lns", weight_decay=0.0)
+    assert derive(runs, depth=12).abstained
+
+
+def test_a_setting_that_diverged_is_never_recommended():
+    runs = sweep(planted)
+    runs.loc[runs.index[runs["depth_scale"] == "lns"][0], ["outcome", "val_loss"]] = ["diverged", None]
+    recipe = derive(runs)
+    assert recipe.config == RunConfig(weight_decay=0.1)
+    assert reasons(recipe)["depth_scale=lns"] == "1 of its runs diverged"
+    assert recipe.n_diverged == 1
+
+
+def test_a_setting_that_spends_more_of_what_is_matched_is_not_taken():
+    runs = sweep(
+        lambda config: -0.1 * (config.n_experts > 0), {"n_experts,top_k": [(0, None), (8, 2)], "seed": [0, 1, 2]}
+    )
+    assert derive(runs, matched="params_total").config == RunConfig(n_experts=8, top_k=2)
+    runs.loc[runs["n_experts"] == 8, "params_total"] *= 3
+    assert reasons(derive(runs, matched="params_total")) == {
+        "n_experts=8, top_k=2": "it spends more params_total than the baseline"
+    }
+    assert not derive(runs, matched="params_active").abstained
+
+
+def test_width_is_a_budget_and_no_recipe():
+    runs = sweep(lambda config: -0.1 * (config.d_ff == 704), {"d_ff": [176, 704], "seed": [0, 1, 2]})
+    assert reasons(derive(runs)) == {"d_ff=704": "a budget, no recipe"}
+
+
+def test_a_longer_context_is_not_judged_by_its_own_loss():
+    runs = sweep(lambda config: -0.1 * (config.seq_len == 512), {"seq_len": [256, 512], "seed": [0, 1, 2]})
+    runs["val_loss_common"] = runs["val_loss"]
+    assert "ask for val_loss_common" in reasons(derive(runs))["seq_len=512"]
+    assert derive(runs, objective="val_loss_common").config == RunConfig(seq_len=512)
+
+
+def one_at_a_time(stack_loss):
+    """Baseline, two single changes, and their stack where `stack_loss` is given."""
+    cells = [
+        ({"weight_decay": 0.0}, 3.0),
+        ({"weight_decay": 0.3}, 2.9),
+        ({"weight_decay": 0.0, "depth_scale": "lns"}, 2.8),
+    ]
+    if stack_loss is not None:
+        cells.append(({"weight_decay": 0.3, "depth_scale": "lns"}, stack_loss))
+    wiggle = (0.0, 0.0005, -0.0005, 0.001)
+    return runs_frame(
+        (config_of(seed=seed, **cell), {"val_loss": loss + wiggle[(seed + i) % 4]})
+        for i, (cell, loss) in enumerate(cells)
+        for seed in range(4)
+    )
+
+
+def test_a_stack_that_was_not_run_is_called_that():
+    recipe = derive(one_at_a_time(None))
+    assert recipe.config == RunConfig(weight_decay=0.3, depth_scale="lns")
+    assert recipe.stack == "stack not run: the changes were tested one by one and may interact"
+
+
+def test_a_stack_that_adds_up_is_confirmed():
+    recipe = derive(one_at_a_time(2.7))
+    assert recipe.config == RunConfig(weight_decay=0.3, depth_scale="lns")
+    assert recipe.stack.count("better: ") == 2
+    assert len(recipe.stack_contrasts) == 2
+
+
+def test_a_stack_worse_than_its_best_part_falls_back_to_that_part():
+    """Main effects: decay -.1 and +.04, -.03 on average over 8 pairs; the pair of both is worse than LNS alone."""
+    runs = one_at_a_time(2.81)
+    extra = runs_frame(
+        (
+            RunConfig(seed=seed, weight_decay=decay, n_kv_heads=kv),
+            {"val_loss": 3.0 - 0.1 * (decay > 0) + 0.001 * (seed % 2)},
+        )
+        for kv in (1, 2)
+        for decay in (0.0, 0.3)
+        for seed in range(4)
+    )
+    recipe = derive(pd.concat([runs, extra], ignore_index=True))
+    assert "against the best single change, depth_scale=lns, worse: +0.01" in recipe.stack
+    assert recipe.config == RunConfig(weight_decay=0.0, depth_scale="lns")
+    assert reasons(recipe)["weight_decay=0.3"] == "worse together with depth_scale=lns than that alone"
+
+
+def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
+    recipe = derive(sweep(planted, corpus="hub:a b\u2028norm: post"))
+    write(recipe, tmp_path / "recipe.yaml")
+    assert build(RunConfig, read_yaml(tmp_path / "recipe.yaml"), "recipe") == recipe.config
+    text = to_yaml(recipe)
+    comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+    for wanted in ("use weight_decay=0.1 instead of weight_decay=0", "Domain:", "n_layers 12", "noise floor", "Holm p"):
+        assert wanted in " ".join(comments.replace("#", " ").split()), wanted
+    for wanted in ("Not recommended: n_kv_heads=1", "Grades A and B need", "Diverged: 0 runs of 36", *recipe.run_ids):
+        assert wanted in " ".join(comments.replace("#", " ").split()), wanted
+    assert "seed:" not in text.replace("# ", "")
+
+
+def test_the_yaml_fills_sizes_that_follow():
+    axes = {"n_experts,top_k": [(0, None), (8, 2), (8, 4)], "seed": [0, 1, 2]}
+    recipe = derive(sweep(lambda config: -0.1 * (config.top_k == 4), axes))
+    again = build(RunConfig, parse_yaml(to_yaml(recipe), "recipe"), "recipe")
+    assert again == recipe.config == RunConfig(n_experts=8, top_k=4)
+    assert again.d_expert == 44  # d_ff 176 / 4
+
+
+def test_a_combination_that_cannot_be_built_is_refused_by_name():
+    """LNS and scaled init both help alone; together they were not asked for, and RunConfig refuses them."""
+    cells = [({}, 3.0), ({"depth_scale": "lns"}, 2.8), ({"init": "scaled"}, 2.9)]
+    runs = runs_frame(
+        (config_of(seed=seed, **cell), {"val_loss": loss + 0.001 * ((seed + i) % 3)})
+        for i, (cell, loss) in enumerate(cells)
+        for seed in range(4)
+    )
+    recipe = derive(runs)
+    assert [one.contrast.setting for one in recipe.changes] == ["depth_scale=lns"]
+    assert recipe.config == RunConfig(depth_scale="lns")
+    assert reasons(recipe)["init=scaled"].startswith("cannot be combined with the other changes: ")
+
+
+def test_the_same_rows_in_another_order_give_the_same_recipe():
+    runs = sweep(planted)
+    assert evidence(derive(runs)) == evidence(derive(runs.sample(frac=1, random_state=3)))
+
+
+def test_wrong_questions_are_refused():
+    runs = sweep(planted)
+    with pytest.raises(ValueError, match="objective 'steps' has no better direction"):
+        derive(runs, objective="steps")
+    with pytest.raises(ValueError, match="matched='time' is no basis of comparison"):
+        derive(runs, matched="time")
+    with pytest.raises(ValueError, match=r"no run has the baseline weight_decay=0\.2"):
+        derive(runs, baselines={"weight_decay": 0.2})
+    assert derive(runs, baselines={"weight_decay": 0.1}).config == RunConfig(weight_decay=0.1, depth_scale="lns")
