@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Table = Literal["runs", "curves", "layers", "heads", "pairs"]
+Better = Literal["", "low", "high"]
+SqlType = Literal["DOUBLE", "BIGINT", "VARCHAR"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,17 +22,19 @@ class Quantity:
     meaning: str
     """Definition, with the formula in the symbols of the decoder: x_l is the residual stream after block l."""
     source: str = ""
-    better: Literal["", "low", "high"] = ""
+    better: Better = ""
     """Which direction `best --by` sorts; empty where neither is better."""
-    sql_type: Literal["DOUBLE", "BIGINT", "VARCHAR"] = "DOUBLE"
+    sql_type: SqlType = "DOUBLE"
 
 
 A = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 B = "2502.05795"  # The Curse of Depth in Large Language Models
 
 
-def _runs(name: str, unit: str, meaning: str, source: str = "", better: str = "", sql: str = "DOUBLE") -> Quantity:
-    return Quantity(name=name, table="runs", unit=unit, meaning=meaning, source=source, better=better, sql_type=sql)  # type: ignore[arg-type]
+def _runs(
+    name: str, unit: str, meaning: str, source: str = "", better: Better = "", sql: SqlType = "DOUBLE"
+) -> Quantity:
+    return Quantity(name=name, table="runs", unit=unit, meaning=meaning, source=source, better=better, sql_type=sql)
 
 
 def _with_interval(quantity: Quantity) -> tuple[Quantity, ...]:

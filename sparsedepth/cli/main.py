@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TextIO
 
 import typer
 from typer.main import get_command
@@ -61,7 +61,12 @@ def _fail(message: str, code: int) -> int:
 
 
 def _one_line_warning(
-    message: Any, category: Any, filename: Any, lineno: Any, file: Any = None, line: Any = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
     print(f"sparsedepth: warning: {' '.join(str(message).split())}", file=sys.stderr)
 

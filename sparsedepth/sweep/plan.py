@@ -6,7 +6,7 @@ the sampler wants their mean.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sparsedepth import glossary
 from sparsedepth.config.run import RunConfig
@@ -58,7 +58,7 @@ def first_proposal(definition: SweepDefinition) -> dict[str, Any]:
     }
 
 
-def check_objective(definition: SweepDefinition) -> str:
+def check_objective(definition: SweepDefinition) -> Literal["minimize", "maximize"]:
     """'minimize' or 'maximize'. Raises ValueError for an objective that is no column with a better direction."""
     quantity = glossary.run_quantity(definition.objective)
     if quantity is None or not quantity.better:

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from sparsedepth import files
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def held(path: Path) -> Generator[None]:
     """Hold the exclusive lock `path`, waiting for whoever holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
