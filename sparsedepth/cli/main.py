@@ -35,7 +35,7 @@ for module in (runs, findings, describe):
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
-    warnings.showwarning = _one_line_warning
+    warnings.showwarning = _one_line_warning  # ty: ignore[invalid-assignment] - the documented way to replace it
     try:
         code = get_command(app).main(args=arguments, prog_name="sparsedepth", standalone_mode=False)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from sparsedepth import files
 
 
 @contextmanager
-def held(path: Path) -> Generator[None]:
+def held(path: Path) -> Generator[None, None, None]:
     """Hold the exclusive lock `path`, waiting for whoever holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
