@@ -40,7 +40,7 @@ def sweep(
 
     definition = build(SweepDefinition, read_yaml(file), str(file)).scaled(scale)
     if changes := parse_settings(settings or []):
-        definition = definition.model_copy(update={"base": {**definition.base, **changes}})
+        definition = definition.with_base(changes)
     used = machine(workers, device, compiled, max_attempts)
     expected = sum(len(item.seeds) for item in items(definition))
     print(f"{definition.name}: {definition.question}")

@@ -110,6 +110,13 @@ class SweepDefinition(Section):
         values["name"] = f"{self.name}-{scale}"
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")
 
+    def with_base(self, changes: Mapping[str, Any]) -> "SweepDefinition":
+        """The definition with other base fields. Raises ValueError for a field that the sweep itself varies."""
+        for name in changes:
+            if any(name in scope for scope in (self.space, *self.variants)):
+                raise ValueError(f"--set {name}: sweep {self.name!r} varies {name}; change its space in the definition")
+        return self.model_copy(update={"base": {**self.base, **changes}})
+
     def run_config(self, cell: Mapping[str, Any], seed: int) -> RunConfig:
         """The run of one cell and seed. Raises ValueError naming the cell that cannot be built."""
         return build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")

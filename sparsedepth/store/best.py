@@ -24,7 +24,7 @@ class Ranking:
     """The first cells of a ranking, as a table, and what stands behind it."""
 
     table: Answer
-    """rank, cell_id, the knobs that vary, seeds (with a value), diverged, mean, standard error, min, max."""
+    """rank, cell_id, the knobs that vary, seeds (with a value), diverged (where any did), mean, its standard error."""
     by: str
     unit: str
     better: str
@@ -123,23 +123,21 @@ def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:
 
 def _table(ranked: list[_Cell], by: str, top: int) -> Answer:
     varying = [name for name in KNOBS if len({cell.knobs[name] for cell in ranked}) > 1]
+    any_diverged = any(cell.n_diverged for cell in ranked)
     rows = tuple(
         (
             rank,
             cell.cell_id,
             *(cell.knobs[name] for name in varying),
             len(cell.values),
-            cell.n_diverged,
+            *([cell.n_diverged] if any_diverged else []),
             cell.mean,
             cell.standard_error,
-            min(cell.values, default=None),
-            max(cell.values, default=None),
         )
         for rank, cell in enumerate(ranked[:top], start=1)
     )
-    return Answer(
-        columns=("rank", "cell_id", *varying, "seeds", "diverged", by, "standard_error", "min", "max"), rows=rows
-    )
+    diverged = ("diverged",) if any_diverged else ()
+    return Answer(columns=("rank", "cell_id", *varying, "seeds", *diverged, by, "stderr"), rows=rows)
 
 
 def _known_depths(store: Store) -> str:

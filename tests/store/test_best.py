@@ -48,10 +48,10 @@ def test_cells_are_ranked_by_their_mean_and_diverged_ones_come_last(store):
 
 
 def test_spread_over_seeds(store):
-    spread = columns(best(store, depth=12), "standard_error", "min", "max")
-    assert spread[0] == (None, 2.5, 2.5)  # one seed shows no spread
-    assert spread[1] == (pytest.approx(0.125), 3.0, 3.25)  # sd 0.125 * sqrt 2, over sqrt 2
-    assert spread[2] == (pytest.approx(0.5 / math.sqrt(3)), 3.0, 4.0)
+    spread = columns(best(store, depth=12), "stderr")
+    assert spread[0] == (None,)  # one seed shows no spread
+    assert spread[1] == (pytest.approx(0.125),)  # sd 0.125 * sqrt 2, over sqrt 2
+    assert spread[2] == (pytest.approx(0.5 / math.sqrt(3)),)
 
 
 def test_high_is_better_where_the_glossary_says_so(store):
@@ -62,7 +62,7 @@ def test_high_is_better_where_the_glossary_says_so(store):
 
 def test_only_what_varies_is_shown(store):
     assert best(store, depth=12).table.columns == (
-        *("rank", "cell_id", "weight_decay", "seeds", "diverged", "val_loss", "standard_error", "min", "max"),
+        *("rank", "cell_id", "weight_decay", "seeds", "diverged", "val_loss", "stderr"),
     )
     assert set(best(store).table.columns[2:4]) == {"n_layers", "weight_decay"}
     assert best(store, depth=24).table.columns[2] == "seeds"
@@ -89,9 +89,9 @@ def test_a_cell_without_the_quantity_has_no_mean_and_comes_after_those_with(tmp_
     make_run(tmp_path, RunConfig(weight_decay=0.2), {"causal_score": None})
     make_run(tmp_path, RunConfig(weight_decay=0.3), {"causal_score": 0.5})
     with open_store(tmp_path) as store:
-        assert columns(best(store, "causal_score"), "causal_score", "seeds", "standard_error", "min", "max") == [
-            (0.5, 1, None, 0.5, 0.5),
-            (None, 0, None, None, None),
+        assert columns(best(store, "causal_score"), "causal_score", "seeds", "stderr") == [
+            (0.5, 1, None),
+            (None, 0, None),
         ]
 
 
