@@ -19,6 +19,7 @@ class ToyStack:
         head_DV: Tensor | None = None,
         queries_keys: Callable[[int, Tensor], tuple[Tensor, Tensor]] | None = None,
         matrices: Sequence[Mapping[str, Tensor]] = (),
+        branches: Callable[[int, Tensor], tuple[Tensor, Tensor] | None] | None = None,
     ):
         self.model: nn.Module = nn.Sequential(nn.Dropout(0.5))
         self.device = torch.device("cpu")
@@ -29,6 +30,7 @@ class ToyStack:
         self.vocab_size = self.head_DV.shape[1]
         self.queries_keys_of = queries_keys
         self.matrices_of = matrices
+        self.branches_of = branches
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return self.embedding_VD[tokens_BT]
@@ -45,6 +47,9 @@ class ToyStack:
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         return self.matrices_of[layer - 1]
+
+    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.branches_of(layer, x_BTD) if self.branches_of else None
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
