@@ -24,9 +24,11 @@ LINKS: tuple[tuple[str, str], ...] = (
     ("attention_sparsity", "residual_variance_last"),
     ("attention_sparsity_rel", "residual_variance_last"),
     ("residual_variance_last", "usefulness"),
+    ("residual_variance_last", "usefulness_loss_increase"),
     ("residual_variance_last", "causal_score"),
     ("residual_variance_last", "permutation_score"),
     ("usefulness", "val_loss"),
+    ("usefulness_loss_increase", "val_loss"),
     ("causal_score", "val_loss"),
     ("permutation_score", "val_loss"),
 )

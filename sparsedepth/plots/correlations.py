@@ -15,13 +15,14 @@ from sparsedepth.plots.style import GREY, LABELS, depth_colours, knob_markers, l
 
 PANELS: tuple[tuple[str, str], ...] = (
     ("weight_sparsity", "residual_variance_last"),
-    ("residual_variance_last", "usefulness"),
-    ("usefulness", "val_loss"),
+    ("residual_variance_last", "usefulness_loss_increase"),
+    ("usefulness_loss_increase", "val_loss"),
     ("attention_sparsity_rel", "residual_variance_last"),
     ("residual_variance_last", "causal_score"),
     ("causal_score", "val_loss"),
 )
-"""Two rows, each read from left to right."""
+"""Two rows, each read from left to right. Usefulness is drawn in its continuous form: the count moves in steps of 1/L
+and is 0 for many small models."""
 LOG = ("residual_variance_last",)
 SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
 

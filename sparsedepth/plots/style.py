@@ -43,6 +43,7 @@ LABELS = {
     "residual_variance_last": "residual variance, last layer",
     "residual_variance": "residual variance",
     "usefulness": "usefulness (share of layers)",
+    "usefulness_loss_increase": "usefulness: loss increase with\na layer replaced, mean",
     "causal_score": "causal score",
     "permutation_score": "permutation score",
     "val_loss": "validation loss (nat/token)",

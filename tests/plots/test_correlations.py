@@ -17,7 +17,7 @@ def summary(config):
         "weight_sparsity": sparsity,
         "attention_sparsity_rel": 0.5 - 0.1 * config.n_kv_heads,
         "residual_variance_last": variance,
-        "usefulness": 1 / variance,
+        "usefulness_loss_increase": 1 / variance,
         "causal_score": 0.3,
         "val_loss": 2 + variance / 100,
     }
@@ -28,7 +28,7 @@ def test_points_hold_the_numbers_of_the_runs():
     found = correlations(runs)
     assert len(found.points) == 16
     merged = found.points.merge(runs, on="run_id", suffixes=("", "_run"))
-    for name in ("weight_sparsity", "residual_variance_last", "usefulness", "val_loss"):
+    for name in ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"):
         assert list(merged[name]) == list(merged[f"{name}_run"])
     assert found.points["knob"].value_counts().to_dict() == {
         "baseline": 4,
@@ -41,7 +41,7 @@ def test_points_hold_the_numbers_of_the_runs():
 
 def test_every_panel_states_its_correlations():
     found = correlations(grid(AXES, summary))
-    pooled, within = found.links["residual_variance_last", "usefulness"]
+    pooled, within = found.links["residual_variance_last", "usefulness_loss_increase"]
     assert (pooled.scope, within.scope) == ("pooled", "within depth")
     assert (pooled.rho, within.rho) == (pytest.approx(-1.0), pytest.approx(-1.0))
     assert (pooled.n_runs, pooled.n_cells) == (16, 8)
@@ -55,15 +55,15 @@ def test_one_depth_has_nothing_to_compare_within():
 
 def test_what_cannot_be_shown_is_dropped_and_counted():
     runs = grid(AXES, summary)
-    runs.loc[0, "usefulness"] = None
+    runs.loc[0, "usefulness_loss_increase"] = None
     runs.loc[1, "residual_variance_last"] = 0.0  # no place on a logarithmic axis
     runs.loc[2, "outcome"] = "diverged"
     found = correlations(runs)
     assert (len(found.points), found.n_diverged) == (15, 1)
     assert found.dropped["weight_sparsity", "residual_variance_last"] == 1
-    assert found.dropped["residual_variance_last", "usefulness"] == 2
+    assert found.dropped["residual_variance_last", "usefulness_loss_increase"] == 2
     assert found.dropped["causal_score", "val_loss"] == 0
-    assert found.links["residual_variance_last", "usefulness"][0].n_runs == 13
+    assert found.links["residual_variance_last", "usefulness_loss_increase"][0].n_runs == 13
 
 
 def test_fields_that_changed_together_are_not_given_one_name():
@@ -73,12 +73,12 @@ def test_fields_that_changed_together_are_not_given_one_name():
 
 def test_the_drawing_shows_every_point_once():
     runs = grid(AXES, summary)
-    runs.loc[0, "usefulness"] = None
+    runs.loc[0, "usefulness_loss_increase"] = None
     figure = Figure()
     axes = list(figure.subplots(2, 3).ravel())
     draw_correlations(correlations(runs), axes)
     shown = [sum(len(collection.get_offsets()) for collection in axis.collections) for axis in axes]
-    assert shown == [15 if "usefulness" in panel else 16 for panel in PANELS]
+    assert shown == [15 if "usefulness_loss_increase" in panel else 16 for panel in PANELS]
     assert "not shown: 1 of 16 (NULL)" in axes[1].get_title(loc="left") + axes[1].get_title()
     assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
 

@@ -17,7 +17,13 @@ def fill(results, outcome="ok"):
             for layer in range(1, n_layers + 1)
             for metric in ("residual_variance", "causal_effect", "affine_loss_increase")
         ]
-        names = ("weight_sparsity", "attention_sparsity_rel", "residual_variance_last", "usefulness", "causal_score")
+        names = (
+            "weight_sparsity",
+            "attention_sparsity_rel",
+            "residual_variance_last",
+            "usefulness_loss_increase",
+            "causal_score",
+        )
         summary = {name: 0.1 * (j + 1) + 0.01 * i for j, name in enumerate(names)}
         config = config_of(n_layers=n_layers, depth_scale=scale)
         make_run(results, config, {**summary, "val_loss": 3.0 - 0.1 * i, "outcome": outcome}, layers=layers)
