@@ -37,7 +37,7 @@ lint:
 # Torch comes first and pinned: any other package that asked for it would pull the registry's newest build.
 install: $(PY)
 	@$(PY) -c "import torch" 2>/dev/null || { echo "== installing $(TORCH) into $(PY) =="; $(PY) -m pip install -q $(TORCH); }
-	@$(PY) -c "import importlib.metadata as m, pathlib, sys; \
+	@$(PY) -P -c "import importlib.metadata as m, pathlib, sys; \
 	    d = m.distribution('sparsedepth'); [m.distribution(n) for n in ('pytest', 'ruff', 'ty', 'hypothesis')]; \
 	    sys.exit(str(pathlib.Path.cwd()) not in (d.read_text('direct_url.json') or ''))" 2>/dev/null \
 	  || { echo "== installing sparsedepth and its packages into $(PY) =="; \
