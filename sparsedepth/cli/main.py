@@ -10,7 +10,7 @@ import typer
 from typer.main import get_command
 
 from sparsedepth import __version__
-from sparsedepth.cli import describe, findings, runs
+from sparsedepth.cli import describe, findings, measure, runs
 
 app = typer.Typer(
     name="sparsedepth",
@@ -29,7 +29,7 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
         raise typer.Exit
 
 
-for module in (runs, findings, describe):
+for module in (runs, measure, findings, describe):
     module.register(app)
 
 

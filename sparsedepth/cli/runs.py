@@ -80,54 +80,24 @@ def train(
     compiled: Compile = False,
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
+    from sparsedepth.cli.show import bar, print_summary
     from sparsedepth.config.load import build, parse_settings, read_yaml
     from sparsedepth.config.run import RunConfig
+    from sparsedepth.store.folder import read_run
     from sparsedepth.sweep.execute import Options, execute
     from sparsedepth.sweep.process import stop_on_signals
     from sparsedepth.train.loop import Interrupted
 
     config = build(RunConfig, {**read_yaml(file), **parse_settings(settings or [])}, str(file))
-    columns = ("[progress.description]{task.description}", BarColumn(), "{task.percentage:.0f}%")
-    bar = Progress(
-        *(TextColumn(column) if isinstance(column, str) else column for column in columns),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with bar:
-        task = bar.add_task(config.run_id, total=1.0)
-
-        def report(phase: str, done: float, loss: float | None) -> None:
-            text = f"{phase}, loss {loss:.3f}" if loss is not None else phase
-            bar.update(task, completed=done, description=text)
-
+    with bar(config.run_id) as report:
         options = Options(device=device, threads=threads, compiled=compiled, stop=stop_on_signals(), report=report)
         try:
             folder = execute(config, out, options)
         except Interrupted:
             raise KeyboardInterrupt from None
-        bar.update(task, completed=1.0, description="complete")
-    _print_summary(folder)
-
-
-def _print_summary(folder: Path) -> None:
-    from sparsedepth import glossary
-    from sparsedepth.store.folder import read_run
-
-    summary = read_run(folder).summary
+        report("complete", 1.0)
     print(f"run {folder.name} in {folder}")
-    for quantity in glossary.RUNS:
-        value = summary.get(quantity.name)
-        if value is None or quantity.name.endswith(("_lo", "_hi")):
-            continue
-        low, high = summary.get(f"{quantity.name}_lo"), summary.get(f"{quantity.name}_hi")
-        interval = f"  [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
-        shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        unit = f" {quantity.unit}" if quantity.unit != "1" else ""
-        print(f"  {quantity.name:26} {shown}{unit}{interval}")
+    print_summary(read_run(folder).summary)
 
 
 def status(

@@ -1,13 +1,18 @@
-"""A sweep or a run while it runs: a live bar on a terminal, a line per event elsewhere."""
+"""A sweep or a run while it runs: a live bar on a terminal, a line per event elsewhere; and what a run measured."""
 
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sparsedepth import glossary
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.model.cost import cost
 from sparsedepth.sweep.driver import varied
@@ -23,6 +28,33 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+@contextmanager
+def bar(title: str) -> Generator[Callable[..., None], None, None]:
+    """A progress bar with the time left, on stderr; yields report(phase, share done, loss=None)."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=1.0)
+
+        def report(phase: str, done: float, loss: float | None = None) -> None:
+            text = f"{phase}, loss {loss:.3f}" if loss is not None else phase
+            progress.update(task, completed=done, description=text)
+
+        yield report
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """What was measured, with units and intervals; missing values are left out."""
+    for quantity in glossary.RUNS:
+        value = summary.get(quantity.name)
+        if value is None or quantity.name.endswith(("_lo", "_hi")):
+            continue
+        low, high = summary.get(f"{quantity.name}_lo"), summary.get(f"{quantity.name}_hi")
+        interval = f"  [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
+        shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        unit = f" {quantity.unit}" if quantity.unit not in ("", "1") else ""
+        print(f"  {quantity.name:26} {shown}{unit}{interval}")
 
 
 class Watcher:

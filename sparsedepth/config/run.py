@@ -235,6 +235,12 @@ class MeasureConfig(Section):
     )
 
 
+class MeasureOnlyConfig(MeasureConfig):
+    """How to measure a model that exists already."""
+
+    seq_len: Annotated[int, Field(ge=2, description="context of the measured windows, in tokens")] = 256
+
+
 class RunConfig(MeasureConfig, TrainConfig, DataConfig, ModelConfig):  # pydantic lists the fields of the last first
     """One run. Unknown keys, wrong types and impossible shapes raise ValueError (pydantic's ValidationError)."""
 
