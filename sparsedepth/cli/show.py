@@ -34,7 +34,9 @@ def duration(seconds: float) -> str:
 def bar(title: str) -> Generator[Callable[..., None], None, None]:
     """A progress bar with the time left, on stderr; yields report(phase, share done, loss=None)."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    times = (TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
 
         def report(phase: str, done: float, loss: float | None = None) -> None:

@@ -1,0 +1,53 @@
+"""Attention weights of any stack, a block of rows at a time.
+
+    a_ij = softmax_j(cap(q_i k_j / sqrt(K))),   i - window < j <= i,   cap(s) = c tanh(s / c) or s
+
+Plain attention has neither window nor cap. A window (2310.06825, section 2) leaves the causal weights outside it at 0;
+a cap (2408.00118, section 2) bounds the scores.
+
+Shapes: B sequences, T tokens, H query heads, G key/value heads, M = H / G heads per group, K width of a head, R rows of
+a block, D width of the residual stream.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionForm:
+    """What stands between the scores q k / sqrt(K) and their softmax, besides causality."""
+
+    window: int | None = None
+    """keys that a token sees, itself included; None = all before it"""
+    softcap: float | None = None
+    """c; None = scores as they are"""
+
+
+def attention_inputs(stack: Stack, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
+    """q_BHTK, k_BGTK and the form of a layer's attention: the stack's own where it has one, else plain attention."""
+    own = getattr(stack, "attention_inputs", None)
+    return own(layer, x_BTD) if own else (*stack.queries_keys(layer, x_BTD), AttentionForm())
+
+
+def attention_rows(
+    q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, form: AttentionForm | None = None
+) -> tuple[Tensor, Tensor]:
+    """weight_BHRS of the rows start .. stop - 1 over the S = stop keys before stop, and future_RS, true for j > i.
+
+    Weights of the future are 0, as are those outside the window.
+    """
+    form = form or AttentionForm()
+    q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
+    k_BG1KS = k_BGTK[:, :, None, :stop].transpose(-1, -2)
+    score_BHRS = (q_BGMRK @ k_BG1KS).flatten(1, 2).float() / math.sqrt(q_BHTK.shape[-1])
+    if form.softcap is not None:
+        score_BHRS = form.softcap * torch.tanh(score_BHRS / form.softcap)
+    ones_RS = torch.ones(stop - start, stop, dtype=torch.bool, device=q_BHTK.device)
+    future_RS = ones_RS.triu(start + 1)
+    hidden_RS = future_RS if form.window is None else future_RS | ones_RS.tril(start - form.window)
+    return score_BHRS.masked_fill_(hidden_RS, -math.inf).softmax(-1), future_RS

@@ -1,0 +1,145 @@
+"""Whether a stranger's model folder is safe to load: decided from its names and its JSON, before any of it is used.
+
+Accepted is data alone: config.json of a known kind, weights in safetensors, a tokenizer in JSON. Refused, with the
+reason: weights that can run code when read (.bin, .pt, pickle), Python files, anything in the JSON that points to code
+or kernels elsewhere (`auto_map`, `trust_remote_code`, `_attn_implementation_internal` ...: CVE-2026-4372,
+CVE-2026-5241), quantised weights, adapters, links that leave the folder, and headers too large to be honest. There is
+no second way to load what was refused.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+MAX_JSON_BYTES = 10_000_000
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit; a model of a thousand experts per layer needs a tenth of it."""
+
+_UNSAFE_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".npz")
+_CODE = (".py", ".pyc", ".so", ".dll", ".dylib", ".ipynb")
+_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
+_POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|(attn|experts)_implementation|kernel")
+_PLAIN_PRIVATE_KEYS = {"_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation_autoset"}
+"""Keys that releases of transformers wrote into configs, and that choose nothing."""
+_SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def check_folder(folder: Path, families: Collection[str], root: Path | None = None) -> dict[str, Any]:
+    """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other.
+
+    `root` is what links may point into: the folder itself, unless it lies in a cache that keeps its files elsewhere.
+    """
+    check_names(folder, root or folder)
+    config = read_json(folder / CONFIG)
+    check_config(config, str(folder / CONFIG), families)
+    for other in _SETTINGS:
+        if (folder / other).exists():
+            _check_plain(read_json(folder / other), str(folder / other))
+    for weights in weight_files(folder):
+        check_weights(weights)
+    return config
+
+
+def check_config(config: dict[str, Any], source: str, families: Collection[str]) -> None:
+    """Raises ValueError for a config of an unknown kind of model, or one that points to code."""
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in families:
+        raise ValueError(
+            f"{source} has model_type={family!r}, which is not measured; known: {', '.join(sorted(families))}"
+        )
+    _check_plain(config, source)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ValueError for a missing, oversized or broken file, or another value."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes, and {MAX_JSON_BYTES:,} are the most")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold an object, and holds a {type(content).__name__}")
+    return content
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: one, or the shards that its index names."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        shards = read_json(folder / INDEX).get("weight_map")
+        names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
+        for name in names or [""]:
+            if not _SHARD.fullmatch(name) or not (folder / name).exists():
+                raise ValueError(f"{folder / INDEX} names the shard {name!r}, which is no safetensors file beside it")
+        return [folder / name for name in names]
+    unsafe = sorted(path.name for path in folder.iterdir() if path.suffix in _UNSAFE_WEIGHTS)
+    if unsafe:
+        raise ValueError(
+            f"{folder} has weights only in {unsafe[0]!r}, a format that can run code when it is read; "
+            f"convert them to {WEIGHTS} where they are trusted"
+        )
+    raise ValueError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX}")
+
+
+def check_weights(path: Path) -> None:
+    """Raises ValueError unless the file's header is sound: its size, its JSON, types, shapes and offsets."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        n_bytes = path.stat().st_size
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if n_bytes < 8 or header > min(n_bytes - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"it has {n_bytes:,} bytes and claims a header of {header:,}")
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is not a sound safetensors file ({reason}); copy or export it again") from None
+
+
+def check_names(folder: Path, root: Path) -> None:
+    """Raises ValueError for a link that leaves `root`, for code, and for an adapter to another model."""
+    inside = root.resolve()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise ValueError(f"{path} is a link out of the folder; copy the file itself there")
+        if path.suffix in _CODE:
+            raise ValueError(
+                f"{folder} brings code of its own ({path.name}), and nothing of a model folder is ever run; "
+                f"export it to a family that transformers has"
+            )
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{folder} is an adapter (adapter_config.json) to another model; merge it into that one first")
+
+
+def _check_plain(content: Any, source: str) -> None:
+    """Raises ValueError for a key, at any depth, that points to code or to kernels."""
+    for key in _keys(content):
+        if key == "quantization_config":
+            raise ValueError(f"{source} has the key {key!r}: quantised weights are not measured; use the original ones")
+        if key not in _PLAIN_PRIVATE_KEYS and (_POINTS_TO_CODE.search(key) or key.startswith("_")):
+            raise ValueError(
+                f"{source} has the key {key!r}, which can make a library run code from elsewhere; "
+                f"delete it where the model needs none"
+            )
+
+
+def _keys(content: Any) -> Iterator[str]:
+    """Keys of all objects in a JSON value. By a stack, not recursion: depth is the file's choice."""
+    left = [content]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            yield from value
+            left.extend(value.values())
+        elif isinstance(value, list):
+            left.extend(value)

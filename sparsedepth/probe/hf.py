@@ -1,0 +1,317 @@
+"""Hugging Face decoders as stacks: one adapter for every family, made of what the model itself does.
+
+Nothing of a family's forward pass is written a second time. The model runs once with its layers standing still, which
+shows x_0 and what it hands to each layer (mask, rotary tables, positions); a layer is then the model's own module,
+called with just that; queries and keys are those that reach its attention function, past norms, clipping and rotation.
+
+Weights stay in the dtype they were loaded in. A layer below fp32 is computed in fp32 all the same: its weights are
+widened while it runs, so the cost in memory is one layer.
+
+Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
+K width of a head, E experts, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import AttentionInterface, PreTrainedModel
+
+from sparsedepth.probe.attention import AttentionForm
+
+FAMILIES = frozenset(
+    {
+        "gemma",
+        "gemma2",
+        "gpt2",
+        "gpt_neox",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo",
+        "olmo2",
+        "olmoe",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+    }
+)
+"""Values of `model_type` that are measured; each is held to the model's own logits and attention weights by a test."""
+
+_LAYERS = ("layers", "h")
+_FINAL_NORMS = ("norm", "final_layer_norm", "ln_f")
+_FFN = "mlp"
+
+_MATRICES = {
+    "self_attn.q_proj.weight": "query",
+    "self_attn.k_proj.weight": "key",
+    "self_attn.v_proj.weight": "value",
+    "self_attn.o_proj.weight": "output",
+    "attention.dense.weight": "output",
+    "mlp.gate_proj.weight": "gate",
+    "mlp.up_proj.weight": "up",
+    "mlp.down_proj.weight": "down",
+    "mlp.dense_h_to_4h.weight": "up",
+    "mlp.dense_4h_to_h.weight": "down",
+    "mlp.shared_expert.gate_proj.weight": "shared.gate",
+    "mlp.shared_expert.up_proj.weight": "shared.up",
+    "mlp.shared_expert.down_proj.weight": "shared.down",
+}
+"""Name of a parameter inside its layer -> kind, for those stored as [outputs, inputs]."""
+
+_TRANSPOSED = {"attn.c_proj.weight": "output", "mlp.c_fc.weight": "up", "mlp.c_proj.weight": "down"}
+"""The same for those that GPT-2 stores as [inputs, outputs]."""
+
+_ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
+"""They choose experts and transform nothing."""
+
+_SHOW = "sparsedepth_show"
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model hands to a layer besides the residual stream."""
+
+
+class _Reached(Exception):
+    """Attention was reached with these inputs; what would follow is not needed."""
+
+    def __init__(self, q_BHTK: Tensor, k_BGTK: Tensor, mask: Tensor | None, scaling: float, softcap: float | None):
+        super().__init__()
+        self.q_BHTK, self.k_BGTK, self.mask, self.scaling, self.softcap = q_BHTK, k_BGTK, mask, scaling, softcap
+
+
+def _show(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """An attention function, by the interface of `transformers`, that shows its inputs."""
+    raise _Reached(query, key, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling, softcap)
+
+
+AttentionInterface.register(_SHOW, _show)
+
+
+class HfStack:
+    """A causal language model of `transformers`, of a family in FAMILIES, as a stack."""
+
+    def __init__(self, model: PreTrainedModel):
+        """Raises ValueError for a model of another family, or in a state in which its numbers would be wrong."""
+        _refuse(model)
+        self.model = model
+        self._base = model.base_model
+        self._layers = list(_first(self._base, _LAYERS).children())
+        self._norm = _first(self._base, _FINAL_NORMS)
+        self._head = model.get_output_embeddings()
+        for part in (model.get_input_embeddings(), self._norm, self._head):
+            for parameter in part.parameters():
+                if parameter.dtype != torch.float32:
+                    raise ValueError(
+                        f"{type(part).__name__} outside the layers is {parameter.dtype}, and must be fp32; "
+                        f"load the model with sparsedepth.probe.load, or call .float() on it"
+                    )
+        self._calls: tuple[tuple[int, torch.device], list[Call]] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self._head.weight.device
+
+    @property
+    def n_layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._head.weight.shape[0]
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest sequence that the model has positions for."""
+        return self.model.config.max_position_embeddings
+
+    def block_module(self, layer: int) -> nn.Module:
+        """The model's own module of a layer."""
+        return self._layers[layer - 1]
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """x_0 with all that a family does to it (scale, learned positions). Raises ValueError beyond `max_len`."""
+        return self._stand_still(tokens_BT)[0]
+
+    def block(self, layer: int, x_BTD: Tensor) -> Tensor:
+        module = self.block_module(layer)
+        others, named = self._calls_at(x_BTD.shape[1])[layer - 1]
+        low = {name: weight.float() for name, weight in module.named_parameters() if weight.dtype != torch.float32}
+        out = functional_call(module, low, (x_BTD, *others), named) if low else module(x_BTD, *others, **named)
+        return out[0] if isinstance(out, tuple) else out
+
+    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding.
+
+        With the feed-forward part at 0 a layer is x + a, whether norms stand before or after its parts.
+        """
+        ffn = self.block_module(layer).get_submodule(_FFN)
+        with _in_place_of([ffn], lambda x, *_, **__: torch.zeros_like(x)):
+            after_attention_BTD = self.block(layer, x_BTD)
+        return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        logits_BTV = self._head(self._norm(x_BTD))
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return logits_BTV if cap is None else cap * torch.tanh(logits_BTV / cap)
+
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
+        """q_BHTK, k_BGTK and what stands between q k / sqrt(K) and the softmax; q carries the family's own scale."""
+        with self._attention(_SHOW):
+            try:
+                self.block(layer, x_BTD)
+            except _Reached as found:
+                reached = found
+        scale = reached.scaling * math.sqrt(reached.q_BHTK.shape[-1])
+        q_BHTK = reached.q_BHTK if math.isclose(scale, 1) else reached.q_BHTK * scale
+        return q_BHTK, reached.k_BGTK, AttentionForm(window=_window(reached.mask), softcap=reached.softcap)
+
+    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Raises ValueError where the weights are not softmax(q k / sqrt(K)): `attention_inputs` says what they are."""
+        q_BHTK, k_BGTK, form = self.attention_inputs(layer, x_BTD)
+        if form != AttentionForm():
+            raise ValueError(
+                f"layer {layer} of {self.model.config.model_type} attends with window={form.window}, "
+                f"softcap={form.softcap}, which queries and keys alone do not say; use attention_inputs"
+            )
+        return q_BHTK, k_BGTK
+
+    def matrices(self, layer: int) -> Mapping[str, Tensor]:
+        """By the names of `DecoderStack.matrices`; a dense expert beside the routed ones is 'shared'."""
+        found: dict[str, Tensor] = {}
+        for name, weight in self.block_module(layer).named_parameters():
+            if weight.ndim > 1 and name not in _ROUTERS:
+                found |= self._named(name, weight)
+        return found
+
+    def _named(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        """The matrices that one parameter of a layer holds."""
+        if name in _MATRICES:
+            return {_MATRICES[name]: weight}
+        if name in _TRANSPOSED:
+            return {_TRANSPOSED[name]: weight.T}
+        if name == "attn.c_attn.weight":  # GPT-2: query, key and value side by side
+            return dict(zip(("query", "key", "value"), weight.T.chunk(3), strict=True))
+        if name == "attention.query_key_value.weight":  # GPT-NeoX: head by head
+            parts = weight.unflatten(0, (self.model.config.num_attention_heads, 3, -1)).unbind(1)
+            return {kind: part.flatten(0, 1) for kind, part in zip(("query", "key", "value"), parts, strict=True)}
+        if name == "mlp.experts.gate_up_proj":
+            n_gate = weight.shape[1] // 2
+            gates = {f"expert{index}.gate": both[:n_gate] for index, both in enumerate(weight)}
+            return gates | {f"expert{index}.up": both[n_gate:] for index, both in enumerate(weight)}
+        if name == "mlp.experts.down_proj":
+            return {f"expert{index}.down": part for index, part in enumerate(weight)}
+        raise ValueError(f"the matrix {name!r} of a {self.model.config.model_type} layer has no known kind")
+
+    @contextmanager
+    def exact(self) -> Generator[None, None, None]:
+        """Mixtures run expert by expert, which every device can do in fp32."""
+        before = getattr(self.model.config, "_experts_implementation", None)
+        if before in (None, "eager"):
+            yield
+            return
+        self.model.set_experts_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_experts_implementation(before)
+
+    @contextmanager
+    def _attention(self, name: str) -> Generator[None, None, None]:
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    def _calls_at(self, n_tokens: int) -> list[Call]:
+        """What each layer is handed at this length; for one sequence, and it broadcasts over a batch."""
+        key = (n_tokens, self.device)
+        if self._calls is None or self._calls[0] != key:
+            tokens_1T = torch.zeros(1, n_tokens, dtype=torch.long, device=self.device)
+            self._calls = (key, self._stand_still(tokens_1T)[1])
+        return self._calls[1]
+
+    def _stand_still(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
+        """x_0 and the calls of a forward pass in which every layer returns its input."""
+        if tokens_BT.shape[1] > self.max_len:
+            raise ValueError(
+                f"sequences of {tokens_BT.shape[1]:,} tokens are longer than the {self.max_len:,} positions of this "
+                f"{self.model.config.model_type} model; use a shorter length"
+            )
+        seen: list[Tensor] = []
+        calls: list[Call] = []
+
+        def stand_still(*args: Any, **named: Any) -> Tensor:
+            x_BTD = named.pop("hidden_states") if "hidden_states" in named else args[0]
+            seen.append(x_BTD)
+            calls.append((args[1:], named))
+            return x_BTD
+
+        # Not in inference mode: what is kept must serve measures that take gradients too.
+        with torch.inference_mode(False), torch.no_grad(), _in_place_of(self._layers, stand_still):
+            self._base(tokens_BT, use_cache=False)
+        return seen[0], calls
+
+
+@contextmanager
+def _in_place_of(modules: Iterable[nn.Module], function: Callable[..., Tensor]) -> Generator[None, None, None]:
+    """`function` runs in place of the modules' forward; what was there is put back."""
+    own = [(module, vars(module).get("forward")) for module in modules]
+    try:
+        for module, _ in own:
+            vars(module)["forward"] = function
+        yield
+    finally:
+        for module, forward in own:
+            del vars(module)["forward"]
+            if forward is not None:
+                vars(module)["forward"] = forward
+
+
+def _window(mask: Tensor | None) -> int | None:
+    """Keys that a token sees, from a mask [1, 1, T, T] (true, or 0 added, where it sees); None = all before it."""
+    if mask is None:
+        return None
+    visible_TT = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+    window = int(visible_TT[-1].sum())
+    causal_TT = torch.ones_like(visible_TT).tril()
+    if not torch.equal(visible_TT, causal_TT.triu(1 - window)):
+        raise ValueError("the model's attention mask is neither causal nor a causal window; it cannot be measured")
+    return None if window == len(visible_TT) else window
+
+
+def _first(module: nn.Module, names: Iterable[str]) -> nn.Module:
+    found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if found is None:
+        raise ValueError(f"{type(module).__name__} has none of {', '.join(names)}: its layout is not known")
+    return found
+
+
+def _refuse(model: PreTrainedModel) -> None:
+    config = model.config
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"model_type={config.model_type!r} is not measured; known: {', '.join(sorted(FAMILIES))}")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise ValueError("use_bidirectional_attention=True: tokens see the future, and a decoder's do not")
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    able = ("eager",) if softcap else ("sdpa", "eager")
+    if config._attn_implementation not in able:
+        raise ValueError(
+            f"attn_implementation={config._attn_implementation!r} cannot be measured with softcap={softcap}; "
+            f"load the model with attn_implementation='{able[0]}'"
+        )

@@ -1,0 +1,280 @@
+"""A model by its name, as a stack to measure: a run folder, a local Hugging Face folder, or a name on the hub.
+
+Weights come from safetensors alone, and nothing a folder says is run (`sparsedepth.probe.folder`). A local folder is
+read without any network. Layers keep the dtype of the checkpoint, unless fp32 is asked for, and are computed in fp32
+all the same; embedding, final norm and head, which stand outside the layers, are always held in fp32. The two give the
+same numbers, but for Gemma: its embedding scale is a constant in the checkpoint's dtype (55.5 rather than 55.4256 at
+width 3072 in bf16), as it was in training.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.folder import (
+    CONFIG,
+    WEIGHTS,
+    check_config,
+    check_folder,
+    check_names,
+    check_weights,
+    read_json,
+    weight_files,
+)
+from sparsedepth.probe.stack import DecoderStack, Stack
+
+RUN_CONFIG = "config.yaml"
+OLDEST_TRANSFORMERS = (5, 17)
+"""Releases before 5.3 can be made to run code by a config.json (CVE-2026-4372); from 5.17 on the adapter is tested."""
+
+Dtype = Literal["checkpoint", "fp32"]
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
+_BUFFERS = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+"""Constants that older checkpoints carry and no model reads any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a table says of a model beside its scores; None where the model has no such thing."""
+
+    family: str
+    """'sparsedepth' for a run folder, else the config's model_type"""
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    n_experts: int
+    """0 = dense"""
+    vocab_size: int
+    max_len: int | None
+    """tokens of the longest sequence that it has positions for"""
+    params_total: int
+    dtype: str
+    """of the layers' weights"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    source: str
+    folder: Path
+    stack: Stack
+    facts: Facts
+    config: RunConfig | None
+    """of a run folder"""
+
+
+def load_stack(source: str | Path, *, device: torch.device | str = "cpu", dtype: Dtype = "checkpoint") -> Loaded:
+    """The model that `source` names. Raises ValueError, one line with the reason, for what is missing or not safe."""
+    folder = Path(source).expanduser()
+    if (folder / RUN_CONFIG).exists():
+        return _load_run(str(source), folder, device)
+    if (folder / CONFIG).exists():
+        return _load_hf(str(source), folder, None, device, dtype)
+    if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
+        raise ValueError(
+            f"model {str(source)!r} is neither a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face "
+            f"model), nor a name on the hub such as 'EleutherAI/pythia-70m'"
+        )
+    snapshot = _download(str(source))
+    return _load_hf(str(source), snapshot, snapshot.parent.parent, device, dtype)
+
+
+def _load_run(source: str, folder: Path, device: torch.device | str) -> Loaded:
+    check_names(folder, folder)
+    config = build(RunConfig, read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
+    path = folder / WEIGHTS
+    if not path.exists():
+        raise ValueError(f"{folder} has no {WEIGHTS}: copies of a run may leave it out; copy it from where it was made")
+    check_weights(path)
+    _check_size([path], config.n_layers)
+    with torch.device("meta"):
+        expected = {name: weight.shape for name, weight in Decoder(config).named_parameters()}
+    weights = _read_weights(path, expected)
+    model = Decoder(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    model = model.to(device).eval()
+    assert config.n_kv_heads is not None
+    facts = Facts(
+        family="sparsedepth",
+        n_layers=config.n_layers,
+        d_model=config.d_model,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        n_experts=config.n_experts,
+        vocab_size=config.vocab_size,
+        max_len=None,
+        params_total=sum(parameter.numel() for parameter in model.parameters()),
+        dtype="float32",
+    )
+    return Loaded(source=source, folder=folder, stack=DecoderStack(model), facts=facts, config=config)
+
+
+def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """The tensors of a run's file. Raises ValueError, before reading, unless names and shapes are the config's."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        found = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        if wrong:
+            raise ValueError(
+                f"{path} does not hold the model of {RUN_CONFIG}: {wrong[0]} has shape "
+                f"{_shape(found.get(wrong[0]))} where the config says {_shape(expected.get(wrong[0]))}"
+            )
+        return {name: file.get_tensor(name) for name in found}
+
+
+def _shape(shape: torch.Size | None) -> list[int] | None:
+    return None if shape is None else list(shape)
+
+
+def _check_size(paths: Iterable[Path], n_layers: Any) -> int:
+    """Bytes of the files. Raises ValueError for a config with more layers than they hold tensors."""
+    from safetensors import safe_open
+
+    n_tensors = n_bytes = 0
+    for path in paths:
+        n_bytes += path.stat().st_size
+        with safe_open(path, framework="pt") as file:
+            n_tensors += len(file.keys())
+    if not isinstance(n_layers, int) or not 1 <= n_layers <= n_tensors:
+        raise ValueError(f"the config says {n_layers!r} layers, and the weights are {n_tensors} tensors")
+    return n_bytes
+
+
+def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device | str, dtype: Dtype) -> Loaded:
+    check_transformers(version("transformers"))
+    from transformers.utils import logging
+
+    from sparsedepth.probe.hf import FAMILIES, HfStack
+
+    logging.disable_progress_bar()  # its bar over the weights would stand among our lines
+
+    values = check_folder(folder, FAMILIES, root)
+    config = _hf_config(folder, values)
+    paths = weight_files(folder)
+    _check_parameters(config, folder, _check_size(paths, config.num_hidden_layers))
+    model = _read_model(config, folder, dtype)
+    model.to(device)
+    stack = HfStack(model)
+    query, key = (stack.matrices(1)[name] for name in ("query", "key"))
+    facts = Facts(
+        family=config.model_type,
+        n_layers=stack.n_layers,
+        d_model=config.hidden_size,
+        n_heads=config.num_attention_heads,
+        n_kv_heads=config.num_attention_heads * len(key) // len(query),
+        n_experts=getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0,
+        vocab_size=stack.vocab_size,
+        max_len=stack.max_len,
+        params_total=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=str(query.dtype).removeprefix("torch."),
+    )
+    return Loaded(source=source, folder=folder, stack=stack, facts=facts, config=None)
+
+
+def check_transformers(found: str) -> None:
+    """Raises ValueError for a release older than OLDEST_TRANSFORMERS."""
+    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < OLDEST_TRANSFORMERS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS))
+        raise ValueError(f"transformers {found} is not safe to load models with; install {oldest} or later")
+
+
+def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[values["model_type"]].from_dict(values)
+    except Exception as error:  # each family validates in its own way
+        raise ValueError(f"{folder / CONFIG} is not a config of its family: {_line(error)}") from None
+
+
+def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
+    """Raises ValueError for a config that describes more weights than the files can hold: none is made up."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            planned = AutoModelForCausalLM.from_config(config, attn_implementation="eager", trust_remote_code=False)
+    except Exception as error:  # as above: sizes that do not fit together
+        raise ValueError(f"{folder / CONFIG} describes no model: {_line(error)}") from None
+    n_parameters = sum(math.prod(parameter.shape) for parameter in planned.parameters())
+    if 2 * n_parameters > n_bytes:
+        raise ValueError(
+            f"{folder / CONFIG} describes {n_parameters:,} parameters, and the weight files have "
+            f"{n_bytes:,} bytes: they belong to another model, or are incomplete"
+        )
+
+
+def _read_model(config: Any, folder: Path, dtype: Dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    kernel = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"  # only eager knows a softcap
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32 if dtype == "fp32" else "auto",
+            attn_implementation=kernel,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # the library raises what its parts raise
+        raise ValueError(f"{folder} cannot be loaded: {_line(error)}") from None
+    model, report = loaded
+    for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(str(name) for name in report[what] if not _BUFFERS.search(str(name)))
+        if names:
+            raise ValueError(
+                f"the weights of {folder} are not those of its config: {what.replace('_', ' ')} {names[0]}"
+            )
+    widen_outside_layers(model)
+    return model.eval()
+
+
+def widen_outside_layers(model: Any) -> None:
+    """Hold embedding, final norm and head in fp32: every position of every fork starts and ends there."""
+    for part in (*model.base_model.children(), model.get_output_embeddings()):
+        if not isinstance(part, nn.ModuleList):
+            part.float()
+
+
+def _download(name: str) -> Path:
+    """The snapshot of a hub model: config first, so that what is not measured is refused before its weights come."""
+    check_transformers(version("transformers"))
+    from huggingface_hub import snapshot_download
+
+    from sparsedepth.probe.hf import FAMILIES
+
+    try:
+        first = Path(snapshot_download(name, allow_patterns=[CONFIG]))
+    except Exception as error:  # network, permission and cache each raise their own
+        raise ValueError(
+            f"model {name!r} is no local folder, and the hub does not give it ({_line(error)}); "
+            f"check the name and the network, or name a folder"
+        ) from None
+    check_config(read_json(first / CONFIG), name, FAMILIES)
+    try:
+        return Path(snapshot_download(name, revision=first.name, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:
+        raise ValueError(f"model {name!r} cannot be downloaded whole ({_line(error)}); try again") from None
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

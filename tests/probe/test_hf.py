@@ -1,0 +1,186 @@
+"""Every family of Hugging Face decoders through one adapter: the model's own states, logits and attention weights."""
+
+import pytest
+import torch
+from families import FAMILIES, tiny
+from toy import integers, normal
+
+from sparsedepth.probe.attention import AttentionForm, attention_inputs, attention_rows
+from sparsedepth.probe.fork import probing, record
+from sparsedepth.probe.hf import FAMILIES as MODEL_TYPES
+from sparsedepth.probe.hf import HfStack
+
+TOKENS = integers(40, 3, 12)
+
+
+def test_every_family_is_tested():
+    assert {tiny(name).config.model_type for name in FAMILIES} == MODEL_TYPES
+
+
+KERNELS = [
+    (family, kernel) for family in FAMILIES for kernel in ("sdpa", "eager") if (family, kernel) != ("gemma2", "sdpa")
+]
+
+
+@pytest.mark.parametrize(("family", "attention"), KERNELS)
+def test_the_stack_composes_to_the_model(family, attention):
+    model = tiny(family, attention)
+    seen: list[torch.Tensor] = []
+    stack = HfStack(model)
+    layers = [stack.block_module(layer) for layer in range(1, 5)]
+    hooks = [layer.register_forward_hook(lambda _, given, out: seen.append(out)) for layer in layers]
+    hooks.append(layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0])))
+    with torch.no_grad():
+        logits = model(TOKENS).logits
+    for hook in hooks:
+        hook.remove()
+    with probing(stack):
+        states = record(stack, TOKENS)
+        torch.testing.assert_close(states, seen, rtol=0, atol=1e-5)
+        torch.testing.assert_close(stack.logits(states[-1]), logits, rtol=0, atol=1e-5)
+    assert stack.n_layers == 4 and stack.vocab_size == logits.shape[-1] == 40
+    assert (states[-1] - states[0]).abs().max() > 0.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_weights_are_the_models(family):
+    model = tiny(family, "eager")
+    with torch.no_grad():
+        expected = model(TOKENS, output_attentions=True).attentions
+    stack = HfStack(tiny(family))
+    forms = []
+    with probing(stack):
+        states = record(stack, TOKENS)
+        for layer in range(1, 5):
+            q, k, form = attention_inputs(stack, layer, states[layer - 1])
+            forms.append(form)
+            rows = [attention_rows(q, k, start, start + 4, form)[0] for start in (0, 4, 8)]
+            rows = torch.cat([torch.nn.functional.pad(row, (0, 12 - row.shape[-1])) for row in rows], dim=2)
+            torch.testing.assert_close(rows, expected[layer - 1], rtol=0, atol=1e-5)
+            if form == AttentionForm():
+                assert torch.equal(stack.queries_keys(layer, states[layer - 1])[0], q)
+            else:
+                with pytest.raises(ValueError, match="attention_inputs"):
+                    stack.queries_keys(layer, states[layer - 1])
+    windows = {"mistral_window": [5] * 4, "qwen2_window": [None, None, 5, 5], "gemma2": [5, None, 5, None]}
+    assert [form.window for form in forms] == windows.get(family, [None] * 4)
+    assert {form.softcap for form in forms} == ({2.0} if family == "gemma2" else {None})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_branches_add_up_to_the_block(family):
+    stack, x = HfStack(tiny(family)), normal(2, 9, 32)
+    with probing(stack):
+        attention, ffn = stack.branches(2, x)
+        torch.testing.assert_close(x + attention + ffn, stack.block(2, x), rtol=0, atol=1e-5)
+        assert attention.abs().max() > 0.01 and ffn.abs().max() > 0.01
+        if family.startswith("llama"):
+            mlp, norm = (stack.block_module(2).get_submodule(name) for name in ("mlp", "post_attention_layernorm"))
+            torch.testing.assert_close(ffn, mlp(norm(x + attention)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_matrices_are_those_of_the_layer_each_once(family):
+    stack = HfStack(tiny(family))
+    for layer in range(1, 5):
+        block = stack.block_module(layer)
+        routers = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
+        expected = sum(p.numel() for name, p in block.named_parameters() if p.ndim > 1 and name not in routers)
+        found = stack.matrices(layer)
+        assert sum(matrix.numel() for matrix in found.values()) == expected
+        assert all(matrix.ndim == 2 for matrix in found.values())
+        assert {"query", "key", "value", "output"} < set(found)
+        kinds = {name.split(".")[-1] for name in set(found) - {"query", "key", "value", "output"}}
+        assert kinds == ({"up", "down"} if family.startswith("gpt") else {"gate", "up", "down"})
+
+
+@pytest.mark.parametrize(
+    ("family", "norm", "fused"),
+    [("gpt2", "ln_1", "attn.c_attn"), ("gpt_neox", "input_layernorm", "attention.query_key_value")],
+)
+def test_fused_projections_are_taken_apart(family, norm, fused):
+    """The matrix called 'query' is the one that makes the queries: q = W N(x) + b, at position 0 without rotation."""
+    stack, x = HfStack(tiny(family)), normal(1, 1, 32)
+    block = stack.block_module(1)
+    bias = dict(block.get_submodule(fused).named_parameters())["bias"]
+    with torch.no_grad():
+        bias.zero_()
+        q, k = stack.queries_keys(1, x)
+        for name, heads in (("query", q), ("key", k)):
+            expected = block.get_submodule(norm)(x) @ stack.matrices(1)[name].T
+            torch.testing.assert_close(heads.transpose(1, 2).flatten(2), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmoe", "gpt2"])
+def test_low_precision_layers_are_computed_in_fp32(family):
+    """Blocks in bf16 give what the same weights, widened beforehand, give; the weights stay in bf16."""
+    wide, narrow = tiny(family), tiny(family)
+    layers = narrow.get_submodule("transformer.h" if family == "gpt2" else "model.layers").to(torch.bfloat16)
+    for model in (wide, narrow):
+        model.load_state_dict({name: weight.bfloat16() for name, weight in model.state_dict().items()})
+    stacks = HfStack(wide), HfStack(narrow)
+    states = []
+    for stack in stacks:
+        with probing(stack):
+            states.append(record(stack, TOKENS))
+            q, k, _ = stack.attention_inputs(3, states[-1][2])
+            assert q.dtype == k.dtype == torch.float32
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert {p.dtype for p in layers.parameters()} == {torch.bfloat16}
+    with pytest.raises(ValueError, match="must be fp32"):
+        HfStack(tiny(family).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmoe"])
+def test_the_model_is_left_as_found_also_after_an_error(family):
+    model = tiny(family).train()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    settings = (model.config._attn_implementation, model.config._experts_implementation)
+    stack = HfStack(model)
+    with pytest.raises(RuntimeError, match="inside"), probing(stack):
+        states = record(stack, TOKENS)
+        stack.attention_inputs(1, states[0])
+        stack.branches(1, states[0])
+        assert not model.training
+        raise RuntimeError("inside")
+    with pytest.raises(RuntimeError):
+        stack.branches(1, normal(1, 4, 31))
+    assert model.training
+    assert (model.config._attn_implementation, model.config._experts_implementation) == settings
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
+    stack = HfStack(tiny("mistral_window"))
+    with probing(stack):
+        record(stack, TOKENS)
+    x = normal(2, 12, 32).requires_grad_()
+    stack.block(1, x).sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+
+
+def test_a_batch_of_any_size_and_length():
+    stack = HfStack(tiny("gemma2"))
+    with probing(stack):
+        whole = record(stack, TOKENS)[-1]
+        one = record(stack, TOKENS[1:2])[-1]
+        short = record(stack, TOKENS[:, :7])[-1]
+    torch.testing.assert_close(whole[1:2], one, rtol=0, atol=1e-5)
+    torch.testing.assert_close(whole[:, :7], short, rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_measured_is_refused():
+    with pytest.raises(ValueError, match="longer than the 64 positions"):
+        HfStack(tiny("gpt2")).embed(integers(40, 1, 65))
+    for family, field, value, reason in (
+        ("llama", "model_type", "bert", "model_type='bert' is not measured; known: gemma, gemma2"),
+        ("gemma2", "use_bidirectional_attention", True, "tokens see the future"),
+        ("gemma2", "_attn_implementation_internal", "sdpa", r"softcap=2\.0.*'eager'"),
+        ("llama", "_attn_implementation_internal", "flex_attention", "'flex_attention' cannot be measured"),
+    ):
+        model = tiny(family)
+        setattr(model.config, field, value)
+        with pytest.raises(ValueError, match=reason):
+            HfStack(model)

@@ -1,0 +1,289 @@
+"""Models by name: what is loaded is what was saved, and what could run code, lie or leave the folder is refused."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+import yaml
+from families import FAMILIES, tiny
+from reference import run_config
+from safetensors.torch import load_file, save_file
+from toy import integers
+
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import probing, record
+from sparsedepth.probe.hf import HfStack
+from sparsedepth.probe.load import check_transformers, load_stack
+from sparsedepth.probe.stack import DecoderStack
+
+TOKENS = integers(40, 2, 10)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "llama"
+    tiny("llama").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(saved, tmp_path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def edit(path: Path, **fields) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def logits(stack):
+    with probing(stack):
+        return stack.logits(record(stack, TOKENS)[-1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_loaded_is_what_was_saved(family, tmp_path):
+    original = tiny(family)
+    original.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    loaded = load_stack(tmp_path)
+    torch.testing.assert_close(logits(loaded.stack), logits(HfStack(original)), rtol=0, atol=0)
+    facts = loaded.facts
+    assert (facts.family, facts.n_layers, facts.d_model, facts.vocab_size) == (original.config.model_type, 4, 32, 40)
+    assert facts.n_heads == 4 and facts.n_kv_heads == (4 if family.startswith("gpt") else 2)
+    assert facts.n_experts == (4 if "moe" in family or family == "mixtral" else 0)
+    assert facts.params_total == sum(parameter.numel() for parameter in original.parameters())
+    assert facts.dtype == "float32" and facts.max_len == 64
+
+
+@pytest.mark.parametrize("family", ["llama_tied", "olmoe"])
+def test_layers_keep_the_checkpoints_dtype_unless_fp32_is_asked_for(family, tmp_path):
+    tiny(family).to(torch.bfloat16).save_pretrained(tmp_path)
+    kept, wide = load_stack(tmp_path), load_stack(str(tmp_path), dtype="fp32")
+    assert (kept.facts.dtype, wide.facts.dtype) == ("bfloat16", "float32")
+    assert {p.dtype for p in kept.stack.model.get_submodule("model.layers").parameters()} == {torch.bfloat16}
+    assert kept.stack.model.get_parameter("model.embed_tokens.weight").dtype == torch.float32
+    torch.testing.assert_close(logits(kept.stack), logits(wide.stack), rtol=0, atol=0)
+    assert kept.facts.params_total == wide.facts.params_total  # a head that is the embedding still is
+
+
+def test_gemmas_embedding_scale_is_that_of_its_checkpoint(tmp_path):
+    tiny("gemma").to(torch.bfloat16).save_pretrained(tmp_path)
+    kept, wide = (load_stack(tmp_path, dtype=dtype).stack.embed(TOKENS) for dtype in ("checkpoint", "fp32"))
+    torch.testing.assert_close(kept / wide, torch.full_like(wide, 5.65625 / 32**0.5))  # bf16 has 8 bits: 181 / 32
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A run folder as far as its weights go."""
+    config = run_config(n_kv_heads=2, depth_scale="lns")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    save_file(
+        {name: p.detach() for name, p in Decoder(config, seed=5).named_parameters()}, folder / "model.safetensors"
+    )
+    return folder
+
+
+def test_a_run_folder(run):
+    loaded = load_stack(run)
+    config = run_config(n_kv_heads=2, depth_scale="lns")
+    assert loaded.config == config and loaded.facts.family == "sparsedepth"
+    assert (loaded.facts.n_layers, loaded.facts.n_kv_heads, loaded.facts.max_len) == (5, 2, None)
+    torch.testing.assert_close(logits(loaded.stack), logits(DecoderStack(Decoder(config, seed=5))), rtol=0, atol=0)
+
+
+def test_a_run_folder_whose_weights_are_not_its_models(run):
+    weights = load_file(run / "model.safetensors")
+    save_file({**weights, "norm.weight": torch.ones(31)}, run / "model.safetensors")
+    with pytest.raises(ValueError, match=r"norm\.weight has shape \[31\] where the config says \[32\]"):
+        load_stack(run)
+    save_file({name: w for name, w in weights.items() if name != "norm.weight"}, run / "model.safetensors")
+    with pytest.raises(ValueError, match=r"norm\.weight has shape None"):
+        load_stack(run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "n_layers": 10**9}))
+    with pytest.raises(ValueError, match="1000000000 layers, and the weights are"):
+        load_stack(run)
+    (run / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model\.safetensors: copies of a run may leave it out"):
+        load_stack(run)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_weights_that_can_run_code_are_refused_and_never_read(model, monkeypatch, name):
+    def refuse(*_, **__):
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    (model / name).write_bytes(b"")
+    load_stack(model)  # beside safetensors they are ignored
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"only in '.*', a format that can run code"):
+        load_stack(model)
+
+
+def test_broken_safetensors_beside_a_bin_is_an_error(model):
+    (model / "pytorch_model.bin").write_bytes(b"")
+    whole = (model / "model.safetensors").read_bytes()
+    for broken in (b"", b"1234567", whole[:-1], whole[:200], b"\xff" * 8 + whole[8:], whole + b"\0"):
+        (model / "model.safetensors").write_bytes(broken)
+        with pytest.raises(ValueError, match="is not a sound safetensors file"):
+            load_stack(model)
+
+
+@pytest.mark.parametrize(
+    ("file", "fields"),
+    [
+        ("config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_x.Model"}}),
+        ("config.json", {"rope_parameters": {"rope_type": "default", "inner": [{"trust_remote_code": True}]}}),
+        ("config.json", {"_attn_implementation_internal": "someone/kernel"}),
+        ("config.json", {"attn_implementation": "someone/kernel"}),
+        ("config.json", {"experts_implementation": "someone/kernel"}),
+        ("config.json", {"use_kernels": True}),
+        ("config.json", {"_anything": 1}),
+        ("config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}),
+        ("generation_config.json", {"custom_generate": "someone/repository"}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tokenization_x.Tokenizer", None]}}),
+    ],
+)
+def test_json_that_points_to_code_is_refused(model, file, fields):
+    (model / "tokenizer_config.json").write_text("{}")
+    edit(model / file, **fields)
+    with pytest.raises(ValueError, match=r"has the key '\w+'"):
+        load_stack(model)
+
+
+def test_names_that_older_releases_wrote_are_no_harm(model):
+    edit(model / "config.json", _name_or_path="x/y", _attn_implementation_autoset=True, torch_dtype="float32")
+    load_stack(model)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama4", "", None, ["llama"]])
+def test_unknown_kinds_of_models_are_refused(model, family):
+    edit(model / "config.json", model_type=family)
+    with pytest.raises(ValueError, match=r"model_type=.* is not measured; known: gemma"):
+        load_stack(model)
+
+
+def test_code_in_the_folder_is_refused(model):
+    (model / "modeling_llama.py").write_text("raise SystemExit")
+    with pytest.raises(ValueError, match="brings code of its own"):
+        load_stack(model)
+
+
+def test_links_out_of_the_folder_are_refused(model, tmp_path):
+    shutil.move(model / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    (model / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(ValueError, match="is a link out of the folder"):
+        load_stack(model)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.json", "[1]", "must hold an object"),
+        ("config.json", "{", "cannot be read as JSON"),
+        ("config.json", "[" * 100_000, "cannot be read as JSON"),
+        ("config.json", " " * 10_000_001, "10,000,000 are the most"),
+        ("adapter_config.json", "{}", "is an adapter"),
+    ],
+)
+def test_broken_folders(model, file, content, reason):
+    (model / file).write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        load_stack(model)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"num_hidden_layers": 10**9}, "1000000000 layers, and the weights are"),
+        ({"num_hidden_layers": "4"}, "is not a config of its family"),
+        ({"num_hidden_layers": 5}, "parameters, and the weight files have|missing keys"),
+        ({"num_hidden_layers": 3}, "unexpected keys model.layers.3"),
+        ({"hidden_size": 2**20}, "parameters, and the weight files have"),
+        ({"intermediate_size": 47}, "cannot be loaded|mismatched keys"),
+        ({"hidden_act": "no_such"}, "describes no model"),
+    ],
+)
+def test_configs_that_are_not_the_weights(model, fields, reason):
+    edit(model / "config.json", **fields)
+    with pytest.raises(ValueError, match=reason) as error:
+        load_stack(model)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "shard", ["../elsewhere.safetensors", "/etc/passwd", "pytorch_model.bin", "absent.safetensors"]
+)
+def test_an_index_names_files_beside_it_only(model, tmp_path, shard):
+    shutil.copy(model / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    shutil.move(model / "model.safetensors", model / "pytorch_model.bin")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
+    with pytest.raises(ValueError, match="is no safetensors file beside it"):
+        load_stack(model)
+
+
+@pytest.mark.parametrize("source", ["./no/folder", "a/b/c", "", "no model", "/no/such"])
+def test_names_of_nothing(source):
+    with pytest.raises(ValueError, match="is neither a folder"):
+        load_stack(source)
+
+
+def test_an_unreachable_hub_is_one_line(monkeypatch):
+    def unreachable(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(ValueError, match=r"^model 'someone/model' is no local folder, and .*no route to host.*$"):
+        load_stack("someone/model")
+
+
+def test_a_hub_model_lies_in_a_cache_of_links_and_is_refused_before_its_weights_come(monkeypatch, saved, tmp_path):
+    """The hub's cache: snapshots/<commit>/<file> are links to blobs/<hash> beside them."""
+    cache, asked = tmp_path / "models--someone--model", []
+    snapshot = cache / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (cache / "blobs").mkdir()
+
+    def download(name, allow_patterns, revision=None):
+        asked.append(allow_patterns)
+        for file in ["config.json"] if "*.safetensors" not in allow_patterns else ["config.json", "model.safetensors"]:
+            if not (snapshot / file).exists():
+                shutil.copy(saved / file, cache / "blobs" / file)
+                (snapshot / file).symlink_to(Path("../../blobs", file))
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    loaded = load_stack("someone/model")
+    torch.testing.assert_close(logits(loaded.stack), logits(load_stack(saved).stack), rtol=0, atol=0)
+    assert not any(pattern.endswith((".py", ".bin", "*")) for patterns in asked for pattern in patterns)
+    edit(snapshot / "config.json", auto_map={})
+    asked.clear()
+    with pytest.raises(ValueError, match="auto_map"):
+        load_stack("someone/model")
+    assert asked == [["config.json"]]
+
+
+def test_old_transformers_are_refused():
+    for fine in (transformers.__version__, "5.17.0", "6.0.0.dev0"):
+        check_transformers(fine)
+    for old in ("5.2.0", "4.57.1", "5.16.3"):
+        with pytest.raises(ValueError, match=f"transformers {old} is not safe"):
+            check_transformers(old)
