@@ -9,8 +9,21 @@ Thresholded metrics of the layer and head tables carry their threshold: `weight_
 from dataclasses import dataclass
 from typing import Literal
 
+from sparsedepth.definitions import (
+    ATTENTION,
+    DEPTH_LAYERS,
+    DEPTH_PAIRS,
+    DEPTH_SCORES,
+    EXPERTS,
+    JACOBIAN,
+    RELEASED,
+    USEFULNESS,
+    A,
+    B,
+    Better,
+)
+
 Table = Literal["runs", "curves", "layers", "heads", "pairs"]
-Better = Literal["", "low", "high"]
 SqlType = Literal["DOUBLE", "BIGINT", "VARCHAR"]
 
 
@@ -25,10 +38,6 @@ class Quantity:
     better: Better = ""
     """Which direction `best --by` sorts; empty where neither is better."""
     sql_type: SqlType = "DOUBLE"
-
-
-A = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
-B = "2502.05795"  # The Curse of Depth in Large Language Models
 
 
 def _runs(
@@ -143,6 +152,25 @@ RUNS: tuple[Quantity, ...] = (
     _runs(
         "score_tokens", "token", "held-out tokens behind the causal, permutation and usefulness scores", sql="BIGINT"
     ),
+    *(
+        end
+        for name, meaning, source in JACOBIAN
+        for end in (
+            *_with_interval(_runs(name, "1", f"mean over blocks of {meaning}; by random probes", source, "high")),
+            _runs(f"{name}_se", "1", f"standard error of {name} over the random probes"),
+        )
+    ),
+    *(
+        end
+        for name, unit, meaning, source in (*ATTENTION, *EXPERTS)
+        for end in _with_interval(_runs(name, unit, f"mean over layers (and heads) of: {meaning}", source))
+    ),
+    *(
+        end
+        for name, unit, meaning, source, better in DEPTH_SCORES
+        for end in _with_interval(_runs(name, unit, meaning, source, better))
+    ),
+    *(_runs(*score) for score in (*USEFULNESS, *RELEASED)),
 )
 
 CURVES: tuple[Quantity, ...] = (
@@ -222,6 +250,38 @@ LAYERS: tuple[Quantity, ...] = (
         meaning="(loss with the block left out - loss) / loss",
         source="identity control, ours",
     ),
+    *(
+        Quantity(name=name, table="layers", unit="1", meaning=meaning, source=source)
+        for name, meaning, source in JACOBIAN
+    ),
+    *(
+        Quantity(
+            name=f"jacobian_deviation{form}_se",
+            table="layers",
+            unit="1",
+            meaning=f"standard error of jacobian_deviation{form} over the random probes; 0 where exact",
+        )
+        for form in ("", "_averaged", "_released")
+    ),
+    *(
+        Quantity(
+            name=f"weight_sparsity{rel}_{kind}",
+            table="layers",
+            unit="share",
+            meaning=f"weight_sparsity{rel} of the block's {kind} matrices alone, all experts together",
+            source=source,
+        )
+        for rel, source in (("", A), ("_rel", "control, ours"))
+        for kind in ("query", "key", "value", "output", "gate", "up", "down")
+    ),
+    *(
+        Quantity(name=name, table="layers", unit=unit, meaning=meaning, source=source)
+        for name, unit, meaning, source in (*ATTENTION, *EXPERTS)
+    ),
+    *(
+        Quantity(name=name, table="layers", unit=unit, meaning=meaning, source=source)
+        for name, unit, meaning, source in DEPTH_LAYERS
+    ),
 )
 
 HEADS: tuple[Quantity, ...] = (
@@ -239,6 +299,10 @@ HEADS: tuple[Quantity, ...] = (
         meaning="share of the head's causal attention weights < @ / i in row i",
         source="control, ours",
     ),
+    *(
+        Quantity(name=name, table="heads", unit=unit, meaning=f"{meaning}, of the head", source=source)
+        for name, unit, meaning, source in ATTENTION
+    ),
 )
 
 PAIRS: tuple[Quantity, ...] = (
@@ -255,6 +319,10 @@ PAIRS: tuple[Quantity, ...] = (
         unit="1",
         meaning="|loss with blocks `layer` and `other_layer` swapped - loss| / loss",
         source=A,
+    ),
+    *(
+        Quantity(name=name, table="pairs", unit=unit, meaning=meaning, source=source)
+        for name, unit, meaning, source in DEPTH_PAIRS
     ),
 )
 

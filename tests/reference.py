@@ -145,3 +145,103 @@ def attention_weights(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarr
                 scores = np.array([q[i] @ k[j] / math.sqrt(width) for j in range(i + 1)])
                 weights[b, head, i, : i + 1] = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
     return weights
+
+
+def jacobian_blocks(model: Decoder, tokens_BT: Tensor, layer: int) -> np.ndarray:
+    """J_BTDTD of one block: d x_l[b, t, i] / d x_(l-1)[b, s, j], one sequence after the other."""
+    rotary = model.rotary(tokens_BT.shape[1])
+    inputs_BTD = states(model, tokens_BT)[layer - 1].float()
+
+    def of_one(x_TD: Tensor) -> Tensor:
+        return model.blocks[layer - 1](x_TD[None], rotary)[0]
+
+    return np.stack([torch.autograd.functional.jacobian(of_one, x_TD).double().numpy() for x_TD in inputs_BTD])
+
+
+def branch_updates(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """What attention and the feed-forward part of a block add, seen by hooks on the two modules."""
+    block, seen = _block(model, layer), {}
+    hooks = [
+        part.register_forward_hook(lambda _, __, out, name=name: seen.__setitem__(name, out.detach().double()))
+        for name, part in (("attention", block.attention), ("ffn", block.ffn))
+    ]
+    states(model, tokens_BT)
+    for hook in hooks:
+        hook.remove()
+    return seen["attention"], seen["ffn"]
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return sum((x * y).item() for x, y in zip(a, b, strict=True)) / math.sqrt((a * a).sum() * (b * b).sum())
+
+
+def angles(model: Decoder, tokens_BT: Tensor, positions: Sequence[int]) -> dict[tuple[int, int], float]:
+    """Mean angle of each pair of states, one token at a time."""
+    found = states(model, tokens_BT)
+    out = {}
+    for a in range(len(found)):
+        for b in range(a + 1, len(found)):
+            each = [math.acos(cosine(found[a][s, t], found[b][s, t])) for s in range(len(tokens_BT)) for t in positions]
+            out[a, b] = sum(each) / len(each)
+    return out
+
+
+def removal_drops(model: Decoder, tokens_BS: Tensor) -> dict[tuple[int, int], float]:
+    order = range(1, len(model.blocks) + 1)
+    base = loss(model, tokens_BS)
+    return {
+        (i, j): (loss(model, tokens_BS, [None if i <= layer <= j else layer for layer in order]) - base) / base
+        for i in order
+        for j in order
+        if i <= j
+    }
+
+
+def exit_losses(model: Decoder, tokens_BS: Tensor, through: Sequence[int]) -> list[float]:
+    """The loss of a model that runs blocks 1..l and then those of `through`, for each l."""
+    n_layers = len(model.blocks)
+    return [loss(model, tokens_BS, [*range(1, layer + 1), *through]) for layer in range(n_layers + 1 - len(through))]
+
+
+def largest_effects(
+    model: Decoder, tokens_BT: Tensor, start: int, stop: int, first: int
+) -> dict[tuple[int, int], float]:
+    """Block s skipped at tokens start .. stop - 1: largest relative change of a later update at a token >= first."""
+    n_layers, base = len(model.blocks), states(model, tokens_BT)
+    rotary, out = model.rotary(tokens_BT.shape[1]), {}
+    for s in range(1, n_layers + 1):
+
+        def partly(x: Tensor, s: int = s) -> Tensor:
+            after = model.blocks[s - 1](x, rotary).clone()
+            for t in range(start, stop):
+                after[:, t] = x[:, t]
+            return after
+
+        skipped = states(model, tokens_BT, [partly if layer == s else layer for layer in range(1, n_layers + 1)])
+        for later in range(s + 1, n_layers + 1):
+            update = base[later] - base[later - 1]
+            change = skipped[later] - skipped[later - 1] - update
+            out[s, later] = max(
+                (change[b, t].norm() / max(update[b, t].norm().item(), 1e-6)).item()
+                for b in range(len(tokens_BT))
+                for t in range(first, tokens_BT.shape[1])
+            )
+    return out
+
+
+def expert_loads(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[list[float], float]:
+    """Share of the choices of each expert, and the mean entropy of the router, one token after the other."""
+    block, config = _block(model, layer), model.config
+    assert config.top_k is not None
+    x_BTD = states(model, tokens_BT)[layer - 1].float()
+    shrink = math.sqrt(layer) if config.depth_scale == "lns" else 1.0
+    with torch.no_grad():
+        u_BTD = x_BTD + block.attention(block.attention_norm(x_BTD) / shrink, model.rotary(tokens_BT.shape[1]))
+        logits = block.get_submodule("ffn.router")(block.ffn_norm(u_BTD) / shrink).double().flatten(0, 1).numpy()
+    counts, entropies = [0] * config.n_experts, []
+    for row in logits:
+        p = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        entropies.append(-sum(q * math.log(q) for q in p))
+        for expert in np.argsort(-p)[: config.top_k]:
+            counts[expert] += 1
+    return [count / sum(counts) for count in counts], sum(entropies) / len(entropies)

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "sparsedepth"
 ROOT = PACKAGE.parent
 
 LEVELS = [
+    {"definitions"},
     {"files", "glossary"},
     {"config"},
     {"model", "data", "store"},

@@ -30,6 +30,7 @@ class ToyStack:
         self.vocab_size = self.head_DV.shape[1]
         self.queries_keys_of = queries_keys
         self.matrices_of = matrices
+        self.routing_of: Sequence[Callable[[Tensor], tuple[Tensor, Tensor] | None]] = ()
         self.branches_of = branches
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -41,6 +42,9 @@ class ToyStack:
     def logits(self, x_BTD: Tensor) -> Tensor:
         return x_BTD @ self.head_DV
 
+    def final_norm(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD
+
     def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         assert self.queries_keys_of
         return self.queries_keys_of(layer, x_BTD)
@@ -50,6 +54,9 @@ class ToyStack:
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         return self.branches_of(layer, x_BTD) if self.branches_of else None
+
+    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.routing_of[layer - 1](x_BTD) if self.routing_of else None
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:

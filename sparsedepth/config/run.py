@@ -20,6 +20,37 @@ Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Measure = Literal[
+    "usefulness",
+    "loss",
+    "weights",
+    "variance",
+    "attention",
+    "geometry",
+    "experts",
+    "early_exit",
+    "causal",
+    "permutation",
+    "neighbours",
+    "jacobian",
+    "removal",
+    "causal_maximum",
+    "released",
+]
+DEFAULT_MEASURES: tuple[Measure, ...] = (
+    "usefulness",
+    "loss",
+    "weights",
+    "variance",
+    "attention",
+    "geometry",
+    "experts",
+    "early_exit",
+    "causal",
+    "permutation",
+)
+"""The scores of the papers, and all that a few forward passes give; the others are asked for by name."""
+
 Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
 
 
@@ -201,7 +232,11 @@ class TrainConfig(Section):
 
 
 class MeasureConfig(Section):
-    """How much held-out text each measure reads, and at which thresholds."""
+    """What is measured, how much held-out text each measure reads, and at which thresholds."""
+
+    measures: Annotated[
+        tuple[Measure, ...], Field(min_length=1, strict=False, description="groups of quantities to measure")
+    ] = DEFAULT_MEASURES
 
     val_tokens: Annotated[Count, Field(description="held-out tokens of the validation loss, at most")] = 131_072
     eval_seq_len: Annotated[
@@ -218,6 +253,12 @@ class MeasureConfig(Section):
     permutation_pairs: Annotated[
         Count | None, Field(description="pairs of layers to swap, drawn at random; default all")
     ] = None
+    removal_ranges: Annotated[
+        Count | None, Field(description="ranges of layers to remove, drawn at random; default all; with 'removal'")
+    ] = None
+    jacobian_probes: Annotated[
+        int | None, Field(ge=2, description="random probes of each block's Jacobian; null = exact; with 'jacobian'")
+    ] = 4
     weight_eps: Annotated[Thresholds, Field(description="|w| below which a weight is zero; the first leads")] = (
         1e-3,
         1e-4,

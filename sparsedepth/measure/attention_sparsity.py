@@ -1,18 +1,22 @@
-"""Attention sparsity: the share of the causal attention weights that are near zero.
+"""Attention sparsity: the share of the causal attention weights that are near zero; their entropy, and the sink.
 
     a_ij = softmax_j(q_i k_j / sqrt(K)),   j <= i,   i = 1..T: T (T + 1) / 2 weights per head and sequence
-    absolute: share with a_ij < tau          2603.15389 (its values of tau are not published)
-    relative: share with a_ij < c / i        control, ours: 1/i is uniform attention
+    absolute: share with a_ij < tau                         2603.15389 (its values of tau are not published)
+    relative: share with a_ij < c / i                       control, ours: 1/i is uniform attention
+    entropy:  mean over rows of H_i = - sum_j a_ij ln a_ij  from 0 (one token) to ln i (uniform)
+    relative entropy: mean over rows i >= 2 of H_i / ln i   from 0 to 1, uniform, at any T
+    sink:     mean over rows i >= 2 of a_i1                 the share that the first token draws (2309.17453); uniform
+                                                            attention has mean 1/i
 
 Under uniform attention the absolute share grows with T by itself (every row i > 1/tau is all 'sparse'); the relative
-one is 0 for c <= 1 at any T. The weights are computed in blocks of rows, never a whole T x T for every head of a layer.
+one is 0 for c <= 1 at any T. Row 1 has no choice: its entropy and ln 1 are 0, its weight on the first token is 1. The
+weights are computed in blocks of rows, one pass for every quantity, never a whole T x T for every head of a layer.
 
-Shapes: N and B sequences, T tokens, H query heads, G key/value heads, M = H / G heads per group, K width of a head,
-R rows of a block, C thresholds, L layers.
+Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K width of a head, R rows of a block, S keys,
+C quantities (thresholds, then the three others), L layers.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +25,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.probe.attention import AttentionForm, attention_inputs, attention_rows
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import Stack
 
@@ -29,8 +34,8 @@ MAX_WEIGHTS = 2**22
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadShares:
-    """Shares from 0 to 1 at one threshold."""
+class HeadValues:
+    """One quantity; NaN and None where no row has it (relative entropy and sink of single tokens)."""
 
     by_head: np.ndarray
     """[L, H]"""
@@ -42,12 +47,20 @@ class HeadShares:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionSparsity:
-    absolute: dict[float, HeadShares]
-    """by tau"""
-    relative: dict[float, HeadShares]
-    """by c"""
+    absolute: dict[float, HeadValues]
+    """shares from 0 to 1, by tau"""
+    relative: dict[float, HeadValues]
+    """shares from 0 to 1, by c"""
+    entropy: HeadValues
+    """nat"""
+    relative_entropy: HeadValues
+    """from 0 to 1"""
+    sink: HeadValues
+    """share from 0 to 1"""
     weights_per_head: int
     """causal weights behind the share of one head of one layer"""
+    rows_per_head: int
+    """rows, so tokens, behind the entropy; relative entropy and sink have one less per sequence"""
 
 
 def attention_sparsity(
@@ -58,54 +71,64 @@ def attention_sparsity(
     rng: np.random.Generator,
     max_tokens: int = MAX_TOKENS,
 ) -> AttentionSparsity:
-    """Shares of every head at the thresholds `taus` (attention weight) and `relative_taus` (multiples of 1/i)."""
+    """Of every head: shares at the thresholds `taus` (attention weight) and `relative_taus` (of 1/i), entropy, sink."""
     parts = []
     with probing(stack):
         for tokens_BT in batches(stack, tokens_NT, max_tokens):
             inputs = itertools.islice(stream(stack, tokens_BT), stack.n_layers)
-            counts = [
-                count_below(*stack.queries_keys(layer, x_BTD), taus, relative_taus)
+            sums = [
+                attention_sums(*attention_inputs(stack, layer, x_BTD), taus=taus, relative_taus=relative_taus)
                 for layer, x_BTD in enumerate(inputs, start=1)
             ]
-            parts.append(torch.stack(counts, dim=1))
-        count_NLHC = torch.cat(parts).cpu().numpy()
-    n_tokens = tokens_NT.shape[1]
+            parts.append(torch.stack(sums, dim=1))
+        sum_NLHC = torch.cat(parts).cpu().numpy()
+    n_sequences, n_tokens = tokens_NT.shape
     weights = n_tokens * (n_tokens + 1) // 2
-    seed = int(rng.integers(2**63))  # one set of resamples, so that thresholds differ by nothing else
+    n_taus, n_thresholds = len(taus), len(taus) + len(relative_taus)
+    seed = int(rng.integers(2**63))  # one set of resamples, so that quantities differ by nothing else
 
-    def shares(index: int) -> HeadShares:
-        share_NLH = count_NLHC[..., index] / weights
-        by_head = share_NLH.mean(0)
-        total = bootstrap(lambda share_R: share_R, share_NLH.mean((1, 2)), rng=np.random.default_rng(seed))
-        return HeadShares(by_head=by_head, by_layer=by_head.mean(1), total=total)
+    def values(index: int, size: int) -> HeadValues:
+        value_NLH = sum_NLHC[..., index] / (size or np.nan)
+        by_head = value_NLH.mean(0)
+        total = bootstrap(lambda value_R: value_R, value_NLH.mean((1, 2)), rng=np.random.default_rng(seed))
+        return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=total)
 
     return AttentionSparsity(
-        absolute={tau: shares(index) for index, tau in enumerate(taus)},
-        relative={tau: shares(len(taus) + index) for index, tau in enumerate(relative_taus)},
-        weights_per_head=len(tokens_NT) * weights,
+        absolute={tau: values(index, weights) for index, tau in enumerate(taus)},
+        relative={tau: values(n_taus + index, weights) for index, tau in enumerate(relative_taus)},
+        entropy=values(n_thresholds, n_tokens),
+        relative_entropy=values(n_thresholds + 1, n_tokens - 1),
+        sink=values(n_thresholds + 2, n_tokens - 1),
+        weights_per_head=n_sequences * weights,
+        rows_per_head=n_sequences * n_tokens,
     )
 
 
-def count_below(q_BHTK: Tensor, k_BGTK: Tensor, taus: Sequence[float], relative_taus: Sequence[float]) -> Tensor:
-    """count_BHC: causal weights of each sequence and head below each of `taus`, then each of `relative_taus` / i."""
+def attention_sums(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    form: AttentionForm | None = None,
+    *,
+    taus: Sequence[float],
+    relative_taus: Sequence[float],
+) -> Tensor:
+    """sum_BHC in fp64, over the rows of each sequence and head: causal weights below each of `taus`, below each of
+    `relative_taus` / i, the entropies, the relative entropies and the weights on the first token of rows 2..T."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
-    count_BHC = q_BHTK.new_zeros(n_sequences, n_heads, len(taus) + len(relative_taus), dtype=torch.int64)
+    n_thresholds = len(taus) + len(relative_taus)
+    sum_BHC = q_BHTK.new_zeros(n_sequences, n_heads, n_thresholds + 3, dtype=torch.float64)
     rows = max(1, MAX_WEIGHTS // (n_sequences * n_heads * n_tokens))
     for start in range(0, n_tokens, rows):
         stop = min(start + rows, n_tokens)
-        weight_BHRT = _attention_rows(q_BHTK, k_BGTK, start, stop)
+        weight_BHRS, future_RS = attention_rows(q_BHTK, k_BGTK, start, stop, form)
         seen_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
-        limits = [*taus, *(tau / seen_R1 for tau in relative_taus)]
-        for index, limit in enumerate(limits):
-            count_BHC[..., index] += (weight_BHRT < limit).sum((-1, -2))
-    return count_BHC
-
-
-def _attention_rows(q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int) -> Tensor:
-    """weight_BHRT of the rows start .. stop - 1 over the keys before stop; inf, below no threshold, past row i's."""
-    q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))
-    k_BG1KT = k_BGTK[:, :, None, :stop].transpose(-1, -2)
-    score_BHRT = (q_BGMRK @ k_BG1KT).flatten(1, 2).float() / math.sqrt(q_BHTK.shape[-1])
-    hidden_RT = torch.ones(stop - start, stop, dtype=torch.bool, device=q_BHTK.device).triu(start + 1)
-    weight_BHRT = score_BHRT.masked_fill_(hidden_RT, -math.inf).softmax(-1)
-    return weight_BHRT.masked_fill_(hidden_RT, math.inf)
+        later_R = slice(max(0, 1 - start), None)  # all rows but the first of the sequence
+        entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
+        sum_BHC[..., -3] += entropy_BHR.sum(-1, dtype=torch.float64)
+        relative_BHR = entropy_BHR[..., later_R] / seen_R1[later_R, 0].log()
+        sum_BHC[..., -2] += relative_BHR.sum(-1, dtype=torch.float64)
+        sum_BHC[..., -1] += weight_BHRS[..., later_R, 0].sum(-1, dtype=torch.float64)
+        weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
+        for index, limit in enumerate([*taus, *(tau / seen_R1 for tau in relative_taus)]):
+            sum_BHC[..., index] += (weight_BHRS < limit).sum((-1, -2))
+    return sum_BHC

@@ -1,12 +1,14 @@
-"""Residual variance: how much the stream spreads over its D entries, layer by layer.
+"""Residual variance: how much the stream, and what each block adds to it, spreads over its D entries, layer by layer.
 
     v_l = mean over tokens of var(x_l over its D entries)   (unbiased: divided by D - 1),   l = 0..L
-    growth = (v_L / v_1)^(1 / (L - 1))
+    growth of layer l = v_l / v_(l-1);   growth = (v_L / v_1)^(1 / (L - 1)), the mean factor per layer
+    the branches: the same variance of a_l and f_l, what attention and the feed-forward part add to the stream
 
 x_L is taken before the final norm; the normalised state has a variance near 1 whatever the depth.
 Sources: 2603.15389 (per-token variance over the dimensions, averaged over tokens); 2502.05795 (growth).
 
-Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states).
+Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states),
+R resamples.
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,17 @@ from torch import Tensor
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import Stack
+from sparsedepth.probe.updates import updates
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BranchVariance:
+    """Of what one branch adds, in squared units of the stream."""
+
+    by_layer: list[float | None]
+    """layers 1..L, from 0"""
+    mean: Estimate
+    """over layers"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,23 +40,64 @@ class ResidualVariance:
     """v_0 .. v_L, in squared units of the stream, from 0"""
     last: Estimate
     """v_L"""
-    growth: float | None
+    growth_by_layer: list[float | None]
+    """v_l / v_(l-1) for l = 1..L; None where v_(l-1) is 0"""
+    growth_rate: Estimate
     """1/layer; None for a single layer or where v_1 is 0"""
+    attention: BranchVariance | None
+    ffn: BranchVariance | None
+    """None where the stack cannot tell its branches"""
     n_tokens: int
+
+    @property
+    def growth(self) -> float | None:
+        return self.growth_rate.value
 
 
 def residual_variance(
     stack: Stack, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
 ) -> ResidualVariance:
-    """The variance of every state of the stream, the embedding's output (layer 0) included."""
-    variance_NL1 = variance_by_sequence(stack, tokens_NT, max_tokens)
+    """The variance of every state of the stream, the embedding's output (layer 0) included, and of both branches."""
+    state_parts, branch_parts = [], []
+    with probing(stack):
+        for tokens_BT in batches(stack, tokens_NT, max_tokens):
+            states, branches = _variances(stack, tokens_BT)
+            state_parts.append(states)
+            branch_parts.append(branches)
+        variance_NL1 = torch.cat(state_parts).cpu().numpy()
+        branch_NL2 = None if branch_parts[0] is None else torch.cat(branch_parts).cpu().numpy()
     by_layer = variance_NL1.mean(0)
+    seed = int(rng.integers(2**63))  # one set of resamples for all scores
+
+    def branch(index: int) -> BranchVariance | None:
+        if branch_NL2 is None:
+            return None
+        variance_NL = branch_NL2[..., index]
+        mean = bootstrap(lambda v_RL: v_RL.mean(-1), variance_NL, rng=np.random.default_rng(seed))
+        return BranchVariance(by_layer=[finite(value) for value in variance_NL.mean(0)], mean=mean)
+
     return ResidualVariance(
         by_layer=[finite(value) for value in by_layer],
-        last=bootstrap(lambda last_R: last_R, variance_NL1[:, -1], rng=rng),
-        growth=growth(by_layer),
+        last=bootstrap(lambda last_R: last_R, variance_NL1[:, -1], rng=np.random.default_rng(seed)),
+        growth_by_layer=[finite(value) for value in _quotient(by_layer[1:], by_layer[:-1])],
+        growth_rate=bootstrap(_growth_rate, variance_NL1, rng=np.random.default_rng(seed)),
+        attention=branch(0),
+        ffn=branch(1),
         n_tokens=tokens_NT.numel(),
     )
+
+
+def _variances(stack: Stack, tokens_BT: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Of each sequence: v_0 .. v_L, and the variances of attention and feed-forward part [B, L, 2] if all are known."""
+    states, branches = [], []
+    for update in updates(stack, tokens_BT):
+        if not states:
+            states.append(token_variance(update.before))
+        states.append(token_variance(update.after))
+        if update.branches is not None:
+            branches.append(torch.stack([token_variance(branch) for branch in update.branches], dim=-1))
+    known = len(branches) == stack.n_layers
+    return torch.stack(states, dim=1), torch.stack(branches, dim=1) if known else None
 
 
 def variance_by_sequence(stack: Stack, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> np.ndarray:
@@ -63,7 +117,17 @@ def token_variance(x_BTD: Tensor) -> Tensor:
 
 def growth(by_layer: Sequence[float] | np.ndarray) -> float | None:
     """(v_L / v_1)^(1/(L-1)): the mean factor per layer, from v_0 .. v_L."""
-    n_layers = len(by_layer) - 1
-    if n_layers < 2 or by_layer[1] == 0:
-        return None
-    return finite((by_layer[n_layers] / by_layer[1]) ** (1 / (n_layers - 1)))
+    return finite(_growth_rate(np.asarray(by_layer, dtype=np.float64)[None])[0])
+
+
+def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
+    n_layers = variance_RL1.shape[1] - 1
+    if n_layers < 2:
+        return np.full(len(variance_RL1), np.nan)
+    return _quotient(variance_RL1[:, -1], variance_RL1[:, 1]) ** (1 / (n_layers - 1))
+
+
+def _quotient(after: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """after / before, NaN where before is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(before > 0, after / before, np.nan)

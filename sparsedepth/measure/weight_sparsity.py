@@ -5,13 +5,16 @@
 
 The absolute share rises whenever weights shrink, which weight decay makes them do; the relative one does not. For
 entries drawn from one normal distribution the relative share is erf(c / sqrt 2): 0.0797 at c = 0.1.
-Counted are the matrices that transform the stream (`Stack.matrices`): no norm, no embedding, no head.
+Counted are the matrices that transform the stream (`Stack.matrices`): no norm, no router, no embedding, no head. A kind
+is what a matrix does (query, key, value, output, gate, up, down); the experts of a layer are one kind together.
+The released code announces a script for this and has none: definition and thresholds are the paper's text, and ours.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,40 +32,43 @@ class WeightSparsity:
     """over the entries of all blocks"""
     entries: list[int]
     """entries that count, by layer; the relative share leaves out a matrix of zeros, which has no scale"""
+    by_kind: dict[float, dict[str, list[float | None]]]
+    """layers 1..L of each kind of matrix; None also where a layer has no such matrix"""
+    entries_by_kind: dict[str, list[int]]
 
 
 def weight_sparsity(stack: Stack, thresholds: Sequence[float], *, relative: bool) -> WeightSparsity:
     """Share of entries below each threshold: in units of a weight, or (`relative`) of the rms of the entry's matrix."""
     with probing(stack):
-        counts = [
-            _count(stack.matrices(layer).values(), thresholds, relative) for layer in range(1, stack.n_layers + 1)
-        ]
-    entries = [n for n, _ in counts]
-    below = {t: [found[i] for _, found in counts] for i, t in enumerate(thresholds)}
+        counts = [_count(stack.matrices(layer), thresholds, relative) for layer in range(1, stack.n_layers + 1)]
+    none = np.zeros(1 + len(thresholds), dtype=np.int64)
+    totals = [sum(count.values(), none) for count in counts]
+    kinds = list(dict.fromkeys(kind for count in counts for kind in count))
+    by_kind = {kind: [count.get(kind, none) for count in counts] for kind in kinds}
     return WeightSparsity(
-        by_layer={t: [_share(b, n) for b, n in zip(below[t], entries, strict=True)] for t in thresholds},
-        total={t: _share(sum(below[t]), sum(entries)) for t in thresholds},
-        entries=entries,
+        by_layer={t: [_share(count, i) for count in totals] for i, t in enumerate(thresholds)},
+        total={t: _share(sum(totals, none), i) for i, t in enumerate(thresholds)},
+        entries=[int(count[-1]) for count in totals],
+        by_kind={
+            t: {kind: [_share(count, i) for count in by_kind[kind]] for kind in kinds} for i, t in enumerate(thresholds)
+        },
+        entries_by_kind={kind: [int(count[-1]) for count in by_kind[kind]] for kind in kinds},
     )
 
 
-def _count(matrices: Iterable[Tensor], thresholds: Sequence[float], relative: bool) -> tuple[int, list[int]]:
-    """Entries of one block that count, and how many of them are below each threshold."""
-    entries, below = 0, [0] * len(thresholds)
-    for matrix in matrices:
-        size = matrix.abs()
-        unit = (
-            torch.linalg.vector_norm(matrix, dtype=torch.float64).item() / math.sqrt(matrix.numel())
-            if relative
-            else 1.0
-        )
-        if unit == 0:
-            continue
-        entries += matrix.numel()
-        for index, threshold in enumerate(thresholds):
-            below[index] += int((size < threshold * unit).sum())
-    return entries, below
+def _count(matrices: Mapping[str, Tensor], thresholds: Sequence[float], relative: bool) -> dict[str, np.ndarray]:
+    """By kind: how many entries of one block are below each threshold, and last how many count."""
+    counts: dict[str, np.ndarray] = {}
+    for name, matrix in matrices.items():
+        kind = name.rpartition(".")[2]  # expert3.gate is a gate
+        counts.setdefault(kind, np.zeros(1 + len(thresholds), dtype=np.int64))
+        size, unit = matrix.abs(), 1.0
+        if relative:
+            unit = torch.linalg.vector_norm(matrix, dtype=torch.float64).item() / math.sqrt(matrix.numel())
+        if unit > 0:
+            counts[kind] += [*(int((size < threshold * unit).sum()) for threshold in thresholds), matrix.numel()]
+    return counts
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(count: np.ndarray, index: int) -> float | None:
+    return int(count[index]) / int(count[-1]) if count[-1] else None

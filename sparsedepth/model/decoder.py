@@ -144,12 +144,16 @@ class Block(nn.Module):
         """s_l N(x): what the queries, keys and values are computed from."""
         return self._scaled(self.attention_norm(x_BTD))
 
+    def ffn_input(self, u_BTD: Tensor) -> Tensor:
+        """s_l N(u): what the feed-forward part and its router read."""
+        return self._scaled(self.ffn_norm(u_BTD))
+
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         return x_BTD * self.scale if self.scaled else x_BTD
 
     def forward(self, x_BTD: Tensor, rotary: Rotary, router_losses: list[Tensor] | None = None) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_input(x_BTD), rotary)
-        return x_BTD + self.ffn(self._scaled(self.ffn_norm(x_BTD)), router_losses)
+        return x_BTD + self.ffn(self.ffn_input(x_BTD), router_losses)
 
 
 class Decoder(nn.Module):

@@ -164,9 +164,27 @@ class HfStack:
         return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
 
     def logits(self, x_BTD: Tensor) -> Tensor:
-        logits_BTV = self._head(self._norm(x_BTD))
+        logits_BTV = self._head(self.final_norm(x_BTD))
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits_BTV if cap is None else cap * torch.tanh(logits_BTV / cap)
+
+    def final_norm(self, x_BTD: Tensor) -> Tensor:
+        return self._norm(x_BTD)
+
+    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Probabilities and choices of the layer's router, as it gives them while the block runs."""
+        router = getattr(getattr(self.block_module(layer), "mlp", None), "gate", None)
+        if router is None or not hasattr(router, "top_k"):
+            return None
+        seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        hook = router.register_forward_hook(lambda module, args, output: seen.append(output))
+        try:
+            self.block(layer, x_BTD)
+        finally:
+            hook.remove()
+        logits_NE, _, choice_NC = seen[0]
+        shape = x_BTD.shape[:2]
+        return logits_NE.float().softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK and what stands between q k / sqrt(K) and the softmax; q carries the family's own scale."""

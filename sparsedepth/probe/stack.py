@@ -6,7 +6,7 @@ Every measure works on this protocol, so a model of any library is measured by t
 An adapter calls the model's own modules: it never re-implements one, and never alters a weight.
 
 Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
-K width of a head, V vocabulary.
+K width of a head, E experts, C experts chosen per token, V vocabulary.
 """
 
 from collections.abc import Generator, Mapping
@@ -51,6 +51,10 @@ class Stack(Protocol):
         """logits_BTV of x_L: final norm, then head. Position by position."""
         ...
 
+    def final_norm(self, x_BTD: Tensor) -> Tensor:
+        """x_L as the head reads it."""
+        ...
+
     def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G).
 
@@ -60,6 +64,20 @@ class Stack(Protocol):
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The weight matrices of a block by name: q, k, v, o, and those of the feed-forward part or of each expert."""
+        ...
+
+    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """a_BTD and f_BTD, what attention and the feed-forward part add: x_l = x_(l-1) + a + f, from x_(l-1).
+
+        None where the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
+        """
+        ...
+
+    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
+
+        None for a block without experts.
+        """
         ...
 
     def exact(self) -> AbstractContextManager[None]:
@@ -102,6 +120,9 @@ class DecoderStack:
     def logits(self, x_BTD: Tensor) -> Tensor:
         return self.model.logits(x_BTD)
 
+    def final_norm(self, x_BTD: Tensor) -> Tensor:
+        return self.model.norm(x_BTD)
+
     def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         block = self._block(layer)
         return block.attention.queries_keys(block.attention_input(x_BTD), self.model.rotary(x_BTD.shape[1]))
@@ -118,6 +139,20 @@ class DecoderStack:
             gate, up = gate_up.chunk(2)
             found |= {f"expert{index}.gate": gate, f"expert{index}.up": up, f"expert{index}.down": down}
         return found
+
+    def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        block = self._block(layer)
+        attention_BTD = block.attention(block.attention_input(x_BTD), self.model.rotary(x_BTD.shape[1]))
+        return attention_BTD, block.ffn(block.ffn_input(x_BTD + attention_BTD))
+
+    def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
+        block = self._block(layer)
+        if not isinstance(block.ffn, Experts):
+            return None
+        u_BTD = x_BTD + block.attention(block.attention_input(x_BTD), self.model.rotary(x_BTD.shape[1]))
+        logits_NE, _, choice_NC = block.ffn.route(block.ffn_input(u_BTD).flatten(0, 1))
+        shape = x_BTD.shape[:2]
+        return logits_NE.softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:

@@ -1,14 +1,15 @@
-"""Attention sparsity: uniform and one-hot attention, transformers' own weights, a plain loop, blocks of rows."""
+"""Attention sparsity, entropy, sink: uniform and one-hot attention, transformers, a plain loop, blocks of rows."""
 
 import numpy as np
 import pytest
 import torch
 from parity import carry, reference
 from reference import attention_weights, run_config
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy import ToyStack, identity, integers, known, normal
 
 from sparsedepth.measure import attention_sparsity as module
-from sparsedepth.measure.attention_sparsity import attention_sparsity, count_below
+from sparsedepth.measure.attention_sparsity import attention_sparsity, attention_sums
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
 
@@ -88,18 +89,81 @@ def test_against_the_weights_that_transformers_reports():
         np.testing.assert_allclose(found.absolute[0.02].by_head[layer], by_head, atol=1e-9)
 
 
-def test_blocks_of_rows_count_the_same(monkeypatch):
+def test_blocks_of_rows_give_the_same(monkeypatch):
     q_BHTK, k_BGTK = normal(2, 4, 23, 6), normal(2, 2, 23, 6, seed=1)
-    whole = count_below(q_BHTK, k_BGTK, [0.05, 0.01], [0.5])
+    whole = attention_sums(q_BHTK, k_BGTK, taus=[0.05, 0.01], relative_taus=[0.5])
     for rows in (1, 5, 22):
         monkeypatch.setattr(module, "MAX_WEIGHTS", rows * 2 * 4 * 23)
-        assert torch.equal(count_below(q_BHTK, k_BGTK, [0.05, 0.01], [0.5]), whole)
-    assert whole.min() > 0 and whole.max() < 23 * 24 // 2
+        found = attention_sums(q_BHTK, k_BGTK, taus=[0.05, 0.01], relative_taus=[0.5])
+        assert torch.equal(found[..., :3], whole[..., :3])
+        torch.testing.assert_close(found, whole, rtol=1e-6, atol=1e-6)
+    assert whole[..., :3].min() > 0 and whole[..., :3].max() < 23 * 24 // 2
 
 
-def test_no_more_weights_at_a_time_than_said(monkeypatch):
-    sizes, rows_of = [], module._attention_rows
-    monkeypatch.setattr(module, "MAX_WEIGHTS", 1000)
-    monkeypatch.setattr(module, "_attention_rows", lambda *args: sizes.append(rows_of(*args)) or sizes[-1])
-    count_below(normal(1, 4, 50, 6), normal(1, 2, 50, 6), [0.1], [])
-    assert max(weight.numel() for weight in sizes) <= 1000 and len(sizes) == 10
+class Largest(TorchDispatchMode):
+    """The most entries that a tensor made inside has."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            self.entries = max(self.entries, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
+        return out
+
+
+def test_a_context_of_8192_needs_no_square_of_it():
+    q_BHTK, k_BGTK = normal(1, 2, 8192, 2), normal(1, 1, 8192, 2, seed=1)
+    with Largest() as seen:
+        sums = attention_sums(q_BHTK, k_BGTK, taus=[1e-4], relative_taus=[])
+    assert 8192 < seen.entries <= module.MAX_WEIGHTS < 8192**2 / 8
+    assert sums.shape == (1, 2, 4) and (sums > 0).all()
+
+
+def test_entropy_and_sink_of_uniform_attention():
+    """H_i = ln i and a_i1 = 1/i: over T = 4 rows ln 24 / 4, and (1/2 + 1/3 + 1/4) / 3."""
+    found = attention_sparsity(
+        ToyStack([identity] * 3, normal(5, 4), queries_keys=uniform), integers(5, 2, 4), [0.1], [0.5], rng()
+    )
+    assert found.entropy.total.value == pytest.approx(np.log(24) / 4, abs=1e-6)
+    assert found.relative_entropy.total.value == pytest.approx(1.0, abs=1e-6)
+    assert found.sink.total.value == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-6)
+    assert found.sink.by_head.shape == (3, 2) and found.rows_per_head == 8
+
+
+def test_entropy_and_sink_of_attention_to_itself_and_to_the_first_token():
+    def to_the_first(layer, x_BTD):
+        keys = torch.zeros(x_BTD.shape[0], 1, x_BTD.shape[1], 4)
+        keys[:, :, 0] = 100.0
+        return torch.ones_like(keys), keys
+
+    for queries_keys, sink in ((to_itself, 0.0), (to_the_first, 1.0)):
+        stack = ToyStack([identity], normal(5, 4), queries_keys=queries_keys)
+        found = attention_sparsity(stack, integers(5, 1, 9), [0.1], [0.5], rng())
+        assert found.entropy.total.value == pytest.approx(0, abs=1e-6)
+        assert found.relative_entropy.total.value == pytest.approx(0, abs=1e-6)
+        assert found.sink.total.value == pytest.approx(sink, abs=1e-6)
+
+
+def test_of_single_tokens_relative_entropy_and_sink_are_missing():
+    stack = ToyStack([identity], normal(5, 4), queries_keys=uniform)
+    found = attention_sparsity(stack, integers(5, 3, 1), [0.1], [0.5], rng())
+    assert (found.relative_entropy.total.value, found.sink.total.value) == (None, None)
+    assert found.entropy.total.value == 0.0
+
+
+def test_entropy_and_sink_against_a_plain_loop():
+    model = Decoder(run_config(init_std=0.4, n_kv_heads=2))
+    tokens = integers(40, 2, 12)
+    found = attention_sparsity(DecoderStack(model), tokens, [0.1], [0.5], rng(), max_tokens=12)
+    rows = np.arange(1, 13)
+    for layer in range(1, 6):
+        weights = attention_weights(model, tokens, layer)
+        entropy_BHT = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+        by_head = {
+            "entropy": entropy_BHT.mean((0, 2)),
+            "relative_entropy": (entropy_BHT[..., 1:] / np.log(rows[1:])).mean((0, 2)),
+            "sink": weights[..., 1:, 0].mean((0, 2)),
+        }
+        for name, expected in by_head.items():
+            np.testing.assert_allclose(getattr(found, name).by_head[layer - 1], expected, atol=1e-5)

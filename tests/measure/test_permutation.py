@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
 from toy import ToyStack, brackets, integers, known, normal, residual_mlp
 
-from sparsedepth.measure.permutation import choose_pairs, permutation_effect
+from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
 
@@ -78,3 +78,43 @@ def test_against_full_forward_passes_under_any_budget(family):
     some = permutation_effect(DecoderStack(model), tokens, rng(), 4)
     assert some.effects == pytest.approx({pair: expected[pair] for pair in some.effects}, abs=1e-5)
     assert len(some.effects) == 4 and brackets(some.score)
+
+
+def planted(kind, pairs, generator):
+    """Effects of all pairs of 24 blocks."""
+    spread = {"skewed": 1.0, "even": 0.5}.get(kind, 0.3)
+    effects = np.exp(spread * generator.normal(size=len(pairs)))
+    first = np.array([a for a, _ in pairs])
+    return effects * {"first block": np.where(first == 1, 10, 1), "decay": np.exp(-0.2 * first)}.get(kind, 1)
+
+
+@pytest.mark.parametrize("kind", ["skewed", "even", "first block", "decay"])
+@pytest.mark.parametrize("n_pairs", [16, 32])
+def test_the_interval_of_sampled_pairs_covers_the_mean_of_all(kind, n_pairs):
+    every = choose_pairs(24, None, rng())
+    covered, means, truths = [], [], []
+    for seed in range(400):
+        effects = dict(zip(every, planted(kind, every, rng(seed + 1000)), strict=True))
+        sample = np.array([effects[pair] for pair in choose_pairs(24, n_pairs, rng(seed))])
+        lo, hi = pair_interval(sample, len(every))
+        truths.append(np.mean(list(effects.values())))
+        covered.append(lo <= truths[-1] <= hi)
+        means.append(sample.mean())
+    assert np.mean(covered) >= 0.945
+    error = np.array(means) - truths
+    assert abs(error.mean()) < 4 * error.std() / 400**0.5  # unbiased
+
+
+def test_the_interval_of_sampled_pairs_by_hand():
+    """Mean 2, sd 1, n = 3 of 12: relative error sqrt(0.75 / 3) / 2 = 1/4; times 2.8: a factor e^0.7."""
+    assert pair_interval(np.array([1.0, 2.0, 3.0]), 12) == pytest.approx((2 * math.exp(-0.7), 2 * math.exp(0.7)))
+    assert pair_interval(np.zeros(3), 12) == (0.0, 0.0)
+
+
+def test_sampling_pairs_widens_the_interval_and_one_pair_has_none():
+    stack, tokens = ToyStack([residual_mlp(4, seed) for seed in range(6)], normal(5, 4)), integers(5, 8, 7)
+    every, some = (permutation_effect(stack, tokens, rng(), n).score for n in (None, 8))
+    assert known(some.lo) <= known(every.value) <= known(some.hi)
+    assert known(some.hi) - known(some.lo) > known(every.hi) - known(every.lo)
+    single = permutation_effect(stack, tokens, rng(), 1).score
+    assert single.value is not None and (single.lo, single.hi) == (None, None)

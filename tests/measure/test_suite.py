@@ -1,6 +1,7 @@
 """The whole suite: names and shapes of its rows, disjoint text, determinism, independence of the memory budget."""
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from reference import FAMILIES, run_config
 from toy import integers
 
 from sparsedepth import glossary
+from sparsedepth.config.run import MeasureOnlyConfig
+from sparsedepth.measure.parts import PARTS
 from sparsedepth.measure.suite import measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
@@ -34,16 +37,18 @@ def base(metric):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_name_is_the_glossarys_and_every_value_a_number(family):
-    found = measured(family)
+    found = measured(family, fields={"measures": list(PARTS)})
+    routed = {"effective_experts", "expert_load_variation", "router_entropy"} if family != "moe" else set()
     names = [quantity.name for quantity in glossary.RUNS]
-    assert set(found.summary) == set(names[names.index("val_loss") :])
+    expected = {name for name in names[names.index("val_loss") :] if re.sub("_(lo|hi)$", "", name) not in routed}
+    assert set(found.summary) == expected
     assert all(math.isfinite(value) for value in found.summary.values())
     for rows, quantities in (
         (found.layers, glossary.LAYERS),
         (found.heads, glossary.HEADS),
         (found.pairs, glossary.PAIRS),
     ):
-        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in quantities}
+        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in quantities} - routed
         assert all(row["step"] == 9 and row["n"] > 0 for row in rows)
         places = [tuple(row[key] for key in row if key not in ("value", "n")) for row in rows]
         assert len(set(places)) == len(places)
@@ -57,16 +62,19 @@ def test_rows_by_layer_head_and_pair():
     for row in found.layers:
         layers.setdefault(row["metric"], []).append(row["layer"])
     thresholds = ("0.001", "0.0001", "0.01"), ("0.1", "0.01")
-    expected = {"causal_effect", "affine_loss_increase", "skip_loss_increase", "residual_variance"}
     for kind in ("weight", "attention"):
-        expected |= {f"{kind}_sparsity@{t}" for t in thresholds[0]} | {
-            f"{kind}_sparsity_rel@{t}" for t in thresholds[1]
+        assert {name for name in layers if re.match(f"{kind}_sparsity(_rel)?@", name)} == {
+            *(f"{kind}_sparsity@{t}" for t in thresholds[0]),
+            *(f"{kind}_sparsity_rel@{t}" for t in thresholds[1]),
         }
-    assert set(layers) == expected
-    assert layers.pop("residual_variance") == [0, 1, 2, 3, 4, 5]
-    assert all(places == [1, 2, 3, 4, 5] for places in layers.values())
+    from_embedding = ("residual_variance", "state_norm", "lens_loss")
+    for name, places in layers.items():
+        last = {"early_exit_loss": 4, "angle_to_end": 4, "update_angle": 4}.get(name, 5)
+        first = 0 if name in (*from_embedding, "early_exit_loss", "angle_to_end") else 1
+        assert places == list(range(first, last + 1)), name
     assert {(row["layer"], row["head"]) for row in found.heads} == {(a, b) for a in range(1, 6) for b in range(1, 5)}
     assert sum(row["metric"] == "permutation_effect" for row in found.pairs) == 10
+    assert sum(row["metric"] == "angular_distance" for row in found.pairs) == 15  # layers 0 to 5
     assert all(row["layer"] < row["other_layer"] for row in found.pairs)
 
 
@@ -116,9 +124,16 @@ def test_without_another_context_or_bytes_nothing_is_made_up():
 def test_a_single_layer_has_no_pairs_and_its_scores_are_missing():
     found = measured(fields={"n_layers": 1})
     missing = {name for name, value in found.summary.items() if value is None}
-    scores = ("causal_score", "permutation_score")
-    assert missing == {f"{name}{end}" for name in scores for end in ("", "_lo", "_hi")} | {"residual_variance_growth"}
-    assert found.pairs == []
+    scores = (
+        "causal_score",
+        "permutation_score",
+        "angular_distance_middle",
+        "update_angle",
+        "early_exit_loss_increase",
+    )
+    expected = {f"{name}{end}" for name in scores for end in ("", "_lo", "_hi")}
+    assert missing == {*expected, "residual_variance_growth"}
+    assert {row["metric"] for row in found.pairs} == {"angular_distance", "angular_distance_last_token"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,7 +147,8 @@ def test_twice_the_same_and_the_model_untouched(family):
         measure_run(DecoderStack(model), config, held_out, step=1, seed=5, progress=shares.append) for _ in range(2)
     )
     assert first == second
-    assert shares == sorted(shares[:7]) * 2 and shares[6] == 1.0
+    n_parts = len(config.measures)
+    assert shares == sorted(shares[:n_parts]) * 2 and shares[n_parts - 1] == 1.0
     assert torch.initial_seed() == 3 and torch.equal(torch.rand(3), torch.rand(3, generator=torch.manual_seed(3)))
     assert model.training and all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
 
@@ -151,8 +167,25 @@ def test_no_value_depends_on_the_memory_budget(family):
 
 
 def test_too_little_text_to_fit_is_refused():
+    stack = DecoderStack(Decoder(run_config()))
+    config = MeasureOnlyConfig(seq_len=16, measure_tokens=64, fit_tokens=32)
     with pytest.raises(ValueError, match=r"32 fit tokens .* width 32"):
-        measured(fields={"fit_tokens": 32})
+        measure_run(stack, config, held_out, step=0)
+
+
+def test_only_what_is_asked_for_is_measured():
+    found = measured(fields={"measures": ["loss", "jacobian"]})
+    assert {"val_loss", "jacobian_deviation", "jacobian_deviation_se"} <= set(found.summary)
+    assert not {"causal_score", "weight_sparsity", "usefulness"} & set(found.summary)
+    assert not found.pairs and not found.heads
+
+
+def test_measured_forms_differ_from_the_released_ones_as_stated():
+    """The transposed in-sample map is a worse stand-in, so more blocks seem useful; the normalised variance is near 1."""
+    summary = measured(fields={"measures": ["usefulness", "variance", "released"]}).summary
+    assert summary["usefulness_released"] >= summary["usefulness"]
+    assert summary["residual_variance_last_released"] == pytest.approx(1, rel=0.1)
+    assert summary["residual_variance_last"] != pytest.approx(1, rel=0.5)
 
 
 def test_observations_are_the_layer_rows_of_the_variance():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from reference import FAMILIES, run_config, states
+from reference import FAMILIES, branch_updates, run_config, states
 from toy import ToyStack, brackets, identity, integers
 
 from sparsedepth.measure.variance import growth, residual_variance, variance_by_sequence
@@ -22,6 +22,9 @@ def test_planted_growth():
     v_0 = (5 / 3 + 0 + 5 / 3 + 5 / 3) / 4  # mean over the four tokens; the constant one varies by nothing
     assert found.by_layer == pytest.approx([v_0 * 9**layer for layer in range(5)], rel=1e-6)
     assert found.growth == pytest.approx(9.0, rel=1e-6)
+    assert found.growth_by_layer == pytest.approx([9.0] * 4, rel=1e-6)
+    assert (found.growth_rate.lo, found.growth_rate.hi) == pytest.approx((9.0, 9.0), rel=1e-6)  # of every resample
+    assert found.attention is None and found.ffn is None
     assert found.last.value == pytest.approx(v_0 * 9**4, rel=1e-6)
     assert brackets(found.last)
     assert (found.n_tokens, found.last.n_sequences) == (4, 2)
@@ -32,6 +35,21 @@ def test_a_shift_of_the_whole_stream_is_no_variance():
     found = residual_variance(stack, torch.zeros(1, 5, dtype=torch.int64), rng())
     assert found.by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
     assert found.growth == 0.0
+    again = residual_variance(
+        ToyStack([lambda x: 0 * x, identity], torch.tensor([[1.0, 3.0]])), torch.zeros(2, 5, dtype=torch.int64), rng()
+    )
+    assert again.growth_by_layer == [0.0, None] and again.growth is None and again.growth_rate.lo is None
+
+
+def test_branches_by_hand():
+    """Attention adds x, the feed-forward part 2: var(1, 3) = 2 and 0, then the stream is (4, 8): var 8."""
+    stack = ToyStack([identity] * 2, torch.tensor([[1.0, 3.0]]), branches=lambda layer, x: (x, torch.full_like(x, 2.0)))
+    found = residual_variance(stack, torch.zeros(2, 3, dtype=torch.int64), rng())
+    assert found.by_layer == pytest.approx([2, 8, 32], abs=1e-6)
+    assert found.attention and found.ffn
+    assert found.attention.by_layer == pytest.approx([2, 8], abs=1e-6)
+    assert found.attention.mean.value == pytest.approx(5, abs=1e-6)
+    assert found.ffn.by_layer == pytest.approx([0, 0], abs=1e-6)
 
 
 def test_growth_that_is_undefined_is_missing():
@@ -47,6 +65,11 @@ def test_against_the_plain_loop_under_any_budget(family):
     for max_tokens in (1, 40, 8192):
         found = residual_variance(DecoderStack(model), tokens, rng(), max_tokens)
         assert found.by_layer == pytest.approx(expected, rel=1e-5)
+        assert found.attention and found.ffn
+        for branch, seen in zip((found.attention, found.ffn), branch_updates(model, tokens, 4), strict=True):
+            assert branch.by_layer[3] == pytest.approx(seen.var(dim=-1).mean().item(), rel=1e-5)
+            assert brackets(branch.mean)
+        assert brackets(found.growth_rate)
 
 
 def test_by_sequence():

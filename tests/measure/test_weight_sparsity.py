@@ -58,3 +58,27 @@ def test_against_a_plain_count_over_the_parameters(family):
     found = weight_sparsity(DecoderStack(model), [0.01, 0.3], relative=False)
     assert found.total == {eps: sum(w < eps for w in entries) / len(entries) for eps in (0.01, 0.3)}
     assert sum(found.entries) == len(entries)
+
+
+def test_kinds_by_hand():
+    """The experts of a layer are one kind together; a layer without a kind has no share of it."""
+    dense = {"query": torch.tensor([[0.5, 0.01]]), "gate": torch.tensor([[0.01], [0.02]])}
+    experts = {"query": torch.tensor([[0.5, 0.7]]), "expert0.up": torch.ones(1, 3), "expert1.up": torch.zeros(1, 1)}
+    stack = ToyStack([identity] * 2, normal(2, 2), matrices=[dense, experts])
+    found = weight_sparsity(stack, [0.1], relative=False)
+    assert found.by_kind == {0.1: {"query": [1 / 2, 0.0], "gate": [1.0, None], "up": [None, 1 / 4]}}
+    assert found.entries_by_kind == {"query": [2, 2], "gate": [2, 0], "up": [0, 4]}
+    relative = weight_sparsity(stack, [0.1], relative=True)
+    assert relative.by_kind[0.1]["up"] == [None, 0.0]  # the expert of zeros has no scale
+    assert relative.entries_by_kind["up"] == [0, 3]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_kinds_add_up_to_their_layer(family):
+    found = weight_sparsity(DecoderStack(Decoder(run_config(**FAMILIES[family]))), [0.3], relative=False)
+    assert set(found.by_kind[0.3]) == {"query", "key", "value", "output", "gate", "up", "down"}
+    for index in range(5):
+        below = sum(
+            found.entries_by_kind[kind][index] * known(shares[index]) for kind, shares in found.by_kind[0.3].items()
+        )
+        assert below == pytest.approx(known(found.by_layer[0.3][index]) * found.entries[index], abs=1e-6)

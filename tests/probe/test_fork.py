@@ -10,6 +10,7 @@ from reference import FAMILIES, run_config, states
 from toy import ToyStack, identity, integers, normal, residual_mlp
 
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe import fork as module
 from sparsedepth.probe.fork import Fork, batches, noise, probing, record, replace, scale, skip, swap, walk
 from sparsedepth.probe.stack import DecoderStack
 
@@ -154,6 +155,32 @@ def test_batches_hold_whole_sequences_within_the_budget():
         parts = list(batches(stack, tokens, max_tokens))
         assert [len(part) for part in parts] == sizes
         assert torch.equal(torch.cat(parts), tokens)
+
+
+def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch):
+    calls, block = [], residual_mlp(4, 0)
+    stack = ToyStack([lambda x: calls.append(len(x)) or block(x)] * 3, normal(5, 4))
+    recorded = record(stack, integers(5, 2, 3))
+    forks = [skip(1), skip(2), swap(1, 3)]
+    whole = finals(stack, recorded, forks)
+    calls.clear()
+    monkeypatch.setattr(module, "CPU_TOKENS", 6)  # one fork of two sequences of three
+    small = finals(stack, recorded, forks)
+    assert set(calls) == {2} and [len(part) for part in batches(stack, integers(5, 5, 3), 8192)] == [2, 2, 1]
+    for one, other in zip(small, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_reach_inputs_and_no_weight():
+    model = Decoder(run_config())
+    stack = DecoderStack(model)
+    with probing(stack, gradients=True):
+        assert not any(weight.requires_grad for weight in model.parameters()) and not torch.is_grad_enabled()
+        with torch.enable_grad():
+            x = normal(1, 4, 32).requires_grad_()
+            stack.block(1, x).sum().backward()
+        assert x.grad is not None and x.grad.abs().max() > 0
+    assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
 @pytest.mark.parametrize("fails", [False, True])

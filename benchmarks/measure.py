@@ -1,0 +1,258 @@
+"""The measures against the obvious way, on the same model and tokens, in one run.
+
+    python benchmarks/measure.py --layers 24 --width 256 --sequences 16 --length 256 --repeats 3 --threads 1
+    python benchmarks/measure.py --quick
+
+The obvious way, at micro-batch 4 without gradients: one full forward pass per intervention (causal, permutation), full
+passes and a least-squares solve per layer, then a pass with its replacement (usefulness), and one vector-Jacobian
+product per dimension (Jacobian, the released form: others would need one per dimension and position). Its Jacobian is
+timed on the middle block and multiplied by the number of blocks. Ours has two Jacobian forms in its time: released and
+per token. The ways take turns, in an order that alternates from repeat to repeat; a ratio is of times of one repeat.
+The model is random: speed does not depend on the weights. At full size on one core a repeat takes about an hour.
+
+Shapes: B sequences, S = T + 1 tokens of one sequence, T positions, D width of the residual stream.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.jacobian import jacobian_deviation
+from sparsedepth.measure.permutation import permutation_effect
+from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+MICRO_BATCH = 4
+TOLERANCE = 1e-4
+N_PROBES = 4
+DEPTHS = (12, 24, 48)
+
+Plan = Sequence[int | Callable[[Tensor], Tensor] | None]
+"""What runs at each layer: the block of that number, a function, or nothing."""
+
+
+def passes(stack: DecoderStack, tokens_BS: Tensor, plan: Plan) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Full forward passes in micro-batches: x_0 .. x_L, and the loss of every sequence."""
+    for part_BS in tokens_BS.split(MICRO_BATCH):
+        states = [stack.embed(part_BS[:, :-1])]
+        for what in plan:
+            x_BTD = states[-1]
+            after_BTD = stack.block(what, x_BTD) if isinstance(what, int) else x_BTD if what is None else what(x_BTD)
+            states.append(after_BTD)
+        logits_BVT = stack.logits(states[-1]).transpose(1, 2)
+        yield states, F.cross_entropy(logits_BVT, part_BS[:, 1:], reduction="none").mean(1)
+
+
+def loss(stack: DecoderStack, tokens_BS: Tensor, plan: Plan) -> float:
+    return torch.cat([loss_B for _, loss_B in passes(stack, tokens_BS, plan)]).double().mean().item()
+
+
+def causal_obviously(stack: DecoderStack, tokens_BS: Tensor) -> np.ndarray:
+    """effect(s, l) over the pairs s < l, then the relative loss increase without each block."""
+    order = range(1, stack.n_layers + 1)
+    base = [
+        ([after - before for before, after in itertools.pairwise(states)], loss_B)
+        for states, loss_B in passes(stack, tokens_BS, order)
+    ]
+    base_loss = torch.cat([loss_B for _, loss_B in base]).mean().item()
+    size_L = sum(np.array([update.norm(dim=-1).sum().item() for update in updates]) for updates, _ in base)
+    effects, increases = [], []
+    for s in order:
+        change_L, losses = np.zeros(stack.n_layers), []
+        skipped = passes(stack, tokens_BS, [None if layer == s else layer for layer in order])
+        for (updates, _), (states, loss_B) in zip(base, skipped, strict=True):
+            for layer in range(s + 1, stack.n_layers + 1):
+                difference = states[layer] - states[layer - 1] - updates[layer - 1]
+                change_L[layer - 1] += difference.norm(dim=-1).sum().item()
+            losses.append(loss_B)
+        effects.extend((change_L / size_L)[s:])
+        increases.append(torch.cat(losses).mean().item() / base_loss - 1)
+    return np.array(effects + increases)
+
+
+def permutation_obviously(stack: DecoderStack, tokens_BS: Tensor) -> np.ndarray:
+    order = range(1, stack.n_layers + 1)
+    base = loss(stack, tokens_BS, order)
+    plans = ([{a: b, b: a}.get(layer, layer) for layer in order] for a, b in itertools.combinations(order, 2))
+    return np.array([abs(loss(stack, tokens_BS, plan) - base) / base for plan in plans])
+
+
+def usefulness_obviously(stack: DecoderStack, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
+    order = range(1, stack.n_layers + 1)
+    base, increases = loss(stack, tokens_BS, order), []
+    for layer in order:
+        pairs = [(states[layer - 1], states[layer]) for states, _ in passes(stack, fit_BS, order)]
+        x_nD, after_nD = (torch.cat(side).flatten(0, 1).double() for side in zip(*pairs, strict=True))
+        design = torch.cat((x_nD, torch.ones(len(x_nD), 1, dtype=torch.float64)), dim=1)
+        solution = torch.linalg.lstsq(design, after_nD).solution.float()
+
+        def affine(x_BTD: Tensor, solution: Tensor = solution) -> Tensor:
+            return x_BTD @ solution[:-1] + solution[-1]
+
+        increases.append(loss(stack, tokens_BS, [affine if at == layer else at for at in order]) / base - 1)
+    return np.array(increases)
+
+
+def jacobian_obviously(stack: DecoderStack, tokens_BS: Tensor, layer: int) -> float:
+    """||E_s sum_t J_ts - I||_F / D of one block; the model's weights are frozen by the caller."""
+    rows_DD: Tensor | float = 0.0
+    for states, _ in passes(stack, tokens_BS, range(1, layer)):
+        with torch.enable_grad():
+            x_BTD = states[-1].detach().requires_grad_()
+            after_BTD = stack.block(layer, x_BTD)
+        width, rows = x_BTD.shape[-1], []
+        for dimension in range(width):
+            u_BTD = torch.zeros_like(after_BTD)
+            u_BTD[..., dimension] = 1
+            rows.append(torch.autograd.grad(after_BTD, x_BTD, u_BTD, retain_graph=True)[0].sum((0, 1)))
+        rows_DD = rows_DD + torch.stack(rows)
+    mean_DD = torch.as_tensor(rows_DD) / tokens_BS[:, 1:].numel()
+    return (torch.linalg.matrix_norm(mean_DD - torch.eye(width)) / width).item()
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def our_causal(stack: DecoderStack, tokens_BS: Tensor) -> np.ndarray:
+    found = causal_effect(stack, tokens_BS, rng())
+    return np.array([*found.effects.values(), *found.skip_increase])
+
+
+def our_permutation(stack: DecoderStack, tokens_BS: Tensor) -> np.ndarray:
+    return np.array([*permutation_effect(stack, tokens_BS, rng()).effects.values()])
+
+
+def our_usefulness(stack: DecoderStack, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
+    return np.array(usefulness(stack, fit_BS[:, :-1], tokens_BS, 0.1, rng()).affine_increase)
+
+
+def our_jacobian(stack: DecoderStack, tokens_BS: Tensor, layer: int) -> tuple[float, float]:
+    """The released form of one block with its standard error (all blocks are measured)."""
+    found = jacobian_deviation(stack, tokens_BS[:, :-1], rng(), N_PROBES, ("per_token", "released")).forms["released"]
+    return found.by_layer[layer - 1], found.standard_error[layer - 1]
+
+
+def time_one(function: Callable, *arguments: object) -> tuple[float, np.ndarray]:
+    start = time.perf_counter()
+    result = function(*arguments)
+    return time.perf_counter() - start, np.asarray(result)
+
+
+def build_stack(layers: int, options: argparse.Namespace) -> DecoderStack:
+    fields = {"n_layers": layers, "d_model": options.width, "n_heads": options.heads, "seq_len": options.length}
+    stack = DecoderStack(Decoder(build(RunConfig, {**fields, "init_std": 0.05}, "benchmark")))
+    stack.model.requires_grad_(False).eval()
+    return stack
+
+
+def sequences(options: argparse.Namespace, n: int, seed: int) -> Tensor:
+    return torch.randint(264, (n, options.length + 1), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def compare(options: argparse.Namespace) -> None:
+    stack, tokens_BS = build_stack(options.layers, options), sequences(options, options.sequences, 0)
+    n_fit = max(options.sequences, 2 * options.width // options.length + 1)
+    fit_BS, middle = sequences(options, n_fit, 1), (options.layers + 1) // 2
+    ways = {
+        "causal": (our_causal, causal_obviously, (tokens_BS,), 1),
+        "usefulness": (our_usefulness, usefulness_obviously, (fit_BS, tokens_BS), 1),
+        "jacobian": (our_jacobian, jacobian_obviously, (tokens_BS, middle), options.layers),
+        "permutation": (our_permutation, permutation_obviously, (tokens_BS,), 1),
+    }
+    causal_effect(stack, tokens_BS[:1], rng())  # the first pass pays for what is set up once
+    seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*ways, "suite")}
+    for repeat in range(options.repeats):
+        for name, (ours, obviously, arguments, times) in ways.items():
+            order = [ours, obviously][:: (-1) ** repeat]
+            found = {way: time_one(way, stack, *arguments) for way in order}
+            agree(name, found[ours][1], found[obviously][1])
+            fast, slow, sampled = found[ours][0], found[obviously][0] * times, found[ours][0]
+            if name == "permutation":
+                sampled, _ = time_one(permutation_effect, stack, tokens_BS, rng(), options.pairs)
+            seconds[name].append((fast, slow, sampled))
+            report(f"{name}, repeat {repeat + 1}", [seconds[name][-1]])
+        fast, slow, sampled = (sum(seconds[name][-1][i] for name in ways) for i in range(3))
+        seconds["suite"].append((fast, slow, sampled))
+    print(f"\n{'score':24} {'ours s':>9} {'obvious s':>10} {'ratio':>7} {'spread':>13} {'with pairs sampled':>19}")
+    for name, rows in seconds.items():
+        report(name, rows)
+
+
+def report(name: str, rows: Sequence[tuple[float, float, float]]) -> None:
+    """Medians over the repeats; the spread is the smallest and largest ratio."""
+    fast, slow, sampled = np.array(rows).T
+    ratio = slow / fast
+    spread = f"{ratio.min():.2f} .. {ratio.max():.2f}"
+    print(
+        f"{name:24} {np.median(fast):9.2f} {np.median(slow):10.2f} {np.median(ratio):7.2f} {spread:>13}"
+        f" {np.median(slow / sampled):19.2f}",
+        flush=True,
+    )
+
+
+def agree(name: str, ours: np.ndarray, obvious: np.ndarray) -> None:
+    """Raises SystemExit where the two ways disagree: then no time means anything."""
+    if name == "jacobian":
+        value, standard_error = ours
+        distance, allowed = abs(value - obvious), 4 * standard_error
+    else:
+        distance, allowed = np.abs(ours - obvious).max(), TOLERANCE
+    print(f"{name}: the two ways differ by {distance:.1e} (allowed {allowed:.1e})", flush=True)
+    if not distance <= allowed:
+        raise SystemExit(f"{name}: {distance:.2e} is more than {allowed:.2e}")
+
+
+@torch.no_grad()
+def growth(options: argparse.Namespace) -> None:
+    """Seconds of each of our scores by depth, at a quarter of the sequences."""
+    n_sequences = max(1, options.sequences // 4)
+    tokens_BS = sequences(options, n_sequences, 0)
+    fit_BS = sequences(options, max(n_sequences, 2 * options.width // options.length + 1), 1)
+    print(f"\nseconds of ours by depth, {n_sequences} sequences\n{'score':24}" + "".join(f"{n:>9}" for n in DEPTHS))
+    rows: dict[str, list[float]] = {}
+    for depth in DEPTHS:
+        stack = build_stack(depth, options)
+        for name, run in {
+            "causal": (our_causal, tokens_BS),
+            "usefulness": (our_usefulness, fit_BS, tokens_BS),
+            "jacobian": (our_jacobian, tokens_BS, 1),
+            "permutation, sampled": (permutation_effect, tokens_BS, rng(), options.pairs),
+            "permutation": (our_permutation, tokens_BS),
+        }.items():
+            rows.setdefault(name, []).append(time_one(run[0], stack, *run[1:])[0])
+    for name, values in rows.items():
+        print(f"{name:24}" + "".join(f"{value:9.2f}" for value in values), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("layers", 24), ("width", 256), ("sequences", 16), ("length", 256), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=32, help="pairs of blocks where permutation is sampled")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="8 layers of width 64, 4 x 64 tokens, 2 repeats")
+    parser.add_argument("--growth", action="store_true", help="also the time of each score by depth")
+    options = parser.parse_args()
+    if options.quick:
+        vars(options).update(layers=8, width=64, sequences=4, length=64, repeats=2, pairs=8)
+    torch.set_num_threads(options.threads)
+    compare(options)
+    if options.growth:
+        growth(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Causal effect after 2505.13898: the largest relative change of a later block's update at any one token.
+
+    ratio(s, l; t) = ||u'_l[t] - u_l[t]|| / max(||u_l[t]||, 1e-6),   u_l = x_l - x_(l-1),   s < l
+
+    future   u' with block s skipped at tokens 1..p-1 (from 0), largest ratio over the tokens t >= p and over positions
+             p: what later tokens read of block s. p is drawn from 8, 16, 24, .. below T - 4
+    current  u' with block s skipped at every token but the first, largest ratio over all tokens
+
+The first token is never skipped: models park a large state there. `causal` has the ratio of means of 2603.15389, with
+block s skipped at every token; a maximum is larger than that, and grows with the number of tokens.
+Deviates: the published number is the maximum over sequences too, here `effects`. A bootstrap says nothing of a maximum,
+so the score, which has an interval, averages each sequence's own maximum.
+
+Shapes: B and N sequences, T tokens of one sequence, F forks, D width of the residual stream, L layers, R resamples.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, record, replace, walk
+from sparsedepth.probe.stack import Stack
+
+SMALLEST_UPDATE = 1e-6
+"""Norm below which an update counts as this long."""
+SPACING, MARGIN = 8, 4
+"""Positions p are multiples of SPACING and leave more than MARGIN tokens after them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CausalMaximum:
+    effects: dict[tuple[int, int], float | None]
+    """by pair of layers s < l: the largest ratio over tokens, positions and sequences, from 0"""
+    score: Estimate
+    """mean over pairs of the mean over sequences of each sequence's largest ratio; None for a single block"""
+    positions: list[int]
+    """p, from 0; empty for 'current'"""
+    n_tokens: int
+
+
+def causal_maximum(
+    stack: Stack,
+    tokens_NT: Tensor,
+    rng: np.random.Generator,
+    *,
+    tokens: Literal["future", "current"] = "future",
+    n_positions: int = 4,
+    max_tokens: int = MAX_TOKENS,
+) -> CausalMaximum:
+    """Skip each block and take the largest effect on each later one. All sequences share the positions.
+
+    Raises ValueError where 'future' finds no position: sequences of less than 13 tokens.
+    """
+    length = tokens_NT.shape[1]
+    positions = choose_positions(length, n_positions, rng) if tokens == "future" else []
+    spans = [(1, p, p) for p in positions] or [(1, length, 0)]
+    with probing(stack):
+        parts = [
+            _skip_spans(stack, tokens_BT, spans, max_tokens) for tokens_BT in batches(stack, tokens_NT, max_tokens)
+        ]
+        largest_NLL = torch.cat(parts).cpu().numpy()
+    largest_LL = largest_NLL.max(0)
+    pairs = itertools.combinations(range(1, stack.n_layers + 1), 2)
+    return CausalMaximum(
+        effects={(s, later): finite(largest_LL[s - 1, later - 1]) for s, later in pairs},
+        score=bootstrap(_mean_over_pairs, largest_NLL, rng=rng),
+        positions=positions,
+        n_tokens=tokens_NT.numel(),
+    )
+
+
+def choose_positions(length: int, n_positions: int, rng: np.random.Generator) -> list[int]:
+    """`n_positions` multiples of 8 from 8 to below T - 4 without replacement (all, if fewer exist), in order."""
+    possible = range(SPACING, length - MARGIN, SPACING)
+    if not possible:
+        raise ValueError(
+            f"sequences of {length} tokens have no position to split at; expected at least {SPACING + MARGIN + 1}: "
+            f"use longer sequences, or tokens='current'"
+        )
+    return sorted(int(p) for p in rng.choice(possible, min(n_positions, len(possible)), replace=False))
+
+
+def skip_span(stack: Stack, layer: int, start: int, stop: int) -> Fork:
+    """Leave a block out at the tokens start .. stop - 1 (from 0): x'_l = x_(l-1) there."""
+    return replace(layer, _skipping(stack, layer, start, stop))
+
+
+def _skipping(stack: Stack, layer: int, start: int, stop: int) -> Callable[[Tensor], Tensor]:
+    def skipping(x_BTD: Tensor) -> Tensor:
+        after_BTD = stack.block(layer, x_BTD)
+        return torch.cat((after_BTD[:, :start], x_BTD[:, start:stop], after_BTD[:, stop:]), dim=1)
+
+    return skipping
+
+
+def _skip_spans(stack: Stack, tokens_BT: Tensor, spans: Sequence[tuple[int, int, int]], max_tokens: int) -> Tensor:
+    """largest_BLL of each sequence; a span is (first token skipped, end, first token looked at)."""
+    n_layers, states = stack.n_layers, record(stack, tokens_BT)
+    chosen = [(layer, span) for layer in range(1, n_layers + 1) for span in spans]
+    forks = [skip_span(stack, layer, start, stop) for layer, (start, stop, _) in chosen]
+    largest_LLB = torch.zeros(n_layers, n_layers, len(tokens_BT), dtype=torch.float64, device=stack.device)
+    for step in walk(stack, states, forks, max_tokens):
+        update_BTD = states[step.layer] - states[step.layer - 1]
+        size_BT = torch.linalg.vector_norm(update_BTD, dim=-1).clamp(min=SMALLEST_UPDATE)
+        for index, before_BTD, after_BTD in zip(step.forks, step.before, step.after, strict=True):
+            layer, (_, _, first) = chosen[index]
+            ratio_BT = torch.linalg.vector_norm((after_BTD - before_BTD) - update_BTD, dim=-1) / size_BT
+            found_B = largest_LLB[layer - 1, step.layer - 1]
+            torch.maximum(found_B, ratio_BT[:, first:].amax(-1).double(), out=found_B)
+    return largest_LLB.movedim(-1, 0)
+
+
+def _mean_over_pairs(largest_RLL: np.ndarray) -> np.ndarray:
+    n_layers = largest_RLL.shape[-1]
+    if n_layers < 2:
+        return np.full(len(largest_RLL), np.nan)
+    return largest_RLL[:, *np.triu_indices(n_layers, 1)].mean(-1)

@@ -1,0 +1,79 @@
+"""Early exit: the loss of a model that stops after layer l.
+
+    logit lens(l) = loss of head(final norm(x_l)),   l = 0..L; at L it is the model's own loss
+    last block(l) = loss of head(final norm(block_L(x_l))),   l = 0..L-1; at L - 1 it is the model's own loss
+    score = mean over the exits before the model's own of (loss at the exit - loss) / loss
+
+Source: 2602.05970, whose exits go through the last block; the plain lens as in 2505.13898 (which compares the
+distributions, not the losses). A low score says that the blocks in between add little to the prediction. Neither is
+calibrated: head and last block were trained on deep states alone, so an early loss may exceed ln V, that of guessing.
+
+Shapes: B and N sequences, S = T + 1 tokens with the last target, D width of the residual stream, E exits, R resamples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exits:
+    """One way out, after layers 0, 1, ...; the last exit is the model itself."""
+
+    by_sequence: np.ndarray
+    """[N, E], nat/token"""
+    by_layer: list[Estimate]
+    """over sequences, nat/token, from 0"""
+    mean_increase: Estimate
+    """mean over the exits before the last of (loss at the exit - loss) / loss; None if there is none"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EarlyExit:
+    logit_lens: Exits
+    """after layers 0..L"""
+    last_block: Exits
+    """after layers 0..L-1, then through block L"""
+    n_tokens: int
+
+
+def early_exit(stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> EarlyExit:
+    """Cross-entropy after every layer, both ways: one forward pass, L - 1 extra blocks, 2 L heads."""
+    with probing(stack):
+        parts = [_exit_everywhere(stack, tokens_BS) for tokens_BS in batches(stack, tokens_NS, max_tokens)]
+        lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    seed = int(rng.integers(2**63))  # one set of resamples: layers differ by nothing else
+
+    def exits(loss_NE: np.ndarray) -> Exits:
+        def estimate(statistic, *arrays: np.ndarray) -> Estimate:
+            return bootstrap(statistic, *arrays, rng=np.random.default_rng(seed))
+
+        by_layer = [estimate(lambda loss_R: loss_R, loss_N) for loss_N in loss_NE.T]
+        return Exits(by_sequence=loss_NE, by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
+
+    return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=tokens_NS[:, 1:].numel())
+
+
+def _exit_everywhere(stack: Stack, tokens_BS: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses of each sequence: by logit lens [B, L + 1], through the last block [B, L]."""
+    targets_BT, last = tokens_BS[:, 1:], stack.n_layers
+    lens, through = [], []
+    for layer, x_BTD in enumerate(stream(stack, tokens_BS[:, :-1])):
+        lens.append(sequence_loss(stack, x_BTD[None], targets_BT)[0])
+        if layer < last - 1:
+            through.append(sequence_loss(stack, stack.block(last, x_BTD)[None], targets_BT)[0])
+    through.append(lens[-1])  # block L of x_(L-1) is x_L
+    return torch.stack(lens, dim=1), torch.stack(through, dim=1)
+
+
+def _mean_increase(loss_RE: np.ndarray) -> np.ndarray:
+    if loss_RE.shape[1] < 2:
+        return np.full(len(loss_RE), np.nan)
+    return relative_change(loss_RE[:, :-1], loss_RE[:, -1:]).mean(-1)

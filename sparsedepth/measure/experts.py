@@ -1,0 +1,97 @@
+"""Expert use: how evenly a router spreads the tokens, and how sure it is.
+
+    load_e  = share of the layer's choices that fall on expert e;  sum over e = 1, balanced 1/E     (2101.03961, f_i)
+    effective experts = exp(- sum_e load_e ln load_e)              from 1 (collapsed) to E (balanced)
+    variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E - 1) collapsed (1701.06538, CV)
+    router entropy    = mean over tokens of - sum_e p_e ln p_e     nat, from 0 (certain) to ln E; p over all experts
+
+A router can be sure of each token and balanced over all (entropy near 0, effective experts near E), and the contrary.
+The global scores are means over the layers that have experts; a dense model has none.
+
+Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen per token, M layers with experts,
+R resamples.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExpertUse:
+    """Lists are by layer 1..L, None for a layer without experts."""
+
+    load: list[np.ndarray | None]
+    """[E] shares that sum to 1"""
+    effective_experts: list[float | None]
+    variation: list[float | None]
+    router_entropy: list[float | None]
+    mean_effective_experts: Estimate
+    mean_variation: Estimate
+    mean_router_entropy: Estimate
+    n_tokens: int
+
+
+def expert_use(
+    stack: Stack, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
+) -> ExpertUse | None:
+    """Load and router entropy of every layer with experts; None for a model without."""
+    loads: dict[int, list[Tensor]] = {}
+    entropies: dict[int, list[Tensor]] = {}
+    with probing(stack):
+        for tokens_BT in batches(stack, tokens_NT, max_tokens):
+            inputs = itertools.islice(stream(stack, tokens_BT), stack.n_layers)
+            for layer, x_BTD in enumerate(inputs, start=1):
+                if (routed := stack.routing(layer, x_BTD)) is None:
+                    continue
+                probability_BTE, choice_BTC = routed
+                chosen_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
+                entropy_BT = torch.special.entr(probability_BTE).sum(-1)
+                loads.setdefault(layer, []).append(chosen_BE)
+                entropies.setdefault(layer, []).append(entropy_BT.mean(1, dtype=torch.float64))
+    if not loads:
+        return None
+    load_NE = {layer: torch.cat(parts).cpu().numpy() for layer, parts in loads.items()}
+    entropy_N = {layer: torch.cat(parts).cpu().numpy() for layer, parts in entropies.items()}
+    seed = int(rng.integers(2**63))  # one set of resamples for the three scores
+
+    def by_layer(of_layer: Callable[[int], float]) -> list[float | None]:
+        return [of_layer(layer) if layer in load_NE else None for layer in range(1, stack.n_layers + 1)]
+
+    def mean_over_layers(statistic: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+        def score(*load_RE: np.ndarray) -> np.ndarray:
+            return np.mean([statistic(load) for load in load_RE], axis=0)
+
+        return bootstrap(score, *load_NE.values(), rng=np.random.default_rng(seed))
+
+    return ExpertUse(
+        load=[load_NE[layer].mean(0) if layer in load_NE else None for layer in range(1, stack.n_layers + 1)],
+        effective_experts=by_layer(lambda layer: float(effective_experts(load_NE[layer].mean(0)))),
+        variation=by_layer(lambda layer: float(variation(load_NE[layer].mean(0)))),
+        router_entropy=by_layer(lambda layer: float(entropy_N[layer].mean())),
+        mean_effective_experts=mean_over_layers(effective_experts),
+        mean_variation=mean_over_layers(variation),
+        mean_router_entropy=bootstrap(
+            lambda entropy_R: entropy_R, np.mean([*entropy_N.values()], axis=0), rng=np.random.default_rng(seed)
+        ),
+        n_tokens=tokens_NT.numel(),
+    )
+
+
+def effective_experts(load: np.ndarray) -> np.ndarray:
+    """exp of the entropy over the last axis; a share of 0 adds nothing."""
+    return np.exp(-(load * np.log(np.where(load > 0, load, 1))).sum(-1))
+
+
+def variation(load: np.ndarray) -> np.ndarray:
+    """Standard deviation over mean, over the last axis; all experts are there, so nothing is estimated."""
+    return load.std(-1) / load.mean(-1)

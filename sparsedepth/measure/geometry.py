@@ -1,0 +1,206 @@
+"""Geometry of the residual stream: how long each block's update is, and how far it turns the stream.
+
+With u_l = x_l - x_(l-1) = a_l + f_l (attention, feed-forward), every quantity is a mean over tokens of one of these:
+
+    state_norm          ||x_l||, l = 0..L            update_norm, attention_norm, ffn_norm   ||u_l||, ||a_l||, ||f_l||
+    update_ratio        ||u_l|| / ||x_(l-1)||        attention_ratio, ffn_ratio   of a_l; of f_l to x_(l-1) + a_l
+    update_cosine       cos(u_l, x_(l-1))            attention_cosine, ffn_cosine   of a_l; of f_l with x_(l-1) + a_l
+    state_cosine        cos(x_l, x_(l-1))            block_influence   1 - cos(x_l, x_(l-1))
+    angular_distance    theta(x_(l-1), x_l)          and theta(x_l, x_(l+n)) for every pair
+    update_angle        theta(u_l, u_(l+1)), l < L   angle_to_end   theta(x_l, x_L), l < L
+
+theta = arccos cos, in radians, 0 to pi: divide by pi for the units of 2403.17887 and 2502.05795. x_L is taken before
+the final norm. Sources: norms, ratios and cosines 2505.13898; block influence ShortGPT (2403.03853); angular distance
+2403.17887, 2502.05795; angles of neighbouring states and updates, and to the end, 2602.05970.
+Deviates: angular distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of each sequence,
+which is at hand as `angular_distance_last_token`.
+
+A ratio to, or an angle with, a vector of length 0 is undefined: such a token is left out of that mean, and where none
+is left the value is None. States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
+
+Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states),
+P positions along depth, R resamples.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing
+from sparsedepth.probe.stack import Stack
+from sparsedepth.probe.updates import Update, updates
+
+MAX_COSINES = 2**21
+"""Cosines of pairs of states that exist at a time (16 MiB in fp64), at least those of one token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One quantity along depth."""
+
+    first: int
+    """layer of the first value: 0 for states, 1 for updates"""
+    by_layer: list[float | None]
+    mean: Estimate
+    """over the layers of by_layer; None where one of them is"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Geometry:
+    profiles: dict[str, Profile]
+    """by the names above; those of the branches only where the stack can tell them"""
+    angles: dict[tuple[int, int], float | None]
+    """theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
+    angles_last_token: dict[tuple[int, int], float | None]
+    """the same over the last token of each sequence"""
+    angular_distance_middle: Estimate
+    """mean of theta(x_(l-1), x_l) over 1 < l < L, as in 2602.05970; None below three layers"""
+    angular_distance_last_token: Estimate
+    """mean of theta(x_(l-1), x_l) over layers, at the last token"""
+    n_tokens: int
+
+
+def geometry(stack: Stack, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Geometry:
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so a quarter as many tokens at once."""
+    parts: dict[str, list[Tensor]] = defaultdict(list)
+    with probing(stack):
+        for tokens_BT in batches(stack, tokens_NT, max_tokens // 4):
+            for name, moments in _measure(stack, tokens_BT).items():
+                parts[name].append(moments)
+        moments = {name: torch.cat(found).cpu().numpy() for name, found in parts.items()}
+    seed = int(rng.integers(2**63))  # one set of resamples: profiles differ by nothing else
+
+    def mean(moments_NP2: np.ndarray) -> Estimate:
+        return bootstrap(_mean_over_layers, moments_NP2, rng=np.random.default_rng(seed))
+
+    pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
+    n_layers = stack.n_layers
+    next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
+    moments["angular_distance"] = pairs[next_to]
+    moments["angle_to_end"] = pairs[:, :-1, -1]
+    profiles = {
+        name: Profile(first=int(name not in ("state_norm", "angle_to_end")), by_layer=_values(found), mean=mean(found))
+        for name, found in moments.items()
+    }
+    return Geometry(
+        profiles=profiles,
+        angles=_by_pair(pairs),
+        angles_last_token=_by_pair(last),
+        angular_distance_middle=mean(moments["angular_distance"][:, 1:-1]),
+        angular_distance_last_token=mean(last[next_to]),
+        n_tokens=tokens_NT.numel(),
+    )
+
+
+def _measure(stack: Stack, tokens_BT: Tensor) -> dict[str, Tensor]:
+    """Of each sequence, by name: the sum over the tokens where the quantity is defined, and their number: [B, P, 2]."""
+    n_layers = stack.n_layers
+    unit_BTLD, last_update = None, None
+    found: dict[str, Tensor] = {}
+
+    # Results go to one place made at the first layer: small tensors allocated between large ones pin the heap.
+    def keep(name: str, place: int, moments_BT2: Tensor, n_places: int = n_layers) -> None:
+        if name not in found:
+            found[name] = moments_BT2.new_zeros(len(moments_BT2), n_places, 2)
+        found[name][:, place] = moments_BT2.sum(1)
+
+    for update in updates(stack, tokens_BT):
+        place = update.layer - 1
+        before, after = update.before.double(), update.after.double()
+        u_BTD = after - before
+        if unit_BTLD is None:
+            unit_BTLD = before.new_empty(*before.shape[:2], n_layers + 1, before.shape[2])
+            unit_BTLD[:, :, 0] = _unit(before)
+            keep("state_norm", 0, _always(_norm(before)), n_layers + 1)
+        unit_BTLD[:, :, update.layer] = _unit(after)
+        keep("state_norm", update.layer, _always(_norm(after)))
+        cosine, defined = _cosine(after, before)
+        keep("state_cosine", place, _moments(cosine, defined))
+        keep("block_influence", place, _moments(1 - cosine, defined))
+        for name, part, stream in _parts(update, u_BTD):
+            keep(f"{name}_norm", place, _always(_norm(part)))
+            keep(f"{name}_ratio", place, _moments(_norm(part) / _norm(stream), _norm(stream) != 0))
+            keep(f"{name}_cosine", place, _moments(*_cosine(part, stream)))
+        if last_update is not None:
+            cosine, defined = _cosine(last_update, u_BTD)
+            keep("update_angle", place - 1, _moments(cosine.arccos(), defined), n_layers - 1)
+        last_update = u_BTD
+    assert unit_BTLD is not None
+    found.setdefault("update_angle", found["update_norm"][:, :0])  # a single block has no neighbour
+    found["pairs"], found["pairs_last"] = _pairs(unit_BTLD)
+    return found
+
+
+def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """(name, update, the stream that it is added to) of the block and of its branches."""
+    before = update.before.double()
+    parts = [("update", u_BTD, before)]
+    if update.branches is not None:
+        attention, ffn = (branch.double() for branch in update.branches)
+        parts += [("attention", attention, before), ("ffn", ffn, before + attention)]
+    return parts
+
+
+def _pairs(unit_BTLD: Tensor) -> tuple[Tensor, Tensor]:
+    """Angles of all pairs of states: sums and counts [B, L1, L1, 2] over all tokens, and over the last one."""
+    n_states = unit_BTLD.shape[2]
+    over_all = unit_BTLD.new_zeros(len(unit_BTLD), n_states, n_states, 2)
+    over_last = torch.zeros_like(over_all)
+    for b, unit_TLD in enumerate(unit_BTLD):
+        for unit_tLD in unit_TLD.split(max(1, MAX_COSINES // n_states**2)):
+            angle_tLL = (unit_tLD @ unit_tLD.mT).clamp(-1, 1).arccos()
+            exists_tL = (unit_tLD != 0).any(-1)
+            moments_tLL2 = _moments(angle_tLL, exists_tL[:, :, None] & exists_tL[:, None, :])
+            over_all[b] += moments_tLL2.sum(0)
+            over_last[b] = moments_tLL2[-1]
+    return over_all, over_last
+
+
+def _norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x / ||x||, and 0 where ||x|| is."""
+    norm = _norm(x)[..., None]
+    return x / torch.where(norm == 0, 1, norm)
+
+
+def _cosine(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """cos(a, b) over the last dimension, and where it is defined."""
+    cosine = (_unit(a) * _unit(b)).sum(-1).clamp(-1, 1)
+    return cosine, (_norm(a) != 0) & (_norm(b) != 0)
+
+
+def _moments(value: Tensor, defined: Tensor) -> Tensor:
+    """[..., 2]: the value and a count of 1, or 0 and 0. What is not a number counts: the mean is then None."""
+    return torch.stack((torch.where(defined, value, 0), defined.to(value.dtype)), dim=-1)
+
+
+def _always(value: Tensor) -> Tensor:
+    return _moments(value, torch.ones_like(value, dtype=torch.bool))
+
+
+def _ratio(moments: np.ndarray) -> np.ndarray:
+    """sum / count over the last dimension; NaN where nothing was counted."""
+    with np.errstate(invalid="ignore"):
+        return moments[..., 0] / moments[..., 1]
+
+
+def _mean_over_layers(moments_RP2: np.ndarray) -> np.ndarray:
+    if moments_RP2.shape[1] == 0:
+        return np.full(len(moments_RP2), np.nan)
+    return _ratio(moments_RP2).mean(-1)
+
+
+def _values(moments_NP2: np.ndarray) -> list[float | None]:
+    return [finite(value) for value in _ratio(moments_NP2.mean(0))]
+
+
+def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
+    angle_LL = _ratio(moments_NLL2.mean(0))
+    return {(int(a), int(b)): finite(angle_LL[a, b]) for a, b in zip(*np.triu_indices(len(angle_LL), 1), strict=True)}

@@ -1,0 +1,253 @@
+"""Jacobian deviation: how far a block is from the identity, seen by its derivative J_ts = d x_l[t] / d x_(l-1)[s].
+
+    per_token = sqrt(E_t ||J_tt - I||_F^2)      a token's own block, root mean square over tokens
+    averaged  = ||E_t J_tt - I||_F              what the tokens have in common
+    released  = ||E_s sum_t J_ts - I||_F / D    its released code: summed over the positions t that it reaches
+
+The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token it is averaged as a square, which random probes
+estimate without bias; the mean of the norms themselves, at most that, comes with the exact mode (`mean_norm`). The
+released code calls its form a Frobenius norm; it is divided by D, and holds what other positions contribute.
+
+Exact: one vector-Jacobian product per dimension (released), and per dimension and position (the others).
+
+By probes: with v standard normal, E ||A^T v||^2 = ||A||_F^2 (Hutchinson 1990), A = J - I. One product with u at every
+position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
+  released   u_t = v: mean_s g_s = A^T v of the averaged matrix itself; nothing more is needed;
+  the others u_t = sign_t v_t with random signs: h_s = sign_s g_s = A_ss^T v_s + sum_(t > s) sign_s sign_t A_ts^T v_t.
+             The sum has mean 0 over the signs. A second product with the same v and signs of its own gives h'_s, whose
+             sum is independent of the first, so E [h_s . h'_s] = E_v ||A_ss^T v_s||^2 = ||A_ss||_F^2: unbiased at every
+             position at once, from two products. In the same way E [mean_s h_s . mean_s h'_s] = ||E A_tt||_F^2 where
+             all positions share one v.
+`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the other two are seen
+through `n_probes` shared ones. What is unbiased is the square; the root is taken last (of 0 where noise makes the
+square negative). With sqrt(D) times the D unit vectors for probes, and one position at a time, the same is exact.
+
+Standard errors are those of the probes, for the tokens at hand. Shared probes: the variance of v' B v is 2 tr B^2, and
+E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the signs' noise in it: an upper bound).
+per_token: for independent v the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are
+the same, so their scatter over the tokens is an upper bound.
+
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, P probes, L layers, R resamples.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing
+from sparsedepth.probe.stack import Stack
+
+Form = Literal["per_token", "averaged", "released"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+Pull = Callable[[Tensor], Tensor]
+"""u_BTD -> g_BTD with g_s = sum over t of (J_ts - I [t = s])^T u_t."""
+
+STATES_OF_A_GRAPH = 8
+"""A pass that keeps what its gradient needs takes so many times the memory of one that does not, about."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deviation:
+    """One form. 0: the block is the identity, up to a constant that it adds."""
+
+    by_layer: list[float]
+    """layers 1..L, from 0"""
+    standard_error: list[float]
+    """of the probes, by layer; 0 where exact"""
+    score: Estimate
+    """mean over layers. The interval is over sequences, with the probes as they are"""
+    score_standard_error: float
+    """of the probes"""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JacobianDeviation:
+    forms: dict[Form, Deviation]
+    mean_norm: list[float] | None
+    """E_t ||J_tt - I||_F by layer, with per_token; None by probes, which give squares"""
+    n_tokens: int
+    n_probes: int | None
+    """None: exact"""
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """What one block gives, part by part of the sequences."""
+
+    squares: list[Tensor] = field(default_factory=list)
+    """square_BT: ||J_tt - I||_F^2, or its estimate"""
+    averaged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """[B, P, D]: (mean_t J_tt - I)^T v for each probe, twice with signs of their own"""
+    released: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """[B, P, D]: (mean_s sum_t J_ts - I)^T v for each probe, twice the same"""
+
+
+def jacobian_deviation(
+    stack: Stack,
+    tokens_NT: Tensor,
+    rng: np.random.Generator,
+    n_probes: int | None = 4,
+    forms: Sequence[Form] = FORMS,
+    max_tokens: int = MAX_TOKENS,
+) -> JacobianDeviation:
+    """Each of `forms` for every block, by `n_probes` shared probes or (None) exactly.
+
+    Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for released; exactly,
+    D T for the first two together and D for the last: that is for small models. Raises ValueError for an unknown form
+    and for a single probe, which has no standard error.
+    """
+    if unknown := set(forms) - set(FORMS):
+        raise ValueError(f"forms={sorted(unknown)} is not known; choose among {', '.join(FORMS)}")
+    if n_probes is not None and n_probes < 2:
+        raise ValueError(f"n_probes={n_probes} gives no standard error; use at least 2, or None for the exact value")
+    layers = [_Layer() for _ in range(stack.n_layers)]
+    shared_seed_L = rng.integers(2**63, size=stack.n_layers)
+    own_seed_NL = rng.integers(2**63, size=(len(tokens_NT), stack.n_layers))
+    n_done = 0
+    with probing(stack, gradients=True):
+        for tokens_BT in batches(stack, tokens_NT, max_tokens // STATES_OF_A_GRAPH):
+            x_BTD = stack.embed(tokens_BT)
+            for index, found in enumerate(layers):
+                pull, after_BTD = _differentiate(stack, index + 1, x_BTD)
+                own = [_generator(seed) for seed in own_seed_NL[n_done : n_done + len(x_BTD), index]]
+                if n_probes is None:
+                    _measure_exactly(found, pull, x_BTD, forms)
+                else:
+                    v_PD = _normal(_generator(shared_seed_L[index]), n_probes, x_BTD.shape[-1]).to(x_BTD.device)
+                    _measure_by_probes(found, pull, x_BTD, forms, v_PD, own)
+                x_BTD = after_BTD
+            n_done += len(tokens_BT)
+        return _summarise(layers, forms, n_probes, tokens_NT.numel(), x_BTD.shape[-1], rng)
+
+
+def _differentiate(stack: Stack, layer: int, x_BTD: Tensor) -> tuple[Pull, Tensor]:
+    """The vector-Jacobian product of block - identity at x_(l-1), and x_l."""
+    with torch.enable_grad():
+        x_BTD = x_BTD.detach().requires_grad_()
+        after_BTD = stack.block(layer, x_BTD)
+        update_BTD = after_BTD - x_BTD
+
+    def pull(u_BTD: Tensor) -> Tensor:
+        return torch.autograd.grad(update_BTD, x_BTD, u_BTD.expand_as(x_BTD), retain_graph=True)[0]
+
+    return pull, after_BTD.detach()
+
+
+def _measure_by_probes(
+    found: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form], v_PD: Tensor, own: list[torch.Generator]
+) -> None:
+    """Probes and signs come from a generator of each sequence, so that no result depends on the batch."""
+
+    def signed(v_BTD: Tensor) -> Tensor:
+        sign_BT1 = torch.stack([_signs(generator, x_BTD.shape[1]) for generator in own]).to(x_BTD.device)
+        return sign_BT1 * pull(sign_BT1 * v_BTD)
+
+    if "per_token" in forms:
+        v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in own]).to(x_BTD.device)
+        found.squares.append((signed(v_BTD) * signed(v_BTD)).sum(-1))
+    if "averaged" in forms:
+        first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
+        found.averaged.append((first, second))
+    if "released" in forms:
+        found.released.append(_released(pull, v_PD))
+
+
+def _measure_exactly(found: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form]) -> None:
+    """The same with the unit vectors for probes, scaled so that a mean over them is a trace."""
+    _, n_tokens, width = x_BTD.shape
+    v_DD = math.sqrt(width) * torch.eye(width, device=x_BTD.device)
+    if {"per_token", "averaged"} & set(forms):
+        place_TT1 = torch.eye(n_tokens, device=x_BTD.device)[..., None]
+
+        def isolated(v_D: Tensor) -> Tensor:
+            return torch.stack([pull(place_TT1[t] * v_D)[:, t] for t in range(n_tokens)], dim=1)
+
+        square_BT, averaged_BD = torch.zeros_like(x_BTD[..., 0]), []
+        for v_D in v_DD:
+            h_BTD = isolated(v_D)
+            square_BT += h_BTD.square().sum(-1) / width
+            averaged_BD.append(h_BTD.mean(1))
+        found.squares.append(square_BT)
+        averaged_BDD = torch.stack(averaged_BD, dim=1)
+        found.averaged.append((averaged_BDD, averaged_BDD))
+    if "released" in forms:
+        found.released.append(_released(pull, v_DD))
+
+
+def _released(pull: Pull, v_PD: Tensor) -> tuple[Tensor, Tensor]:
+    mean_BPD = torch.stack([pull(v_D).mean(1) for v_D in v_PD], dim=1)
+    return mean_BPD, mean_BPD
+
+
+def _summarise(
+    layers: list[_Layer],
+    forms: Sequence[Form],
+    n_probes: int | None,
+    n_tokens: int,
+    width: int,
+    rng: np.random.Generator,
+) -> JacobianDeviation:
+    seed = int(rng.integers(2**63))  # one set of resamples for every form
+
+    def deviation(form: Form) -> Deviation:
+        if form == "per_token":
+            square_LNT = torch.stack([torch.cat(layer.squares) for layer in layers]).double().cpu().numpy()
+            kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights: constant in the second
+            variance_L = square_LNT.var((1, 2)) / n_tokens
+        else:
+            parts = [layer.averaged if form == "averaged" else layer.released for layer in layers]
+            kernel_LNN, variance_L = (np.stack(each) for each in zip(*map(_kernel, parts), strict=True))
+        unit = width if form == "released" else 1
+
+        def score(weight_RN: np.ndarray) -> np.ndarray:
+            square_LR = ((weight_RN @ kernel_LNN) * weight_RN).sum(-1)
+            return np.sqrt(np.maximum(square_LR, 0)).mean(0) / unit
+
+        value_L = np.sqrt(np.maximum(kernel_LNN.mean((1, 2)), 0))
+        square_error_L = np.sqrt(variance_L) if n_probes is not None else np.zeros_like(value_L)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # d sqrt(q) = dq / (2 sqrt(q)), and never more than the root of the error, also where q is 0.
+            error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L))
+        return Deviation(
+            by_layer=(value_L / unit).tolist(),
+            standard_error=(error_L / unit).tolist(),
+            score=bootstrap(score, np.eye(kernel_LNN.shape[1]), rng=np.random.default_rng(seed)),
+            score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
+        )
+
+    mean_norm = None
+    if n_probes is None and "per_token" in forms:
+        mean_norm = [torch.cat(layer.squares).double().sqrt().mean().item() for layer in layers]
+    return JacobianDeviation(
+        forms={form: deviation(form) for form in forms}, mean_norm=mean_norm, n_tokens=n_tokens, n_probes=n_probes
+    )
+
+
+def _kernel(parts: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
+    """kernel_NN, whose w' K w is the square for sequences of weights w, and the variance of the square over probes."""
+    first_NPD, second_NPD = (torch.cat(part).double() for part in zip(*parts, strict=True))
+    n_probes = first_NPD.shape[1]
+    kernel_NN = first_NPD.flatten(1) @ second_NPD.flatten(1).T / n_probes
+    gram_PP = first_NPD.mean(0) @ first_NPD.mean(0).T
+    unlike = gram_PP.square().sum() - gram_PP.diagonal().square().sum()
+    return kernel_NN.cpu().numpy(), (2 * unlike / (n_probes**2 * max(1, n_probes - 1))).item()
+
+
+def _generator(seed: np.integer) -> torch.Generator:
+    return torch.Generator().manual_seed(int(seed))
+
+
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator)
+
+
+def _signs(generator: torch.Generator, n_tokens: int) -> Tensor:
+    """sign_T1, each +1 or -1."""
+    return torch.randint(0, 2, (n_tokens, 1), generator=generator) * 2.0 - 1.0

@@ -1,0 +1,49 @@
+"""Permutation score over neighbours alone: does a block care whether it runs before or after the next one?
+
+    effect(l) = |loss with blocks l and l + 1 swapped - loss| / loss,   l = 1..L-1;   score = mean over l
+
+`permutation` takes the mean over all pairs (2603.15389), most of them far apart: such a swap also moves both blocks to
+a depth they were not trained at. Neighbours isolate the order of computation, and cost L - 1 swaps rather than
+L (L - 1) / 2, so they are all run where the pairs of `permutation` are sampled. Ours, as a control.
+
+Shapes: N sequences, S = T + 1 tokens with the last target, R resamples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.probe.fork import MAX_TOKENS, swap
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourPermutation:
+    by_layer: list[float | None]
+    """effect(l) for l = 1..L-1, from 0"""
+    score: Estimate
+    """None for a single block"""
+    n_tokens: int
+
+
+def permutation_neighbours(
+    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
+) -> NeighbourPermutation:
+    """The loss with each two neighbouring blocks swapped, against the loss."""
+    forks = [swap(layer, layer + 1) for layer in range(1, stack.n_layers)]
+    base_N, swapped_NP = fork_losses(stack, tokens_NS, forks, max_tokens)
+    effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
+    return NeighbourPermutation(
+        by_layer=[finite(effect) for effect in effects],
+        score=bootstrap(_mean_effect, swapped_NP, base_N, rng=rng),
+        n_tokens=tokens_NS[:, 1:].numel(),
+    )
+
+
+def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+    if swapped_RP.shape[1] == 0:
+        return np.full(len(base_R), np.nan)
+    return np.abs(relative_change(swapped_RP, base_R[:, None])).mean(-1)

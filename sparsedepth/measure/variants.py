@@ -1,0 +1,122 @@
+"""Numbers as the code released with 2603.15389 computes them, where that is not what the paper defines.
+
+For comparison with published values, and to see what each difference is worth; no score of the suite uses them. The
+released code counts layers from 0 and reads a library's `hidden_states`, whose last entry is after the final norm. A
+`Stack` has no final norm of its own, so it is passed in (`model.norm` of our decoder).
+
+Shapes: N and B sequences, S = T + 1 tokens with the last target, T tokens, D width of the residual stream, L layers.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.usefulness import AffineUpdate, fit_affine
+from sparsedepth.measure.variance import token_variance
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, replace, skip, stream, walk
+from sparsedepth.probe.stack import Stack
+
+FinalNorm = Callable[[Tensor], Tensor]
+
+
+def causal_misaligned(
+    stack: Stack, tokens_NT: Tensor, final_norm: FinalNorm, max_tokens: int = MAX_TOKENS
+) -> dict[tuple[int, int], float | None]:
+    """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it.
+
+    A run that skips block s records one state less, so from s on its list is one layer ahead of the unskipped one:
+    effect(s, l) = sum over tokens ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L). Block
+    L drops out. Too large: it compares two different blocks. Ours (`causal`) compares block l with itself.
+    """
+    n_layers = stack.n_layers
+    change_LL = torch.zeros(n_layers, n_layers, dtype=torch.float64)
+    update_L = torch.zeros(n_layers, dtype=torch.float64)
+    with probing(stack):
+        for tokens_BT in batches(stack, tokens_NT, max_tokens):
+            states = record(stack, tokens_BT)
+            for layer, (before, after) in enumerate(itertools.pairwise(states)):
+                update_L[layer] += _sum_of_norms(after - before).cpu()
+            for step in walk(stack, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
+                aligned = step.layer - 1  # the layer whose place the released list gives to this update
+                if aligned == 0:
+                    continue
+                after = final_norm(step.after) if step.layer == n_layers else step.after
+                difference = (after - step.before) - (states[aligned] - states[aligned - 1])
+                change_LL[step.forks, aligned - 1] += _sum_of_norms(difference).cpu()
+    pairs = itertools.combinations(range(1, n_layers), 2)
+    return {(s, later): finite((change_LL[s - 1] / update_L)[later - 1].item()) for s, later in pairs}
+
+
+def affine_increase_in_sample(
+    stack: Stack, tokens_NS: Tensor, *, transposed: bool = True, max_tokens: int = MAX_TOKENS
+) -> list[float | None]:
+    """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, the map's matrix transposed.
+
+    The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which multiplies by the
+    weight's transpose: x A^T. Such a map can be worse than none at all, so blocks count as useful that are not. With
+    transposed=False only the fit on the scored tokens is left, which flatters the map and makes blocks look less
+    useful. Ours (`usefulness`) fits on other tokens and installs A itself.
+    """
+    maps = fit_affine(stack, tokens_NS[:, :-1], max_tokens)
+    functions = [transpose(affine) for affine in maps] if transposed else maps
+    forks = [replace(layer, function) for layer, function in enumerate(functions, start=1)]
+    base_N, affine_NL = fork_losses(stack, tokens_NS, forks, max_tokens)
+    return [finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())]
+
+
+def transpose(affine: AffineUpdate) -> Callable[[Tensor], Tensor]:
+    """x A^T + c for the map x A + c, where A = 1 + weight and c = bias - mean weight."""
+    offset_D = affine.bias - affine.mean @ affine.weight
+    return lambda x_BTD: x_BTD + x_BTD @ affine.weight.T + offset_D
+
+
+def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int) -> float | None:
+    """`global_score_weighted` from the permutation effects of all pairs: falls with depth by itself.
+
+    Each layer's mean effect is multiplied by 0.9^(l-1) and the mean over layers divided by L, not by the sum of the
+    weights: with equal effects of 1 it is 0.72 at 8 layers and 0.30 at 32. Ours (`permutation`) is the mean over pairs.
+    """
+    by_layer = []
+    for layer in range(1, n_layers + 1):
+        own = [effect for pair, effect in effects.items() if layer in pair]
+        by_layer.append(0.9 ** (layer - 1) * sum(own) / len(own) if own else 0.0)
+    return sum(by_layer) / n_layers if effects else None
+
+
+def normalised_last_variance(
+    stack: Stack, tokens_NT: Tensor, final_norm: FinalNorm, max_tokens: int = MAX_TOKENS
+) -> float | None:
+    """The logged variance of the last layer: of norm(x_L), which is near the squared gain of the norm at any depth.
+
+    Ours (`variance`) is that of x_L itself.
+    """
+    parts = []
+    with probing(stack):
+        for tokens_BT in batches(stack, tokens_NT, max_tokens):
+            *_, x_BTD = stream(stack, tokens_BT)
+            parts.append(token_variance(final_norm(x_BTD)))
+        return finite(torch.cat(parts).mean().item())
+
+
+def causal_plot_mean(effects: Mapping[tuple[int, int], float], n_layers: int) -> list[float]:
+    """The summary plot's mean effect of skipping block s = 1..L: over all L columns, the zeros of l <= s included.
+
+    So it falls towards the last block whatever the effects are: equal effects of 1 give (L - s) / L. Ours
+    (`causal.by_layer`) is the mean over the L - s later blocks.
+    """
+    return [
+        sum(effect for (s, _), effect in effects.items() if s == skipped) / n_layers for skipped in _layers(n_layers)
+    ]
+
+
+def _layers(n_layers: int) -> Sequence[int]:
+    return range(1, n_layers + 1)
+
+
+def _sum_of_norms(x: Tensor) -> Tensor:
+    """[..., B, T, D] -> [...]: the sum over sequences and tokens of the norm over D, fp64."""
+    return torch.linalg.vector_norm(x, dim=-1).sum((-1, -2), dtype=torch.float64)

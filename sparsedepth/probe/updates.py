@@ -1,0 +1,42 @@
+"""The residual stream block by block, each block's update split into its branches where the stack can tell them.
+
+    x_l = x_(l-1) + a_l + f_l,   u_l = x_l - x_(l-1) = a_l + f_l,   l = 1..L
+
+a_l is what attention adds, f_l what the feed-forward part adds (2505.13898 writes a and m).
+
+Shapes: B sequences, T tokens of one sequence, D width of the residual stream.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One block's pass over the stream; every state and update is x_BTD."""
+
+    layer: int
+    before: Tensor
+    """x_(l-1)"""
+    after: Tensor
+    """x_l"""
+    branches: tuple[Tensor, Tensor] | None
+    """(a_l, f_l), or None where the stack cannot tell"""
+
+
+def updates(stack: Stack, tokens_BT: Tensor) -> Iterator[Update]:
+    """Blocks 1..L one after the other. Where the branches are known x_l is their sum, so that no block runs twice."""
+    before_BTD = stack.embed(tokens_BT)
+    for layer in range(1, stack.n_layers + 1):
+        branches = stack.branches(layer, before_BTD)
+        if branches is None:
+            after_BTD = stack.block(layer, before_BTD)
+        else:
+            attention_BTD, ffn_BTD = branches
+            after_BTD = before_BTD + attention_BTD + ffn_BTD
+        yield Update(layer, before_BTD, after_BTD, branches)
+        before_BTD = after_BTD

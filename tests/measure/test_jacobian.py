@@ -1,0 +1,132 @@
+"""Jacobian deviation: blocks with known Jacobians, plain autograd, unbiased probes with honest standard errors."""
+
+import numpy as np
+import pytest
+import torch
+from reference import FAMILIES, jacobian_blocks, run_config
+from toy import ToyStack, brackets, identity, integers, normal
+
+from sparsedepth.measure.jacobian import FORMS, jacobian_deviation
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+TOKENS = integers(5, 3, 4)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def running_mean(x_BTD):
+    """x_t + the mean of x_1 .. x_t: J_ts = I / t for s < t, and J_tt = I + I / t."""
+    return x_BTD + x_BTD.cumsum(1) / torch.arange(1, x_BTD.shape[1] + 1)[:, None]
+
+
+@pytest.mark.parametrize("n_probes", [None, 3])
+def test_the_identity_and_a_constant_deviate_by_nothing(n_probes):
+    stack = ToyStack([identity, lambda x: x + 7, lambda x: 1 * x], normal(5, 4))
+    found = jacobian_deviation(stack, TOKENS, rng(), n_probes)
+    for deviation in found.forms.values():
+        assert deviation.by_layer == deviation.standard_error == [0, 0, 0]
+        assert (deviation.score.value, deviation.score.hi, deviation.score_standard_error) == (0, 0, 0)
+
+
+def test_a_linear_block_by_hand():
+    """x W^T has J = W at every token: ||W - I||_F of [[1, 2], [3, 0]] is sqrt(0 + 4 + 9 + 1); released: / D."""
+    weight = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+    found = jacobian_deviation(ToyStack([lambda x: x @ weight.T], normal(5, 2)), TOKENS, rng(), None)
+    assert found.forms["per_token"].by_layer == pytest.approx([14**0.5], abs=1e-6)
+    assert found.forms["averaged"].by_layer == pytest.approx([14**0.5], abs=1e-6)
+    assert found.forms["released"].by_layer == pytest.approx([14**0.5 / 2], abs=1e-6)
+    assert found.mean_norm == pytest.approx([14**0.5], abs=1e-6)
+    assert (found.n_tokens, found.n_probes) == (12, None)
+
+
+def test_a_block_that_mixes_tokens_by_hand():
+    """T = 4, D = 2: ||J_tt - I|| = sqrt(2) / t, and the columns of J - I sum to 1 over t >= s: in all T, / T = 1."""
+    found = jacobian_deviation(ToyStack([running_mean], normal(5, 2)), TOKENS, rng(), None)
+    assert found.forms["per_token"].by_layer == pytest.approx([(2 * (1 + 1 / 4 + 1 / 9 + 1 / 16) / 4) ** 0.5], abs=1e-6)
+    assert found.forms["averaged"].by_layer == pytest.approx([2**0.5 * (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4], abs=1e-6)
+    assert found.forms["released"].by_layer == pytest.approx([2**0.5 / 2], abs=1e-6)
+    assert found.mean_norm == pytest.approx([2**0.5 * (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4], abs=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exact_against_plain_autograd_under_any_budget(family):
+    model = Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4, **FAMILIES[family]))
+    tokens = integers(40, 3, 5)
+    for max_tokens in (1, 80, 8192):
+        found = jacobian_deviation(DecoderStack(model), tokens, rng(), None, max_tokens=max_tokens)
+        for layer in (1, 2):
+            jacobian_BTDTD = jacobian_blocks(model, tokens, layer)
+            own_BTDD = np.einsum("btitj->btij", jacobian_BTDTD) - np.eye(16)
+            norm_BT = np.linalg.norm(own_BTDD, axis=(2, 3))
+            summed_DD = jacobian_BTDTD.sum(1).mean((0, 2)) - np.eye(16)
+            expected = {
+                "per_token": np.sqrt((norm_BT**2).mean()),
+                "averaged": np.linalg.norm(own_BTDD.mean((0, 1))),
+                "released": np.linalg.norm(summed_DD) / 16,
+            }
+            by_form = {form: found.forms[form].by_layer[layer - 1] for form in FORMS}
+            assert by_form == pytest.approx(expected, rel=1e-5)
+            assert found.mean_norm is not None and found.mean_norm[layer - 1] == pytest.approx(norm_BT.mean(), rel=1e-5)
+    assert all(brackets(found.forms[form].score) for form in FORMS)
+
+
+def test_probes_are_unbiased_and_their_standard_errors_hold():
+    model = Decoder(run_config(n_layers=2, d_model=16, d_ff=24, init_std=0.4))
+    stack, tokens = DecoderStack(model), integers(40, 6, 8)
+    exact = jacobian_deviation(stack, tokens, rng(), None)
+    draws = [jacobian_deviation(stack, tokens, rng(seed), 8) for seed in range(150)]
+    for form in FORMS:
+        truth = np.array(exact.forms[form].by_layer)
+        values = np.array([draw.forms[form].by_layer for draw in draws])
+        errors = np.array([draw.forms[form].standard_error for draw in draws])
+        squares = values**2  # what is unbiased
+        assert (np.abs(squares.mean(0) - truth**2) < 4 * squares.std(0) / 150**0.5).all(), form
+        spread = values.std(0)
+        assert (errors.mean(0) > 0.8 * spread).all() and (errors.mean(0) < 3 * spread).all(), form
+        assert (np.abs(values - truth) < 4 * errors).mean() > 0.98, form
+        scores = np.array([draw.forms[form].score.value for draw in draws])
+        assert draws[0].forms[form].score_standard_error < 3 * scores.std()
+        assert scores.mean() == pytest.approx(exact.forms[form].score.value, rel=0.1)
+
+
+def test_probes_do_not_depend_on_the_batch_and_repeat():
+    stack, tokens = DecoderStack(Decoder(run_config(n_layers=2))), integers(40, 5, 8)
+    one, other = (jacobian_deviation(stack, tokens, rng(1), 2, max_tokens=budget) for budget in (1, 8192))
+    again = jacobian_deviation(stack, tokens, rng(1), 2)
+    for form in FORMS:
+        assert one.forms[form].by_layer == pytest.approx(other.forms[form].by_layer, rel=1e-5)
+        assert again.forms[form].by_layer == other.forms[form].by_layer
+        assert again.forms[form].score == other.forms[form].score
+    alone = jacobian_deviation(stack, tokens, rng(1), 2, forms=["released"]).forms
+    assert alone["released"].by_layer == other.forms["released"].by_layer and list(alone) == ["released"]
+
+
+def fail(*_):
+    raise RuntimeError("half-way")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_left_as_it_was_found(fails):
+    model = Decoder(run_config(n_layers=2)).train()
+    model.embed.weight.requires_grad_(False)
+    needed = [weight.requires_grad for weight in model.parameters()]
+    stack = DecoderStack(model)
+    if fails:
+        model.get_submodule("blocks.1.attention").register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="half-way"):
+            jacobian_deviation(stack, TOKENS, rng(), 2)
+    else:
+        jacobian_deviation(stack, TOKENS, rng(), 2)
+    assert [weight.requires_grad for weight in model.parameters()] == needed
+    assert all(weight.grad is None for weight in model.parameters()) and model.training and torch.is_grad_enabled()
+
+
+def test_what_has_no_answer_is_refused():
+    stack = ToyStack([identity], normal(5, 4))
+    with pytest.raises(ValueError, match="n_probes=1"):
+        jacobian_deviation(stack, TOKENS, rng(), 1)
+    with pytest.raises(ValueError, match=r"forms=\['mean'\]"):
+        jacobian_deviation(stack, TOKENS, rng(), forms=["mean"])  # ty: ignore[invalid-argument-type]

@@ -1,0 +1,77 @@
+"""Layer removal: a case worked out by hand, the choice of ranges, the plain loop."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import FAMILIES, removal_drops, run_config
+from toy import ToyStack, brackets, identity, integers, normal, residual_mlp
+
+from sparsedepth.measure.removal import choose_ranges, removal, skip_range
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.stack import DecoderStack
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def test_by_hand():
+    """x_0 = 1; add 1, double, add 3: 7. What is left without each range, and c(x) = ln(1 + e^x) as the loss of x."""
+    blocks = [lambda x: x + 1, lambda x: 2 * x, lambda x: x + 3]
+    stack = ToyStack(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
+    found = removal(stack, torch.ones(3, 4, dtype=torch.int64), rng())
+    left = {(1, 1): 5, (2, 2): 5, (3, 3): 4, (1, 2): 4, (2, 3): 2, (1, 3): 1}
+    base = math.log(1 + math.exp(7))
+    drops = {pair: (math.log(1 + math.exp(x)) - base) / base for pair, x in left.items()}
+    assert found.drops == pytest.approx(drops, abs=1e-6)
+    assert found.by_layer == pytest.approx([drops[1, 1], drops[2, 2], drops[3, 3]], abs=1e-6)
+    assert found.score.value == pytest.approx(np.mean(found.by_layer), abs=1e-6)
+    assert found.range_score.value == pytest.approx((drops[1, 2] + drops[2, 3] + drops[1, 3]) / 3, abs=1e-6)
+    assert found.n_tokens == 9
+
+
+def test_removing_identities_costs_nothing():
+    found = removal(
+        ToyStack([identity, residual_mlp(4, 0), identity, identity], normal(5, 4)), integers(5, 3, 7), rng()
+    )
+    for free in ((1, 1), (3, 3), (3, 4), (4, 4)):
+        assert found.drops[free] == pytest.approx(0, abs=1e-6)
+    assert found.drops[1, 2] == pytest.approx(found.drops[2, 2], abs=1e-6) != 0
+
+
+def test_a_single_block_has_no_longer_range():
+    found = removal(ToyStack([residual_mlp(4, 0)], normal(5, 4)), integers(5, 3, 7), rng())
+    assert list(found.drops) == [(1, 1)] and found.range_score.value is None and found.score.value is not None
+
+
+def test_the_fork_of_a_range():
+    fork = skip_range(2, 4)
+    assert fork.changes == {2: None, 3: None, 4: None} and fork.start == 2
+
+
+@given(n_layers=st.integers(1, 9), n_ranges=st.integers(0, 50), seed=st.integers(0, 99))
+def test_ranges_are_a_sample_without_replacement(n_layers, n_ranges, seed):
+    every = list(itertools.combinations(range(1, n_layers + 1), 2))
+    assert choose_ranges(n_layers, None, rng()) == every
+    chosen = choose_ranges(n_layers, n_ranges, rng(seed))
+    assert chosen == sorted(set(chosen)) and set(chosen) <= set(every)
+    assert len(chosen) == min(n_ranges, len(every))
+    assert chosen == choose_ranges(n_layers, n_ranges, rng(seed))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_full_forward_passes_under_any_budget(family):
+    model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
+    expected = removal_drops(model, tokens)
+    for max_tokens in (1, 40, 8192):
+        found = removal(DecoderStack(model), tokens, rng(), None, max_tokens)
+        assert found.drops == pytest.approx(expected, abs=1e-5)
+        assert brackets(found.score) and brackets(found.range_score)
+    some = removal(DecoderStack(model), tokens, rng(), 3)
+    assert some.by_layer == pytest.approx(found.by_layer, abs=1e-5) and len(some.drops) == 5 + 3
+    assert some.drops == pytest.approx({pair: expected[pair] for pair in some.drops}, abs=1e-5)
