@@ -181,7 +181,7 @@ def test_only_what_is_asked_for_is_measured():
 
 
 def test_measured_forms_differ_from_the_released_ones_as_stated():
-    """The transposed in-sample map is the worse stand-in: more blocks seem useful. The normalised variance is near 1."""
+    """The transposed in-sample map is a worse stand-in: more blocks seem useful. Normalised, the variance is near 1."""
     summary = measured(fields={"measures": ["usefulness", "variance", "released"]}).summary
     assert summary["usefulness_released"] >= summary["usefulness"]
     assert summary["residual_variance_last_released"] == pytest.approx(1, rel=0.1)
