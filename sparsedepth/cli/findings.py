@@ -64,6 +64,7 @@ def print_best(
     top: int = 5,
     format: str = "table",
 ) -> None:
+    """The ranking that `best` prints, also at the end of a sweep."""
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.open import open_store
     from sparsedepth.store.render import render

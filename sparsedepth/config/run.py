@@ -6,7 +6,7 @@ Where a run is written and on what device it runs are not part of it: `run_id` n
 """
 
 import warnings
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,19 +37,8 @@ Measure = Literal[
     "causal_maximum",
     "released",
 ]
-DEFAULT_MEASURES: tuple[Measure, ...] = (
-    "usefulness",
-    "loss",
-    "weights",
-    "variance",
-    "attention",
-    "geometry",
-    "experts",
-    "early_exit",
-    "causal",
-    "permutation",
-)
-"""The scores of the papers, and all that a few forward passes give; the others are asked for by name."""
+ON_REQUEST: tuple[Measure, ...] = ("neighbours", "jacobian", "removal", "causal_maximum", "released")
+"""These cost more than the scores of the papers and what a few forward passes give."""
 
 Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
 
@@ -236,7 +225,7 @@ class MeasureConfig(Section):
 
     measures: Annotated[
         tuple[Measure, ...], Field(min_length=1, strict=False, description="groups of quantities to measure")
-    ] = DEFAULT_MEASURES
+    ] = tuple(name for name in get_args(Measure) if name not in ON_REQUEST)
 
     val_tokens: Annotated[Count, Field(description="held-out tokens of the validation loss, at most")] = 131_072
     eval_seq_len: Annotated[
