@@ -19,8 +19,10 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
+    except OSError as error:
+        if aside.is_file():
+            aside.unlink()
+        error.filename = str(path)  # the name that the caller gave, not ours
         raise
     sync_folder(path.parent)
 

@@ -76,11 +76,10 @@ RUNS: tuple[Quantity, ...] = (
         _runs("val_loss", "nat/token", "held-out cross-entropy at seq_len, all positions", better="low"),
     ),
     _runs("val_loss_tokens", "token", "held-out tokens behind val_loss", sql="BIGINT"),
-    _runs(
-        "val_loss_common",
-        "nat/token",
-        "held-out cross-entropy at eval_seq_len, the context all runs share",
-        better="low",
+    *_with_interval(
+        _runs(
+            "val_loss_common", "nat/token", "held-out cross-entropy at eval_seq_len, the shared context", better="low"
+        ),
     ),
     _runs(
         "val_bits_per_byte",
@@ -91,7 +90,9 @@ RUNS: tuple[Quantity, ...] = (
     *_with_interval(
         _runs("residual_variance_last", "1", "residual_variance of layer n_layers, before the final norm", A, "low"),
     ),
-    _runs("residual_variance_growth", "1/layer", "(v_L / v_1)^(1/(L-1)), v_l = residual_variance of layer l", B),
+    *_with_interval(
+        _runs("residual_variance_growth", "1/layer", "(v_L / v_1)^(1/(L-1)), v_l = residual_variance of layer l", B),
+    ),
     _runs("weight_sparsity", "share", "share of the blocks' matrix entries with |w| < weight_eps[0]", A),
     _runs(
         "weight_sparsity_rel",
@@ -327,6 +328,44 @@ PAIRS: tuple[Quantity, ...] = (
 )
 
 ALL: tuple[Quantity, ...] = (*RUNS, *CURVES, *LAYERS, *HEADS, *PAIRS)
+
+
+MEASURED_BY = (
+    ("causal_score_released", "released"),
+    ("permutation_score_released", "released"),
+    ("usefulness_released", "released"),
+    ("residual_variance_last_released", "released"),
+    ("val_", "loss"),
+    ("weight_sparsity", "weights"),
+    ("residual_variance", "variance"),
+    ("attention_variance", "variance"),
+    ("ffn_variance", "variance"),
+    ("attention_", "attention"),
+    ("causal_maximum", "causal_maximum"),
+    ("causal_score", "causal"),
+    ("usefulness_identity", "causal"),
+    ("score_tokens", "causal"),
+    ("usefulness", "usefulness"),
+    ("effective_layers", "usefulness"),
+    ("permutation_neighbours", "neighbours"),
+    ("permutation_score", "permutation"),
+    ("jacobian_", "jacobian"),
+    ("removal_", "removal"),
+    ("lens_loss", "early_exit"),
+    ("early_exit_loss", "early_exit"),
+    ("effective_experts", "experts"),
+    ("expert_load", "experts"),
+    ("router_entropy", "experts"),
+    ("update_", "geometry"),
+    ("block_influence", "geometry"),
+    ("ang", "geometry"),
+)
+"""How the name of a summary column begins, and the group of `measures` that fills it; the first that fits counts."""
+
+
+def measured_by(name: str) -> str | None:
+    """The group of `measures` behind a column of `runs`; None for what training itself leaves."""
+    return next((measure for prefix, measure in MEASURED_BY if name.startswith(prefix)), None)
 
 
 def run_quantity(name: str) -> Quantity | None:

@@ -67,7 +67,7 @@ def sweep(
         findings.print_best([out], by=definition.objective, top=20)
         print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
         print(f'  sparsedepth query {out} "select run_id, n_layers, {definition.objective}, usefulness from runs"')
-    if counts["complete"] < expected:
+    if driver.unfinished:
         raise typer.Exit(1)
 
 
@@ -105,22 +105,23 @@ def status(
 ) -> None:
     """Say how a sweep stands: runs complete, running, interrupted, failed by cause, still to come. Reads only."""
     from sparsedepth.sweep.plan import items
-    from sparsedepth.sweep.status import is_silent, read_definition, scan
+    from sparsedepth.sweep.status import State, is_silent, read_definition, scan
 
     if not folder.is_dir():
-        raise ValueError(f"{folder} does not exist; name the results folder of a sweep")
+        raise ValueError(f"{folder} is no folder that exists; name the results folder of a sweep")
     definition = read_definition(folder)
     states = scan(folder, definition)
     if not states:
         raise ValueError(f"{folder} holds no runs; name the results folder of a sweep (--out)")
     expected = sum(len(item.seeds) for item in items(definition)) if definition else len(states)
     counts = Counter(state.state for state in states)
-    counts["planned"] += expected - len(states)
+    is_grid = definition is None or definition.sampler == "grid"
+    named: tuple[State, ...] = ("complete", "running", "interrupted", "failed", "planned")
+    named = named if is_grid else named[:-1]
     if definition:
         print(f"{definition.name}: {definition.question}")
-    print(
-        ", ".join(f"{counts[state]} {state}" for state in ("complete", "running", "interrupted", "failed", "planned"))
-    )
+    at_most = "" if is_grid else f" (of {expected} at most: equal proposals share their runs)"
+    print(", ".join(f"{counts[state]} {state}" for state in named) + at_most)
     for state in states:
         if state.state == "running" and state.progress:
             loss = f", loss {state.progress.loss:.3f}" if state.progress.loss is not None else ""

@@ -298,7 +298,7 @@ class RunConfig(MeasureConfig, TrainConfig, DataConfig, ModelConfig):  # pydanti
         """Held-out text is read in whole sequences; usefulness fits maps with d_model + 1 unknowns per output."""
         least = {
             "val_tokens": max(self.seq_len, self.eval_seq_len or 0),
-            "measure_tokens": self.seq_len,
+            "measure_tokens": max(self.seq_len, self.d_model + 2 if "released" in self.measures else 0),
             "fit_tokens": max(self.seq_len, self.d_model + 2),
         }
         for name, tokens in least.items():

@@ -35,12 +35,15 @@ class Interval(Section):
         return self
 
 
+Axis = Annotated[list[Value], Field(min_length=1)] | Interval
+
+
 class Scale(Section):
     """Changes that turn the definition into one of another size."""
 
     cost: str = ""
     base: dict[str, Any] = {}
-    space: dict[str, list[Value] | Interval] | None = None
+    space: dict[str, Axis] | None = None
     variants: list[dict[str, Any]] | None = None
     seeds: Annotated[list[int], Field(min_length=1)] | None = None
     n_trials: Count | None = None
@@ -55,7 +58,7 @@ class SweepDefinition(Section):
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
     matched: Annotated[
         Literal["tokens", "params_total", "params_active", "flops"],
-        Field(description="what the compared runs have in common; stated, and checked against the cells"),
+        Field(description="what the compared runs share, to 1%: tokens in all, or the rest within each depth"),
     ] = "tokens"
     sampler: Annotated[
         Literal["grid", "tpe"], Field(description="grid: every cell; tpe: n_trials cells proposed by Optuna's TPE")
@@ -64,7 +67,7 @@ class SweepDefinition(Section):
     n_trials: Annotated[Count | None, Field(description="cells to propose; only with sampler tpe")] = None
     base: Annotated[dict[str, Any], Field(description="RunConfig fields shared by every cell")] = {}
     space: Annotated[
-        dict[str, list[Value] | Interval],
+        dict[str, Axis],
         Field(description="RunConfig fields that vary: a list of values, or {low, high, log, whole} for tpe"),
     ] = {}
     variants: Annotated[
@@ -115,7 +118,8 @@ class SweepDefinition(Section):
         for name in changes:
             if any(name in scope for scope in (self.space, *self.variants)):
                 raise ValueError(f"--set {name}: sweep {self.name!r} varies {name}; change its space in the definition")
-        return self.model_copy(update={"base": {**self.base, **changes}})
+        values = self.model_dump(mode="json", exclude_unset=True)
+        return build(SweepDefinition, {**values, "base": {**self.base, **changes}}, "--set")
 
     def run_config(self, cell: Mapping[str, Any], seed: int) -> RunConfig:
         """The run of one cell and seed. Raises ValueError naming the cell that cannot be built."""

@@ -16,7 +16,7 @@ from sparsedepth.measure.attention_sparsity import HeadValues, attention_sparsit
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.causal_maximum import MARGIN, SPACING, causal_maximum
 from sparsedepth.measure.early_exit import early_exit
-from sparsedepth.measure.effective_layers import effective_layers
+from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.experts import expert_use
 from sparsedepth.measure.geometry import geometry
 from sparsedepth.measure.jacobian import jacobian_deviation
@@ -79,12 +79,11 @@ def _usefulness(task: Task) -> Measurements:
     config = task.config
     found = usefulness(task.stack, task.fit, task.scored, config.usefulness_threshold, task.rng(), task.max_tokens)
     share = found.share.value
-    counts = effective_layers(found.affine_increase, found.affine_increase, (0.02, 0.05, 0.2))
     return Measurements(
         summary={
             **interval("usefulness", found.share),
             **interval("usefulness_loss_increase", found.mean_increase),
-            **{f"usefulness_{count.threshold:.0%}".replace("%", "pct"): count.affine_share for count in counts},
+            **{f"usefulness_{t}pct": share_above(found.affine_increase, t / 100) for t in (2, 5, 20)},
             "effective_layers": None if share is None else share * task.stack.n_layers,
         },
         layers=layer_rows(task.step, "affine_loss_increase", found.affine_increase, found.n_tokens),
@@ -106,7 +105,7 @@ def _loss(task: Task) -> Measurements:
         summary={
             **interval("val_loss", val.loss),
             "val_loss_tokens": val.n_tokens,
-            "val_loss_common": common.loss.value,
+            **interval("val_loss_common", common.loss),
             "val_bits_per_byte": bits,
         }
     )
@@ -132,7 +131,10 @@ def _variance(task: Task) -> Measurements:
     found = residual_variance(task.stack, task.inputs, task.rng(), task.max_tokens)
     n = found.n_tokens
     parts = Measurements(
-        summary={**interval("residual_variance_last", found.last), "residual_variance_growth": found.growth},
+        summary={
+            **interval("residual_variance_last", found.last),
+            **interval("residual_variance_growth", found.growth_rate),
+        },
         layers=layer_rows(task.step, "residual_variance", found.by_layer, n, first=0)
         + layer_rows(task.step, "residual_growth", found.growth_by_layer, n),
     )
@@ -169,12 +171,10 @@ def _attention(task: Task) -> Measurements:
 
 def _causal(task: Task) -> Measurements:
     found = causal_effect(task.stack, task.scored, task.rng(), task.max_tokens)
-    threshold = task.config.usefulness_threshold
-    (identity,) = effective_layers(found.skip_increase, found.skip_increase, (threshold,))
     return Measurements(
         summary={
             **interval("causal_score", found.score),
-            "usefulness_identity": identity.identity_share,
+            "usefulness_identity": share_above(found.skip_increase, task.config.usefulness_threshold),
             "score_tokens": found.n_tokens,
         },
         layers=layer_rows(task.step, "causal_effect", found.by_layer, found.n_tokens)
@@ -285,24 +285,26 @@ def _causal_maximum(task: Task) -> Measurements:
 def _released(task: Task) -> Measurements:
     """The released code's forms of the scores, whose differences `sparsedepth.measure.variants` explains."""
     stack, n_layers = task.stack, task.stack.n_layers
-    misaligned = [e for e in causal_misaligned(stack, task.inputs, stack.final_norm, task.max_tokens).values() if e]
+    misaligned = causal_misaligned(stack, task.inputs, stack.final_norm, task.max_tokens).values()
+    shifted = [effect for effect in misaligned if effect is not None]
     pairs = permutation_effect(stack, task.scored, task.rng(), None, task.max_tokens).effects
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}
     increases = affine_increase_in_sample(stack, task.scored, max_tokens=task.max_tokens)
-    (count,) = effective_layers(increases, increases, (task.config.usefulness_threshold,))
     variance = normalised_last_variance(stack, task.inputs, stack.final_norm, task.max_tokens)
     return Measurements(
         summary={
-            "causal_score_released": sum(misaligned) / len(misaligned) if misaligned else None,
+            "causal_score_released": sum(shifted) / len(shifted)
+            if shifted and len(shifted) == len(misaligned)
+            else None,
             "permutation_score_released": permutation_weighted(known, n_layers),
-            "usefulness_released": count.affine_share,
+            "usefulness_released": share_above(increases, task.config.usefulness_threshold),
             "residual_variance_last_released": variance,
         }
     )
 
 
 PARTS: dict[Measure, Callable[[Task], Measurements]] = {
-    "usefulness": _usefulness,  # first: it alone can refuse
+    "usefulness": _usefulness,  # first: it can refuse a text that is too short
     "loss": _loss,
     "weights": _weights,
     "variance": _variance,

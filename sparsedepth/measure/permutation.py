@@ -44,7 +44,7 @@ def permutation_effect(
     """The loss with each pair of blocks swapped, against the loss; S = T + 1 tokens with the last target."""
     pairs = choose_pairs(stack.n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(stack, tokens_NS, [swap(*pair) for pair in pairs], max_tokens)
-    score = bootstrap(_score, swapped_NP, base_N, rng=rng)
+    score = bootstrap(mean_effect, swapped_NP, base_N, rng=rng)
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
@@ -88,7 +88,7 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
     return mean * math.exp(-Z_PAIRS * relative_error), mean * math.exp(Z_PAIRS * relative_error)
 
 
-def _score(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
     if swapped_RP.shape[1] == 0:
         return np.full(len(base_R), np.nan)
     return np.abs(relative_change(swapped_RP, base_R[:, None])).mean(-1)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.permutation import mean_effect
 from sparsedepth.probe.fork import MAX_TOKENS, swap
 from sparsedepth.probe.stack import Stack
 
@@ -38,12 +39,6 @@ def permutation_neighbours(
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return NeighbourPermutation(
         by_layer=[finite(effect) for effect in effects],
-        score=bootstrap(_mean_effect, swapped_NP, base_N, rng=rng),
+        score=bootstrap(mean_effect, swapped_NP, base_N, rng=rng),
         n_tokens=tokens_NS[:, 1:].numel(),
     )
-
-
-def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-    if swapped_RP.shape[1] == 0:
-        return np.full(len(base_R), np.nan)
-    return np.abs(relative_change(swapped_RP, base_R[:, None])).mean(-1)

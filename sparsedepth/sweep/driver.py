@@ -18,11 +18,11 @@ import torch
 import yaml
 
 from sparsedepth import files
-from sparsedepth.config.run import DataConfig, RunConfig
+from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.data.batches import batch, held_out
 from sparsedepth.data.shards import prepare
 from sparsedepth.sweep import study as queue
+from sparsedepth.sweep.execute import check_text
 from sparsedepth.sweep.plan import Item, check_objective, first_proposal, items
 from sparsedepth.sweep.process import INTERRUPTED, stop_on_signals, thread_environment
 from sparsedepth.sweep.status import DEFINITION, RunState, planned_runs, read_definition, scan
@@ -60,6 +60,8 @@ class Driver:
     """called a few times a second with the state of every run"""
     interrupted: Callable[[], bool] = lambda: False
     workers: list[subprocess.Popen] = field(default_factory=list)
+    unfinished: int = 0
+    """items that are not done, once `run` has returned"""
 
     def run(self, *, retry_failed: bool = False) -> list[RunState]:
         """Run what is missing. Returns the state of every run.
@@ -70,8 +72,8 @@ class Driver:
         check_objective(self.definition)
         plan = items(self.definition)
         claim(self.results, self.definition)
+        self._prepare_text()  # before the signals are caught: Ctrl-C ends a long tokenisation at once
         self.interrupted = stop_on_signals()
-        self._prepare_text()
         if retry_failed:
             for state in scan(self.results, self.definition):
                 Work(self.results, state.run_id).forget_failures()
@@ -81,6 +83,7 @@ class Driver:
         for number in range(min(self.machine.workers, waiting)):
             self._start(number)
         self._watch(study, plan)
+        self.unfinished = len(queue.missing(study, plan, self.definition, self.results))
         return scan(self.results, self.definition)
 
     def _prepare_text(self) -> None:
@@ -90,12 +93,10 @@ class Driver:
             runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
         seen: set[tuple] = set()
         for config in runs:
-            fields = (*DataConfig.model_fields, "vocab_size", "seq_len", "batch_tokens", "fit_tokens", "measure_tokens")
+            fields = (*DataConfig.model_fields, *MeasureConfig.model_fields, "vocab_size", "seq_len", "batch_tokens")
             shape = tuple(getattr(config, name) for name in fields)
             if shape not in seen:
-                corpus = prepare(config, self.results / "data")
-                batch(corpus, config, 0)
-                held_out(corpus, config.seq_len, config.fit_tokens, config.measure_tokens)
+                check_text(prepare(config, self.results / "data"), config)
                 seen.add(shape)
 
     def _refill(self, study: optuna.Study, plan: list[Item]) -> int:

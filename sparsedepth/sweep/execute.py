@@ -90,6 +90,7 @@ def _make(config: RunConfig, results: Path, work: Work, runtime: Runtime, option
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     report("reading the text", 0.0, None)
     corpus = prepare(config, results / "data")
+    check_text(corpus, config)
     observed = torch.from_numpy(held_out(corpus, config.seq_len, max(OBSERVED_TOKENS, config.seq_len)))[:, :-1]
     model = Decoder(config, config.seed)
     trained = train(
@@ -106,7 +107,13 @@ def _make(config: RunConfig, results: Path, work: Work, runtime: Runtime, option
     loss = trained.curves[-1]["train_loss"]
     measured = None
     if trained.outcome == "ok":
-        measured = _measure(model, config, corpus, lambda done: report("measuring", TRAINING_SHARE + 0.14 * done, loss))
+
+        def progress(done: float) -> None:
+            if options.stop and options.stop():
+                raise Interrupted  # training is checkpointed; measuring starts again
+            report("measuring", TRAINING_SHARE + 0.14 * done, loss)
+
+        measured = _measure(model, config, corpus, progress)
     report("writing", 0.99, loss)
     manifest = {
         "run_id": config.run_id,
@@ -122,6 +129,22 @@ def _make(config: RunConfig, results: Path, work: Work, runtime: Runtime, option
         "packages": package_versions(),
     }
     _write(record.run_folder(results, config.run_id), config, model, trained, measured, manifest)
+
+
+def check_text(corpus: Corpus, config: RunConfig) -> None:
+    """Raises ValueError, before anything is trained, where the text is too short for a batch or for a measure."""
+    batch(corpus, config, 0)
+    held_out(corpus, config.seq_len, config.measure_tokens)
+    if "loss" in config.measures:
+        held_out(corpus, config.eval_seq_len or config.seq_len, config.val_tokens)
+    if "usefulness" in config.measures:
+        fit = held_out(corpus, config.seq_len, config.fit_tokens, config.measure_tokens)[:, 1:]
+        if fit.size <= config.d_model + 1:
+            raise ValueError(
+                f"the held-out text leaves {fit.size} tokens to fit usefulness's maps after measure_tokens="
+                f"{config.measure_tokens}, and d_model={config.d_model} needs more than {config.d_model + 1}; use a longer "
+                f"corpus or a larger val_fraction"
+            )
 
 
 def _experts_kernel(config: RunConfig, runtime: Runtime) -> str | None:
@@ -154,8 +177,9 @@ def _write(
         record.write_table(target, "heads", measured.heads)
         record.write_table(target, "pairs", measured.pairs)
     record.write_summary(target, {**_training_summary(config, trained), **(measured.summary if measured else {})})
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
-    files.write_bytes(target / record.WEIGHTS, save(weights))
+    if measured:  # the weights of a diverged run are no result: they depend on when it was found out
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
+        files.write_bytes(target / record.WEIGHTS, save(weights))
     record.finish(target)
 
 

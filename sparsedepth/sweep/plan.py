@@ -42,12 +42,35 @@ def items(definition: SweepDefinition) -> list[Item]:
         definition.run_config(first_proposal(definition), definition.seeds[0])
         return [Item(cell=None, seeds=definition.seeds, slot=slot) for slot in range(definition.n_trials)]
     found: dict[str, tuple[int, float, Item]] = {}
+    spent: dict[int, list[int]] = {}
     for cell in definition.grid():
         for round_, seed in enumerate(definition.seeds):
             config = definition.run_config(cell, seed)
             work = 3.0 * cost(config).flops_per_token * config.train_tokens
             found.setdefault(config.run_id, (round_, -work, Item(cell=cell, seeds=[seed])))
+            spent.setdefault(_compared(definition, config), []).append(_matched(definition, config))
+    for amounts in spent.values():
+        if max(amounts) > 1.01 * min(amounts):
+            raise ValueError(
+                f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but they spend "
+                f"{min(amounts):,} to {max(amounts):,}; change the cells, or what 'matched' says"
+            )
     return [item for _, _, item in sorted(found.values(), key=lambda entry: entry[:2])]
+
+
+def _compared(definition: SweepDefinition, config: RunConfig) -> int:
+    """Runs with the same value must match: all of them in tokens, those of one depth in anything else."""
+    return 0 if definition.matched == "tokens" else config.n_layers
+
+
+def _matched(definition: SweepDefinition, config: RunConfig) -> int:
+    """How much a run spends of what is matched."""
+    if definition.matched == "tokens":
+        return config.train_tokens
+    counted = cost(config)
+    if definition.matched == "flops":
+        return counted.flops_per_token * config.train_tokens
+    return counted.params_total if definition.matched == "params_total" else counted.params_active
 
 
 def first_proposal(definition: SweepDefinition) -> dict[str, Any]:
@@ -66,4 +89,8 @@ def check_objective(definition: SweepDefinition) -> Literal["minimize", "maximiz
         raise ValueError(
             f"objective={definition.objective!r} is not a quantity that can be optimised; choose of: {known}"
         )
+    measure = glossary.measured_by(definition.objective)
+    measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
+    if measure is not None and measure not in measures:
+        raise ValueError(f"objective={definition.objective!r} needs {measure!r} among the measures of the sweep's base")
     return "minimize" if quantity.better == "low" else "maximize"

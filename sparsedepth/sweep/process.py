@@ -24,10 +24,19 @@ def end_with_parent(parent: int) -> None:
 
 
 def stop_on_signals() -> Callable[[], bool]:
-    """Note SIGTERM, SIGINT and SIGUSR1 (SLURM's warning); the function returned says whether one has come."""
+    """Note SIGTERM, SIGINT and SIGUSR1 (SLURM's warning); the function returned says whether one has come.
+
+    A second Ctrl-C does not wait for a checkpoint: it raises KeyboardInterrupt where the process stands.
+    """
     asked: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        asked.append(number)
+        if asked.count(signal.SIGINT) > 1:
+            raise KeyboardInterrupt
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda received, _: asked.append(received))
+        signal.signal(number, note)
     return lambda: bool(asked)
 
 

@@ -34,8 +34,21 @@ def storage_url(results: Path) -> str:
     return f"sqlite:///{(results / 'study.db').resolve()}"
 
 
-def open_study(definition: SweepDefinition, url: str, worker: int | None = None) -> optuna.Study:
-    """The study of this definition, created where it is missing; `worker` numbers the samplers' seeds.
+def make_sampler(definition: SweepDefinition, study: optuna.Study, worker: int) -> optuna.samplers.BaseSampler:
+    """The sampler of the next proposal.
+
+    Its seed is a function of the worker and of how many trials are settled: workers differ, and a single worker that is
+    killed and started again proposes what it would have proposed.
+    """
+    settled = len(study.get_trials(deepcopy=False, states=SETTLED))
+    seed = int(digest([worker, settled])[:8], 16)
+    if definition.sampler == "tpe":
+        return optuna.samplers.TPESampler(seed=seed)
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def open_study(definition: SweepDefinition, url: str) -> optuna.Study:
+    """The study of this definition, created where it is missing.
 
     Its name ends in a hash of the space: Optuna cannot change a parameter's choices, so a definition that was extended
     gets a study of its own, filled from the run folders.
@@ -50,15 +63,10 @@ def open_study(definition: SweepDefinition, url: str, worker: int | None = None)
         grace_period=GRACE_SECONDS,
         heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=None),
     )
-    seed = None if worker is None else worker
-    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
-    if definition.sampler == "tpe":
-        sampler = optuna.samplers.TPESampler(seed=seed)
     shape = {"space": {name: str(axis) for name, axis in distributions(definition).items()}, "base": definition.base}
     return optuna.create_study(
         study_name=f"{definition.name}-{digest({**shape, 'seeds': definition.seeds})}",
         storage=storage,
-        sampler=sampler,
         direction=check_objective(definition),
         load_if_exists=True,
     )
@@ -195,11 +203,15 @@ def rebuild(study: optuna.Study, definition: SweepDefinition, results: Path) -> 
         return 0
     cells: dict[str, list[record.Run]] = {}
     for marker in sorted((results / "runs").glob(f"*/{record.MARKER}")):
-        run = record.read_run(marker.parent)
+        try:
+            run = record.read_run(marker.parent)
+        except record.DamagedRun:
+            continue  # its run is made again when its proposal comes up
         cell = {name: getattr(run.config, name) for name in definition.space}
-        if definition.run_config(cell, run.config.seed).run_id == run.run_id:
+        seed = run.config.seed
+        if seed in definition.seeds and definition.run_config(cell, seed).run_id == run.run_id:
             cells.setdefault(run.config.cell_id, []).append(run)
-    whole = [runs for runs in cells.values() if {run.config.seed for run in runs} >= set(definition.seeds)]
+    whole = [runs for runs in cells.values() if len(runs) == len(definition.seeds)]
     axes = distributions(definition)
     for slot, runs in enumerate(whole[: definition.n_trials]):
         values = [run.summary[definition.objective] for run in runs]

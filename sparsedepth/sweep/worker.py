@@ -67,7 +67,7 @@ class Worker:
             values.append(summary[self.definition.objective])
         kept = [value for value in values if value is not None]
         if len(kept) < len(values):
-            raise optuna.TrialPruned(f"{self.definition.objective} is missing: a run diverged")
+            raise optuna.TrialPruned(f"{self.definition.objective} is missing: a run diverged, or could not be scored")
         return sum(kept) / len(kept)
 
     def run(self, config: RunConfig, trial: optuna.Trial) -> dict:
@@ -83,7 +83,7 @@ class Worker:
                 trial.set_user_attr("failed", failures[-1])
                 raise FailedError(f"run {config.run_id} failed {len(failures)} times; the last time: {failures[-1]}")
             code = self._process(config, work)
-            if code == INTERRUPTED:
+            if code == INTERRUPTED or (code and self.stop()):  # stopped, perhaps before it could handle signals
                 raise StoppedError
             if code and len(work.failures()) == len(failures):  # it died without a word of its own
                 work.add_failure(f"killed by signal {-code}" if code < 0 else f"exit code {code}: {work.last_words()}")
@@ -137,8 +137,9 @@ def main(arguments: list[str]) -> int:
     )
     path = queue.lease_path(given.results, lease)
     with held(path):
-        study = queue.open_study(definition, given.storage, given.number)
+        study = queue.open_study(definition, given.storage)
         while not stop() and queue.waiting(study):
+            study.sampler = queue.make_sampler(definition, study, given.number)
             try:
                 study.optimize(worker.objective, n_trials=1, catch=(FailedError,))
             except StoppedError:

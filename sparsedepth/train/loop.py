@@ -106,6 +106,8 @@ class _Run:
         """Judge the recent steps and add a row for the last."""
         values = self.judge()
         assert values is not None
+        if self.diverged and self.diverged[0] < self.step:
+            return  # what came after is no result, and how much came depends on when it was judged
         loss, balance, grad_norm = (value if math.isfinite(value) else None for value in values)
         now = time.perf_counter()
         self.curves.append(
@@ -191,11 +193,12 @@ def train(
             raise Interrupted
     if checkpoints and not run.diverged:
         checkpoint.write(checkpoints, model, run.optimizer, run.position())
+    steps, cause = run.diverged or (run.step, None)
     return Trained(
         outcome="diverged" if run.diverged else "ok",
-        diverged_step=run.diverged[0] if run.diverged else None,
-        diverged_cause=run.diverged[1] if run.diverged else None,
-        steps=run.step,
+        diverged_step=steps if run.diverged else None,
+        diverged_cause=cause,
+        steps=steps,
         curves=run.curves,
-        observations=run.observations,
+        observations=[row for row in run.observations if row["step"] <= steps],
     )

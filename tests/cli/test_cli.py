@@ -76,7 +76,7 @@ def test_query_in_every_format(results):
         (("recipe", "{results}", "--objective", "steps"), "steps"),
         (("plot", "{results}", "-o", "{tmp}/x.gif"), "x.gif"),
         (("plot", "{results}", "-o", "{tmp}/x.png", "--figure", "pie"), "pie"),
-        (("status", "{tmp}/absent"), "does not exist"),
+        (("status", "{tmp}/absent"), "no folder that exists"),
         (("status", "{tmp}"), "no runs"),
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
@@ -101,6 +101,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(results, tmp_path, arguments, w
         ({"batch_tokens": 2**20, "train_tokens": 2**20}, "batch_tokens=1,048,576"),
         ({"measure_tokens": 10**6}, "fit"),
         ({"tokenizer": "bpe:5"}, "bpe:5"),
+        ({"eval_seq_len": 500_000, "val_tokens": 500_000}, "500,000"),
     ],
 )
 def test_a_sweep_that_cannot_run_starts_nothing(tmp_path, base, words):
@@ -118,6 +119,12 @@ def test_other_wrong_sweeps(tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "objective": "steps"}))
     assert "objective='steps'" in error("sweep", bad, "--out", tmp_path / "o")
+    bad.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "objective": "removal_score"}))
+    assert "needs 'removal' among the measures" in error("sweep", bad, "--out", tmp_path / "o")
+    bad.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "space": {"train_tokens": [1280, 2560]}}))
+    assert "matched in tokens" in error("sweep", bad, "--out", tmp_path / "o")
+    assert "seed is a replicate" in error("sweep", path, "--out", tmp_path / "o", "--set", "seed=3")
+    assert not (tmp_path / "o").exists()
     file = tmp_path / "file"
     file.touch()
     assert "cannot be written" in error("sweep", path, "--out", file)

@@ -1,32 +1,18 @@
-"""Counts over thresholds."""
+"""Counts over thresholds, by hand."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from sparsedepth.measure.effective_layers import THRESHOLDS, count_above, effective_layers
+from sparsedepth.measure.effective_layers import count_above, share_above
 
-INCREASES = st.lists(st.floats(-1, 2), min_size=1, max_size=12)
-
-
-def test_by_hand():
-    affine, skipped = [0.5, 0.1, 0.06, -0.2], [3.0, 0.15, 0.15, 0.0]
-    found = effective_layers(affine, skipped)
-    assert [one.threshold for one in found] == [0.02, 0.05, 0.1, 0.2]
-    assert [one.affine_layers for one in found] == [3, 3, 1, 1]  # 0.1 does not exceed 0.1
-    assert [one.identity_layers for one in found] == [3, 3, 3, 1]
-    assert [one.affine_share for one in found] == [0.75, 0.75, 0.25, 0.25]
-    assert found[2].identity_share == 0.75
+INCREASES = [0.5, 0.15, 0.1, 0.06, 0.01, -0.02]
 
 
-def test_what_is_unknown_is_not_counted_as_useless():
-    (found,) = effective_layers([0.5, None], [0.5, 0.5], [0.1])
-    assert (found.affine_layers, found.affine_share, found.identity_layers) == (None, None, 2)
-    assert count_above([], 0.1) is None
+@pytest.mark.parametrize(("threshold", "count"), [(0.02, 4), (0.05, 4), (0.1, 2), (0.2, 1), (0.5, 0)])
+def test_strictly_more_than_the_threshold_counts(threshold, count):
+    assert count_above(INCREASES, threshold) == count
+    assert share_above(INCREASES, threshold) == count / 6
 
 
-@given(increases=INCREASES)
-def test_a_higher_threshold_counts_no_more(increases):
-    found = effective_layers(increases, increases)
-    counts = [one.affine_layers for one in found]
-    assert counts == sorted(counts, reverse=True) and len(counts) == len(THRESHOLDS)
-    assert all(one.affine_layers == one.identity_layers for one in found)
+@pytest.mark.parametrize("increases", [[], [0.5, None]])
+def test_an_unknown_increase_makes_the_count_unknown(increases):
+    assert count_above(increases, 0.1) is None and share_above(increases, 0.1) is None

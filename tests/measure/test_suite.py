@@ -130,9 +130,10 @@ def test_a_single_layer_has_no_pairs_and_its_scores_are_missing():
         "angular_distance_middle",
         "update_angle",
         "early_exit_loss_increase",
+        "residual_variance_growth",
     )
     expected = {f"{name}{end}" for name in scores for end in ("", "_lo", "_hi")}
-    assert missing == {*expected, "residual_variance_growth"}
+    assert missing == expected
     assert {row["metric"] for row in found.pairs} == {"angular_distance", "angular_distance_last_token"}
 
 
@@ -178,6 +179,12 @@ def test_only_what_is_asked_for_is_measured():
     assert {"val_loss", "jacobian_deviation", "jacobian_deviation_se"} <= set(found.summary)
     assert not {"causal_score", "weight_sparsity", "usefulness"} & set(found.summary)
     assert not found.pairs and not found.heads
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_glossary_knows_which_part_fills_a_column(part):
+    summary = measured("moe", fields={"measures": [part]}).summary
+    assert summary and {glossary.measured_by(name) for name in summary} == {part}
 
 
 def test_measured_forms_differ_from_the_released_ones_as_stated():

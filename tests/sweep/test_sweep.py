@@ -170,6 +170,31 @@ def test_tpe_proposes_learns_and_is_rebuilt_from_the_folders(tmp_path):
     assert markers(results) == before
 
 
+def test_a_space_smaller_than_the_budget_is_done_when_it_is_exhausted(tmp_path):
+    """Four proposals from two possible cells: equal proposals share a run."""
+    results = tmp_path / "results"
+    path = definition(tmp_path, sampler="tpe", n_trials=4, seeds=[0], space={"n_layers": [1, 2]})
+    sparsedepth("sweep", path, "--out", results, "--workers", 2)
+    before = markers(results)
+    assert 1 <= len(before) <= 2
+    sparsedepth("sweep", path, "--out", results, "--workers", 2)
+    assert markers(results) == before
+
+
+def test_a_stop_before_a_run_can_handle_signals_is_no_failure(tmp_path):
+    """The process of a run needs seconds to import; a signal that finds it there kills it outright."""
+    results = tmp_path / "results"
+    path = definition(tmp_path, space={"n_layers": [2]}, seeds=[0])
+    driver = start("sweep", path, "--out", results, "--workers", 1, "--max-attempts", 1)
+    until(lambda: bool(processes(results, "sparsedepth.sweep.execute")))
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    until(lambda: not processes(results), 30)
+    assert not list(results.glob("work/*/failures.json"))
+    sparsedepth("sweep", path, "--out", results, "--workers", 1, "--max-attempts", 1)
+    assert len(table(results)) == 1
+
+
 def test_the_folder_of_another_sweep_is_refused_untouched(undisturbed, tmp_path):
     before = markers(undisturbed)
     _, err = sparsedepth("sweep", definition(tmp_path, name="other"), "--out", undisturbed, code=2)

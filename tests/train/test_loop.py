@@ -1,5 +1,6 @@
 """Training: it learns, resumes bit for bit, and records divergence as a result."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -110,8 +111,19 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
 def test_divergence_is_a_result_with_step_and_cause():
     _, trained = run(config(lr=1e4, grad_clip=0.0, warmup_frac=0.0, train_tokens=32 * 60))
     assert trained.outcome == "diverged"
-    assert trained.diverged_step is not None and 1 < trained.diverged_step <= trained.steps < 60
+    assert trained.diverged_step is not None and 1 < trained.diverged_step == trained.steps < 60
     assert trained.diverged_cause
+
+
+def test_a_diverged_run_does_not_depend_on_when_it_was_found_out(tmp_path):
+    """With a checkpoint due after every step each is judged at once; without, only at the rows of the curves."""
+    cfg = config(lr=1e4, grad_clip=0.0, warmup_frac=0.0, train_tokens=32 * 60)
+    whole = run(cfg)[1]
+    runtime = dataclasses.replace(resolve(cfg, "cpu"), checkpoint_seconds=0.0)
+    eager = train(Decoder(cfg, cfg.seed), cfg, runtime, counting, checkpoints=tmp_path)
+    timing = "tokens_per_second"
+    assert (whole.steps, whole.diverged_cause) == (eager.steps, eager.diverged_cause)
+    assert [{**row, timing: 0} for row in whole.curves] == [{**row, timing: 0} for row in eager.curves]
 
 
 @pytest.mark.parametrize(
