@@ -105,12 +105,15 @@ def recipe(
 def plot(
     folders: Folders,
     out: Annotated[Path, typer.Option("-o", "--out", help="picture: .png, .svg or .pdf")],
-    figure: Annotated[str, typer.Option(help="chain, profiles, or all")] = "all",
+    figure: Annotated[str, typer.Option(help="chain, profiles, all (both), or card")] = "all",
+    run: Annotated[
+        str | None, typer.Option(help="run_id of the card; default the lowest val_loss at the deepest depth")
+    ] = None,
 ) -> None:
-    """Draw how sparsity, variance and effectiveness move together, and the layers' profiles by depth."""
+    """Draw how sparsity, variance and effectiveness move together, and profiles by depth; or a card of one run."""
     from sparsedepth.plots.draw import draw
     from sparsedepth.store.open import open_store
 
     with open_store(*folders) as store:
-        draw(store, figure, out)
+        draw(store, figure, out, run)
     print(f"{out} ({out.stat().st_size // 1024} KiB)")

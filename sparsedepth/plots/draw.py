@@ -3,6 +3,7 @@
 import io
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,56 +24,76 @@ FORMATS = {
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
 
 
-def draw(store: "Store", figure: str, path: Path) -> None:
+FIGURES = {"all": (True, True), "chain": (True, False), "profiles": (False, True)}
+"""Figures of many runs -> whether they hold the chain, and the profiles."""
+NAMES = ("all", "chain", "profiles", "card")
+
+
+def draw(store: "Store", figure: str, path: Path, run: str | None = None) -> None:
     """Draw a figure of a store into a .png, .svg or .pdf file.
 
-    'chain': how sparsity, variance, effectiveness and loss move together; 'profiles': layer by layer; 'all': both.
-    Raises ValueError for another figure or suffix, or a store in which no run finished.
+    'chain': how sparsity, variance, effectiveness and loss move together; 'profiles': layer by layer; 'all': both;
+    'card': every profile and matrix of one run, `run` (default: the lowest val_loss at the deepest depth).
+    Raises ValueError for another figure, suffix or run, or a store with nothing to draw.
     """
-    if figure not in FIGURES:
-        raise ValueError(f"figure {figure!r} is unknown; choose one of: {', '.join(FIGURES)}")
+    if figure not in NAMES:
+        raise ValueError(f"figure {figure!r} is unknown; choose one of: {', '.join(NAMES)}")
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
+    if run is not None and figure != "card":
+        raise ValueError(f"run={run!r} chooses the run of a card; the figure {figure!r} shows all runs")
+    write_bytes(path, render(_builder(store, figure, run), path.suffix.lower()))
+
+
+def _builder(store: "Store", figure: str, run: str | None) -> Callable[[], "Figure"]:
+    """The rows are read here, the page is built when the style is set."""
+    if figure == "card":
+        from sparsedepth.plots.card import load_card
+        from sparsedepth.plots.card_page import card_page
+
+        return partial(card_page, load_card(store, run))
     runs = store.frame("select * from runs")
+    check_comparable(runs)
+    layers = store.frame("select run_id, step, layer, metric, value from layers")
+    return partial(page_of_runs, figure, runs, layers)
+
+
+def check_comparable(runs: "pd.DataFrame") -> None:
+    """Raises ValueError unless a run that finished has a training configuration."""
     if not (runs["outcome"] == "ok").any():
         raise ValueError(f"none of the {len(runs)} runs finished, so there is nothing to draw")
-    layers = store.frame("select run_id, step, layer, metric, value from layers")
-    write_bytes(path, render(figure, runs, layers, path.suffix.lower()))
+    if not (trained(runs)["outcome"] == "ok").any():
+        raise ValueError(
+            "no finished run has a training configuration, so there is nothing to compare; draw --figure card"
+        )
 
 
-def render(figure: str, runs: "pd.DataFrame", layers: "pd.DataFrame", suffix: str) -> bytes:
-    """The figure as the bytes of a file of that kind."""
+def render(build: Callable[[], "Figure"], suffix: str) -> bytes:
+    """A page as the bytes of a file of that kind."""
     import matplotlib
 
     from sparsedepth.plots.style import RC
 
     with matplotlib.rc_context(RC):
-        page = FIGURES[figure](runs, layers)
         content = io.BytesIO()
-        page.savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
+        build().savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
     return content.getvalue()
 
 
-def _chain(runs: "pd.DataFrame", layers: "pd.DataFrame") -> "Figure":
-    return _page(runs, layers, with_chain=True, with_profiles=False)
+def trained(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """The runs that have a training configuration: a model that was only measured has no knobs to compare."""
+    return runs[runs["train_tokens"].notna()].astype({"n_layers": int})
 
 
-def _profiles(runs: "pd.DataFrame", layers: "pd.DataFrame") -> "Figure":
-    return _page(runs, layers, with_chain=False, with_profiles=True)
+def page_of_runs(figure: str, runs: "pd.DataFrame", layers: "pd.DataFrame") -> "Figure":
+    """One of FIGURES, from the rows of `runs` and `layers`."""
+    known = trained(runs)
+    return _page(known, layers, *FIGURES[figure], n_untrained=len(runs) - len(known))
 
 
-def _all(runs: "pd.DataFrame", layers: "pd.DataFrame") -> "Figure":
-    return _page(runs, layers, with_chain=True, with_profiles=True)
-
-
-FIGURES: dict[str, Callable[["pd.DataFrame", "pd.DataFrame"], "Figure"]] = {
-    "all": _all,
-    "chain": _chain,
-    "profiles": _profiles,
-}
-
-
-def _page(runs: "pd.DataFrame", layers: "pd.DataFrame", with_chain: bool, with_profiles: bool) -> "Figure":
+def _page(
+    runs: "pd.DataFrame", layers: "pd.DataFrame", with_chain: bool, with_profiles: bool, n_untrained: int
+) -> "Figure":
     """Rows of three panels: two of the chain, one of profiles, one legend above and one caption below."""
     from matplotlib.figure import Figure
 
@@ -86,6 +107,8 @@ def _page(runs: "pd.DataFrame", layers: "pd.DataFrame", with_chain: bool, with_p
     found = correlations(runs)
     colours = depth_colours(found.points["n_layers"])
     caption = f"{len(found.points)} finished runs, {found.n_diverged} diverged (not shown)."
+    if n_untrained:
+        caption += f" {n_untrained} measured without a training configuration (not shown; see --figure card)."
     if with_chain:
         draw_correlations(found, list(axes[:2].ravel()))
         caption += " ρ: Spearman, [95% interval, bootstrap over configurations]."

@@ -11,12 +11,10 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.style import GREY, LABELS, depth_colours, log_scale
+from sparsedepth.plots.style import GREY, LABELS, LINEAR_BELOW, depth_colours, log_scale
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
 LOG = ("residual_variance",)
-LINEAR_BELOW = 0.01
-"""The loss increase may be negative and spans decades: logarithmic above this, linear below."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,11 @@ from matplotlib.colors import to_hex
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 FIXED_MARKERS = {"baseline": "o", "several": "d"}
 GREY = "#666666"
+MISSING = "#c8c8c8"
+SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."), ("#444444", "D", ":"))
+"""Colour (Okabe and Ito's, for every eye), marker and dashes (for a grey printer) of the lines of one panel."""
+LINEAR_BELOW = 0.01
+"""A relative loss increase may be negative and spans decades: logarithmic above this, linear below."""
 
 RC: dict[Any, Any] = {
     "axes.edgecolor": "#444444",

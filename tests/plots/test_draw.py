@@ -1,10 +1,15 @@
 """Figures are written whole, in the format asked for, and are the same file for the same numbers."""
 
+from functools import partial
+
+import numpy as np
+import pandas as pd
 import pytest
 from frames import config_of
 from synthetic import make_run
 
-from sparsedepth.plots.draw import FIGURES, draw, render
+from sparsedepth.config.run import RunConfig
+from sparsedepth.plots.draw import FIGURES, NAMES, check_comparable, draw, page_of_runs, render
 from sparsedepth.store.open import open_store
 
 START = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -51,8 +56,33 @@ def test_the_same_numbers_give_the_same_file(store, figure):
     runs = store.frame("select * from runs")
     layers = store.frame("select * from layers")
     shuffled = runs.sample(frac=1, random_state=1).sort_values("run_id")
-    first = render(figure, runs.sort_values("run_id"), layers, ".svg")
-    assert first == render(figure, shuffled, layers, ".svg")
+    first = render(partial(page_of_runs, figure, runs.sort_values("run_id"), layers), ".svg")
+    assert first == render(partial(page_of_runs, figure, shuffled, layers), ".svg")
+
+
+@pytest.mark.parametrize("figure", NAMES)
+def test_every_figure_is_the_same_file_twice(store, tmp_path, figure):
+    for name in ("a.png", "b.png"):
+        draw(store, figure, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_models_without_a_training_configuration_change_nothing_but_the_caption(store, figure):
+    runs, layers = store.frame("select * from runs"), store.frame("select * from layers")
+    measured = runs.iloc[[0]].copy()
+    unknown = [name for name in runs if name in RunConfig.model_fields or name in ("outcome", "tokens_trained")]
+    measured[unknown] = np.nan
+    measured["run_id"] = "model"
+    both = pd.concat([runs.astype({name: object for name in unknown}), measured], ignore_index=True)
+    both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
+    of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
+    found = render(partial(page_of_runs, figure, both, pd.concat([layers, of_model])), ".svg").decode()
+    note = " 1 measured without a training configuration (not shown; see --figure card)."
+    assert note in " ".join(found.split())
+    without = render(partial(page_of_runs, figure, runs, layers), ".svg").decode()
+    assert note not in without
+    assert found.count("<use") == without.count("<use")  # as many points
 
 
 def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path):
@@ -68,8 +98,10 @@ def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path)
 
 
 def test_what_cannot_be_drawn_is_refused(store, tmp_path):
-    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: all, chain, profiles"):
+    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: all, chain, profiles, card"):
         draw(store, "pie", tmp_path / "a.png")
+    with pytest.raises(ValueError, match="run='abc' chooses the run of a card; the figure 'all' shows all runs"):
+        draw(store, "all", tmp_path / "a.png", run="abc")
     with pytest.raises(ValueError, match=r"must end in one of: \.png, \.svg, \.pdf"):
         draw(store, "all", tmp_path / "a.jpg")
     assert list(tmp_path.iterdir()) == []
@@ -79,3 +111,11 @@ def test_a_store_in_which_nothing_finished(tmp_path):
     fill(tmp_path, outcome="diverged")
     with open_store(tmp_path) as store, pytest.raises(ValueError, match="none of the 4 runs finished"):
         draw(store, "all", tmp_path / "a.png")
+
+
+def test_a_store_of_measured_models_alone_has_cards_only(tmp_path):
+    fill(tmp_path)
+    with open_store(tmp_path) as store:
+        runs = store.frame("select * from runs").assign(train_tokens=np.nan)
+    with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure card"):
+        check_comparable(runs)
