@@ -36,6 +36,7 @@ from sparsedepth.effects.knobs import (
     joint_knob,
     plain,
     setting_text,
+    trained,
 )
 from sparsedepth.effects.verdict import basis_text, counted, effect_text, estimate_text
 from sparsedepth.files import write_text
@@ -107,6 +108,7 @@ def derive(
     sign = _direction(objective)
     if matched not in BASES:
         raise ValueError(f"matched={matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")
+    runs = trained(runs)
     finished = runs[runs["outcome"] == "ok"]
     if depth is None and len(finished):
         depth = int(finished["n_layers"].max())

@@ -21,7 +21,7 @@ import pandas as pd
 
 from sparsedepth import glossary
 from sparsedepth.effects.intervals import Estimate, estimate, t_critical
-from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
+from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels, trained
 
 Verdict = Literal["lower", "higher", "not distinguishable"]
 
@@ -138,6 +138,7 @@ def pairs(runs: pd.DataFrame, knob: Knob, outcome: str) -> pd.DataFrame:
     the compared scale), diverged, n_layers_baseline, run_id_baseline, diverged_baseline, and one ratio per basis.
     """
     unit_of(outcome)
+    runs = trained(runs)
     depth = depth_knob(runs)
     at_depth = {"n_layers", *(depth.fields if depth else ())}
     others = [name for name in chosen_fields(runs) if name not in knob.fields]
@@ -171,7 +172,8 @@ def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Contrast]:
     Raises ValueError for an outcome that is no number of `runs`.
     """
     found = pairs(runs, knob, outcome)
-    depths: Sequence[int | None] = [None] if "n_layers" in knob.fields else sorted(set(map(int, runs["n_layers"])))
+    at = sorted(set(map(int, trained(runs)["n_layers"])))
+    depths: Sequence[int | None] = [None] if "n_layers" in knob.fields else at
     results = []
     for depth in depths:
         there = found if depth is None else found[found["n_layers"] == depth]

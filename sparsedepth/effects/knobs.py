@@ -9,6 +9,7 @@ A *knob* is a set of RunConfig fields that move together, led by the field that 
 
 Never knobs: the seed (a replicate), depth (the stratum), and how a run is measured; runs measured differently are not
 paired.
+Models that were only measured (`model` is not NULL) have no known choices: they make no knob and no pair.
 The *baseline* of a knob is its least sparse setting: no weight decay, the shortest context, the most key/value heads,
 no experts; for any other field RunConfig's default, or else the smallest value.
 """
@@ -77,8 +78,14 @@ def keys(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
     return pd.Series(["\x1f".join(row) for row in rows], index=runs.index, dtype=object)
 
 
+def trained(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs whose configuration is known, without the models that were only measured."""
+    return runs[runs["model"].isna()] if "model" in runs.columns else runs
+
+
 def chosen_fields(runs: pd.DataFrame) -> list[str]:
     """The RunConfig fields that vary, can change a result, and do not follow from the other sizes; leaders first."""
+    runs = trained(runs)
     known = [*LEADERS, *(name for name in RunConfig.model_fields if name not in LEADERS)]
     known = [name for name in known if name in runs.columns and name not in WITHOUT_EFFECT]
     varying = [name for name in known if runs[name].nunique(dropna=False) > 1]
@@ -99,6 +106,7 @@ def _is_derived(runs: pd.DataFrame, name: str) -> bool:
 
 def depth_knob(runs: pd.DataFrame) -> Knob | None:
     """n_layers with the fields that it determines, shallowest first; None if all runs have one depth."""
+    runs = trained(runs)
     codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen_fields(runs)}
     if "n_layers" not in codes:
         return None
@@ -111,6 +119,7 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
 
     Raises ValueError for a baseline that no run has.
     """
+    runs = trained(runs)
     depth = depth_knob(runs)
     taken = {*NEVER_KNOBS, *(depth.fields if depth else ())}
     varying = [name for name in chosen_fields(runs) if name not in taken]
@@ -179,6 +188,7 @@ def _determines(codes_a: np.ndarray, codes_b: np.ndarray) -> bool:
 
 
 def _knob(runs: pd.DataFrame, fields: tuple[str, ...], baselines: Mapping[str, Plain]) -> Knob:
+    runs = trained(runs)
     first = ~keys(runs, fields).duplicated()
     rows = [{name: plain(row[name]) for name in fields} for _, row in runs.loc[first, list(fields)].iterrows()]
     rows.sort(key=lambda setting: (_sparsity_rank(fields[0], setting), setting_text(setting)))

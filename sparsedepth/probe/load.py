@@ -20,6 +20,7 @@ from torch import nn
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
+from sparsedepth.files import digest, sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import (
     CONFIG,
@@ -34,6 +35,7 @@ from sparsedepth.probe.folder import (
 from sparsedepth.probe.stack import DecoderStack, Stack
 
 RUN_CONFIG = "config.yaml"
+RUN_MARKER = "complete"
 OLDEST_TRANSFORMERS = (5, 17)
 """Releases before 5.3 can be made to run code by a config.json (CVE-2026-4372); from 5.17 on the adapter is tested."""
 
@@ -93,10 +95,11 @@ def load_stack(source: str | Path, *, device: torch.device | str = "cpu", dtype:
 
 def _load_run(source: str, folder: Path, device: torch.device | str) -> Loaded:
     check_names(folder, folder)
-    config = build(RunConfig, read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
     path = folder / WEIGHTS
     if not path.exists():
         raise ValueError(f"{folder} has no {WEIGHTS}: copies of a run may leave it out; copy it from where it was made")
+    _check_sums(folder)
+    config = build(RunConfig, read_yaml(folder / RUN_CONFIG), str(folder / RUN_CONFIG))
     check_weights(path)
     _check_size([path], config.n_layers)
     with torch.device("meta"):
@@ -121,6 +124,25 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> Loaded:
         dtype="float32",
     )
     return Loaded(source=source, folder=folder, stack=DecoderStack(model), facts=facts, config=config)
+
+
+def _check_sums(folder: Path) -> None:
+    """Raises ValueError where a complete run is not the one that was completed: its marker holds the checksums."""
+    if not (folder / RUN_MARKER).exists():
+        return
+    listed = read_json(folder / RUN_MARKER).get("files")
+    for name in (RUN_CONFIG, WEIGHTS):
+        entry = listed.get(name) if isinstance(listed, dict) else None
+        if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):
+            raise ValueError(
+                f"run folder {folder} is damaged: {name} is not the file that was written (its checksum differs); "
+                f"copy the folder again from where it was made"
+            )
+
+
+def weights_hash(folder: Path) -> str:
+    """12 hex digits that name the weights of a model's folder: a digest of its safetensors files."""
+    return digest([sha256(path) for path in weight_files(folder)])
 
 
 def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:

@@ -1,9 +1,10 @@
-"""Held-out text in a model's own tokenizer: what its scores are measured on.
+"""What a model's scores are measured on: held-out text in its own tokenizer, or exactly the tokens that are given.
 
 A run is measured on its own corpus unless another is named. Every other model reads the documents that a run on the
 same corpus holds out (they are chosen by the hash of their text), so that models stand in one table on one text.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from sparsedepth.data.shards import Corpus, Report, prepare
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import Loaded
+
+GIVEN_DTYPES = ("i", "u")
+"""Kinds of NumPy array that hold token ids."""
 
 _BPE_FILES = ("vocab.json", "merges.txt")
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *_BPE_FILES)
@@ -40,6 +44,91 @@ class HeldOutText:
         return self.corpus.data_hash
 
 
+@dataclass(frozen=True, eq=False)
+class GivenTokens:
+    """The tokens of two arrays, called as the suite does: what is asked for after the scored tokens is the fit part."""
+
+    scored: np.ndarray
+    """scored_NS, int64 [N, T + 1]"""
+    fit: np.ndarray
+    """fit_NS"""
+
+    bytes_per_token: None = None
+
+    def __call__(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> np.ndarray:
+        found = self.fit if skip_tokens else self.scored
+        assert found.shape[1] == seq_len + 1, "given tokens have one length"
+        if n_tokens < seq_len:
+            raise ValueError(f"{n_tokens} tokens are less than one sequence of the given {seq_len}; ask for more")
+        return found[: n_tokens // seq_len]
+
+    @property
+    def seq_len(self) -> int:
+        return self.scored.shape[1] - 1
+
+    @property
+    def n_scored(self) -> int:
+        return len(self.scored) * self.seq_len
+
+    @property
+    def n_fit(self) -> int:
+        return len(self.fit) * self.seq_len
+
+    @property
+    def data_hash(self) -> str:
+        parts = [[part.shape, hashlib.sha256(part.tobytes()).hexdigest()] for part in (self.scored, self.fit)]
+        return digest(parts)
+
+
+def given_tokens(scored: Path, fit: Path | None = None) -> GivenTokens:
+    """Token ids from .npy files: [N, T + 1] integers, the last column being the last target.
+
+    Without `fit`, usefulness fits its maps on the last half of the sequences, and the first half is scored. Raises
+    ValueError, one line, for another file, and where the two have not the same number of columns.
+    """
+    scored_NS = _read_tokens(scored)
+    if fit is None:
+        if len(scored_NS) < 2:
+            raise ValueError(f"{scored} has 1 sequence, and half of them are to fit on; give --fit-tokens, or two")
+        half = len(scored_NS) // 2
+        return GivenTokens(scored_NS[:-half], scored_NS[-half:])
+    fit_NS = _read_tokens(fit)
+    if fit_NS.shape[1] != scored_NS.shape[1]:
+        raise ValueError(f"{fit} has {fit_NS.shape[1]} columns and {scored} has {scored_NS.shape[1]}; give equal ones")
+    return GivenTokens(scored_NS, fit_NS)
+
+
+def check_tokens(tokens: GivenTokens, model: Loaded) -> None:
+    """Raises ValueError for ids outside the model's vocabulary, and for sequences that are longer than it can read."""
+    facts = model.facts
+    for part in (tokens.scored, tokens.fit):
+        if part.min() < 0 or part.max() >= facts.vocab_size:
+            raise ValueError(
+                f"the given tokens have ids from {part.min()} to {part.max()}, and {model.source} has ids from 0 to "
+                f"{facts.vocab_size - 1}; tokenise the text with its own tokenizer"
+            )
+    _check_length(model, tokens.seq_len)
+
+
+def _read_tokens(path: Path) -> np.ndarray:
+    try:
+        with open(path, "rb") as file:  # np.load would also open archives and, were it allowed, pickles
+            ids_NS = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
+    if ids_NS.dtype.kind not in GIVEN_DTYPES or ids_NS.ndim != 2 or ids_NS.shape[1] < 3 or not len(ids_NS):
+        raise ValueError(
+            f"{path} holds {ids_NS.dtype} {list(ids_NS.shape)}; token ids are integers [sequences, length + 1], "
+            f"with at least 3 columns"
+        )
+    return ids_NS.astype(np.int64)
+
+
+def _check_length(model: Loaded, seq_len: int) -> None:
+    if model.facts.max_len is not None and seq_len > model.facts.max_len:
+        raise ValueError(f"seq_len={seq_len} is longer than the {model.facts.max_len:,} positions of {model.source}")
+
+
 def measure_source(
     model: Loaded,
     corpus: str | None,
@@ -55,8 +144,7 @@ def measure_source(
     `root` is the data folder of the run's results where there is one: a BPE that the run learned lies there. Raises
     ValueError for text or a tokenizer that cannot be used, and if not `n_tokens` tokens in windows of `seq_len` exist.
     """
-    if model.facts.max_len is not None and seq_len > model.facts.max_len:
-        raise ValueError(f"seq_len={seq_len} is longer than the {model.facts.max_len:,} positions of {model.source}")
+    _check_length(model, seq_len)
     if model.config is None:
         config = _config(model, corpus, text_field, n_tokens)
         root = root / f"tokenizer-{_fingerprint(model.folder)}"

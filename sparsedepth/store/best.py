@@ -1,7 +1,8 @@
 """Which configurations are best by a measured quantity: cells ranked by their mean over seeds.
 
-A cell is a configuration without its seed. Its score is the mean over the seeds that trained to the end; a diverged
-seed has no score, so a cell that has one is never ranked by the seeds that survived: it comes after all cells without.
+A cell is a configuration without its seed, or a model that was only measured. Its score is the mean over the seeds that
+trained to the end; a diverged seed has no score, so a cell that has one is never ranked by the seeds that survived: it
+comes after all cells without.
 """
 
 import difflib
@@ -24,7 +25,8 @@ class Ranking:
     """The first cells of a ranking, as a table, and what stands behind it."""
 
     table: Answer
-    """rank, cell_id, the knobs that vary, seeds (with a value), diverged (where any did), mean, its standard error."""
+    """rank, cell_id, model (where any was only measured), the knobs that vary, seeds (with a value), diverged (where
+    any did), mean, its standard error."""
     by: str
     unit: str
     better: str
@@ -37,6 +39,8 @@ class Ranking:
 @dataclass(frozen=True, kw_only=True)
 class _Cell:
     cell_id: str
+    model: str | None
+    """Of a measured model, whose other knobs are not known."""
     knobs: dict[str, Any]
     values: list[float]
     n_diverged: int
@@ -68,7 +72,8 @@ def best(
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
-    text = f"SELECT cell_id, outcome, {by}, {', '.join(KNOBS)} FROM runs WHERE {' AND '.join(conditions or ['true'])}"
+    columns = ", ".join(("cell_id", "model", "outcome", by, *KNOBS))
+    text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions or ['true'])}"
     rows = store.sql(text).rows
     if not rows:
         raise ValueError(f"no run has {' and '.join(conditions)}; {_known_depths(store)}")
@@ -108,26 +113,30 @@ def _ranked_quantity(by: str) -> glossary.Quantity:
 
 def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:
     by_cell = defaultdict(list)
-    for cell_id, outcome, value, *knobs in rows:
-        by_cell[cell_id].append((outcome, value, knobs))
+    for cell_id, model, outcome, value, *knobs in rows:
+        by_cell[cell_id, model].append((outcome, value, knobs))
     return [
         _Cell(
             cell_id=cell_id,
+            model=model,
             knobs=dict(zip(KNOBS, runs[0][2], strict=True)),
             values=[value for outcome, value, _ in runs if outcome == "ok" and value is not None],
             n_diverged=sum(outcome == "diverged" for outcome, _, _ in runs),
         )
-        for cell_id, runs in by_cell.items()
+        for (cell_id, model), runs in by_cell.items()
     ]
 
 
 def _table(ranked: list[_Cell], by: str, top: int) -> Answer:
-    varying = [name for name in KNOBS if len({cell.knobs[name] for cell in ranked}) > 1]
+    stated = {name: {cell.knobs[name] for cell in ranked if _states(cell, name)} for name in KNOBS}
+    varying = [name for name in KNOBS if len(stated[name]) > 1]
+    any_measured = any(cell.model is not None for cell in ranked)
     any_diverged = any(cell.n_diverged for cell in ranked)
     rows = tuple(
         (
             rank,
             cell.cell_id,
+            *([cell.model] if any_measured else []),
             *(cell.knobs[name] for name in varying),
             len(cell.values),
             *([cell.n_diverged] if any_diverged else []),
@@ -136,8 +145,14 @@ def _table(ranked: list[_Cell], by: str, top: int) -> Answer:
         )
         for rank, cell in enumerate(ranked[:top], start=1)
     )
+    model = ("model",) if any_measured else ()
     diverged = ("diverged",) if any_diverged else ()
-    return Answer(columns=("rank", "cell_id", *varying, "seeds", *diverged, by, "stderr"), rows=rows)
+    return Answer(columns=("rank", "cell_id", *model, *varying, "seeds", *diverged, by, "stderr"), rows=rows)
+
+
+def _states(cell: _Cell, knob: str) -> bool:
+    """Whether the cell says what the knob was: a NULL of a trained run is a setting, of a measured model not known."""
+    return cell.model is None or cell.knobs[knob] is not None
 
 
 def _known_depths(store: Store) -> str:

@@ -30,7 +30,18 @@ from sparsedepth import glossary
 from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
 from sparsedepth.files import digest, write_bytes, write_json, write_text
 from sparsedepth.glossary import Table
-from sparsedepth.store.folder import DamagedRun, Marker, Run, arrow_type, is_complete, read_marker, read_run
+from sparsedepth.store.folder import (
+    CONFIG,
+    MODEL,
+    DamagedRun,
+    Marker,
+    Measured,
+    Run,
+    arrow_type,
+    is_complete,
+    read_marker,
+    read_record,
+)
 from sparsedepth.store.schema import COLUMNS, RUN_COLUMNS, TABLES, Column
 
 if TYPE_CHECKING:
@@ -115,7 +126,8 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
             )
-        for name in ["runs"] if "runs" in names else names:  # a results folder also holds text and unfinished work
+        # a results folder also holds text and unfinished work
+        for name in [name for name in names if name in ("models", "runs")] if "runs" in names else names:
             yield from _complete_folders(folder / name, depth - 1)
 
 
@@ -156,7 +168,7 @@ def read_rows(found: list[Found]) -> Rows:
     runs: list[dict[str, Any]] = []
     tables: dict[Table, list[pa.Table]] = {table: [pa.Table.from_batches([], view_schema(table))] for table in TABLES}
     for place in found:
-        run = read_run(place.folder)
+        run = read_record(place.folder)
         runs.append({**_run_row(run), "folder": place.place, CACHE_KEY: place.key})
         for table, rows in run.tables.items():
             tables[table].append(
@@ -201,18 +213,23 @@ def _utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _run_row(run: Run) -> dict[str, Any]:
-    config = {
-        name: json.dumps(value) if isinstance(value, tuple) else value
-        for name in RunConfig.model_fields
-        for value in (getattr(run.config, name),)
-    }
+def _run_row(run: Run | Measured) -> dict[str, Any]:
     facts = {name: run.manifest.get(name) for name in ("device", "started", "seconds", "packages")}
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
     summary = {quantity.name: run.summary.get(quantity.name) for quantity in glossary.RUNS}
-    values = {"run_id": run.run_id, "cell_id": run.config.cell_id, **config, **summary, **facts}
+    values = {"run_id": run.run_id, **_config_columns(run), **summary, **facts}
     return {column.name: _typed(run, column, values.get(column.name)) for column in RUN_COLUMNS}
+
+
+def _config_columns(run: Run | Measured) -> dict[str, Any]:
+    """What is known of the RunConfig's fields, which for a measured model is little; and what names the cell."""
+    subject = run.config if isinstance(run, Run) else run.model
+    named = (
+        {"cell_id": run.config.cell_id} if isinstance(run, Run) else {"cell_id": run.run_id, "model": run.model.model}
+    )
+    values = {name: getattr(subject, name, None) for name in RunConfig.model_fields}
+    return named | {name: json.dumps(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -226,7 +243,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 _LARGEST = {"BIGINT": 2**63 - 1, "DOUBLE": sys.float_info.max}
 
 
-def _typed(run: Run, column: Column, value: Any) -> Any:
+def _typed(run: Run | Measured, column: Column, value: Any) -> Any:
     fits = value is None or (
         isinstance(value, _PYTHON_TYPES[column.type])
         and isinstance(value, bool) == (column.type == "BOOLEAN")
@@ -235,7 +252,13 @@ def _typed(run: Run, column: Column, value: Any) -> Any:
     if not fits:
         in_config = column.name in RunConfig.model_fields
         in_summary = glossary.run_quantity(column.name) is not None
-        name = "config.yaml" if in_config else "summary.json" if in_summary else "manifest.json"
+        name = (
+            (CONFIG if isinstance(run, Run) else MODEL)
+            if in_config
+            else "summary.json"
+            if in_summary
+            else "manifest.json"
+        )
         raise DamagedRun(run.folder, name, f"has {column.name}={str(value)[:40]!r}, which is not a {column.type}")
     return _utf8(value) if isinstance(value, str) else value
 

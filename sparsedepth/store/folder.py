@@ -1,7 +1,7 @@
 """The run folder: the record of one run, whole or not there at all.
 
     RESULTS/runs/<run_id>/
-        config.yaml       the RunConfig, every field
+        config.yaml       the RunConfig, every field; or model.json, what is known of a model that was only measured
         manifest.json     how it was made: device, started, seconds, packages, ...
         summary.json      one value per quantity of glossary.RUNS; a missing one is null
         curves.parquet    one row per logged step            } where they apply
@@ -13,7 +13,8 @@
 
 Every file is written aside and renamed, and `complete` is written when all the others are on disk: a folder without it
 does not count. With it the folder never changes again, so it can be copied, merged and read without a lock. Other files
-(a log, a checkpoint of an unfinished run) may lie in the folder; they are no part of the record.
+(a log, a checkpoint of an unfinished run) may lie in the folder; they are no part of the record. The record of a
+measured model lies in a folder of any name (`sparsedepth.store.save`).
 """
 
 import difflib
@@ -40,12 +41,15 @@ from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import sha256, sync_folder, write_bytes, write_json, write_text
 from sparsedepth.glossary import Table
+from sparsedepth.store.measured import MeasuredModel
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES, Column
 
 MARKER = "complete"
 WEIGHTS = "model.safetensors"
-REQUIRED = ("config.yaml", "manifest.json", "summary.json")
-FILES = (*REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
+CONFIG, MODEL = "config.yaml", "model.json"
+"""What was trained, or what was measured: a record has one of the two."""
+REQUIRED = ("manifest.json", "summary.json")
+FILES = (CONFIG, MODEL, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
 """The names that make up the record; the weights alone may be absent from a copy."""
 
 RUN_ID = r"[0-9a-f]{12}"
@@ -80,16 +84,29 @@ class Marker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A complete run, read and verified."""
+class Record:
+    """A complete folder, read and verified."""
 
     run_id: str
     folder: Path
-    config: RunConfig
     summary: dict[str, Any]
     manifest: dict[str, Any]
     tables: dict[Table, pa.Table]
     """Empty where the run has no such file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Record):
+    """A trained run."""
+
+    config: RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Record):
+    """A model that was only measured."""
+
+    model: MeasuredModel
 
 
 # Writing
@@ -140,12 +157,17 @@ def finish(folder: Path) -> None:
     """Complete the run: checksum every file of the record, flush it, and write the marker. From here on the folder is
     read-only. Raises ValueError where a file is missing, is a link, or belongs to another run."""
     _refuse_complete(folder)
-    for name in REQUIRED:
+    first = MODEL if (folder / MODEL).is_file() else CONFIG
+    for name in (first, *REQUIRED):
         if not (folder / name).is_file():
             raise ValueError(f"run folder {str(folder)!r} cannot be completed without {name}; write it first")
-    config = build(RunConfig, parse_yaml((folder / "config.yaml").read_text(encoding="utf-8"), "config.yaml"), "config")
-    if config.run_id != folder.name:
-        raise ValueError(f"{str(folder / 'config.yaml')!r} is run {config.run_id}; its folder must have that name")
+    if first == MODEL and (folder / CONFIG).exists():
+        raise ValueError(f"{str(folder)!r} has {CONFIG} and {MODEL}; a record is of a run or of a measured model")
+    text = (folder / first).read_text(encoding="utf-8")
+    values = json.loads(text) if first == MODEL else parse_yaml(text, CONFIG)
+    subject = build(MeasuredModel if first == MODEL else RunConfig, values, first)
+    if first == CONFIG and subject.run_id != folder.name:
+        raise ValueError(f"{str(folder / CONFIG)!r} is run {subject.run_id}; its folder must have that name")
     files = {}
     for name in FILES:
         path = folder / name
@@ -156,7 +178,7 @@ def finish(folder: Path) -> None:
                 os.fsync(file.fileno())
             files[name] = {"sha256": sha256(path), "bytes": path.stat().st_size}
     sync_folder(folder)
-    write_json(folder / MARKER, {"run_id": config.run_id, "files": files})
+    write_json(folder / MARKER, {"run_id": subject.run_id, "files": files})
 
 
 def _refuse_complete(folder: Path) -> None:
@@ -219,12 +241,16 @@ def read_marker(folder: Path) -> Marker:
         raise DamagedRun(folder, MARKER, "is not a list of checksums") from None
     if not isinstance(run_id, str) or not re.fullmatch(RUN_ID, run_id):
         raise DamagedRun(folder, MARKER, "names no run")
-    if run_id != folder.name and run_id != folder.resolve().name:  # the latter for a folder given as '.'
+    if (
+        MODEL not in files and run_id != folder.name and run_id != folder.resolve().name
+    ):  # the latter for a folder given as '.'
         raise DamagedRun(folder, MARKER, f"is of run {str(run_id)[:40]!r}, and the folder has another name")
     if unknown := set(files) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
-    if missing := set(REQUIRED) - set(files):
+    if missing := {CONFIG if MODEL not in files else MODEL, *REQUIRED} - set(files):
         raise DamagedRun(folder, MARKER, f"does not list {min(missing)}")
+    if {CONFIG, MODEL} <= set(files):
+        raise DamagedRun(folder, MARKER, f"lists both {CONFIG} and {MODEL}")
     return Marker(run_id=run_id, files=files, digest=hashlib.sha256(content).hexdigest())
 
 
@@ -245,18 +271,28 @@ def verify(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> Run:
+    """Read a trained run. Raises as `read_record` does, and ValueError for a measured model."""
+    found = read_record(folder)
+    if not isinstance(found, Run):
+        raise ValueError(f"{str(folder)!r} is the record of a measured model, not a run; name a folder with {CONFIG}")
+    return found
+
+
+def read_record(folder: Path) -> Run | Measured:
     """Read a complete folder, checking what is read (all but the weights) against its checksums.
     Raises DamagedRun, or ValueError if the folder is not complete."""
     marker = _marker_of_complete(folder)
     contents = {name: _read_verified(folder, name, marker) for name in marker.files if name != WEIGHTS}
-    return Run(
-        run_id=marker.run_id,
-        folder=folder,
-        config=_parse_config(folder, contents["config.yaml"]),
-        summary=_parse_json(folder, "summary.json", contents["summary.json"]),
-        manifest=_parse_json(folder, "manifest.json", contents["manifest.json"]),
-        tables={table: _parse_table(folder, table, contents.get(f"{table}.parquet")) for table in TABLES},
-    )
+    common: dict[str, Any] = {
+        "run_id": marker.run_id,
+        "folder": folder,
+        "summary": _parse_json(folder, "summary.json", contents["summary.json"]),
+        "manifest": _parse_json(folder, "manifest.json", contents["manifest.json"]),
+        "tables": {table: _parse_table(folder, table, contents.get(f"{table}.parquet")) for table in TABLES},
+    }
+    if MODEL in contents:
+        return Measured(model=_parse_model(folder, contents[MODEL], marker), **common)
+    return Run(config=_parse_config(folder, contents[CONFIG]), **common)
 
 
 def _marker_of_complete(folder: Path) -> Marker:
@@ -294,6 +330,16 @@ def _parse_config(folder: Path, content: bytes) -> RunConfig:
             return build(RunConfig, _parse_yaml(content.decode()), "config.yaml")
     except ValueError as error:
         raise DamagedRun(folder, "config.yaml", f"is no configuration of this version ({error})") from None
+
+
+def _parse_model(folder: Path, content: bytes, marker: Marker) -> MeasuredModel:
+    try:
+        model = build(MeasuredModel, _parse_json(folder, MODEL, content), MODEL)
+    except ValueError as error:
+        raise DamagedRun(folder, MODEL, f"describes no model of this version ({error})") from None
+    if model.run_id != marker.run_id:
+        raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {MODEL} is {model.run_id}")
+    return model
 
 
 def _parse_yaml(text: str) -> Any:

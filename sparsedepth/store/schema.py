@@ -29,8 +29,9 @@ def _run_columns() -> tuple[Column, ...]:
         return Column(view="runs", name=name, type=type, meaning=meaning, unit=unit)
 
     return (
-        column("run_id", "VARCHAR", "name of the run's folder: the hash of its configuration, seed included"),
+        column("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
         column("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
+        column("model", "VARCHAR", "a model that was only measured, as it was named; NULL for a trained run"),
         *(column(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
         *(column(quantity.name, quantity.sql_type, quantity.meaning, quantity.unit) for quantity in glossary.RUNS),
         column("folder", "VARCHAR", "where the run's files lie"),

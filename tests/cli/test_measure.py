@@ -1,8 +1,10 @@
 """`sparsedepth measure` on our own runs and on Hugging Face folders."""
 
+import csv
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -12,6 +14,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
+
+from sparsedepth.cli.main import run
+from sparsedepth.cli.measure import measure
+from sparsedepth.measure.causal import causal_effect
+from sparsedepth.probe.load import load_stack
+from sparsedepth.store import save
+from sparsedepth.store.folder import Measured, read_record, verify
 
 
 @pytest.fixture(scope="module")
@@ -26,32 +35,114 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.fixture
+def command(capsys):
+    """The command line in this process; its output and its errors. The exit code must be `code`."""
+
+    def call(*arguments, code=0):
+        with pytest.raises(SystemExit) as ended:
+            run(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert ended.value.code == code, err
+        return out, err
+
+    return call
+
+
 SMALL = ("--seq-len", 32, "--set", "val_tokens=512", "--set", "measure_tokens=128", "--set", "fit_tokens=512")
 
 
-def test_a_hugging_face_folder(folder, tmp_path):
-    text = corpus(tmp_path)
-    out, _ = sparsedepth("measure", folder, "--corpus", text, *SMALL, "-o", tmp_path / "scores")
+def test_a_hugging_face_folder(folder, tmp_path, command):
+    text, place = corpus(tmp_path), tmp_path / "models" / "qwen"
+    out, _ = sparsedepth("measure", folder, "--data", text, *SMALL, "-o", place)
     assert "qwen3, 4 layers" in out and re.search(r"causal_score +\d", out)
-    about = json.loads((tmp_path / "scores" / "about.json").read_text())
-    assert about["family"] == "qwen3" and about["config"]["seq_len"] == 32
-    assert (tmp_path / "scores" / "layers.parquet").exists()
-    _, err = sparsedepth("measure", folder, "--corpus", text, *SMALL, "-o", tmp_path / "scores", code=2)
+    assert [path.name for path in place.parent.iterdir()] == ["qwen"]  # nothing half-written beside it
+    verify(place)
+    read = read_record(place)
+    assert isinstance(read, Measured) and read.model.family == "qwen3" and read.model.seq_len == 32
+    assert len(read.tables["layers"]) and read.run_id == read.manifest["run_id"]
+    answer, _ = command("query", place, "select model, n_layers, lr, seed from runs", "--format", "json")
+    assert json.loads(answer) == [{"model": str(folder), "n_layers": 4, "lr": None, "seed": None}]
+    _, err = command("measure", folder, "--data", text, *SMALL, "-o", place, code=2)
     assert "not an empty folder" in err
 
 
-def test_a_run_measures_as_its_record_says(tmp_path):
+def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
+    ids = np.random.default_rng(0).integers(0, 40, (8, 33))
+    np.save(tmp_path / "all.npy", ids)
+    np.save(tmp_path / "first.npy", ids[:4].astype(np.uint16))
+    np.save(tmp_path / "last.npy", ids[4:])
+    scores = ("--scores", "usefulness,causal,permutation,variance,weights", "--format", "json")
+    halves, _ = command("measure", folder, "--tokens", tmp_path / "all.npy", *scores)
+    both = ("--tokens", tmp_path / "first.npy", "--fit-tokens", tmp_path / "last.npy")
+    named, err = command("measure", folder, *both, *scores, "-o", tmp_path / "record")
+    assert halves == named and "written" in err
+    found = {score["name"]: score for score in json.loads(named)}
+    causal = found["causal_score"]
+    assert causal["n_tokens"] == 4 * 32 and causal["interval"][0] <= causal["global"] <= causal["interval"][1]
+    effects = [value for row in causal["matrix"] for value in row if value is not None]
+    assert len(effects) == 6 and causal["matrix_first_layer"] == 1
+    assert causal["global"] == pytest.approx(sum(effects) / 6)  # the mean over pairs s < l
+    variance = found["residual_variance_last"]
+    assert variance["first_layer"] == 0 and len(variance["per_layer"]) == 5
+    assert variance["per_layer"][-1] == pytest.approx(variance["global"])
+    assert found["weight_sparsity"]["n_tokens"] is None and found["weight_sparsity"]["metric"].endswith("@0.001")
+    assert all(score["definition"] and {"source", "unit"} < set(score) for score in found.values())
+    model = json.loads((tmp_path / "record" / "model.json").read_text())
+    stack = load_stack(folder).stack
+    slow = causal_effect(stack, torch.from_numpy(ids[:4]), np.random.default_rng(0)).score.value
+    assert causal["global"] == pytest.approx(slow, rel=1e-6) and model["fit_tokens"] == 128
+
+
+def test_csv_has_a_line_per_value(folder, tmp_path):
+    np.save(tmp_path / "all.npy", np.random.default_rng(0).integers(0, 40, (4, 17)))
+    out, _ = sparsedepth(
+        "measure", folder, "--tokens", tmp_path / "all.npy", "--scores", "permutation,attention", "--format", "csv"
+    )
+    lines = list(csv.DictReader(out.splitlines()))
+    (score,) = (line for line in lines if line["name"] == "permutation_score")
+    pairs = [float(line["value"]) for line in lines if line["name"] == "permutation_effect"]
+    assert len(pairs) == 6 and float(score["value"]) == pytest.approx(sum(pairs) / 6) and score["n"] == "32"
+    assert float(score["lo"]) <= float(score["value"]) <= float(score["hi"])
+    assert len([line for line in lines if line["name"] == "attention_entropy" and line["head"]]) == 16
+
+
+def test_a_run_measures_as_its_record_says_and_stands_beside_it(tmp_path, command):
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({**BASE, "corpus": str(corpus(tmp_path)), "n_layers": 2}))
     results = tmp_path / "results"
     sparsedepth("train", path, "--out", results, "--threads", 1)
-    (run,) = (results / "runs").iterdir()
-    sparsedepth("measure", run, "-o", tmp_path / "again")
-    record = json.loads((run / "summary.json").read_text())
-    again = json.loads((tmp_path / "again" / "summary.json").read_text())
-    missing = {name for name, value in again.items() if value is None}
-    assert missing < set(again) and all(record[name] is None for name in missing)
-    assert all(record[name] == pytest.approx(again[name], rel=1e-5) for name in set(again) - missing)
+    (trained,) = (results / "runs").iterdir()
+    command("measure", trained, "-o", results / "models" / "again")
+    record = json.loads((trained / "summary.json").read_text())
+    again = json.loads((results / "models" / "again" / "summary.json").read_text())
+    found = {name: value for name, value in again.items() if value is not None}
+    assert "usefulness" in found and "train_loss" not in found
+    numbers = {name: value for name, value in found.items() if isinstance(value, float)}
+    assert numbers == pytest.approx({name: record[name] for name in numbers}, rel=1e-5)
+    answer, _ = command("query", results, "select model is null, n_layers, d_model from runs", "--format", "json")
+    assert sorted(tuple(row.values()) for row in json.loads(answer)) == [(False, 2, 16), (True, 2, 16)]
+    _, err = command("measure", trained, "-o", results / "runs" / "again", code=2)
+    assert "results/models" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("when", ["write_json", "finish"])
+def test_an_interruption_while_writing_leaves_nothing(folder, tmp_path, monkeypatch, when):
+    np.save(tmp_path / "all.npy", np.random.default_rng(0).integers(0, 40, (4, 17)))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(save.record if when == "finish" else save, when, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        measure(str(folder), tokens=tmp_path / "all.npy", scores="variance", out=tmp_path / "models" / "m")
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, command):
+    (tmp_path / "file").write_text("")
+    _, err = command("measure", "no-such-model", "-o", tmp_path / "file" / "m", code=2)
+    assert "cannot be written" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -61,15 +152,24 @@ def test_a_run_measures_as_its_record_says(tmp_path):
         (("{folder}", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
         (("{tmp}",), "neither a folder"),
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
+        (("{folder}", "--format", "xml"), "'xml' is not one of table, json, csv"),
+        (("{folder}", "--scores", "causal,usefullness"), "'usefullness' is not one of all, usefulness"),
+        (("{folder}", "--scores", "all", "--set", "measures=[causal]"), "say the same"),
+        (("{folder}", "--fit-tokens", "x.npy"), "needs --tokens"),
+        (("{folder}", "--data", "stdlib", "--tokens", "x.npy"), "two sources"),
+        (("{folder}", "--tokens", "{tokens}"), "ids from 0 to 40, and"),
+        (("{folder}", "--tokens", "{tokens}", "--seq-len", 8), "the given tokens have 16"),
     ],
 )
-def test_mistakes(folder, tmp_path, arguments, words):
-    filled = [str(word).format(folder=folder, tmp=tmp_path) for word in arguments]
-    _, err = sparsedepth("measure", *filled, code=2)
+def test_mistakes(folder, tmp_path, arguments, words, command):
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, np.arange(41 * 17).reshape(-1, 17) % 41)
+    filled = [str(word).format(folder=folder, tmp=tmp_path, tokens=tokens) for word in arguments]
+    _, err = command("measure", *filled, code=2)
     assert words in err and err.count("\n") == 1
 
 
-def test_pickled_weights_are_refused_unopened(folder, tmp_path):
+def test_pickled_weights_are_refused_unopened(folder, tmp_path, command):
     """The canary of a malicious checkpoint is never touched."""
     place = tmp_path / "model"
     place.mkdir()
@@ -77,7 +177,7 @@ def test_pickled_weights_are_refused_unopened(folder, tmp_path):
         if file.suffix != ".safetensors":
             (place / file.name).write_bytes(file.read_bytes())
     canary = tmp_path / "canary"
-    command = f"cposix\nsystem\n(S'touch {canary}'\ntR."
-    (place / "pytorch_model.bin").write_bytes(command.encode())
-    _, err = sparsedepth("measure", place, code=2)
+    pickled = f"cposix\nsystem\n(S'touch {canary}'\ntR."
+    (place / "pytorch_model.bin").write_bytes(pickled.encode())
+    _, err = command("measure", place, code=2)
     assert "safetensors" in err and err.count("\n") == 1 and not canary.exists()

@@ -15,10 +15,11 @@ from reference import run_config
 from safetensors.torch import load_file, save_file
 from toy import integers
 
+from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing, record
 from sparsedepth.probe.hf import HfStack
-from sparsedepth.probe.load import check_transformers, load_stack
+from sparsedepth.probe.load import check_transformers, load_stack, weights_hash
 from sparsedepth.probe.stack import DecoderStack
 
 TOKENS = integers(40, 2, 10)
@@ -123,6 +124,33 @@ def test_a_run_folder_whose_weights_are_not_its_models(run):
     (run / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors: copies of a run may leave it out"):
         load_stack(run)
+
+
+def test_a_complete_run_that_was_changed_is_refused(run):
+    sums = {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size} for path in run.iterdir()}
+    (run / "complete").write_text(json.dumps({"run_id": "0" * 12, "files": sums}))
+    load_stack(run)
+    weights = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").write_bytes(weights[:-3] + bytes([weights[-3] ^ 1]) + weights[-2:])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not the file that was written") as caught:
+        load_stack(run)
+    assert "\n" not in str(caught.value)
+    (run / "model.safetensors").write_bytes(weights)
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.002"))
+    with pytest.raises(ValueError, match=r"config\.yaml is not the file that was written"):
+        load_stack(run)
+    for marker in ("{}", '{"files": []}', '{"files": {"config.yaml": 3}}', "nothing"):
+        (run / "complete").write_text(marker)
+        with pytest.raises(ValueError, match=r"not the file that was written|cannot be read as JSON"):
+            load_stack(run)
+
+
+def test_the_weights_have_a_name(model):
+    first = weights_hash(model)
+    assert len(first) == 12 and weights_hash(model) == first
+    weights = load_file(model / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    assert weights_hash(model) != first
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])

@@ -1,4 +1,4 @@
-"""Held-out text in a model's own tokenizer, of folders and of runs."""
+"""Held-out text in a model's own tokenizer, of folders and of runs; and tokens as they are given."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tiny import corpus
 from sparsedepth.data.shards import prepare
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_stack
-from sparsedepth.probe.text import measure_source, tokenizer_of
+from sparsedepth.probe.text import check_tokens, given_tokens, measure_source, tokenizer_of
 
 WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
 
@@ -105,3 +105,63 @@ def test_what_cannot_be_read_is_one_line(model, tmp_path):
     (model / "tokenizer_config.json").unlink()
     with pytest.raises(ValueError, match=r"has no tokenizer\.json"):
         measure_source(load_stack(model), texts, 16, 320, tmp_path / "data")
+
+
+def saved(path: Path, ids: np.ndarray) -> Path:
+    np.save(path, ids)
+    return path
+
+
+def test_given_tokens_are_halved_or_named(tmp_path):
+    ids = np.arange(5 * 9, dtype=np.int32).reshape(5, 9)
+    both = saved(tmp_path / "both.npy", ids)
+    halves = given_tokens(both)
+    assert (halves.seq_len, halves.n_scored, halves.n_fit) == (8, 24, 16)
+    assert np.array_equal(halves(8, 24), ids[:3]) and np.array_equal(halves(8, 16, 24), ids[3:])
+    assert halves(8, 17).shape == (2, 9) and halves(8, 24).dtype == np.int64
+    named = given_tokens(saved(tmp_path / "a.npy", ids[:3]), saved(tmp_path / "b.npy", ids[3:].astype(np.uint8)))
+    assert np.array_equal(named(8, 24), ids[:3]) and np.array_equal(named(8, 16, 1), ids[3:])
+    assert named.data_hash == halves.data_hash != given_tokens(tmp_path / "a.npy", tmp_path / "a.npy").data_hash
+    with pytest.raises(ValueError, match="less than one sequence of the given 8"):
+        named(8, 7)
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (np.zeros((2, 9)), r"holds float64 \[2, 9\]"),
+        (np.zeros(9, dtype=int), r"holds int64 \[9\]"),
+        (np.zeros((2, 1), dtype=int), "at least 3 columns"),
+        (np.zeros((0, 9), dtype=int), r"\[0, 9\]"),
+        (np.zeros((1, 9), dtype=int), "give --fit-tokens, or two"),
+        (np.array([[{"id": 1}] * 9] * 2), "cannot be read as a .npy array: Object arrays"),
+    ],
+)
+def test_what_is_no_array_of_ids_is_one_line(tmp_path, ids, says):
+    np.save(tmp_path / "ids.npy", ids, allow_pickle=True)
+    with pytest.raises(ValueError, match=says) as caught:
+        given_tokens(tmp_path / "ids.npy")
+    assert "\n" not in str(caught.value)
+
+
+def test_given_files_must_be_arrays_of_one_length(tmp_path):
+    np.savez(tmp_path / "ids.npz", a=np.zeros((2, 9), dtype=int))
+    (tmp_path / "text.npy").write_text("0 1 2")
+    for name in ("ids.npz", "text.npy", "absent.npy"):
+        with pytest.raises(ValueError, match=r"cannot be read as a \.npy array"):
+            given_tokens(tmp_path / name)
+    first, other = (saved(tmp_path / f"{n}.npy", np.zeros((2, n), dtype=int)) for n in (9, 8))
+    with pytest.raises(ValueError, match="has 8 columns and"):
+        given_tokens(first, other)
+
+
+def test_given_ids_are_the_models(model, tmp_path):
+    loaded = load_stack(model)  # 40 ids, 64 positions
+    ids = np.full((2, 65), 39)
+    check_tokens(given_tokens(saved(tmp_path / "good.npy", ids)), loaded)
+    for wrong in (40, -1):
+        bad = given_tokens(saved(tmp_path / "bad.npy", np.where(np.arange(65) == 3, wrong, ids)))
+        with pytest.raises(ValueError, match="has ids from 0 to 39"):
+            check_tokens(bad, loaded)
+    with pytest.raises(ValueError, match="longer than the 64 positions"):
+        check_tokens(given_tokens(saved(tmp_path / "long.npy", np.zeros((2, 66), dtype=int))), loaded)

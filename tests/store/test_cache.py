@@ -35,8 +35,8 @@ def totals(results):
 def read_folders(monkeypatch):
     """The run folders that were read, as opposed to taken from the cache."""
     read = []
-    original = cache.read_run
-    monkeypatch.setattr(cache, "read_run", lambda folder: read.append(folder.name) or original(folder))
+    original = cache.read_record
+    monkeypatch.setattr(cache, "read_record", lambda folder: read.append(folder.name) or original(folder))
     return read
 
 
