@@ -141,8 +141,8 @@ def check_text(corpus: Corpus, config: RunConfig) -> None:
         fit = held_out(corpus, config.seq_len, config.fit_tokens, config.measure_tokens)[:, 1:]
         if fit.size <= config.d_model + 1:
             raise ValueError(
-                f"the held-out text leaves {fit.size} tokens to fit usefulness's maps after measure_tokens="
-                f"{config.measure_tokens}, and d_model={config.d_model} needs more than {config.d_model + 1}; use a longer "
+                f"the held-out text leaves {fit.size} tokens to fit usefulness's maps, after measure_tokens="
+                f"{config.measure_tokens}; d_model={config.d_model} needs more than {config.d_model + 1}: use a longer "
                 f"corpus or a larger val_fraction"
             )
 
