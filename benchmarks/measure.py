@@ -2,6 +2,7 @@
 
     python benchmarks/measure.py --layers 24 --width 256 --sequences 16 --length 256 --repeats 3 --threads 1
     python benchmarks/measure.py --quick
+    python benchmarks/measure.py --memory
 
 The obvious way, at micro-batch 4 without gradients: one full forward pass per intervention (causal, permutation), full
 passes and a least-squares solve per layer, then a pass with its replacement (usefulness), and one vector-Jacobian
@@ -15,6 +16,9 @@ Shapes: B sequences, S = T + 1 tokens of one sequence, T positions, D width of t
 
 import argparse
 import itertools
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,6 +34,7 @@ from sparsedepth.measure.jacobian import jacobian_deviation
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import record
 from sparsedepth.probe.stack import DecoderStack
 
 MICRO_BATCH = 4
@@ -236,6 +241,37 @@ def growth(options: argparse.Namespace) -> None:
         print(f"{name:24}" + "".join(f"{value:9.2f}" for value in values), flush=True)
 
 
+def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """What runs, once each, in a process of its own. 'nothing' builds the model and the tokens alone."""
+    stack, tokens_BS = build_stack(options.layers, options), sequences(options, options.sequences, 0)
+    fit_BS = sequences(options, options.sequences, 1)
+
+    @torch.no_grad()
+    def forward() -> None:
+        states = record(stack, tokens_BS[:, :-1])
+        F.cross_entropy(stack.logits(states[-1]).flatten(0, 1), tokens_BS[:, 1:].flatten())
+
+    return {
+        "nothing": lambda: None,
+        "forward": forward,
+        "causal": lambda: our_causal(stack, tokens_BS),
+        "permutation": lambda: permutation_effect(stack, tokens_BS, rng(), 4),
+        "usefulness": lambda: our_usefulness(stack, fit_BS, tokens_BS),
+        "jacobian": lambda: our_jacobian(stack, tokens_BS, 1),
+    }
+
+
+def memory(arguments: Sequence[str]) -> None:
+    """Peak memory of each score over that of one plain forward pass with all states recorded, process for process."""
+    peaks: dict[str, int] = {}
+    for name in ("nothing", "forward", "causal", "permutation", "usefulness", "jacobian"):
+        command = [sys.executable, __file__, *arguments, "--memory-of", name]
+        peaks[name] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    print(f"\n{'peak memory':24} {'MiB':>9} {'/ forward':>10}")
+    for name, kib in peaks.items():
+        print(f"{name:24} {kib / 1024:9.0f} {kib / peaks['forward']:10.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("layers", 24), ("width", 256), ("sequences", 16), ("length", 256), ("repeats", 3)):
@@ -245,10 +281,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="8 layers of width 64, 4 x 64 tokens, 2 repeats")
     parser.add_argument("--growth", action="store_true", help="also the time of each score by depth")
+    parser.add_argument("--memory", action="store_true", help="the peak memory of each score, and no times")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         vars(options).update(layers=8, width=64, sequences=4, length=64, repeats=2, pairs=8)
     torch.set_num_threads(options.threads)
+    if options.memory_of:
+        memory_parts(options)[options.memory_of]()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB on Linux
+        return
+    if options.memory:
+        memory([word for word in sys.argv[1:] if word != "--memory"])
+        return
     compare(options)
     if options.growth:
         growth(options)
