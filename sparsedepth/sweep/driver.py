@@ -142,10 +142,11 @@ class Driver:
         asked = False
         deaths = 0
         failures = Failures(self._failed_for_good)
-        failures.see(scan(self.results, self.definition), before=True)
+        runs = planned_runs(self.definition)
+        failures.see(scan(self.results, self.definition, runs), before=True)
         while self.workers:
             time.sleep(0.3)
-            states = scan(self.results, self.definition)
+            states = scan(self.results, self.definition, runs)
             self.watch(states)
             failures.see(states, before=False)
             if (self.interrupted() or failures.too_many) and not asked:

@@ -1,6 +1,7 @@
 """How a sweep stands, read from its folders alone: no lock, no study, no torch; from any machine that sees them."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,9 +63,14 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
     return RunState(run_id=run_id, state=state, progress=work.progress(), reason=reason, config=config)
 
 
-def scan(results: Path, definition: SweepDefinition | None) -> list[RunState]:
-    """Every run of the folder, those still to come included where the sweep is a grid."""
-    planned = {config.run_id: config for config in planned_runs(definition)} if definition else {}
+def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:
+    """Every run of the folder, those still to come included where the sweep is a grid.
+
+    `runs` are the definition's planned runs, for a caller that looks often: building them is most of the work.
+    """
+    if runs is None:
+        runs = planned_runs(definition) if definition else []
+    planned = {config.run_id: config for config in runs}
     found = {path.parent.name for path in (results / "runs").glob(f"*/{record.MARKER}")}
     found |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}
     if definition and definition.sampler == "grid":
