@@ -25,7 +25,7 @@ import pandas as pd
 
 from sparsedepth import glossary
 from sparsedepth.effects.intervals import Estimate, estimate, t_critical
-from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels, trained
+from sparsedepth.effects.knobs import Design, Knob, design_of, keys, labels, trained
 
 Verdict = Literal["lower", "higher", "not distinguishable"]
 
@@ -153,14 +153,18 @@ def _noise(cell_N: np.ndarray, value_N: np.ndarray) -> tuple[float | None, int]:
     return (math.sqrt(float(within_N @ within_N) / df), df) if df else (None, 0)
 
 
-def pairs(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None) -> pd.DataFrame:
+def pairs(
+    runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None, design: Design | None = None
+) -> pd.DataFrame:
     """Every matched pair of a knob, one row each; on a basis, those that agree in it, every run in one pair at most.
+    `design` is that of these runs, where it is known already.
 
     Columns: setting, n_layers, seed, match (everything else but depth, as a key), run_id, cell_id, value (on the
     compared scale), difference, diverged, at_edge (of either run), one ratio per basis; n_layers_baseline,
     run_id_baseline, cell_id_baseline, baseline (its value), diverged_baseline.
     """
-    side = _sides(runs, knob, outcome, basis)
+    unit_of(outcome)
+    side = _sides(trained(runs), knob, outcome, basis, design or design_of(runs))
     base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "seed"])
     rest = side[side["setting"] != knob.baseline]
     found = rest.merge(base, on="context", suffixes=("", "_baseline"))
@@ -176,21 +180,17 @@ def pairs(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None
     return named[[*kept, *BASES]]
 
 
-def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None) -> pd.DataFrame:
+def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, design: Design) -> pd.DataFrame:
     """One row per run that can be half of a pair; two runs of one `context` may be paired."""
-    unit_of(outcome)
-    runs = trained(runs)
-    depth = depth_knob(runs)
-    at_depth = {"n_layers", *(depth.fields if depth else ())}
-    chosen = chosen_fields(runs)
+    at_depth = {"n_layers", *design.with_depth}
     free = {*knob.fields, *(COMPENSATES[basis] if basis else ())}
-    others = [name for name in chosen if name not in free]
+    others = [name for name in design.chosen if name not in free]
     side = pd.DataFrame(
         {
             "setting": labels(runs, knob),
             "context": keys(runs, others),
             "match": keys(runs, [name for name in others if name not in at_depth]),
-            "size": keys(runs, [name for name in chosen if name in free and name not in knob.fields]),
+            "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
             "n_layers": runs["n_layers"].astype(int),
             "seed": runs["seed"],
             "run_id": runs["run_id"],
@@ -221,10 +221,13 @@ def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = 
     return _contrasts(pairs(runs, knob, outcome, basis), knob, outcome, basis, {})
 
 
-def contrasts_on_bases(runs: pd.DataFrame, knob: Knob, outcome: str) -> dict[str | None, list[Contrast]]:
+def contrasts_on_bases(
+    runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | None = None
+) -> dict[str | None, list[Contrast]]:
     """The contrasts all else equal (None) and on each of BASES; the same pairs are summarised once."""
-    chosen, known = set(chosen_fields(runs)) - set(knob.fields), dict[tuple, Contrast]()
-    strict = pairs(runs, knob, outcome)
+    design = design or design_of(runs)
+    chosen, known = set(design.chosen) - set(knob.fields), dict[tuple, Contrast]()
+    strict = pairs(runs, knob, outcome, design=design)
     results: dict[str | None, list[Contrast]] = {None: _contrasts(strict, knob, outcome, None, known)}
     for basis in BASES:
         moves = chosen & set(COMPENSATES[basis])
@@ -232,7 +235,7 @@ def contrasts_on_bases(runs: pd.DataFrame, knob: Knob, outcome: str) -> dict[str
         if agreeing.all() and not moves:
             results[basis] = [replace(one, basis=basis) for one in results[None]]
             continue
-        found = pairs(runs, knob, outcome, basis) if moves else strict[agreeing]
+        found = pairs(runs, knob, outcome, basis, design) if moves else strict[agreeing]
         results[basis] = _contrasts(found, knob, outcome, basis, known)
     return results
 

@@ -17,6 +17,7 @@ no experts; for any other field RunConfig's default, or else the smallest value.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,14 @@ class Knob:
     @property
     def baseline(self) -> str:
         return next(iter(self.settings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    chosen: tuple[str, ...]
+    """`chosen_fields`."""
+    with_depth: tuple[str, ...]
+    """Those of them that n_layers determines."""
 
 
 def plain(value: Any) -> Plain:
@@ -128,23 +137,35 @@ def _is_derived(runs: pd.DataFrame, name: str) -> bool:
         if field in runs.columns
     ]
     first = ~keys(runs, sizes).duplicated()
-    for _, row in runs.loc[first, sizes].iterrows():
-        given = {field: plain(row[field]) for field in sizes}
-        given = {field: value for field, value in given.items() if value is not None}
-        filled = ModelConfig.model_validate({field: value for field, value in given.items() if field != name})
-        if getattr(filled, name) != given.get(name):
-            return False
-    return True
+    columns = [[plain(value) for value in runs.loc[first, field]] for field in sizes]
+    return all(_follows(name, tuple(zip(sizes, row, strict=True))) for row in zip(*columns, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _follows(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
+    """Whether a configuration of these other sizes fills in this very value of `name`. Asked anew for every frame."""
+    given = {field: value for field, value in sizes if value is not None}
+    filled = ModelConfig.model_validate({field: value for field, value in given.items() if field != name})
+    return getattr(filled, name) == given.get(name)
+
+
+def design_of(runs: pd.DataFrame) -> Design:
+    """What was chosen in these runs: worth asking once for many contrasts of the same ones."""
+    runs = trained(runs)
+    chosen = chosen_fields(runs)
+    codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen}
+    with_depth = [
+        name
+        for name in codes
+        if "n_layers" in codes and name not in NEVER_KNOBS and _determines(codes["n_layers"], codes[name])
+    ]
+    return Design(chosen=tuple(chosen), with_depth=tuple(with_depth))
 
 
 def depth_knob(runs: pd.DataFrame) -> Knob | None:
     """n_layers with the fields that it determines, shallowest first; None if all runs have one depth."""
-    runs = trained(runs)
-    codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen_fields(runs)}
-    if "n_layers" not in codes:
-        return None
-    followers = [name for name in codes if name not in NEVER_KNOBS and _determines(codes["n_layers"], codes[name])]
-    return _knob(runs, ("n_layers", *followers), {})
+    design = design_of(runs)
+    return _knob(runs, ("n_layers", *design.with_depth), {}) if "n_layers" in design.chosen else None
 
 
 def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None) -> list[Knob]:

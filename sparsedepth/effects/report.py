@@ -24,7 +24,7 @@ from sparsedepth.effects.contrast import (
     unit_of,
 )
 from sparsedepth.effects.intervals import holm
-from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, find_knobs, trained
+from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, design_of, find_knobs, trained
 from sparsedepth.store.answer import Answer
 
 ALPHA = 0.05
@@ -75,7 +75,8 @@ def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | N
     runs = needed(runs, outcome)
     family = all_knobs(runs)
     wanted = {one.name for one in _choose(family, knob)}
-    found = {one.name: contrasts_on_bases(runs, one, outcome) for one in family}
+    design = design_of(runs)
+    found = {one.name: contrasts_on_bases(runs, one, outcome, design) for one in family}
     return [
         effect
         for basis in BASES
@@ -141,7 +142,9 @@ def needed(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     )
     facts = ("run_id", "cell_id", "seed", "outcome", "model", "tuning", "tuned_fields")
     names = dict.fromkeys((*facts, outcome, *BASES.values(), *sizes, *chosen_fields(runs)))
-    return runs[[name for name in names if name in runs.columns]]
+    runs = runs[[name for name in names if name in runs.columns]]
+    # Arrow's strings are slow to walk one by one, which is what keys and labels do.
+    return runs.astype({name: object for name, kind in runs.dtypes.items() if isinstance(kind, pd.StringDtype)})
 
 
 def _choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
