@@ -36,7 +36,7 @@ from sparsedepth.measure.suite import observe_variance
 from sparsedepth.model.cost import cost
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
-from sparsedepth.sweep.execute import OBSERVED_TOKENS
+from sparsedepth.sweep.duration import OBSERVED_TOKENS
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.loop import Run
 from sparsedepth.train.optimizer import adamw, learning_rate

@@ -9,6 +9,7 @@ import typer
 
 if TYPE_CHECKING:
     from sparsedepth.config.runtime import RuntimeConfig
+    from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.status import RunState
 
 Out = Annotated[Path, typer.Option("--out", help="results folder; made if missing")]
@@ -58,7 +59,6 @@ def sweep(
 ) -> None:
     """Run a sweep: every configuration and seed of a definition. The same command continues where it stopped."""
     from sparsedepth.cli.define import define
-    from sparsedepth.cli.query import print_best
 
     definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
 
@@ -73,36 +73,41 @@ def sweep(
     chosen = parse_gpus(gpus) if gpus else None
     used = machine(workers, runtime_of(runtime, device=device, compile=compiled), max_attempts, chosen, gpus_per_run)
     plan = Plan(definition)
-    expected = plan.expected
-    print(f"{definition.name}: {definition.question}")
-    print(f"hypothesis: {definition.hypothesis}")
+    print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
     at_least = " or more" if definition.tune else ""
-    print(f"{expected} runs{at_least} into {out}, {used.workers} at a time on {used.described}")
-    print(*plan.notes(), sep="\n", end="\n" if plan.notes() else "")
+    print(f"{plan.expected} runs{at_least} into {out}, {used.workers} at a time on {used.described}")
+    for note in plan.notes():
+        print(note)
     setting = setting_here(definition, used)
     if dry_run:
         show(definition, setting, Budget())
         return
     cost = price(definition, setting)
     print(f"price: {one_line(cost)}")
-    with Watcher(definition, expected, out) as watcher:
+    with Watcher(definition, plan.expected, out) as watcher:
         driver = Driver(definition=definition, results=out, machine=used, watch=watcher, storage=storage, price=cost)
         states = driver.run(retry_failed=retry_failed)
+    _print_end(driver, states, plan.expected)
+
+
+def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> None:
+    """How a sweep ended, the ranking, and what to do next. Raises Exit unless every run is complete."""
+    from sparsedepth.cli.query import print_best
+
+    out, objective = driver.results, driver.definition.objective
     counts = Counter(state.state for state in states)
     _print_ended(states, out)
     for reason, count in driver.refused.items():
         print(f"{count} of {expected} proposals not run: {reason}")
     if driver.stop():
-        print(
-            f"stopped with {counts['complete']} of {expected} runs complete; the same command continues",
-            file=sys.stderr,
-        )
+        complete = f"{counts['complete']} of {expected} runs complete"
+        print(f"stopped with {complete}; the same command continues", file=sys.stderr)
         raise typer.Exit(driver.stop.exit_code)
     if counts["complete"]:
         print()
-        print_best([out], by=definition.objective, top=20)
+        print_best([out], by=objective, top=20)
         print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
-        print(f'  sparsedepth query {out} "select run_id, n_layers, {definition.objective}, usefulness from runs"')
+        print(f'  sparsedepth query {out} "select run_id, n_layers, {objective}, usefulness from runs"')
     if driver.unfinished:
         raise typer.Exit(1)
 
@@ -121,7 +126,8 @@ def train(
     from sparsedepth.config.load import build, parse_settings, read_yaml
     from sparsedepth.config.run import RunConfig
     from sparsedepth.store.folder import read_run
-    from sparsedepth.sweep.execute import Infeasible, Options, execute
+    from sparsedepth.sweep.execute import execute
+    from sparsedepth.sweep.make import Infeasible, Options
     from sparsedepth.sweep.process import stop_on_signals
     from sparsedepth.train.devices import LostError, world
     from sparsedepth.train.loop import Interrupted

@@ -22,8 +22,8 @@ from sparsedepth.data.shards import prepare
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.compare import write_plan
-from sparsedepth.sweep.execute import check_text
 from sparsedepth.sweep.finished import Finished
+from sparsedepth.sweep.make import check_text
 from sparsedepth.sweep.ownership import is_owned
 from sparsedepth.sweep.plan import Item, Plan, check_objective, first_proposal
 from sparsedepth.sweep.pool import Machine, Pool

@@ -14,7 +14,8 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import ownership
-from sparsedepth.sweep.execute import Options, execute
+from sparsedepth.sweep.execute import execute
+from sparsedepth.sweep.make import Options
 from sparsedepth.sweep.status import state_of
 from sparsedepth.sweep.work import Work
 from sparsedepth.train import checkpoint

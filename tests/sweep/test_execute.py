@@ -11,8 +11,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import execute as module
-from sparsedepth.sweep import ownership
-from sparsedepth.sweep.execute import Infeasible, Options, execute, is_out_of_memory
+from sparsedepth.sweep import make, ownership
+from sparsedepth.sweep.execute import execute
+from sparsedepth.sweep.make import Infeasible, Options, is_out_of_memory
 from sparsedepth.sweep.publish import publish
 from sparsedepth.sweep.status import state_of
 from sparsedepth.sweep.work import Work
@@ -40,7 +41,7 @@ def shortage(limit: int, tried: list):
 
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatch):
     tried: list[int | None] = []
-    monkeypatch.setattr(module, "train", shortage(2, tried))
+    monkeypatch.setattr(make, "train", shortage(2, tried))
     cfg = config(tmp_path)
     made = record.read_run(execute(cfg, tmp_path / "results", Options(runtime=CPU)))
     assert tried == [None, 2]
@@ -50,7 +51,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatc
 
 def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeypatch):
     tried: list[int | None] = []
-    monkeypatch.setattr(module, "train", shortage(0, tried))
+    monkeypatch.setattr(make, "train", shortage(0, tried))
     cfg = config(tmp_path)
     with pytest.raises(Infeasible, match="one sequence per forward pass: CUDA out of memory"):
         execute(cfg, tmp_path / "results", Options(runtime=CPU))
@@ -69,7 +70,7 @@ def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
     work.folder.mkdir(parents=True)
     assert work.lower_memory(4, "x") and work.lower_memory(3, "x") and work.micro_batch() == 2
     tried: list[int | None] = []
-    monkeypatch.setattr(module, "train", shortage(4, tried))
+    monkeypatch.setattr(make, "train", shortage(4, tried))
     execute(cfg, tmp_path / "results", Options(runtime=CPU))
     assert tried == [2]
 
@@ -92,7 +93,7 @@ def test_another_error_is_no_shortage(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(module, "train", broken)
+    monkeypatch.setattr(make, "train", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         execute(config(tmp_path), tmp_path / "results", Options(runtime=CPU))
 
@@ -108,13 +109,13 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
         with monkeypatch.context() as patch:
             patch.setattr(ownership, "GRACE_SECONDS", 0.0)
             patch.setattr(ownership, "BEAT_SECONDS", 60.0)
-            patch.setattr(module, "train", train)
+            patch.setattr(make, "train", train)
             execute(cfg, results, Options(runtime=CPU))
         made.append((results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns)
         return trained
 
     made: list[int] = []
-    monkeypatch.setattr(module, "train", overtaken)
+    monkeypatch.setattr(make, "train", overtaken)
     monkeypatch.setattr(ownership, "BEAT_SECONDS", 60.0)
     with pytest.raises(Interrupted):
         execute(cfg, results, Options(runtime=CPU))
