@@ -5,8 +5,9 @@ python analysis/chain.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.chain import chain
-from sparsedepth.effects.verdict import NOTHING, link_sentence, read_runs
+from sparsedepth.effects.lines import evidence_lines
+from sparsedepth.effects.verdict import NOTHING, read_runs
+from sparsedepth.effects.words import weigh
 
 CLAIM = (
     "sparser mechanisms tend to exhibit lower output variance and better layer differentiation (2603.15389 v2, "
@@ -18,14 +19,16 @@ def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
         return NOTHING
-    links = chain(runs)
-    if all(link.rho is None for link in links):
+    evidence = [one for one in weigh(runs) if any(link.rho is not None for link in one.links)]
+    if not evidence:
         print(f"none of the links can be seen in these {len(runs)} runs: too few, or nothing varies", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {CLAIM}\nMeasured, rank correlations over runs, interval over configurations:")
-    for link in links:
-        print(f"  {link_sentence(link)}")
-    n_intervals = sum(link.lo is not None for link in links)
+    for one in evidence:
+        print(f"  {one.within.cause} -> {one.within.effect}: {one.word}")
+        for line in evidence_lines(one):
+            print(f"    {line}")
+    n_intervals = sum(link.lo is not None for one in evidence for link in one.links)
     print(f"{n_intervals} intervals at 95%: chance alone makes about {0.05 * n_intervals:.1f} of them exclude 0")
     return 0
 

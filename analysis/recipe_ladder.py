@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.verdict import NOTHING, read_runs, sentence
+from sparsedepth.store.loss import loss_of
 
 CLAIM = (
     "at 32 layers T 4096, lambda 0.3, G 2 and experts, one on top of the other, take usefulness 0.53 -> 0.59 -> 0.63 "
@@ -20,7 +21,7 @@ def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
         return NOTHING
-    objective = "val_loss" if runs["seq_len"].nunique() == 1 else "val_loss_common"
+    objective = loss_of(runs)
     ladders = {depth: ladder(at_depth, objective) for depth, at_depth in runs.groupby(runs["n_layers"].astype(int))}
     if not any(found.rungs for found in ladders.values()):
         print(f"no two of these {len(runs)} runs of one depth are a rung apart; run a recipe ladder", file=sys.stderr)

@@ -14,8 +14,9 @@ def register(app: typer.Typer) -> None:
 def effects(
     folders: Folders,
     by: Annotated[
-        str, typer.Option(help="the outcome: val_loss, usefulness, residual_variance_last, ...")
-    ] = "val_loss",
+        str | None,
+        typer.Option(help="the outcome: usefulness, residual_variance_last, ...; default the loss that compares runs"),
+    ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
         Literal["all", "knobs", "chain"],
@@ -27,12 +28,14 @@ def effects(
     """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link."""
     from sparsedepth.effects import lines, report, words
     from sparsedepth.effects.knobs import find_knobs
+    from sparsedepth.store.loss import loss_of
     from sparsedepth.store.open import open_store
     from sparsedepth.store.render import choose_format, encode
 
     chosen = choose_format(format, out)
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
+    by = by or loss_of(runs)
     if chosen != "table":
         if part == "chain":
             answer = lines.chain_table(words.weigh(runs))

@@ -18,7 +18,7 @@ Format = Annotated[
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="write the answer here")]
 
 EFFECTS = "effects"
-EFFECTS_ASK = "what does each setting of each knob do to val_loss at each depth, on four bases (`sparsedepth effects`)?"
+EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
 
 
 class _Query(TyperCommand):
@@ -82,8 +82,10 @@ def _ours(folders: list[str], ask: str | None, format: str) -> bytes:
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == EFFECTS:
             from sparsedepth.effects.report import effects_table, measure_effects
+            from sparsedepth.store.loss import loss_of
 
-            return encode(effects_table(measure_effects(store.frame("select * from runs"))), format)
+            runs = store.frame("select * from runs")
+            return encode(effects_table(measure_effects(runs, loss_of(runs))), format)
         if ask is not None:
             head = f"{questions.QUESTIONS[ask].asks}\n" if format == "table" and ask in questions.QUESTIONS else ""
             return head.encode() + encode(questions.ask(store, ask), format)
@@ -98,7 +100,10 @@ def _ours(folders: list[str], ask: str | None, format: str) -> bytes:
 
 def best(
     folders: Folders,
-    by: Annotated[str, typer.Option(help="the quantity that ranks: val_loss, usefulness, ...")] = "val_loss",
+    by: Annotated[
+        str | None,
+        typer.Option(help="the quantity that ranks: usefulness, ...; default the loss that compares runs"),
+    ] = None,
     depth: Annotated[int | None, typer.Option(help="only runs of this n_layers")] = None,
     where: Annotated[
         str | None, typer.Option(help='only runs that meet this SQL condition: "params_active < 5e7"')

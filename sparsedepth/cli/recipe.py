@@ -47,7 +47,7 @@ def derive(
     ] = None,
     depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
     objective: Annotated[
-        str, typer.Option(help="the quantity to improve: val_loss (or loss), usefulness, ...")
+        str, typer.Option(help="the quantity to improve: loss (the one that compares the runs), usefulness, ...")
     ] = "loss",
     matched: Annotated[str, typer.Option(help="a setting may spend no more of this than its baseline")] = "tokens",
     holdout_depth: Annotated[
@@ -58,11 +58,12 @@ def derive(
     from sparsedepth.recipe.choose import derive as choose
     from sparsedepth.recipe.holdout import hold_out, sentences
     from sparsedepth.recipe.statement import evidence, write
+    from sparsedepth.store.loss import loss_of
     from sparsedepth.store.open import open_store
 
-    objective = "val_loss" if objective == "loss" else objective
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
+    objective = loss_of(runs) if objective == "loss" else objective
     found = choose(runs, depth, objective, matched)
     if found.config is None:
         raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {found.reason}")

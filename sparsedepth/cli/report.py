@@ -14,7 +14,9 @@ def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html): one file, readable without a network")],
     depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
-    objective: Annotated[str, typer.Option(help="the quantity to improve")] = "val_loss",
+    objective: Annotated[
+        str, typer.Option(help="the quantity to improve: loss (the one that compares the runs), usefulness, ...")
+    ] = "loss",
 ) -> None:
     """Write summary, recipe, runs, figures with their data, effects, failures, methods and provenance as a page."""
     from sparsedepth.report.page import write_report

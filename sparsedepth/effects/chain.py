@@ -23,6 +23,7 @@ import pandas as pd
 
 from sparsedepth.effects.contrast import pairs
 from sparsedepth.effects.knobs import Knob, chosen_fields, keys, trained
+from sparsedepth.store.loss import in_terms_of, loss_of
 from sparsedepth.store.student import LEVEL
 
 Scope = Literal["pooled", "within depth"]
@@ -40,6 +41,7 @@ LINKS: tuple[tuple[str, str], ...] = (
     ("causal_score", "val_loss"),
     ("permutation_score", "val_loss"),
 )
+"""val_loss stands for the loss that compares the runs (`links_of`)."""
 
 MIN_CELLS = 6
 """Fewer distinct configurations get no interval; from here on, noise is called associated in about 5% of stores."""
@@ -71,9 +73,11 @@ class Link:
         return "associated" if known and (self.lo > 0 or self.hi < 0) else "not distinguishable"
 
 
-def chain(runs: pd.DataFrame, seed: int = 0) -> list[Link]:
-    """Every link, pooled and within depth. Deterministic in `seed`, which draws the bootstrap."""
-    return [link(runs, cause, effect, scope, seed) for cause, effect in LINKS for scope in ("pooled", "within depth")]
+def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
+    """The links of which these runs have both sides."""
+    loss = loss_of(runs)
+    named = [(in_terms_of(loss, [cause])[0], in_terms_of(loss, [effect])[0]) for cause, effect in LINKS]
+    return [(cause, effect) for cause, effect in named if runs[cause].notna().any() and runs[effect].notna().any()]
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, seed: int = 0, given: str | None = None) -> Link:
@@ -88,7 +92,7 @@ def link_within(runs: pd.DataFrame, knob: Knob, cause: str, effect: str, seed: i
     """One link over runs that differ in one knob and the seed alone; contexts with one setting do not count."""
     known = trained(runs)
     fields = [name for name in chosen_fields(known) if name not in {*knob.fields, "seed"}]
-    known = known.assign(stratum=keys(known, fields))
+    known = known[["outcome", "cell_id", cause, effect]].assign(stratum=keys(known, fields))
     usable = _usable(known, [cause, effect])
     usable = usable[usable.groupby("stratum")["cell_id"].transform("nunique") > 1]
     stratum_N = pd.factorize(usable["stratum"])[0]

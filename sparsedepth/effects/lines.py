@@ -98,13 +98,8 @@ def chain_lines(runs: pd.DataFrame, knobs: Sequence[Knob]) -> Iterator[str]:
     if not evidence:
         yield "no two quantities of the chain were measured in the same runs"
     for one in evidence:
-        within = one.within
-        yield f"{within.cause} -> {within.effect}: {one.word}"
-        yield from (f"  {_short(link_sentence(each))}" for each in one.links)
-        yield f"  {_skill_text(one.skill)}"
-        yield from (f"  {_intervention_text(each)}" for each in one.interventions)
-        if not one.interventions:
-            yield "  no intervention moved this cause by itself in these runs"
+        yield f"{one.within.cause} -> {one.within.effect}: {one.word}"
+        yield from (f"  {line}" for line in evidence_lines(one))
     found = [one for knob in knobs for one in mediations(runs, knob)]
     known = [one for one in found if one.share is not None]
     if found:
@@ -112,6 +107,15 @@ def chain_lines(runs: pd.DataFrame, knobs: Sequence[Knob]) -> Iterator[str]:
     yield from (f"  {_mediation_text(one)}" for one in known)
     if len(found) > len(known):
         yield f"  no total effect to share out, or no spread: {counted(len(found) - len(known), 'path')}"
+
+
+def evidence_lines(one: Evidence) -> Iterator[str]:
+    """All that the word of a link rests on."""
+    yield from (_short(link_sentence(each)) for each in one.links)
+    yield _skill_text(one.skill)
+    yield from (_intervention_text(each) for each in one.interventions)
+    if not one.interventions:
+        yield "no intervention moved this cause by itself in these runs"
 
 
 def _short(sentence: str) -> str:

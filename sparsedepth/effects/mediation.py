@@ -21,6 +21,7 @@ from sparsedepth.effects.chain import MIN_CELLS, percentiles, resamples
 from sparsedepth.effects.contrast import pairs
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import Knob
+from sparsedepth.store.loss import in_terms_of, loss_of
 
 PATHS: tuple[tuple[str, str], ...] = (
     ("weight_sparsity", "residual_variance_last"),
@@ -31,7 +32,7 @@ PATHS: tuple[tuple[str, str], ...] = (
     ("usefulness", "val_loss"),
     ("usefulness_loss_increase", "val_loss"),
 )
-"""Mediator -> outcome."""
+"""Mediator -> outcome; val_loss stands for the loss that compares the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,10 @@ class Mediation:
     n_contexts: int
 
 
-def mediations(runs: pd.DataFrame, knob: Knob, paths: Sequence[tuple[str, str]] = PATHS) -> list[Mediation]:
+def mediations(runs: pd.DataFrame, knob: Knob, paths: Sequence[Sequence[str]] = PATHS) -> list[Mediation]:
     """Every path, for every setting of a knob that has a pair with both numbers."""
+    loss = loss_of(runs)
+    paths = [in_terms_of(loss, path) for path in paths]
     names = dict.fromkeys(name for path in paths for name in path)
     by_name = {name: pairs(runs, knob, name) for name in names if runs[name].notna().any()}
     found = [

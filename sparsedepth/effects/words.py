@@ -19,24 +19,24 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.chain import (
-    LINKS,
     MIN_CELLS,
     Link,
     link,
     link_between,
     link_within,
+    links_of,
     midranks,
     percentiles,
     resamples,
 )
 from sparsedepth.effects.contrast import Contrast, compare
 from sparsedepth.effects.knobs import find_knob, find_knobs, trained
+from sparsedepth.store.loss import loss_of
 
 Word = Literal["causes", "predicts", "associated", "not distinguishable"]
 
 EQUIVALENT = 0.1
 """A quantity that moved by less than this share of its baseline, interval included, stood still."""
-LOSS = "val_loss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +120,16 @@ class Evidence:
 
 def weigh(runs: pd.DataFrame, seed: int = 0) -> list[Evidence]:
     """The evidence on every link of the chain that was measured. `seed` draws the bootstraps."""
-    return [
-        weigh_link(runs, cause, effect, seed)
-        for cause, effect in LINKS
-        if runs[cause].notna().any() and runs[effect].notna().any()
-    ]
+    return [weigh_link(runs, cause, effect, seed) for cause, effect in links_of(runs)]
 
 
 def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Evidence:
     """The evidence on one link."""
     knobs = [knob for knob in find_knobs(runs) if knob.is_pure]
     links = [link(runs, cause, effect, "pooled", seed), link(runs, cause, effect, "within depth", seed)]
-    if LOSS not in (cause, effect):
-        links.append(link(runs, cause, effect, "within depth", seed, given=LOSS))
+    loss = loss_of(runs)
+    if loss not in (cause, effect):
+        links.append(link(runs, cause, effect, "within depth", seed, given=loss))
     links += [link_within(runs, knob, cause, effect, seed) for knob in knobs]
     links.append(link_between(runs, knobs, cause, effect, seed))
     return Evidence(

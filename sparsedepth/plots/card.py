@@ -15,6 +15,7 @@ import pandas as pd
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.effects.knobs import plain
 from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.store.loss import loss_of
 
 if TYPE_CHECKING:
     from sparsedepth.store.open import Store
@@ -175,8 +176,9 @@ def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -
                 f"none of the {len(runs)} runs has values by layer and did not diverge: no card to draw"
             )
         ranked = candidates.assign(depth=candidates["run_id"].map(depths))
-        ranked["val_loss"] = pd.to_numeric(ranked["val_loss"], errors="coerce")
-        order = ranked.sort_values(["depth", "val_loss", "run_id"], ascending=[False, True, True])  # NaN last
+        loss = loss_of(runs)
+        ranked[loss] = pd.to_numeric(ranked[loss], errors="coerce")
+        order = ranked.sort_values(["depth", loss, "run_id"], ascending=[False, True, True])  # NaN last
         return str(order["run_id"].iloc[0])
     if run not in ids:
         near = difflib.get_close_matches(run, ids, n=3, cutoff=0.0)

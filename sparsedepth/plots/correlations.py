@@ -14,6 +14,7 @@ import pandas as pd
 from sparsedepth.effects.chain import Link, Scope, link
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.style import GREY, LABELS, depth_colours, groups, knob_markers, log_scale
+from sparsedepth.store.loss import in_terms_of, loss_of
 
 PANELS: tuple[tuple[str, str], ...] = (
     ("weight_sparsity", "residual_variance_last"),
@@ -24,7 +25,7 @@ PANELS: tuple[tuple[str, str], ...] = (
     ("causal_score", "val_loss"),
 )
 """Two rows, each read from left to right. Usefulness is drawn in its continuous form: the count moves in steps of 1/L
-and is 0 for many small models."""
+and is 0 for many small models. val_loss stands for the loss that compares the runs."""
 LOG = ("residual_variance_last",)
 MIN_POINTS = 4
 """Distinct values of x that a regression line needs."""
@@ -45,7 +46,9 @@ class Correlations:
 def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     """The numbers of the figure, from the rows of `runs`. `seed` draws the bootstrap."""
     finished = runs[runs["outcome"] == "ok"]
-    names = list(dict.fromkeys(name for panel in PANELS for name in panel))
+    loss = loss_of(runs)
+    panels: list[tuple[str, str]] = [(x, in_terms_of(loss, [y])[0]) for x, y in PANELS]
+    names = list(dict.fromkeys(name for panel in panels for name in panel))
     points = finished[["run_id", "cell_id", "n_layers", "outcome"]].copy()
     knobs = find_knobs(runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
@@ -56,8 +59,8 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
     return Correlations(
         points=points[["run_id", "n_layers", "knob", *names]].reset_index(drop=True),
-        links={panel: tuple(link(points, *panel, scope, seed) for scope in scopes) for panel in PANELS},
-        dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in PANELS},
+        links={panel: tuple(link(points, *panel, scope, seed) for scope in scopes) for panel in panels},
+        dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
     )
 
@@ -69,7 +72,7 @@ def draw_correlations(found: Correlations, axes: list[Any]) -> None:
 
     points = found.points
     colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(found))
-    for axis, panel in zip(axes, PANELS, strict=True):
+    for axis, panel in zip(axes, found.links, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
         if len(shown):

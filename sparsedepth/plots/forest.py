@@ -19,6 +19,7 @@ from sparsedepth.effects.verdict import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, LABELS, MISSING, caption, depth_colours, inert
+from sparsedepth.store.loss import in_terms_of, loss_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,12 +43,13 @@ def effects(store: "Store", run: str | None = None) -> Drawing:
     """The forest of every knob's effects. Raises NothingToDraw."""
     runs = trained_runs(store)
     knobs = find_knobs(runs)
-    found = [one for name in OUTCOMES for knob in knobs for one in contrasts(runs, knob, name)]
+    outcomes = in_terms_of(loss_of(runs), OUTCOMES)
+    found = [one for name in outcomes for knob in knobs for one in contrasts(runs, knob, name)]
     known = [one for one in found if one.effect.mean is not None]
     if not known:
         raise NothingToDraw("no two finished runs differ in one knob alone, so there is no effect to draw")
     rows = [Row(label=f"{_short(one.setting)}\nvs {_short(one.baseline)}", contrast=one) for one in known]
-    panels = {name: [row for row in rows if row.contrast.outcome == name] for name in OUTCOMES}
+    panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
     panels = {name: rows for name, rows in panels.items() if rows}
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, sorted(set(runs["n_layers"]))))
 
@@ -57,7 +59,7 @@ def recipe_ladder(store: "Store", run: str | None = None) -> Drawing:
     runs = trained_runs(store)
     for depth in sorted(set(runs["n_layers"]), reverse=True):
         here = runs[runs["n_layers"] == depth]
-        panels = {name: _rungs(here, name, depth) for name in LADDER}
+        panels = {name: _rungs(here, name, depth) for name in in_terms_of(loss_of(runs), LADDER)}
         panels = {name: rows for name, rows in panels.items() if rows}
         if panels:
             return Drawing(data=table(panels), page=partial(page_of_effects, panels, [depth], is_ladder=True))

@@ -16,19 +16,21 @@ from sparsedepth.effects.verdict import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, LABELS, caption, depth_colours, groups, knob_markers
+from sparsedepth.store.loss import COMMON, OWN, in_terms_of, loss_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sparsedepth.store.open import Store
 
-SIGNS = {"train_flops": 1, "val_loss": 1, "usefulness_loss_increase": -1}
+SIGNS = {"train_flops": 1, "val_loss": 1, "val_loss_common": 1, "usefulness_loss_increase": -1}
 """Quantity -> 1 where low is better, -1 where high is."""
 PANELS = (
     ("train_flops", "val_loss"),
     ("train_flops", "usefulness_loss_increase"),
     ("usefulness_loss_increase", "val_loss"),
 )
+"""val_loss stands for the loss that compares the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Front:
 
     @property
     def quantities(self) -> list[str]:
-        return [name for name in SIGNS if self.cells[name].notna().any()]
+        return [name for name in SIGNS if name in self.cells and self.cells[name].notna().any()]
 
 
 def pareto(store: "Store", run: str | None = None) -> Drawing:
@@ -58,13 +60,14 @@ def front(runs: pd.DataFrame) -> Front:
     kept = runs[~runs["cell_id"].isin(diverged)].copy()
     knobs = changed(kept, find_knobs(runs)) if len(kept) else pd.Series(dtype=object)
     kept["knobs"] = knobs.map(" + ".join).replace("", "baseline") if len(kept) else ""
-    kept = kept.astype(dict.fromkeys(SIGNS, float))
+    names = in_terms_of(loss_of(runs), dict.fromkeys(name for pair in PANELS for name in pair))
+    kept = kept.astype(dict.fromkeys(names, float))
     by_cell = kept.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "knobs"]].first().assign(n_seeds=by_cell.size())
-    for name in SIGNS:
+    for name in names:
         cells[name] = by_cell[name].mean()
         cells[f"{name}_se"] = by_cell[name].sem()
-    named = [name for name in SIGNS if cells[name].notna().any()]
+    named = [name for name in names if cells[name].notna().any()]
     cells = cells.dropna(subset=named)
     cells["on_front"] = undominated(cells[named].to_numpy() * [SIGNS[name] for name in named])
     return Front(cells=cells.reset_index(), n_diverged=len(diverged))
@@ -83,7 +86,8 @@ def page_of_front(found: Front) -> "Figure":
     from matplotlib.lines import Line2D
 
     cells = found.cells
-    panels = [pair for pair in PANELS if set(pair) <= set(found.quantities)]
+    loss = COMMON if COMMON in found.quantities else OWN
+    panels = [pair for pair in (in_terms_of(loss, pair) for pair in PANELS) if set(pair) <= set(found.quantities)]
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False)[0]
     colours = depth_colours(cells["n_layers"])
@@ -109,7 +113,7 @@ def page_of_front(found: Front) -> "Figure":
 
 
 def _draw_front(
-    axis: Any, cells: pd.DataFrame, panel: tuple[str, str], colours: dict[int, str], markers: dict[str, str]
+    axis: Any, cells: pd.DataFrame, panel: tuple[str, ...], colours: dict[int, str], markers: dict[str, str]
 ) -> None:
     from matplotlib.ticker import EngFormatter
 

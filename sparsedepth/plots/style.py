@@ -60,6 +60,7 @@ LABELS = {
     "causal_score": "causal score",
     "permutation_score": "permutation score",
     "val_loss": "validation loss (nat/token)",
+    "val_loss_common": "validation loss at one context\n(nat/token)",
     "causal_effect": "causal effect on later layers",
     "affine_loss_increase": "loss increase with the layer\nreplaced by an affine map",
     "skip_loss_increase": "loss increase with\nthe layer left out",

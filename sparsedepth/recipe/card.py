@@ -98,7 +98,7 @@ class Intervention(Section):
 
 
 class Mechanism(Section):
-    links: list[Values]
+    links: Annotated[list[Values], Field(description="rank correlations, each with the word that its link has earned")]
     interventions: list[Intervention]
     word: Literal["associated", "predicts", "causes"]
     supported: Annotated[bool, Field(description="whether an intervention works the way that the recipe does")]

@@ -98,7 +98,7 @@ def _rule(recipe: Recipe) -> Rule:
         )
         for one in recipe.changes
     ]
-    spread = "unknown (no interval)" if recipe.spread is None else f"{recipe.spread!r}"
+    spread = "unknown (no interval)" if recipe.spread is None else f"{recipe.spread:.3g}"
     return Rule(
         sentence=rule(recipe),
         depth=recipe.depth,

@@ -6,7 +6,8 @@
                 variance, with no sparsity; a fixed random mask: sparsity, with no training effect) and with it the
                 objective, in the recipe's direction; and every change of the recipe moves that link the same way
 
-An intervention is no proof that the recipe works through that link alone.
+An intervention is no proof that the recipe works through that link alone. The links of the chain stand beside it, each
+with the word that it has earned by the rules of `effects.words`, which ask about the link and not about the recipe.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from sparsedepth.effects.chain import chain
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.words import weigh
 from sparsedepth.recipe.card import Intervention, Mechanism, Verdict, word_of
 from sparsedepth.recipe.choose import Recipe
 from sparsedepth.recipe.predict import measured, predicted
@@ -54,7 +55,7 @@ def mechanism_of(runs: pd.DataFrame, recipe: Recipe, outcomes: Sequence[str | No
             f"{proof.moves_objective}, as every change of the recipe does"
         )
     return Mechanism(
-        links=[asdict(one) | {"verdict": one.verdict} for one in chain(runs) if one.n_runs],
+        links=[asdict(link) | {"word": one.word} for one in weigh(runs) for link in one.links if link.rho is not None],
         interventions=found,
         word=word_of(proof is not None, outcomes),
         supported=proof is not None,

@@ -113,11 +113,11 @@ def _matched(card: Card) -> str:
 
 
 def _mechanism(card: Card) -> str:
-    links = [
-        f"{one['cause']} -> {one['effect']}, {one['scope']}: {one['verdict']}"
-        + ("" if one["rho"] is None else f", rho {one['rho']:+.2f} {_interval(one['lo'], one['hi'])}")
-        for one in card.mechanism.links
-    ]
+    by_link: dict[str, list[str]] = {}
+    for one in card.mechanism.links:
+        found = f"{one['scope']} {one['rho']:+.2f} {_interval(one['lo'], one['hi'])}"
+        by_link.setdefault(f"{one['cause']} -> {one['effect']}: **{one['word']}**", []).append(found)
+    links = [f"{link}; rho {', '.join(found)}" for link, found in by_link.items()]
     moves = [
         f"intervention {one.setting}: {one.link} {one.moves_link}; {card.rule.objective} {one.moves_objective}"
         for one in card.mechanism.interventions

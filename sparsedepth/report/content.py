@@ -11,15 +11,17 @@ import pandas as pd
 
 from sparsedepth import glossary
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.chain import Link, chain
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.verdict import counted, link_sentence, sentence
+from sparsedepth.effects.lines import evidence_lines
+from sparsedepth.effects.verdict import counted, sentence
+from sparsedepth.effects.words import Evidence, weigh
 from sparsedepth.plots.runs import chosen, trained
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.fill import fill
 from sparsedepth.recipe.page import markdown
 from sparsedepth.recipe.statement import evidence, rule, to_yaml
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
+from sparsedepth.store.loss import COMMON, OWN, loss_of
 from sparsedepth.sweep.status import read_definition, scan
 
 if TYPE_CHECKING:
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
+SHOWS = {
+    "causes": "an intervention on the one alone moved the other",
+    "predicts": "depths that were held out are predicted, which shows no cause",
+    "associated": "an association, which shows no cause",
+}
+"""Word of a link -> what it says; the strongest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +57,23 @@ class Content:
     """None where no run was trained."""
     runs: Table
     effects: Table | None
-    links: tuple[str, ...]
+    links: tuple[tuple[str, tuple[str, ...]], ...]
+    """(cause -> effect: word, what the word rests on)"""
     failures: Table
     methods: Table
     provenance: Table
     run_ids: tuple[str, ...]
 
 
-def content(store: "Store", folders: Sequence[Path], depth: int | None = None, objective: str = "val_loss") -> Content:
+def content(store: "Store", folders: Sequence[Path], depth: int | None = None, objective: str = "loss") -> Content:
     """Everything but the pictures. Raises ValueError for an objective without a better direction."""
     runs = store.frame("select * from runs order by run_id")
     definitions = tuple(one for folder in folders if (one := read_definition(folder)) is not None)
     known = trained(chosen(runs)).reset_index(drop=True) if runs["train_tokens"].notna().any() else None
+    loss = loss_of(runs)
+    objective = loss if objective == "loss" else objective
     found = [] if known is None else all_contrasts(known)
-    links = [] if known is None else [one for one in chain(known) if one.rho is not None]
+    links = [] if known is None else [one for one in weigh(known) if one.within.rho is not None]
     advice = None if known is None else advise(runs, known, folders, depth, objective)
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
@@ -74,9 +85,11 @@ def content(store: "Store", folders: Sequence[Path], depth: int | None = None, o
         advice=advice,
         runs=runs_table,
         effects=table_of_effects(found) if found else None,
-        links=tuple(link_sentence(one) for one in links),
+        links=tuple(
+            (f"{one.within.cause} -> {one.within.effect}: {one.word}", tuple(evidence_lines(one))) for one in links
+        ),
         failures=failures,
-        methods=table_of_methods([*names, *(one.cause for one in links), *(one.effect for one in links)]),
+        methods=table_of_methods([*names, *(name for one in links for name in (one.within.cause, one.within.effect))]),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
@@ -99,7 +112,7 @@ def summarise(
     known: pd.DataFrame | None,
     advice: Advice | None,
     found: Sequence[Contrast],
-    links: Sequence[Link],
+    links: Sequence[Evidence],
     failures: Table,
 ) -> list[str]:
     """What these runs say, in plain sentences, the most important first."""
@@ -111,26 +124,27 @@ def summarise(
             f"{len(distinct)} of {counted(len(found), 'effect')} are distinguishable from seed noise, each at 95%; "
             f"chance alone would make about {0.05 * len(found):.1f} of them stand out."
         )
-    on_loss = [one for one in distinct if one.outcome == "val_loss"]
+    on_loss = [one for one in distinct if one.outcome in (OWN, COMMON)]
     deepest = max((one.n_layers or 0 for one in on_loss), default=0)
     at_depth = sorted(
         (one for one in on_loss if (one.n_layers or 0) == deepest), key=lambda one: -abs(one.effect.mean or 0.0)
     )
     said += [f"{sentence(one)}." for one in at_depth[:MOST_IN_SUMMARY]]
-    within = [one for one in links if one.scope == "within depth" and one.verdict == "associated"]
-    said += [_together(one) for one in within[:MOST_IN_SUMMARY]]
+    earned = sorted((one for one in links if one.word in SHOWS), key=lambda one: list(SHOWS).index(one.word))
+    said += [_together(one) for one in earned[:MOST_IN_SUMMARY]]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
     if n_failed:
         said.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return said
 
 
-def _together(link: Link) -> str:
+def _together(one: Evidence) -> str:
+    link = one.within
     assert link.rho is not None and link.lo is not None and link.hi is not None
     return (
         f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
         f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')}): "
-        f"an association, which shows no cause."
+        f"{SHOWS[one.word]}."
     )
 
 

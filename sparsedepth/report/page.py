@@ -42,7 +42,7 @@ class Picture:
     height: int
 
 
-def write_report(folders: Sequence[Path], out: Path, depth: int | None = None, objective: str = "val_loss") -> int:
+def write_report(folders: Sequence[Path], out: Path, depth: int | None = None, objective: str = "loss") -> int:
     """Write the page, whole or not at all; returns its size in bytes. Raises ValueError as `open_store` does."""
     with open_store(*folders) as store:
         page = html(store, folders, depth, objective)
@@ -51,7 +51,7 @@ def write_report(folders: Sequence[Path], out: Path, depth: int | None = None, o
     return len(text)
 
 
-def html(store: "Store", folders: Sequence[Path], depth: int | None = None, objective: str = "val_loss") -> str:
+def html(store: "Store", folders: Sequence[Path], depth: int | None = None, objective: str = "loss") -> str:
     """The page of an open store; `folders` are where it came from."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

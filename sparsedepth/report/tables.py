@@ -12,6 +12,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, contrasts
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
+from sparsedepth.store.loss import in_terms_of, loss_of
 from sparsedepth.store.render import readable
 
 RESULTS = (
@@ -112,7 +113,9 @@ def meaning_of(name: str) -> str:
 def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
     """Every setting of every knob at every depth, on the outcomes of the forest plot; `runs` are trained ones."""
     knobs = find_knobs(runs)
-    found = [one for name in OUTCOMES for knob in knobs for one in contrasts(runs, knob, name)]
+    found = [
+        one for name in in_terms_of(loss_of(runs), OUTCOMES) for knob in knobs for one in contrasts(runs, knob, name)
+    ]
     return [one for one in found if one.effect.mean is not None]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from sparsedepth import glossary
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.answer import Answer
+from sparsedepth.store.loss import loss_in
 from sparsedepth.store.open import Store
 from sparsedepth.store.student import mean_interval
 
@@ -67,14 +68,16 @@ class _Cell:
 
 
 def best(
-    store: Store, by: str = "val_loss", depth: int | None = None, top: int = 5, where: str | None = None
+    store: Store, by: str | None = None, depth: int | None = None, top: int = 5, where: str | None = None
 ) -> Ranking:
-    """The `top` cells by the mean of a quantity of `runs`, in the direction that the glossary calls better.
+    """The `top` cells by the mean of a quantity of `runs` (default: the loss that compares them), in the direction that
+    the glossary calls better.
 
     `depth` keeps the runs of that n_layers, `where` those that meet an SQL condition over the columns of `runs`. Equal
     means are in order of cell_id. Raises ValueError for a quantity that is unknown or has no better direction, for an
     SQL condition that is wrong, and where no run is left.
     """
+    by = by or loss_in(store)
     quantity = _ranked_quantity(by)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")

@@ -3,7 +3,8 @@
 A *cell* is a configuration without its seed; its numbers are means over the seeds that trained to the end, its sd the
 standard deviation over them. Only runs of their own count: not models that were only measured, nor values of a tuned
 field that were only tried (but for `lr_curves`, which are made of these). {varying} stands for the fields that vary in
-the store, {others} for those but lr. The effect of each knob is no SQL: `sparsedepth.effects.report` answers it.
+the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.loss`). The effect of each knob
+is no SQL: `sparsedepth.effects.report` answers it.
 """
 
 import difflib
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from sparsedepth.store.answer import Answer
 from sparsedepth.store.best import KNOBS
+from sparsedepth.store.loss import loss_in
 from sparsedepth.store.open import Store
 from sparsedepth.store.student import mean_interval
 
@@ -30,9 +32,9 @@ _CHOSEN = "model IS NULL AND tuning IS DISTINCT FROM 'rejected'"
 _CELLS = f"""
     WITH cells AS (
         SELECT cell_id, {{cell_fields}}
-            count(val_loss) AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
-            list(val_loss ORDER BY seed) FILTER (val_loss IS NOT NULL) AS losses,
-            avg(val_loss) AS val_loss, stddev_samp(val_loss) AS val_loss_sd,
+            count({{loss}}) AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
+            list({{loss}} ORDER BY seed) FILTER ({{loss}} IS NOT NULL) AS losses,
+            avg({{loss}}) AS {{loss}}, stddev_samp({{loss}}) AS {{loss}}_sd,
             avg(usefulness) AS usefulness, stddev_samp(usefulness) AS usefulness_sd,
             avg(weight_sparsity) AS weight_sparsity, avg(attention_sparsity_rel) AS attention_sparsity_rel,
             avg(residual_variance_last) AS residual_variance_last,
@@ -40,7 +42,7 @@ _CELLS = f"""
             avg(train_flops) AS train_flops, avg(params_active) AS params_active
         FROM (
             SELECT * REPLACE (
-                if(outcome = 'ok', val_loss, NULL) AS val_loss, if(outcome = 'ok', usefulness, NULL) AS usefulness,
+                if(outcome = 'ok', {{loss}}, NULL) AS {{loss}}, if(outcome = 'ok', usefulness, NULL) AS usefulness,
                 if(outcome = 'ok', residual_variance_last, NULL) AS residual_variance_last
             ) FROM runs WHERE {_CHOSEN}
         )
@@ -53,25 +55,24 @@ QUESTIONS: dict[str, Question] = {
     for one in (
         Question(
             name="best_per_depth",
-            asks="which configuration has the lowest mean val_loss at each n_layers, of those of which no seed "
+            asks="which configuration has the lowest mean loss at each n_layers, of those of which no seed "
             "diverged (lo, hi: Student's 95% interval over seeds)?",
             interval=True,
             sql=_CELLS
-            + "SELECT n_layers, cell_id, {varying} seeds, val_loss, losses, usefulness, params_active FROM cells"
-            " WHERE diverged = 0 AND val_loss IS NOT NULL"
-            " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY val_loss, cell_id) = 1 ORDER BY n_layers",
+            + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, usefulness, params_active FROM cells"
+            " WHERE diverged = 0 AND {loss} IS NOT NULL"
+            " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY {loss}, cell_id) = 1 ORDER BY n_layers",
         ),
         Question(
             name="pareto",
-            asks="which configurations does no other beat or equal in val_loss, usefulness and train_flops at once?",
-            sql=_CELLS
-            + "SELECT cell_id, n_layers, {varying} seeds, val_loss, usefulness, train_flops FROM cells AS this"
-            " WHERE diverged = 0 AND val_loss IS NOT NULL AND usefulness IS NOT NULL AND NOT EXISTS ("
-            "   FROM cells AS other WHERE other.diverged = 0 AND other.val_loss <= this.val_loss"
+            asks="which configurations does no other beat or equal in loss, usefulness and train_flops at once?",
+            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, usefulness, train_flops FROM cells AS this"
+            " WHERE diverged = 0 AND {loss} IS NOT NULL AND usefulness IS NOT NULL AND NOT EXISTS ("
+            "   FROM cells AS other WHERE other.diverged = 0 AND other.{loss} <= this.{loss}"
             "   AND other.usefulness >= this.usefulness AND other.train_flops <= this.train_flops"
-            "   AND (other.val_loss < this.val_loss OR other.usefulness > this.usefulness"
+            "   AND (other.{loss} < this.{loss} OR other.usefulness > this.usefulness"
             "        OR other.train_flops < this.train_flops))"
-            " ORDER BY train_flops, val_loss, cell_id",
+            " ORDER BY train_flops, {loss}, cell_id",
         ),
         Question(
             name="diverged",
@@ -91,28 +92,28 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="lr_curves",
-            asks="how does val_loss depend on lr in every configuration that was run at two or more, and is its best "
+            asks="how does the loss depend on lr in every configuration that was run at two or more, and is its best "
             "lr inside the range that was tried?",
             sql="WITH points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
             " count(*) FILTER (outcome = 'diverged') AS diverged,"
-            " avg(val_loss) FILTER (outcome = 'ok') AS val_loss FROM runs WHERE model IS NULL GROUP BY ALL)"
-            " SELECT *, if(lr <> arg_min(lr, val_loss) OVER same, NULL,"
+            " avg({loss}) FILTER (outcome = 'ok') AS {loss} FROM runs WHERE model IS NULL GROUP BY ALL)"
+            " SELECT *, if(lr <> arg_min(lr, {loss}) OVER same, NULL,"
             "   if(lr IN (min(lr) OVER same, max(lr) OVER same), 'best, at the edge', 'best')) AS note"
             " FROM points WINDOW same AS (PARTITION BY n_layers, {others} 1) QUALIFY count(*) OVER same > 1"
             " ORDER BY n_layers, {others} lr",
         ),
         Question(
             name="seed_noise",
-            asks="how far do seeds alone move val_loss and usefulness in each configuration with two or more?",
-            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, val_loss, val_loss_sd, usefulness,"
-            " usefulness_sd FROM cells WHERE seeds >= 2 ORDER BY val_loss_sd DESC, cell_id",
+            asks="how far do seeds alone move loss and usefulness in each configuration with two or more?",
+            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, usefulness,"
+            " usefulness_sd FROM cells WHERE seeds >= 2 ORDER BY {loss}_sd DESC, cell_id",
         ),
         Question(
             name="mechanism",
             asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"
-            " residual_variance_last, usefulness, usefulness_loss_increase, val_loss FROM cells"
-            " ORDER BY n_layers, val_loss, cell_id",
+            " residual_variance_last, usefulness, usefulness_loss_increase, {loss} FROM cells"
+            " ORDER BY n_layers, {loss}, cell_id",
         ),
     )
 }
@@ -130,6 +131,7 @@ def ask(store: Store, name: str) -> Answer:
             varying=_columns(varying),
             others=_columns([field for field in varying if field != "lr"]),
             cell_fields=_columns(["n_layers", *varying]),
+            loss=loss_in(store),
         )
     )
     return _with_interval(answer) if question.interval else answer

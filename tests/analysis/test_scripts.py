@@ -36,7 +36,7 @@ EXPECTED = {
     "moe.py": "n_experts=8, top_k=2, d_ff=176 vs n_experts=0, d_ff=704: val_loss higher: +0.1 nat/token",
     "lns.py": "depth_scale=lns vs depth_scale=none: val_loss lower: -0.8 nat/token",
     "recipe_ladder.py": "added next: n_layers=2, weight_decay=0.3 vs weight_decay=0.1: val_loss_common lower: -0.1 nat",
-    "chain.py": "usefulness -> val_loss, within depth: associated: rho -",
+    "chain.py": "usefulness -> val_loss_common: associated\n    pooled: associated: rho -1.00",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from frames import grid, knob_of
 
 from sparsedepth.effects import chain as module
-from sparsedepth.effects.chain import LINKS, chain, link, link_between, link_within, spearman
+from sparsedepth.effects.chain import LINKS, link, link_between, link_within, links_of, spearman
 from sparsedepth.effects.knobs import find_knobs
 
 
@@ -84,12 +84,14 @@ def test_a_strong_link_is_associated_and_the_bootstrap_is_repeatable():
     assert link(runs, "usefulness", "val_loss", "pooled", seed=5) == found
 
 
-def test_every_link_is_computed_in_both_scopes():
+def test_the_links_are_those_that_were_measured():
+    """At several context lengths the loss is the one taken at a shared one."""
     names = {name for pair in LINKS for name in pair}
     runs = frame(np.arange(8.0), np.arange(8.0)).assign(**{name: np.arange(8.0) for name in names})
-    found = chain(runs)
-    assert [(one.cause, one.effect) for one in found] == [pair for pair in LINKS for _ in range(2)]
-    assert all(one.rho == pytest.approx(1.0) for one in found)
+    assert links_of(runs) == list(LINKS)
+    assert links_of(runs.assign(usefulness=np.nan)) == [pair for pair in LINKS if "usefulness" not in pair]
+    runs = runs.assign(seq_len=[128, 256] * 4, val_loss_common=np.arange(8.0))
+    assert links_of(runs)[-1] == ("permutation_score", "val_loss_common")
 
 
 def test_noise_is_called_an_association_in_about_5_percent(monkeypatch):
