@@ -34,6 +34,9 @@ window.addEventListener("load", () => {
   press("val_loss"); found.up = keys("val_loss"); found.sorted = heads[column("val_loss")].getAttribute("aria-sort");
   press("val_loss"); found.down = keys("val_loss"); found.turned = heads[column("val_loss")].getAttribute("aria-sort");
   press("depth_scale"); found.words = keys("depth_scale"); found.marks = heads.filter((one) => one.ariaSort).length;
+  const buttons = heads.map((one) => one.querySelector("button"));
+  found.reached = buttons.filter((one) => { one.focus(); return document.activeElement === one; }).length;
+  found.heads = heads.length;
   const filter = frame.querySelector("input");
   filter.value = "NONE diverged"; filter.dispatchEvent(new Event("input"));
   found.shown = [...table.tBodies[0].rows].filter((row) => row.offsetParent !== null).length;
@@ -95,6 +98,7 @@ def test_tables_sort_and_filter_and_figures_show_at_any_width(page, width):
     assert [float(key) for key in found["down"] if key] == numbers[::-1] and found["down"][-1] == ""
     assert (found["sorted"], found["turned"], found["marks"]) == ("ascending", "descending", 1)
     assert found["words"] == ["lns"] * 6 + ["none"] * 7
+    assert found["reached"] == found["heads"]  # buttons: Enter and space press them
     assert (found["shown"], found["said"]) == (1, "1 of 13")
 
 
