@@ -59,6 +59,7 @@ class _Collector:
     def __init__(self) -> None:
         self.found: list[Tensor] = []
 
+    @torch.compiler.disable  # traced, each length would be a graph, and past the limit of 8 a layer runs uncompiled
     def append(self, router_loss: Tensor) -> None:
         self.found.append(router_loss)
 

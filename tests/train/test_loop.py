@@ -196,3 +196,14 @@ def test_no_step_waits_for_the_device(monkeypatch, fields):
         with pytest.raises(AssertionError, match="the host waits"):  # at the last step, which is logged
             train(Decoder(cfg), cfg, resolve(cfg, CPU), batch, progress=lambda step, loss: taken.append(step))
     assert taken == list(range(1, 25))
+
+
+def test_layers_with_experts_share_their_compiled_graphs():
+    cfg = config(n_layers=10, n_experts=2, top_k=1)  # more layers than dynamo's limit of 8 graphs for one function
+    model, tokens_BT1 = Decoder(cfg), torch.zeros(2, 9, dtype=torch.long)
+    expected = losses(model, tokens_BT1, cfg)
+    torch.compiler.reset()
+    for block in model.blocks:
+        block.compile(backend="eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        torch.testing.assert_close(losses(model, tokens_BT1, cfg), expected)
