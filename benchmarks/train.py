@@ -204,15 +204,16 @@ def report(config: RunConfig, results: dict[str, Result], device: torch.device) 
     first, *_ = results.values()
     print(f"\n{name}: {cost(config).params_total / 1e6:,.1f}M parameters, {config.n_layers} layers, T {config.seq_len}")
     unit = "% of peak" if peak else "GFLOP/s"
-    print(f"{'':34}tokens/s {unit:>9} memory GB  times theirs, median (range)    largest loss difference")
+    print(f"{'':34}tokens/s {unit:>9} memory GB  times theirs, median (quartiles; range)  largest loss difference")
     for name, result in results.items():
         seconds = statistics.median(result.seconds)
         used = 100 * flops / seconds / peak if peak else flops / seconds / 1e9
         ratios = [a / b for a, b in zip(first.seconds, result.seconds, strict=True)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        lower, median, upper = statistics.quantiles(ratios, n=4)
+        spread = f"{median:.2f} ({lower:.2f}-{upper:.2f}; {min(ratios):.2f}-{max(ratios):.2f})"
         off = max(abs(a - b) for a, b in zip(first.losses, result.losses, strict=True))
         speed = f"{config.batch_tokens / seconds:12,.0f} {used:9.1f} {result.memory / 1e9:9.2f}"
-        print(f"{name:30}{speed}  {spread:32}{off:.1e}")
+        print(f"{name:30}{speed}  {spread:40}{off:.1e}")
     tolerance = 1e-4 if config.precision == "fp32" else 5e-2
     worst = max(abs(a - b) for r in results.values() for a, b in zip(first.losses, r.losses, strict=True))
     if worst > tolerance:
@@ -252,7 +253,7 @@ def configs(preset: str) -> list[RunConfig]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=("cpu", "experts", "quick", "gpu"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--observe", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
