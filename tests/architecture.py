@@ -73,9 +73,13 @@ def _attention(config: ModelConfig, block: Weights, x_TD: np.ndarray, tokens_T: 
 
     def turned(x_TE: np.ndarray, name: str, head: int, t: int) -> np.ndarray:
         """Pairs (i, i + K/2) as complex numbers, turned by t times their rate."""
-        x_K = x_TE[t, head * width : (head + 1) * width]
+        here = slice(head * width, (head + 1) * width)
+        x_K = x_TE[t, here]
         if config.qk_norm:
-            x_K = x_K / math.sqrt((x_K**2).mean() + config.norm_eps) * block[f"attention.{name}_norm.weight"]
+            over, weight = (x_K, block[f"attention.{name}_norm.weight"])
+            if config.qk_norm_over == "all":
+                over, weight = x_TE[t], weight[here]
+            x_K = x_K / math.sqrt((over**2).mean() + config.norm_eps) * weight
         return (x_K[: width // 2] + 1j * x_K[width // 2 :]) * np.exp(1j * t * rate)
 
     def sees(t: int, j: int) -> bool:

@@ -50,6 +50,7 @@ ZOO: dict[str, dict] = {
     "window": {"sliding_window": 3},
     "documents": {"mask_documents": True, "eod": 2},
     "qk_norm": {"qk_norm": True},
+    "qk_norm_over": {"qk_norm": True, "qk_norm_over": "all"},
     "shared_expert": {"n_experts": 4, "top_k": 2, "d_expert": 24, "n_shared_experts": 2, "renormalise_gates": False},
     "dense_first": {"n_experts": 4, "top_k": 1, "d_expert": 48, "n_dense_layers": 1, "weight_density": 0.5},
 }

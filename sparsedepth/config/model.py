@@ -24,6 +24,7 @@ CONDITIONS: dict[str, tuple[str, object]] = {
     "norm_groups": ("norm_kind", "group"),
     "gate_init": ("residual_gate", "layerscale"),
     "eod": ("mask_documents", True),
+    "qk_norm_over": ("qk_norm", True),
 }
 """Field -> the field, and its value, without which it has no effect."""
 
@@ -130,7 +131,10 @@ class ModelConfig(Section):
             "byte (256) and bpe (0)",
         ),
     ] = None
-    qk_norm: Annotated[bool, Field(description="RMSNorm on each head's query and key, before the rotation")] = False
+    qk_norm: Annotated[bool, Field(description="RMSNorm on queries and keys, before the rotation")] = False
+    qk_norm_over: Annotated[
+        Literal["head", "all"], Field(description="what qk_norm norms at once: each head (Qwen3), or all (OLMoE)")
+    ] = "head"
     allow: Annotated[
         tuple[Literal["lns_with_scaled_init"], ...],
         Field(strict=False, description="self-defeating combinations that are wanted all the same, by name"),

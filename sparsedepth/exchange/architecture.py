@@ -11,8 +11,8 @@ An architecture is chosen by the fields (`architecture`), and what it has no fie
     n_shared_experts              Qwen2-MoE's gated expert, its gate held at sigmoid(0) = 1/2, twice as large   exact
 
 Sandwich norms go out as Gemma-2 without its soft caps; it multiplies the embedding by sqrt(D) and norms by 1 + w, which
-is folded too. Raw gates go out as Qwen2-MoE (Qwen3-MoE with q/k norm) and never as OLMoE, which norms all H K channels
-of a query at once and cannot do without.
+is folded too. Experts with q/k norm over all heads go out as OLMoE, with one by head as Qwen3-MoE; raw gates without
+either as Qwen2-MoE, since OLMoE cannot do without its norm.
 
 Shapes: D d_model, E experts, F d_expert, V vocabulary.
 """
@@ -63,8 +63,18 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     ),
     (
         lambda c: c.qk_norm and c.n_shared_experts > 0,
-        "qk_norm=True with n_shared_experts={c.n_shared_experts}: Qwen2-MoE has no q/k norm, and Qwen3-MoE no "
-        "shared expert",
+        "qk_norm=True with n_shared_experts={c.n_shared_experts}: Qwen2-MoE has no q/k norm, and Qwen3-MoE and OLMoE "
+        "no shared expert",
+    ),
+    (
+        lambda c: c.qk_norm_over == "all" and c.n_experts == 0,
+        "qk_norm_over='all' without experts: OLMo-2, which norms so, has no norm before the branches; qk_norm_over="
+        "'head' would be Qwen3",
+    ),
+    (
+        lambda c: c.qk_norm_over == "all" and (c.n_dense_layers > 0 or c.sliding_window is not None),
+        "qk_norm_over='all' with n_dense_layers={c.n_dense_layers}, sliding_window={c.sliding_window}: OLMoE, which "
+        "norms so, has experts in every layer and no window",
     ),
 )
 """When a decoder cannot be expressed, and the reason."""
@@ -85,7 +95,7 @@ def _family(config: ModelConfig) -> str:
     if config.n_experts == 0:
         return "qwen3" if config.qk_norm else "llama" if config.sliding_window is None else "mistral"
     if config.qk_norm:
-        return "qwen3_moe"
+        return "olmoe" if config.qk_norm_over == "all" else "qwen3_moe"
     is_plain = config.renormalise_gates and not config.n_shared_experts and not config.n_dense_layers
     return "mixtral" if is_plain else "qwen2_moe"
 
@@ -161,6 +171,16 @@ def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _olmoe(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "intermediate_size": config.d_expert,
+        "num_experts": config.n_experts,
+        "num_experts_per_tok": config.top_k,
+        "norm_topk_prob": config.renormalise_gates,
+        "router_aux_loss_coef": config.balance_loss,
+    }
+
+
 def _qwen2_moe(config: ModelConfig) -> dict[str, Any]:
     assert config.d_expert is not None
     return {
@@ -176,6 +196,7 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "qwen3": _every_layer,
     "gemma2": _gemma2,
     "mixtral": _mixtral,
+    "olmoe": _olmoe,
     "qwen2_moe": _qwen2_moe,
     "qwen3_moe": _qwen_moe,
 }

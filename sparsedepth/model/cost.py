@@ -47,6 +47,8 @@ def _vectors(config: ModelConfig) -> int:
     d_model = config.d_model
     norms = 4 if config.norm in ("sandwich", "peri") else 2
     gates = {"none": 0, "layerscale": 2 * d_model, "skipinit": 2, "admin": 2 * d_model}[config.residual_gate]
-    qk_norm = 2 * (d_model // config.n_heads) if config.qk_norm else 0
+    assert config.n_kv_heads is not None
+    normed_heads = config.n_heads + config.n_kv_heads if config.qk_norm_over == "all" else 2
+    qk_norm = normed_heads * (d_model // config.n_heads) if config.qk_norm else 0
     outside = 2 if config.norm == "peri" else 1  # the last norm, and that of the embedding
     return config.n_layers * (norms * d_model + gates + qk_norm) + outside * d_model

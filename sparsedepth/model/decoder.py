@@ -20,13 +20,14 @@ never the norm of the embedding or the last one:
 or a number that starts at 0 (skipinit, 2002.10444); or N(w x + F x) with a vector w (admin, 2004.08249). In what order
 they act on one branch: F, N', gate, s (after a branch), sum, s (after the residual), N.
 
-With everything off this is exactly Llama, with experts Mixtral (gates renormalised) or OLMoE (raw gates), with q/k norm
-Qwen3, with a window Mistral; tests hold it to the reference implementations. Deviates: post and deepnorm keep the final
-norm before the head, as the code of 2502.05795 does; it can change no more than a gain there. The same code has 8^(1/2)
-for alpha at any depth, and multiplies the initial weights by (8L)^(+1/4): we follow the paper.
+With everything off this is exactly Llama, with experts Mixtral (gates renormalised) or OLMoE (raw gates, q/k norm over
+all heads), with q/k norm Qwen3, with a window Mistral; tests hold it to the reference implementations. Deviates: post
+and deepnorm keep the final norm before the head, as the code of 2502.05795 does; it can change no more than a gain
+there. The same code has 8^(1/2) for alpha at any depth, and multiplies the initial weights by (8L)^(+1/4): we follow
+the paper.
 
 Shapes: B sequences, T tokens of one sequence, D d_model, H query heads, G key/value heads, K width of a head,
-N = B T tokens, E experts, V vocabulary.
+X any number of heads times K, N = B T tokens, E experts, V vocabulary.
 """
 
 import math
@@ -79,8 +80,8 @@ def rotate(x_BHTK: Tensor, rotary: Rotary, training: bool = False) -> Tensor:
 class Attention(nn.Module):
     """Causal attention; each of the G key/value heads serves H / G query heads.
 
-    q/k norm is Qwen3's: an RMSNorm over the K channels of each head, one weight for all heads, before RoPE. (OLMo-2
-    norms all H K channels at once.)
+    q/k norm, before RoPE, is an RMSNorm over the K channels of each head with one weight for all heads (Qwen3), or over
+    all H K channels of a query, G K of a key, at once (OLMoE).
     """
 
     def __init__(self, config: ModelConfig):
@@ -91,18 +92,27 @@ class Attention(nn.Module):
         self.key = Linear(config.d_model, config.n_kv_heads * self.d_head, config)
         self.value = Linear(config.d_model, config.n_kv_heads * self.d_head, config)
         self.output = Linear(config.n_heads * self.d_head, config.d_model, config)
-        self.query_norm = RMSNorm(self.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.key_norm = RMSNorm(self.d_head, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.query_norm = self._norm(config, config.n_heads)
+        self.key_norm = self._norm(config, config.n_kv_heads)
         self.kernel = "sdpa"
 
-    def _heads(self, x_BTD: Tensor, projection: nn.Module) -> Tensor:
-        return projection(x_BTD).unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+    def _norm(self, config: ModelConfig, n_heads: int) -> RMSNorm | None:
+        if not config.qk_norm:
+            return None
+        return RMSNorm(self.d_head * (n_heads if config.qk_norm_over == "all" else 1), config.norm_eps)
+
+    def _heads(self, x_BTD: Tensor, projection: nn.Module, norm: RMSNorm | None = None) -> Tensor:
+        """What a projection makes of x, normed as wide as the norm is, then by head."""
+        y_BTX = projection(x_BTD)
+        if norm is not None:
+            # A norm under autocast gives fp32 (its weight is), and kernels want q and k in the dtype of v.
+            y_BTX = norm(y_BTX.unflatten(-1, (-1, len(norm.weight)))).flatten(-2).to(y_BTX.dtype)
+        return y_BTX.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
     def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """q_BHTK and k_BGTK after norm and RoPE; attention weights are softmax(q k / sqrt(K)) over the visible keys."""
-        q_BHTK, k_BGTK = self._heads(x_BTD, self.query), self._heads(x_BTD, self.key)
-        # A norm under autocast gives fp32 (its weight is), and kernels want q and k in the dtype of v.
-        q_BHTK, k_BGTK = self.query_norm(q_BHTK).to(q_BHTK.dtype), self.key_norm(k_BGTK).to(k_BGTK.dtype)
+        q_BHTK = self._heads(x_BTD, self.query, self.query_norm)
+        k_BGTK = self._heads(x_BTD, self.key, self.key_norm)
         return rotate(q_BHTK, rotary, self.training), rotate(k_BGTK, rotary, self.training)
 
     def forward(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:

@@ -64,7 +64,7 @@ def saved_by_block(config: ModelConfig, n_sequences: int, *, bf16: bool, has_exp
     narrow += 2 * d_model + 2 * (d_model if masked else kv)  # q, out, k, v
     narrow += (4 if has_experts else 5) * d_model if bf16 else 2 * d_model  # inputs of products; autocast copies each
     if config.qk_norm:
-        wide += config.n_heads + config.n_kv_heads + d_model + kv
+        wide += (2 if config.qk_norm_over == "all" else config.n_heads + config.n_kv_heads) + d_model + kv
         narrow += d_model + kv if bf16 else 0
     if bf16 and n_norms == 4:
         narrow += 2 * d_model  # a branch's own norm reads bf16, and keeps what it normed

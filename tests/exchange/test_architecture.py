@@ -17,6 +17,7 @@ TOKENS = torch.randint(0, 50, (2, 12), generator=torch.Generator().manual_seed(1
 
 SCALES = ("none", "lns", "before_norm", "after_branch", "after_attention", "after_ffn")
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 24}
+OVER_ALL = {"qk_norm": True, "qk_norm_over": "all"}
 EXPERTS = {
     "mixtral": [{}, {"tie_embeddings": True}],
     "qwen2_moe": [{"renormalise_gates": False}, {"n_shared_experts": 2}, {"n_dense_layers": 1}],
@@ -36,6 +37,10 @@ CELLS = [
         for fields, scale, gate, window in product(
             choices, ("none", "lns", "after_ffn"), ("none", "layerscale"), (None, 3)
         )
+    ),
+    *(
+        ("olmoe", {**MOE, **OVER_ALL, "renormalise_gates": gates, "depth_scale": scale, "residual_gate": gate})
+        for gates, scale, gate in product((False, True), ("none", "lns", "after_ffn"), ("none", "layerscale"))
     ),
     *(
         (family, {"qk_norm": qk, "sliding_window": window})
@@ -84,7 +89,10 @@ def test_logits_are_those_of_the_decoder(family, fields):
         ({"mask_documents": True, "eod": 2}, "mask_documents=True"),
         ({"norm": "sandwich", **MOE}, "n_experts=4"),
         ({"norm": "peri", "qk_norm": True}, "Gemma-2"),
-        ({**MOE, "qk_norm": True, "n_shared_experts": 1}, "Qwen3-MoE no shared expert"),
+        ({**MOE, "qk_norm": True, "n_shared_experts": 1}, "OLMoE no shared expert"),
+        (OVER_ALL, "OLMo-2"),
+        ({**MOE, **OVER_ALL, "sliding_window": 3}, "sliding_window=3"),
+        ({**MOE, **OVER_ALL, "n_dense_layers": 1}, "n_dense_layers=1"),
     ],
     ids=str,
 )
@@ -97,12 +105,12 @@ def test_what_cannot_be_expressed_is_refused_with_the_reason(fields, reason):
 def test_every_reason_is_given():
     with pytest.raises(ValueError, match=r"norm='post'.*norm_kind='group'.*after_residual"):
         architecture(config(norm="post", norm_kind="group", depth_scale="after_residual"))
-    assert len(REFUSED) == 7  # each has its case above
+    assert len(REFUSED) == 9  # each has its case above
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_every_field_of_the_zoo_is_decided(name):
-    refused = {"post", "mix", "deepnorm", "admin", "group_norm", "after_residual", "documents"}
+    refused = {"post", "mix", "deepnorm", "admin", "group_norm", "after_residual", "documents", "qk_norm_over"}
     try:
         found = architecture(config(**ZOO[name]))
     except ValueError:

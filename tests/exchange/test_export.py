@@ -27,6 +27,7 @@ FAMILIES = {
     "mixtral": {**MOE, "depth_scale": "lns", "tokenizer": "bpe:300", "vocab_size": 300},
     "qwen2_moe": {**MOE, "renormalise_gates": False, "n_dense_layers": 1, "depth_scale": "after_ffn"},
     "qwen3_moe": {**MOE, "qk_norm": True, "weight_density": 0.5},
+    "olmoe": {**MOE, "qk_norm": True, "qk_norm_over": "all", "renormalise_gates": False, "depth_scale": "lns"},
 }
 
 

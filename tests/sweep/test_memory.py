@@ -51,6 +51,7 @@ def saved_bytes(config: RunConfig, bf16: bool) -> int:
         {},
         {"n_kv_heads": 1},
         {"qk_norm": True},
+        {"qk_norm": True, "qk_norm_over": "all"},
         {"norm": "sandwich"},
         {"norm": "post"},
         {"norm_kind": "group"},
