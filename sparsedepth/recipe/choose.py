@@ -31,9 +31,11 @@ from sparsedepth.effects.knobs import (
     chosen_fields,
     find_knobs,
     joint_knob,
+    labels,
     plain,
     setting_text,
     trained,
+    tuned_fields,
 )
 from sparsedepth.effects.verdict import counted, estimate_text
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
@@ -268,7 +270,7 @@ def _gain(tested: Tested, sign: int) -> float:
 
 def _configure(runs: pd.DataFrame, knobs: Sequence[Knob], chosen: Sequence[Tested], draft: Recipe) -> RunConfig:
     """The run nearest to the baseline, with every knob at its baseline or chosen setting; of several depths the nearest
-    run below. Raises ValueError."""
+    run below. A tuned field takes its best value at the run nearest to what was chosen. Raises ValueError."""
     wanted = {one.contrast.knob: one.contrast.setting for one in chosen}
     depths = runs["n_layers"].astype(int)
     nearest = max((one for one in depths if one <= (draft.depth or 0)), default=depths.min())
@@ -279,6 +281,9 @@ def _configure(runs: pd.DataFrame, knobs: Sequence[Knob], chosen: Sequence[Teste
     values["n_layers"] = draft.depth
     for knob in knobs:
         values.update(knob.settings[wanted.get(knob.name, knob.baseline)])
+    away = [labels(wanted_depth, knob) != wanted.get(knob.name, knob.baseline) for knob in knobs]
+    tuned_at = wanted_depth.loc[sum(away, start=pd.Series(0, wanted_depth.index)).idxmin()]
+    values |= {name: plain(tuned_at[name]) for name in tuned_fields(runs)}
     # A combination that some run asked for by name is asked for here too; build refuses it otherwise.
     values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow}))
     with warnings.catch_warnings(action="ignore"):

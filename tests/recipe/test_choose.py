@@ -49,6 +49,20 @@ def test_the_best_of_two_good_settings_is_taken():
     assert recipe.stack == "one change: nothing to stack"
 
 
+def test_a_tuned_field_takes_the_value_that_was_best_for_what_is_chosen():
+    """Both changes had their best loss at another lr; without a run of the whole, the nearest one's value stands in."""
+    runs = sweep(planted, seed=2).assign(tuned_fields="lr", tuning="best")
+    scaled, decayed = runs["depth_scale"] == "lns", runs["weight_decay"] == 0.1
+    runs.loc[scaled | decayed, "lr"] = 2e-3
+    runs.loc[scaled & decayed, "lr"] = 4e-3
+    whole = derive(runs).config
+    assert whole is not None and (whole.depth_scale, whole.weight_decay, whole.lr) == ("lns", 0.1, 4e-3)
+    parts = derive(runs[~(scaled & decayed)]).config
+    assert parts is not None and (parts.depth_scale, parts.weight_decay, parts.lr) == ("lns", 0.1, 2e-3)
+    nothing = derive(runs.assign(val_loss=3.0)).config
+    assert nothing is not None and nothing.lr == RunConfig().lr
+
+
 def test_the_luckiest_run_does_not_decide():
     runs = sweep(planted)
     unlucky = (
