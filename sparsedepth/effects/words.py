@@ -119,7 +119,9 @@ class Evidence:
 
 
 def weigh(runs: pd.DataFrame, seed: int = 0) -> list[Evidence]:
-    """The evidence on every link of the chain that was measured. `seed` draws the bootstraps."""
+    """The evidence on every link of the chain that was measured, from the runs that stand for a configuration. `seed`
+    draws the bootstraps."""
+    runs = trained(runs)
     return [weigh_link(runs, cause, effect, seed) for cause, effect in links_of(runs)]
 
 

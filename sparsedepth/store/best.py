@@ -5,8 +5,9 @@ trained to the end; a diverged seed has no score, so a cell that has one is neve
 comes after all cells without. Its 95% interval is Student's over seeds, from three seeds on: at two, the half-width is
 9 standard deviations.
 
-The *baseline* is the ranked cell that differs from RunConfig's defaults in the fewest of the fields that vary (of
-equals the first cell_id). It stands beside the best, at the end where it is none of them.
+The *baseline* is the ranked cell that differs from RunConfig's defaults in the fewest of the fields that vary and were
+not tuned (of equals the one of the shortest context, then the first cell_id). It stands beside the best, at the end
+where it is none of them.
 
 Where a sweep tuned fields, a configuration is ranked at its best values alone; those that were only tried do not count.
 """
@@ -57,6 +58,8 @@ class _Cell:
     """Of a measured model, whose other knobs are not known."""
     tuning: str | None
     """best or edge, where the sweep tuned fields for this configuration."""
+    tuned: frozenset[str]
+    """The fields whose values tuning chose."""
     knobs: dict[str, Any]
     values: list[float]
     n_diverged: int
@@ -83,7 +86,7 @@ def best(
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
-    columns = ", ".join(("cell_id", "model", "outcome", "tuning", by, *KNOBS))
+    columns = ", ".join(("cell_id", "model", "outcome", "tuning", "tuned_fields", by, *KNOBS))
     conditions.append("tuning IS DISTINCT FROM 'rejected'")
     text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions)}"
     rows = store.sql(text).rows
@@ -135,18 +138,19 @@ def _ranked_quantity(by: str) -> glossary.Quantity:
 
 def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:
     by_cell = defaultdict(list)
-    for cell_id, model, outcome, tuning, value, *knobs in rows:
-        by_cell[cell_id, model, tuning].append((outcome, value, knobs))
+    for cell_id, model, outcome, tuning, tuned, value, *knobs in rows:
+        by_cell[cell_id, model, tuning, tuned].append((outcome, value, knobs))
     return [
         _Cell(
             cell_id=cell_id,
             model=model,
             tuning=tuning,
+            tuned=frozenset(tuned.split(",") if tuned else ()),
             knobs=dict(zip(KNOBS, runs[0][2], strict=True)),
             values=[value for outcome, value, _ in runs if outcome == "ok" and value is not None],
             n_diverged=sum(outcome == "diverged" for outcome, _, _ in runs),
         )
-        for (cell_id, model, tuning), runs in by_cell.items()
+        for (cell_id, model, tuning, tuned), runs in by_cell.items()
     ]
 
 
@@ -187,9 +191,10 @@ def varying_fields(cells: Sequence[_Cell]) -> list[str]:
     return [name for name in KNOBS if len(stated[name]) > 1]
 
 
-def _away(cell: _Cell, varying: Sequence[str]) -> tuple[int, str]:
-    """In how many of the fields a cell differs from the defaults, and its name."""
-    return sum(cell.knobs[name] != _DEFAULTS[name] for name in varying), cell.cell_id
+def _away(cell: _Cell, varying: Sequence[str]) -> tuple[int, int, str]:
+    """In how many of the chosen fields a cell differs from the defaults, its context, and its name."""
+    chosen = [name for name in varying if name not in cell.tuned]
+    return sum(cell.knobs[name] != _DEFAULTS[name] for name in chosen), cell.knobs["seq_len"] or 0, cell.cell_id
 
 
 def _states(cell: _Cell, knob: str) -> bool:
