@@ -16,6 +16,7 @@ from sparsedepth.effects.verdict import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import check_comparable, chosen, trained
 from sparsedepth.plots.style import GREY, LABELS, caption, groups, inert, line_handle, log_scale, setting_styles
+from sparsedepth.store.loss import loss_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,8 +30,9 @@ COLUMNS = 4
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     points: pd.DataFrame
-    """Columns: configuration (number), n_layers, knobs, lr, val_loss (mean over seeds; NaN where one diverged),
-    n_seeds, role (best, edge or empty)."""
+    """Columns: configuration (number), n_layers, knobs, lr, the loss (mean over seeds; NaN where one diverged),
+    n_seeds, role (best, edge or empty): of the value that tuning chose, or the lowest where nothing was tuned."""
+    loss: str
 
 
 def learning_rate(store: "Store", run: str | None = None) -> Drawing:
@@ -49,16 +51,28 @@ def curves(runs: pd.DataFrame) -> Curves:
     several = runs.groupby(configuration)["lr"].transform("nunique") > 1
     knobs = [knob for knob in find_knobs(chosen(runs)) if knob.name != "lr"]
     moved = changed(runs, knobs).map(" + ".join).replace("", "baseline")
-    frame = runs[["n_layers", "lr", "val_loss", "outcome"]].assign(configuration=configuration, knobs=moved)[several]
-    frame["val_loss"] = pd.to_numeric(frame["val_loss"], errors="coerce").where(frame["outcome"] == "ok")
-    by = frame.groupby(["configuration", "n_layers", "knobs", "lr"])["val_loss"]
-    points = by.agg(val_loss=lambda losses: losses.mean(skipna=False), n_seeds="size").reset_index()
-    losses = points.groupby("configuration")["val_loss"]
-    is_best = points["val_loss"] == losses.transform("min")
-    rates = points.groupby("configuration")["lr"]
+    loss = loss_of(runs)
+    tuning = runs["tuning"] if "tuning" in runs.columns else pd.Series(None, runs.index)
+    frame = runs[["n_layers", "lr"]].assign(
+        configuration=configuration,
+        knobs=moved,
+        loss=pd.to_numeric(runs[loss], errors="coerce").where(runs["outcome"] == "ok"),
+        is_chosen=tuning.isin(["best", "edge"]),
+    )[several]
+    by = frame.groupby(["configuration", "n_layers", "knobs", "lr"])
+    points = by.agg(
+        **{loss: ("loss", lambda losses: losses.mean(skipna=False))},
+        n_seeds=("loss", "size"),
+        is_chosen=("is_chosen", "any"),
+    ).reset_index()
+    of_each = points.groupby("configuration")
+    is_chosen = points.pop("is_chosen")
+    is_tuned = is_chosen.groupby(points["configuration"]).transform("any")
+    is_best = is_chosen.where(is_tuned, points[loss] == of_each[loss].transform("min"))
+    rates = of_each["lr"]
     at_end = (points["lr"] == rates.transform("min")) | (points["lr"] == rates.transform("max"))
     points["role"] = is_best.map({True: "best", False: ""}).mask(is_best & at_end, "edge")
-    return Curves(points=points)
+    return Curves(points=points, loss=loss)
 
 
 def page_of_curves(found: Curves) -> "Figure":
@@ -73,16 +87,16 @@ def page_of_curves(found: Curves) -> "Figure":
     page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
     axes = page.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for axis, depth in zip(axes, depths, strict=False):
-        _draw_depth(axis, points[points["n_layers"] == depth], styles)
+        _draw_depth(axis, points[points["n_layers"] == depth], styles, found.loss)
         axis.set_title(f"{depth} layers")
     for axis in axes[len(depths) :]:
         axis.remove()
     handles = [line_handle(inert(kind), style) for kind, style in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=4)
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
-    lost = int(points["val_loss"].isna().sum())
+    lost = int(points[found.loss].isna().sum())
     text = f"{counted(n_configurations, 'configuration')}, mean over seeds. "
-    text += f"Ring: best value; cross: best, but at an end of those tried ({n_edge})."
+    text += f"Ring: the best value, or the one that tuning chose; cross: the same at an end of those tried ({n_edge})."
     caption(page, text + (f" Not shown: {counted(lost, 'value')} where a seed diverged." if lost else ""))
     return page
 
@@ -92,18 +106,16 @@ def _kinds(points: pd.DataFrame) -> list[str]:
     return sorted(set(points["knobs"]), key=lambda kind: (kind != "baseline", kind.count("+"), kind))
 
 
-def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, str, str]]) -> None:
+def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, str, str]], loss: str) -> None:
     for (_, kind), line in groups(points, "configuration", "knobs"):
         colour, marker, dashes = styles[kind]
-        axis.plot(
-            line["lr"], line["val_loss"], color=colour, marker=marker, linestyle=dashes, markersize=3.5, linewidth=1.1
-        )
+        axis.plot(line["lr"], line[loss], color=colour, marker=marker, linestyle=dashes, markersize=3.5, linewidth=1.1)
         for role, mark, size in (("best", "o", 90), ("edge", "x", 60)):
             here = line[line["role"] == role]
             face: Any = {"facecolor": "none"} if mark == "o" else {}
             colours: Any = {"edgecolor": colour} if mark == "o" else {"color": colour}
-            axis.scatter(here["lr"], here["val_loss"], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
+            axis.scatter(here["lr"], here[loss], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
     log_scale(axis, "x", points["lr"])
-    axis.set(xlabel=LABELS["lr"], ylabel=LABELS["val_loss"])
+    axis.set(xlabel=LABELS["lr"], ylabel=LABELS[loss])
     axis.xaxis.label.set_color(GREY)
     axis.tick_params(labelleft=True)

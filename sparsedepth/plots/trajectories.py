@@ -6,6 +6,8 @@ run against depth, with the fitted power of each family (`effects.regime`).
 """
 
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +137,8 @@ def page_of_trajectories(found: Picture) -> "Figure":
 
     n_panels = 2 * (found.run is not None) + (not found.angles.empty)
     width = max(4.8, 3.6 * n_panels)
-    page = Figure(figsize=(width, 3.9), layout="constrained")
+    n_families = found.angles["family"].nunique()
+    page = Figure(figsize=(width, 3.7 + 0.25 * n_families), layout="constrained")
     axes = list(page.subplots(1, n_panels, squeeze=False)[0])
     caption = []
     if found.run is not None:
@@ -175,20 +178,37 @@ def _draw_tokens(axis: Any, run: RunPicture) -> None:
     axis.legend(markerscale=2, handletextpad=0.1)
 
 
+def short_names(families: Sequence[str]) -> dict[str, str]:
+    """'a=1, b=2, c=3' as what sets a family apart from most others: 'c=3', or the names alone where that is much."""
+    fields = [[part.partition("=")[::2] for part in family.split(", ")] for family in families]
+    usual = Counter(pair for pairs in fields for pair in pairs)
+    found = {}
+    for family, pairs in zip(families, fields, strict=True):
+        apart = [(name, value) for name, value in pairs if 2 * usual[name, value] <= len(families)]
+        much = len(apart) > 2
+        words = [name if much else f"{name}={value}" for name, value in apart]
+        found[family] = (" + " if much else ", ").join(words)
+    if len(families) < 3 or len(set(found.values())) < len(families):
+        return {family: family for family in families}
+    return {family: short or "baseline" for family, short in found.items()}
+
+
 def _draw_depth(axis: Any, found: Picture) -> None:
     from matplotlib.ticker import NullLocator
 
     families = list(dict.fromkeys(found.angles["family"]))
+    names = short_names(families)
     for index, family in enumerate(families):
         colour, _, dashes = SERIES[index % len(SERIES)]
         shown = found.angles[found.angles["family"] == family]
-        label = family
+        label = names[family]
         if (law := found.laws.get(family)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b = {law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
             axis.plot(depths, law(family, depths), color=colour, linestyle=dashes, linewidth=1.1)
         marker = MARKERS[index % len(MARKERS)]
+        label = "\n".join(textwrap.wrap(label, 58))
         axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=3)
     depths, angles = sorted(set(found.angles["n_layers"])), found.angles[ANGLE].astype(float)
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])

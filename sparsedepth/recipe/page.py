@@ -115,6 +115,8 @@ def _matched(card: Card) -> str:
 def _mechanism(card: Card) -> str:
     by_link: dict[str, list[str]] = {}
     for one in card.mechanism.links:
+        if one["scope"].startswith("within ") and not one["scope"].startswith("within depth"):
+            continue  # a handful of configurations each: the card's data has them
         found = f"{one['scope']} {one['rho']:+.2f} {_interval(one['lo'], one['hi'])}"
         by_link.setdefault(f"{one['cause']} -> {one['effect']}: **{one['word']}**", []).append(found)
     links = [f"{link}; rho {', '.join(found)}" for link, found in by_link.items()]

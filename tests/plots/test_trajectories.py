@@ -9,7 +9,7 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.plots.draw import draw
-from sparsedepth.plots.trajectories import load_picture
+from sparsedepth.plots.trajectories import load_picture, short_names
 from sparsedepth.store.open import open_store
 
 MEAN = {4: [1.5, 0.4, 0.2, 1.5], 8: [1.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 1.5]}
@@ -103,3 +103,18 @@ def test_nothing_to_draw_is_said(tmp_path):
         with pytest.raises(ValueError, match="has no values by layer"):
             draw(store, "trajectories", tmp_path / "a.png", run=config_of(n_layers=4, seed=0).run_id)
     assert not list(tmp_path.glob("a.*"))
+
+
+def test_families_are_named_by_what_sets_them_apart():
+    plain = "weight_decay=0.1, n_kv_heads=4, depth_scale=none, seq_len=128"
+    decayed, scaled = plain.replace("0.1", "1"), plain.replace("none", "lns")
+    all_three = "weight_decay=1, n_kv_heads=1, depth_scale=none, seq_len=512"
+    assert short_names([plain, decayed, scaled, plain.replace("=4", "=1"), all_three]) == {
+        plain: "baseline",
+        decayed: "weight_decay=1",
+        scaled: "depth_scale=lns",
+        plain.replace("=4", "=1"): "n_kv_heads=1",
+        all_three: "weight_decay + n_kv_heads + seq_len",
+    }
+    assert short_names([plain, decayed]) == {plain: plain, decayed: decayed}
+    assert short_names(["all runs"]) == {"all runs": "all runs"}
