@@ -9,7 +9,7 @@ import pandas as pd
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import BASES, contrasts, interactions, unit_of
-from sparsedepth.effects.knobs import Knob, Plain, labels, plain, trained
+from sparsedepth.effects.knobs import Knob, Plain, labels, plain, trained, tuned_fields
 from sparsedepth.effects.verdict import counted, effect_text, interaction_sentence
 from sparsedepth.files import digest, sha256
 from sparsedepth.recipe.card import (
@@ -59,7 +59,7 @@ def fill(runs: pd.DataFrame, recipe: Recipe, holdout: Holdout | None = None, fol
         learning_rate=_learning_rate(runs, used, recipe),
         tune=_tune(runs),
         mechanism=mechanism,
-        confounds=_confounds(recipe),
+        confounds=[*_confounds(recipe), *_tuned_apart(used)],
         held_out=HeldOut(
             depth_test=_plain(holdout) if holdout else None,
             depth_outcome=depth_outcome,
@@ -227,6 +227,19 @@ def _confounds(recipe: Recipe) -> list[str]:
             f"usefulness moves in steps of 1/n_layers = {1 / recipe.depth:.4g}; usefulness_loss_increase does not"
         )
     return list(dict.fromkeys(lines))
+
+
+def _tuned_apart(used: pd.DataFrame) -> list[str]:
+    """What it means that each configuration has its own best value of a tuned field, where these differ."""
+    lines = []
+    for name in sorted(tuned_fields(used)):
+        values = [f"{value:g}" for value in sorted(set(used[name]))]
+        if len(values) > 1:
+            lines.append(
+                f"{name} was tuned for each configuration, to {', '.join(values)}: an effect holds between best values "
+                f"and includes what moving {name} does, above all to residual variance."
+            )
+    return lines
 
 
 def _with_depth(known: pd.DataFrame, recipe: Recipe) -> list[str]:

@@ -167,3 +167,12 @@ def test_an_abstention_has_a_card_too():
     card = fill(runs, derive(runs))
     assert card.rule.abstained and card.rule.expected_gain is None and card.grade.letter == "C"
     assert "no recommendation" in markdown(card)
+
+
+def test_values_tuned_apart_are_told_as_a_confound():
+    runs = sweep(lr=2e-3).assign(tuned_fields="lr", tuning="best")
+    runs.loc[runs["depth_scale"] == "lns", "lr"] = 4e-3
+    told = [line for line in fill(runs, derive(runs)).confounds if line.startswith("lr was tuned")]
+    assert len(told) == 1 and "to 0.002, 0.004" in told[0]
+    alike = runs.assign(lr=2e-3)
+    assert not any("tuned" in line for line in fill(alike, derive(alike)).confounds)
