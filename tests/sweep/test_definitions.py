@@ -46,6 +46,7 @@ def test_one_definition_for_each_question():
         "front",
         "gqa",
         "gqa_flops",
+        "knobs",
         "lns",
         "moe",
         "quickstart",
