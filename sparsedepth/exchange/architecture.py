@@ -158,13 +158,19 @@ def _mixtral(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
+def _routed(config: ModelConfig) -> dict[str, Any]:
     return {
-        "moe_intermediate_size": config.d_expert,
         "num_experts": config.n_experts,
         "num_experts_per_tok": config.top_k,
         "norm_topk_prob": config.renormalise_gates,
         "router_aux_loss_coef": config.balance_loss,
+    }
+
+
+def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "moe_intermediate_size": config.d_expert,
+        **_routed(config),
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(config.n_dense_layers)),
         **_every_layer(config),
@@ -172,13 +178,7 @@ def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _olmoe(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "intermediate_size": config.d_expert,
-        "num_experts": config.n_experts,
-        "num_experts_per_tok": config.top_k,
-        "norm_topk_prob": config.renormalise_gates,
-        "router_aux_loss_coef": config.balance_loss,
-    }
+    return {"intermediate_size": config.d_expert, **_routed(config)}
 
 
 def _qwen2_moe(config: ModelConfig) -> dict[str, Any]:
