@@ -76,7 +76,7 @@ class Link:
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """The links of which these runs have both sides."""
     loss = loss_of(runs)
-    named = [(in_terms_of(loss, [cause])[0], in_terms_of(loss, [effect])[0]) for cause, effect in LINKS]
+    named = (in_terms_of(loss, pair) for pair in LINKS)
     return [(cause, effect) for cause, effect in named if runs[cause].notna().any() and runs[effect].notna().any()]
 
 

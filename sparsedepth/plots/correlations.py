@@ -47,7 +47,7 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     """The numbers of the figure, from the rows of `runs`. `seed` draws the bootstrap."""
     finished = runs[runs["outcome"] == "ok"]
     loss = loss_of(runs)
-    panels: list[tuple[str, str]] = [(x, in_terms_of(loss, [y])[0]) for x, y in PANELS]
+    panels = [(x, y) for x, y in (in_terms_of(loss, panel) for panel in PANELS)]
     names = list(dict.fromkeys(name for panel in panels for name in panel))
     points = finished[["run_id", "cell_id", "n_layers", "outcome"]].copy()
     knobs = find_knobs(runs)

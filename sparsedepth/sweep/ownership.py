@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sparsedepth.files import is_locked
+
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 60.0
 """How long a holder may be silent before another takes its place."""
@@ -88,19 +90,12 @@ def owned(path: Path, stop: Callable[[], bool] = lambda: False) -> Generator[Own
 def is_owned(path: Path) -> bool:
     """Whether a living process owns the lock. Reads only: works on a folder that cannot be written."""
     try:
-        handle = os.open(path, os.O_RDONLY)
+        holder = path.read_text(errors="replace")
+        if holder not in ("", kernel()):
+            return time.time() - path.stat().st_mtime < GRACE_SECONDS
     except FileNotFoundError:
         return False
-    try:
-        holder = os.read(handle, 64).decode(errors="replace")
-        if holder not in ("", kernel()):
-            return time.time() - os.fstat(handle).st_mtime < GRACE_SECONDS
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return is_locked(path)
 
 
 def _acquire(path: Path, stop: Callable[[], bool]) -> int:
