@@ -17,11 +17,14 @@ def report(
     objective: Annotated[
         str, typer.Option(help="the quantity to improve: loss (the one that compares the runs), usefulness, ...")
     ] = "loss",
+    card: Annotated[
+        Path | None, typer.Option(help="the recipe's card after its trial, which `recipe verify` wrote: shown with it")
+    ] = None,
 ) -> None:
     """Write summary, recipe, runs, figures with their data, effects, failures, methods and provenance as a page."""
     from sparsedepth.report.page import write_report
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{str(out)!r} must end in .html")
-    size = write_report(folders, out, depth, objective)
+    size = write_report(folders, out, depth, objective, card)
     print(f"{out} ({size / 1e6:.2f} MB)")

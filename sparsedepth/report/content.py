@@ -16,6 +16,7 @@ from sparsedepth.effects.lines import evidence_lines
 from sparsedepth.effects.verdict import counted, sentence
 from sparsedepth.effects.words import Evidence, weigh
 from sparsedepth.plots.runs import chosen, trained
+from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.fill import fill
 from sparsedepth.recipe.page import markdown
@@ -65,8 +66,17 @@ class Content:
     run_ids: tuple[str, ...]
 
 
-def content(store: "Store", folders: Sequence[Path], depth: int | None = None, objective: str = "loss") -> Content:
-    """Everything but the pictures. Raises ValueError for an objective without a better direction."""
+def content(
+    store: "Store",
+    folders: Sequence[Path],
+    depth: int | None = None,
+    objective: str = "loss",
+    tried: Card | None = None,
+) -> Content:
+    """Everything but the pictures; `tried` is the recipe's card after its trial.
+
+    Raises ValueError for an objective without a better direction, and for a card without a trial of this very recipe.
+    """
     runs = store.frame("select * from runs order by run_id")
     definitions = tuple(one for folder in folders if (one := read_definition(folder)) is not None)
     known = trained(chosen(runs)).reset_index(drop=True) if runs["train_tokens"].notna().any() else None
@@ -74,7 +84,7 @@ def content(store: "Store", folders: Sequence[Path], depth: int | None = None, o
     objective = loss if objective == "loss" else objective
     found = [] if known is None else all_contrasts(known)
     links = [] if known is None else [one for one in weigh(known) if one.within.rho is not None]
-    advice = None if known is None else advise(runs, known, folders, depth, objective)
+    advice = None if known is None else advise(runs, known, folders, depth, objective, tried)
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
@@ -96,15 +106,43 @@ def content(store: "Store", folders: Sequence[Path], depth: int | None = None, o
 
 
 def advise(
-    runs: pd.DataFrame, known: pd.DataFrame, folders: Sequence[Path], depth: int | None, objective: str
+    runs: pd.DataFrame,
+    known: pd.DataFrame,
+    folders: Sequence[Path],
+    depth: int | None,
+    objective: str,
+    tried: Card | None = None,
 ) -> Advice:
-    """The recipe and its card, from the rows of `runs` and the trained, chosen ones among them."""
+    """The recipe and its card, from the rows of `runs` and the trained, chosen ones among them, and its trial."""
     recipe = derive(known, depth, objective)
     lines = [line.partition(": ") for line in evidence(recipe)[1:]]
     statements = tuple((head, text) for head, _, text in lines if head != "Runs")  # they stand under provenance
     config = to_yaml(recipe) if recipe.config is not None else None
-    card = markdown(fill(runs, recipe, folders=folders))
-    return Advice(sentence=rule(recipe), statements=statements, config=config, card=card)
+    card = fill(runs, recipe, folders=folders)
+    if tried is None:
+        return Advice(sentence=rule(recipe), statements=statements, config=config, card=markdown(card))
+    trial = trial_text(tried, card)
+    statements = (("Trial", trial), *((head, text) for head, text in statements if not head.startswith("Grade ")))
+    return Advice(sentence=f"{rule(recipe)} {trial}", statements=statements, config=config, card=markdown(tried))
+
+
+def trial_text(tried: Card, card: Card) -> str:
+    """What the trial said of the recipe that `card` holds. Raises ValueError where it tried another one, or none."""
+    trial = tried.held_out.verification
+    if trial is None:
+        raise ValueError("this card holds no trial: give the one that `sparsedepth recipe verify` wrote")
+    if claim(tried) != claim(card):
+        raise ValueError(f"this card tried {claim(tried)}, but these runs recommend {claim(card)}")
+    return (
+        f"Its trial on the fresh seeds {', '.join(map(str, trial.seeds))}: {trial.outcome}: {tried.rule.objective} "
+        f"{trial.gain_text}; grade {tried.grade.letter}: {tried.grade.why}."
+    )
+
+
+def claim(card: Card) -> str:
+    """What a recipe recommends, where and for what: two cards with one claim are of one recipe."""
+    changes = " and ".join(sorted(f"{one.setting} instead of {one.baseline}" for one in card.rule.changes))
+    return f"{changes or 'nothing'} at n_layers={card.rule.depth} for {card.rule.objective}"
 
 
 def summarise(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.files import write_bytes
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
+from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.report.content import content
 from sparsedepth.store.open import open_store
 
@@ -42,16 +43,32 @@ class Picture:
     height: int
 
 
-def write_report(folders: Sequence[Path], out: Path, depth: int | None = None, objective: str = "loss") -> int:
-    """Write the page, whole or not at all; returns its size in bytes. Raises ValueError as `open_store` does."""
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    depth: int | None = None,
+    objective: str = "loss",
+    card: Path | None = None,
+) -> int:
+    """Write the page, whole or not at all; returns its size in bytes. `card` is the recipe's, after its trial.
+
+    Raises ValueError as `open_store`, `read_card` and `content` do.
+    """
+    tried = read_card(card) if card else None
     with open_store(*folders) as store:
-        page = html(store, folders, depth, objective)
+        page = html(store, folders, depth, objective, tried)
     text = page.encode()
     write_bytes(out, text)
     return len(text)
 
 
-def html(store: "Store", folders: Sequence[Path], depth: int | None = None, objective: str = "loss") -> str:
+def html(
+    store: "Store",
+    folders: Sequence[Path],
+    depth: int | None = None,
+    objective: str = "loss",
+    tried: Card | None = None,
+) -> str:
     """The page of an open store; `folders` are where it came from."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -62,7 +79,7 @@ def html(store: "Store", folders: Sequence[Path], depth: int | None = None, obje
     here = files("sparsedepth.report")
     script = (here / "tables.js").read_text()
     pictures, not_drawn = draw_pictures(store)
-    said = content(store, folders, depth, objective)
+    said = content(store, folders, depth, objective, tried)
     return environment.get_template("page.html.j2").render(
         said=said,
         pictures=pictures,

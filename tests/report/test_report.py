@@ -6,6 +6,10 @@ import pytest
 from reported import HOSTILE, fill
 
 from sparsedepth.plots.draw import FIGURES
+from sparsedepth.plots.runs import chosen, trained
+from sparsedepth.recipe.card import Verification
+from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.fill import fill as fill_card
 from sparsedepth.report import page as report_page
 from sparsedepth.report.content import content
 from sparsedepth.report.page import html, write_report
@@ -44,6 +48,41 @@ def test_the_summary_says_what_the_runs_say(said):
 def test_the_card_holds_all_thirteen_fields(said):
     assert re.findall(r"^## (\d+)\.", said.advice.card, re.MULTILINE) == [str(i) for i in range(1, 14)]
     assert {"Domain", "Recommended", "Diverged"} <= {heading for heading, _ in said.advice.statements}
+
+
+def on_trial(card, outcome):
+    trial = Verification(
+        seeds=[3, 4, 5], run_ids=[], gain=-0.01, gain_text="-0.01 nat/token, 3 seeds", outcome=outcome, ingredients=[]
+    )
+    return card.model_copy(update={"held_out": card.held_out.model_copy(update={"verification": trial})})
+
+
+@pytest.fixture(scope="module")
+def card(results):
+    with open_store(results) as store:
+        runs = store.frame("select * from runs order by run_id")
+    return fill_card(runs, derive(trained(chosen(runs)), objective="val_loss"), folders=[results])
+
+
+def test_a_trial_stands_with_its_recipe(results, card):
+    with open_store(results) as store:
+        said = content(store, [results], tried=on_trial(card, "not confirmed"))
+    trial = "Its trial on the fresh seeds 3, 4, 5: not confirmed: val_loss -0.01 nat/token, 3 seeds; grade C"
+    assert trial in said.summary[0] and "use depth_scale=lns" in said.summary[0]
+    assert said.advice.statements[0][0] == "Trial" and said.advice.statements[0][1].startswith(trial)
+    assert not any(heading.startswith("Grade") for heading, _ in said.advice.statements[1:])
+    assert "not confirmed" in said.advice.card
+
+
+def test_a_trial_of_another_recipe_is_refused(results, card):
+    (change,) = card.rule.changes
+    other = change.model_copy(update={"setting": "weight_decay=1"})
+    stranger = card.model_copy(update={"rule": card.rule.model_copy(update={"changes": [other]})})
+    with open_store(results) as store:
+        with pytest.raises(ValueError, match=r"tried weight_decay=1 .* recommend depth_scale=lns instead"):
+            content(store, [results], tried=on_trial(stranger, "confirmed"))
+        with pytest.raises(ValueError, match="holds no trial"):
+            content(store, [results], tried=card)
 
 
 def test_the_tables_hold_the_rows(said):
