@@ -64,17 +64,21 @@ class Linear(nn.Linear):
         super().__init__(n_inputs, n_outputs, bias=False)
         self.is_masked = config.weight_density < 1
 
+    @property
+    def matrix(self) -> Tensor:
+        """The weight that x meets: without the entries that a mask took out."""
+        return existing(self.weight) if self.is_masked else self.weight
+
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, existing(self.weight) if self.is_masked else self.weight)
+        return F.linear(input, self.matrix)
 
 
-def rotate(x_BHTK: Tensor, rotary: Rotary, training: bool = False) -> Tensor:
+def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
     """Rotary position embedding, halves paired as in Llama: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
-    cos_TK, sin_TK = (part.to(x_BHTK.dtype) for part in rotary)
-    if training and fused.is_eager(x_BHTK):
-        return fused.rotate(x_BHTK, cos_TK, sin_TK)
-    first, second = x_BHTK.chunk(2, dim=-1)
-    return x_BHTK * cos_TK + torch.cat((-second, first), dim=-1) * sin_TK
+    first, second = x_BTXK.chunk(2, dim=-1)
+    # The angles of both halves are the same. Halves, not the whole, so that a compiler writes each where it belongs.
+    cos, sin = (part.to(x_BTXK.dtype)[:, None, : first.shape[-1]] for part in rotary)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class Attention(nn.Module):
@@ -101,23 +105,32 @@ class Attention(nn.Module):
             return None
         return RMSNorm(self.d_head * (n_heads if config.qk_norm_over == "all" else 1), config.norm_eps)
 
-    def _heads(self, x_BTD: Tensor, projection: nn.Module, norm: RMSNorm | None = None) -> Tensor:
-        """What a projection makes of x, normed as wide as the norm is, then by head."""
+    def _heads(self, x_BTD: Tensor, projection: Linear, norm: RMSNorm | None = None) -> Tensor:
+        """What a projection makes of x, normed as wide as the norm is, by head: [B, T, heads, K]."""
         y_BTX = projection(x_BTD)
         if norm is not None:
             # A norm under autocast gives fp32 (its weight is), and kernels want q and k in the dtype of v.
             y_BTX = norm(y_BTX.unflatten(-1, (-1, len(norm.weight)))).flatten(-2).to(y_BTX.dtype)
-        return y_BTX.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+        return y_BTX.unflatten(-1, (-1, self.d_head))
 
     def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """q_BHTK and k_BGTK after norm and RoPE; attention weights are softmax(q k / sqrt(K)) over the visible keys."""
-        q_BHTK = self._heads(x_BTD, self.query, self.query_norm)
-        k_BGTK = self._heads(x_BTD, self.key, self.key_norm)
-        return rotate(q_BHTK, rotary, self.training), rotate(k_BGTK, rotary, self.training)
+        q_BTHK = rotate(self._heads(x_BTD, self.query, self.query_norm), rotary)
+        k_BTGK = rotate(self._heads(x_BTD, self.key, self.key_norm), rotary)
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
+
+    def _queries_keys_values(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Those two and v_BGTK; in training, the channels of a head may be in another order, in q and k alike."""
+        if self.training and self.query_norm is None and fused.pays(x_BTD):
+            paired = (fused.paired(one.matrix, self.d_head) for one in (self.query, self.key))
+            q_BTX, k_BTX, v_BTX = fused.products(x_BTD, *paired, self.value.matrix)
+            parts = (fused.turn_(q_BTX, *rotary), fused.turn_(k_BTX, *rotary), v_BTX)
+            q_BHTK, k_BGTK, v_BGTK = (x_BTX.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x_BTX in parts)
+            return q_BHTK, k_BGTK, v_BGTK
+        return *self.queries_keys(x_BTD, rotary), self._heads(x_BTD, self.value).transpose(1, 2)
 
     def forward(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:
-        q_BHTK, k_BGTK = self.queries_keys(x_BTD, rotary)
-        v_BGTK = self._heads(x_BTD, self.value)
+        q_BHTK, k_BGTK, v_BGTK = self._queries_keys_values(x_BTD, rotary)
         out_BHTK = attention.KERNELS[self.kernel](q_BHTK, k_BGTK, v_BGTK, self.window, document_BT)
         return self.output(out_BHTK.transpose(1, 2).flatten(2))
 
@@ -134,6 +147,8 @@ class SwiGLU(nn.Module):
         self.down = Linear(width, config.d_model, config)
 
     def forward(self, x_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
+        if self.training and fused.pays(x_BTD):
+            return self.down(fused.swiglu(*fused.products(x_BTD, self.gate.matrix, self.up.matrix)))
         return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
 
 

@@ -1,60 +1,110 @@
-"""RMSNorm and rotary embedding with derivatives written by hand: fewer passes over memory than autograd's, same values.
+"""Parts of a block with derivatives written by hand: fewer passes over memory than autograd's, same values.
 
-    RMSNorm   y = u w,  u = x s,  s = 1/sqrt(mean(x^2) + eps):   dx = s (g w - u mean(u g w)),  dw = sum over tokens g u
-    rotation  y = R x, R orthogonal:                              dx = R' g, the rotation by the opposite angle
+    products  y_i = x W_i' of one x:                     dx = sum_i g_i W_i, in one buffer;  dW_i = g_i' x
+    RMSNorm   y = x s w,  s = 1/sqrt(mean(x^2) + eps):   dx = s (g w - x s^2 mean(x g w)),  dw = sum over tokens g x s
+    rotation  y = z c, the channels of a pair one complex number, |c| = 1:                  dz = g conj(c)
+    SwiGLU    y = silu(a) b:                             da = g b silu'(a),  db = g silu(a), silu(a) computed twice
 
-For eager training: a compiler fuses the plain formula better, and function transforms (the Jacobian's) need it.
+For eager training in fp32: a compiler fuses the plain formulas (but, on a CPU, sums over tokens slowly, so there it
+gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need the plain formulas.
 
-Shapes: D width of the norm, K width of a head; `...` any leading axes.
+Shapes: N tokens in all, B sequences, T tokens of one, D width of what is normed or projected, X any number of heads
+times K, K width of a head.
 """
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def trains(x: Tensor) -> bool:
+    """Whether a gradient will be asked for, in fp32."""
+    return x.requires_grad and torch.is_grad_enabled() and x.dtype == torch.float32
+
+
+def pays(x: Tensor) -> bool:
+    """Whether these are to be used on x: eager training, in fp32."""
+    return trains(x) and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+
+
+class _Products(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights_XD: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights_XD)
+        return tuple(F.linear(x, weight_XD) for weight_XD in weights_XD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, *weights_XD = ctx.saved_tensors
+        x_ND, grads_NX = x.flatten(0, -2), [grad.flatten(0, -2) for grad in grads]
+        grad_x_ND = grads_NX[0] @ weights_XD[0]
+        for grad_NX, weight_XD in zip(grads_NX[1:], weights_XD[1:], strict=True):
+            torch.addmm(grad_x_ND, grad_NX, weight_XD, out=grad_x_ND)  # FlopCounterMode knows this spelling alone
+        return grad_x_ND.view_as(x), *(grad_NX.T @ x_ND for grad_NX in grads_NX)
 
 
 class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        unit = x * scale
-        ctx.save_for_backward(unit, scale, weight_D)
-        return unit * weight_D
+        ctx.save_for_backward(x, scale, weight_D)
+        return (x * scale).mul_(weight_D)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         (grad,) = grads
-        unit, scale, weight_D = ctx.saved_tensors
-        grad_weight_D = (grad * unit).flatten(0, -2).sum(0)
+        x, scale, weight_D = ctx.saved_tensors
+        grad_weight_D = scale.flatten() @ (grad * x).flatten(0, -2)  # a sum over tokens, faster as a product
         grad_unit = grad * weight_D
-        along = torch.linalg.vecdot(grad_unit, unit).unsqueeze(-1).div_(-unit.shape[-1])
-        return grad_unit.addcmul_(unit, along).mul_(scale), grad_weight_D, None
+        along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
+        return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_D, None
 
 
-class _Rotated(torch.autograd.Function):
+class _Turned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_TK, sin_TK)
-        return _turn(x, cos_TK, sin_TK, 1)
+    def forward(ctx: Any, x_BTX: Tensor, angle_TX: Tensor) -> Tensor:
+        ctx.mark_dirty(x_BTX)
+        ctx.save_for_backward(angle_TX)
+        _complex(x_BTX).mul_(angle_TX)
+        return x_BTX
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad_BTX,) = grads
+        (angle_TX,) = ctx.saved_tensors
+        turned = _complex(grad_BTX.contiguous()) * angle_TX.conj().resolve_conj()
+        return torch.view_as_real(turned).flatten(-2), None
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         (grad,) = grads
-        return _turn(grad, *ctx.saved_tensors, -1), None, None
+        gate, up = ctx.saved_tensors
+        through = grad * up
+        return torch.ops.aten.silu_backward.grad_input(through, gate, grad_input=through), F.silu(gate).mul_(grad)
 
 
-def _turn(x: Tensor, cos_TK: Tensor, sin_TK: Tensor, direction: int) -> Tensor:
-    half = x.shape[-1] // 2
-    out = x * cos_TK
-    out[..., :half].addcmul_(x[..., half:], sin_TK[..., :half], value=-direction)
-    out[..., half:].addcmul_(x[..., :half], sin_TK[..., half:], value=direction)
-    return out
+def _complex(x_BTX: Tensor) -> Tensor:
+    """Each two channels one number."""
+    return torch.view_as_complex(x_BTX.unflatten(-1, (-1, 2)))
 
 
-def is_eager(x: Tensor) -> bool:
-    """Whether these pay: a gradient will be asked for, and no compiler is looking."""
-    return x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+def products(x: Tensor, *weights_XD: Tensor) -> tuple[Tensor, ...]:
+    """x W' for each W."""
+    return _Products.apply(x, *weights_XD)
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -62,6 +112,21 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return _Normed.apply(x, weight_D, eps)
 
 
-def rotate(x: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) of x [..., T, K], halves paired; all of one dtype."""
-    return _Rotated.apply(x, cos_TK, sin_TK)
+def paired(weight_XD: Tensor, d_head: int) -> Tensor:
+    """The rows of each head from halves to pairs: 0, K/2, 1, K/2 + 1, ... Products of two such heads stay the same."""
+    return weight_XD.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def turn_(x_BTX: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+    """RoPE in place, of the product with `paired` weights: (x1, x2) side by side -> (x1 cos - x2 sin, x2 cos + x1 sin).
+
+    cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i.
+    """
+    d_head = cos_TK.shape[-1]
+    angle_TK = torch.complex(*(part[:, : d_head // 2].contiguous() for part in (cos_TK, sin_TK)))
+    return _Turned.apply(x_BTX, angle_TK.repeat(1, x_BTX.shape[-1] // d_head))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return _SwiGLU.apply(gate, up)

@@ -24,7 +24,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.dtype == self.weight.dtype == torch.float32 and fused.is_eager(x):
+        by_hand = x.device.type == "cpu" or not torch.compiler.is_compiling()
+        if self.training and by_hand and fused.trains(x) and x.dtype == self.weight.dtype:
             return fused.rms_norm(x, self.weight, self.eps)
         wide = x if x.dtype == torch.float64 else x.float()
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)

@@ -21,13 +21,13 @@ from sparsedepth.model.cost import cost
 LOGITS_BYTES = 2**28
 """What the fp32 logits of one piece may take, as in `train.cross_entropy`."""
 
-COMPILED = {"fp32": 0.85, "bf16": 0.73}
+COMPILED = {"fp32": 0.99, "bf16": 0.73}
 """Share of a block's saved tensors that are left under torch.compile: counted for a dense one, d_ff = 3 d_model."""
 
-HEAP, KEPT = 1.28, 0.98
+HEAP, KEPT = 1.13, 0.98
 """glibc on a CPU: what the heap takes for the blocks' tensors, which come and go, and how much of that is still there
-when a checkpoint is written. Fitted to shapes of 0.6 to 13 M parameters (within 12%); none is assumed for PyTorch's
-CUDA allocator."""
+when a checkpoint is written. Fitted to shapes of 0.6 to 13 M parameters (within 12%; 16% with q/k norm); none is
+assumed for PyTorch's CUDA allocator."""
 
 OWN_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 """What any run adds, however small its model: the text's index, tables, workspaces."""
@@ -57,6 +57,7 @@ def saved_by_block(config: ModelConfig, n_sequences: int, *, bf16: bool, has_exp
     d_model, n_tokens = config.d_model, n_sequences * config.seq_len
     kv = config.n_kv_heads * d_model // config.n_heads
     masked = config.mask_documents or (config.sliding_window or config.seq_len) < config.seq_len
+    swiglu = 4 if bf16 else 3  # gate, up and their product; autograd's own keeps silu(gate) too (`model.fused`)
     wide = narrow = 0  # numbers per token in fp32, and in the dtype of the products
     n_norms = 4 if config.norm in ("sandwich", "peri") else 2
     wide += n_norms * (2 * (d_model + config.norm_groups) if config.norm_kind == "group" else d_model + 1)
@@ -72,15 +73,17 @@ def saved_by_block(config: ModelConfig, n_sequences: int, *, bf16: bool, has_exp
         narrow += 2 * d_model
     if has_experts:
         top_k, d_expert = config.top_k or 0, config.d_expert or 0
-        narrow += top_k * (4 * d_expert + 2 * d_model) + 4 * config.n_shared_experts * d_expert
+        narrow += top_k * (4 * d_expert + 2 * d_model) + swiglu * config.n_shared_experts * d_expert
         narrow += 2 * d_model if bf16 and config.n_shared_experts else 0
         wide += 3 * config.n_experts + 8 * top_k + 2  # the router's
     else:
-        narrow += 4 * config.d_ff
+        narrow += swiglu * config.d_ff
     size = 2 if bf16 else 4
     bytes_ = n_tokens * (4 * wide + size * narrow)
     if masked:  # as numbers that are added to the scores, in each block
         bytes_ += size * config.seq_len**2 * (n_sequences if config.mask_documents else 1)
+    if not bf16 and not config.qk_norm:  # `model.fused`: weights of q and k with paired channels, and RoPE's angles
+        bytes_ += 4 * (d_model + kv) * (d_model + config.seq_len)
     return bytes_ + _weight_copies(config, bf16=bf16, has_experts=has_experts)
 
 

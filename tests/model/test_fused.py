@@ -1,11 +1,15 @@
 """The hand-written derivatives are those of the plain formulas."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd import gradcheck
 
+from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused
-from sparsedepth.model.decoder import rotate
+from sparsedepth.model.decoder import Decoder, rotate
 from sparsedepth.model.norms import RMSNorm
 
 
@@ -13,20 +17,51 @@ def draws(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def test_the_gradients_of_several_products_are_those_of_finite_differences():
+    x, *weights_XD = draws(2, 3, 8).requires_grad_(), *(draws(n, 8, seed=n).requires_grad_() for n in (4, 6, 2))
+    assert gradcheck(fused.products, (x, *weights_XD))
+
+
 def test_the_norms_gradient_is_that_of_finite_differences():
     x, weight = draws(2, 3, 8).requires_grad_(), draws(8, seed=1).requires_grad_()
     assert gradcheck(lambda x, weight: fused.rms_norm(x, weight, 1e-6), (x, weight))
 
 
+def angles(n_tokens: int, d_head: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angle_TK = draws(n_tokens, d_head // 2).repeat(1, 2)
+    return angle_TK.cos(), angle_TK.sin()
+
+
 def test_the_rotations_gradient_is_that_of_finite_differences():
-    angle_TK = draws(5, 4).repeat(1, 2)
-    x = draws(2, 3, 5, 8).requires_grad_()
-    assert gradcheck(lambda x: fused.rotate(x, angle_TK.cos(), angle_TK.sin()), (x,))
+    x_BTX = draws(2, 5, 24).requires_grad_()
+    assert gradcheck(lambda x_BTX: fused.turn_(x_BTX.clone(), *angles(5, 8)), (x_BTX,))
+
+
+def test_a_gradient_of_any_strides_is_turned():
+    x_BTX = draws(2, 5, 24).requires_grad_()
+    turned_BTX = fused.turn_(x_BTX.clone(), *angles(5, 8))
+    (expanded,) = torch.autograd.grad(turned_BTX.sum(), x_BTX, retain_graph=True)
+    (whole,) = torch.autograd.grad(turned_BTX, x_BTX, torch.ones_like(turned_BTX))
+    assert torch.equal(expanded, whole)
+
+
+def test_the_gradient_of_swiglu_is_that_of_finite_differences():
+    assert gradcheck(fused.swiglu, (draws(3, 8).requires_grad_(), draws(3, 8, seed=1).requires_grad_()))
+
+
+def test_swiglu_is_the_plain_formula():
+    gate, up = draws(3, 8), draws(3, 8, seed=1)
+    torch.testing.assert_close(fused.swiglu(gate, up), torch.nn.functional.silu(gate) * up)
 
 
 def test_a_quarter_turn_by_hand():
-    x = torch.tensor([[1.0, 2.0]])
-    assert fused.rotate(x, torch.zeros(1, 2), torch.ones(1, 2)).tolist() == [[-2.0, 1.0]]
+    x_BTX = torch.tensor([[[1.0, 2.0]]])
+    assert fused.turn_(x_BTX, torch.zeros(1, 2), torch.ones(1, 2)).tolist() == [[[-2.0, 1.0]]]
+
+
+def test_pairs_by_hand():
+    weight_XD = torch.arange(8.0)[:, None]  # two heads of 4: halves (0, 1), (2, 3) and (4, 5), (6, 7)
+    assert fused.paired(weight_XD, 4).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -43,6 +78,31 @@ def test_training_and_measuring_compute_one_function(training):
     assert ("_Normed" in type(y.grad_fn).__name__) is training
 
 
+def test_a_training_step_takes_every_short_way_and_another_mode_none():
+    fields = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": 11, "seq_len": 6}
+    model = Decoder(build(ModelConfig, fields, "test"))
+    tokens_BT = torch.arange(12).view(2, 6) % 11
+    by_hand = {"_ProductsBackward", "_NormedBackward", "_TurnedBackward", "_SwiGLUBackward"}
+    found = {}
+    for training in (True, False):
+        logits_BTV = model.train(training)(tokens_BT)
+        found[training] = (logits_BTV, *torch.autograd.grad(logits_BTV.square().sum(), list(model.parameters())))
+        taken = names_of_the_graph(model(tokens_BT).grad_fn)
+        assert by_hand & taken == (by_hand if training else set())
+    for short, plain in zip(found[True], found[False], strict=True):
+        torch.testing.assert_close(short, plain)
+
+
+def names_of_the_graph(node: Any) -> set[str]:
+    """Of a result's autograd graph."""
+    found, waiting = set(), [node]
+    while waiting:
+        one = waiting.pop()
+        found.add(type(one).__name__)
+        waiting += [before for before, _ in one.next_functions if before is not None]
+    return found
+
+
 def test_a_function_transform_takes_the_plain_formula():
     norm = RMSNorm(8, 1e-6).double().eval()
     x, v = draws(8), draws(8, seed=1)
@@ -51,8 +111,10 @@ def test_a_function_transform_takes_the_plain_formula():
     torch.testing.assert_close(tangent, (norm(x + h * v) - norm(x - h * v)) / (2 * h), atol=1e-8, rtol=1e-6)
 
 
-def test_the_decoders_rotation_is_the_same_either_way():
-    angle_TK = draws(5, 4).repeat(1, 2)
-    x = draws(1, 2, 5, 8)
-    rotary = (angle_TK.cos(), angle_TK.sin())
-    torch.testing.assert_close(rotate(x, rotary), fused.rotate(x, *rotary))
+def test_pairs_side_by_side_turn_as_halves_do():
+    x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), angles(5, 8)
+    halves_BTXK = rotate((x_BTD @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
+    side_by_side_BTX = fused.turn_(x_BTD @ fused.paired(weight_XD, 8).T, *rotary)
+    torch.testing.assert_close(
+        fused.paired(halves_BTXK.flatten(2).flatten(0, 1).T, 8).T.view(2, 5, 24), side_by_side_BTX
+    )
