@@ -17,7 +17,7 @@ from sparsedepth.effects.verdict import counted, sentence
 from sparsedepth.effects.words import Evidence, weigh
 from sparsedepth.plots.runs import chosen, trained
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.choose import Recipe, derive
 from sparsedepth.recipe.fill import fill
 from sparsedepth.recipe.page import markdown
 from sparsedepth.recipe.statement import evidence, rule, to_yaml
@@ -118,31 +118,34 @@ def advise(
     lines = [line.partition(": ") for line in evidence(recipe)[1:]]
     statements = tuple((head, text) for head, _, text in lines if head != "Runs")  # they stand under provenance
     config = to_yaml(recipe) if recipe.config is not None else None
-    card = fill(runs, recipe, folders=folders)
     if tried is None:
-        return Advice(sentence=rule(recipe), statements=statements, config=config, card=markdown(card))
-    trial = trial_text(tried, card)
+        card = markdown(fill(runs, recipe, folders=folders))
+        return Advice(sentence=rule(recipe), statements=statements, config=config, card=card)
+    trial = trial_text(tried, recipe)
     statements = (("Trial", trial), *((head, text) for head, text in statements if not head.startswith("Grade ")))
     return Advice(sentence=f"{rule(recipe)} {trial}", statements=statements, config=config, card=markdown(tried))
 
 
-def trial_text(tried: Card, card: Card) -> str:
-    """What the trial said of the recipe that `card` holds. Raises ValueError where it tried another one, or none."""
-    trial = tried.held_out.verification
+def trial_text(tried: Card, recipe: Recipe) -> str:
+    """What the trial said of this recipe. Raises ValueError where it tried another one, or none."""
+    trial, tested = tried.held_out.verification, tried.rule
     if trial is None:
         raise ValueError("this card holds no trial: give the one that `sparsedepth recipe verify` wrote")
-    if claim(tried) != claim(card):
-        raise ValueError(f"this card tried {claim(tried)}, but these runs recommend {claim(card)}")
+    theirs = claim([(one.setting, one.baseline) for one in tested.changes], tested.depth, tested.objective)
+    changes = [(one.contrast.setting, one.contrast.baseline) for one in recipe.changes]
+    ours = claim(changes, recipe.depth, recipe.objective)
+    if theirs != ours:
+        raise ValueError(f"this card tried {theirs}, but these runs recommend {ours}")
     return (
-        f"Its trial on the fresh seeds {', '.join(map(str, trial.seeds))}: {trial.outcome}: {tried.rule.objective} "
+        f"Its trial on the fresh seeds {', '.join(map(str, trial.seeds))}: {trial.outcome}: {tested.objective} "
         f"{trial.gain_text}; grade {tried.grade.letter}: {tried.grade.why}."
     )
 
 
-def claim(card: Card) -> str:
-    """What a recipe recommends, where and for what: two cards with one claim are of one recipe."""
-    changes = " and ".join(sorted(f"{one.setting} instead of {one.baseline}" for one in card.rule.changes))
-    return f"{changes or 'nothing'} at n_layers={card.rule.depth} for {card.rule.objective}"
+def claim(changes: Sequence[tuple[str, str]], depth: int | None, objective: str) -> str:
+    """What a recipe of these (setting, baseline) recommends, where and for what."""
+    named = " and ".join(sorted(f"{setting} instead of {baseline}" for setting, baseline in changes))
+    return f"{named or 'nothing'} at n_layers={depth} for {objective}"
 
 
 def summarise(
