@@ -5,9 +5,9 @@ python analysis/chain.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.lines import evidence_lines
-from sparsedepth.effects.verdict import NOTHING, read_runs
-from sparsedepth.effects.words import weigh
+from sparsedepth.effects.causal_evidence import weigh
+from sparsedepth.effects.sentences import NOTHING, read_runs
+from sparsedepth.effects.text_report import evidence_lines
 
 CLAIM = (
     "sparser mechanisms tend to exhibit lower output variance and better layer differentiation (2603.15389 v2, "

@@ -5,7 +5,7 @@ python analysis/depth.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.verdict import answer
+from sparsedepth.effects.sentences import answer
 
 CLAIM = (
     "from 12 to 16, 24, 32 layers usefulness falls 1.00, 0.81, 0.63, 0.56, the causal score .355, .336, .289, .259, "

@@ -7,7 +7,7 @@ import sys
 
 from sparsedepth.effects.depth_slope import depth_slope, depth_slopes, exponent_text, slope_sentence
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.verdict import NOTHING, estimate_text, read_runs
+from sparsedepth.effects.sentences import NOTHING, estimate_text, read_runs
 
 CLAIM = (
     "loss falls about as 1 / depth, exponent 1.2 +- 0.3 over dense models, because most layers average their errors "

@@ -12,7 +12,7 @@ import pandas as pd
 
 from sparsedepth.effects.contrast import contrasts
 from sparsedepth.effects.knobs import find_knob, joint_knob
-from sparsedepth.effects.verdict import answer, sentence
+from sparsedepth.effects.sentences import answer, sentence
 
 CLAIM = (
     "usefulness 0.87 -> 0.94 and perplexity 17.56 -> 15.89 from Dense-400M to MoE-2B/400M; 0.81 -> 0.94 and 14.52 -> "

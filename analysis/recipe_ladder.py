@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.verdict import NOTHING, read_runs, sentence
-from sparsedepth.store.loss import loss_of
+from sparsedepth.effects.sentences import NOTHING, read_runs, sentence
+from sparsedepth.store.comparable_loss import loss_of
 
 CLAIM = (
     "at 32 layers T 4096, lambda 0.3, G 2 and experts, one on top of the other, take usefulness 0.53 -> 0.59 -> 0.63 "

@@ -6,9 +6,9 @@ python analysis/regime.py RESULTS_DIR [...]
 import sys
 
 from sparsedepth.effects.regime import regime_lines, regimes
+from sparsedepth.effects.sentences import NOTHING, read_runs
 from sparsedepth.effects.token_kinds import kind_sentence, token_kinds
-from sparsedepth.effects.verdict import NOTHING, read_runs
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 CLAIM = (
     "most layers of a language model do the same small thing and average their errors: the angle between neighbouring "

@@ -7,7 +7,7 @@ The loss is compared at the context that all runs share: at its own length a lon
 
 import sys
 
-from sparsedepth.effects.verdict import answer
+from sparsedepth.effects.sentences import answer
 
 CLAIM = (
     "for T = 256, 512, 1024, 2048, 4096, 8192 usefulness is 0.69, 0.75, 0.75, 0.81, 0.81, 0.75 and perplexity, each at "

@@ -19,10 +19,10 @@ from pathlib import Path
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.shards import prepare
+from sparsedepth.run.process import thread_environment
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
-from sparsedepth.sweep.nursery import EXECUTE, Nursery
-from sparsedepth.sweep.process import thread_environment
-from sparsedepth.sweep.work import Work
+from sparsedepth.sweep.forkserver import EXECUTE, Nursery
 
 FIELDS = {
     "n_layers": 2,
@@ -57,7 +57,7 @@ def measure(results: Path, seed: int, start: Start) -> tuple[float, float]:
     """Seconds until the first step is done, and from there, since it is the last, to the complete record."""
     config = build(RunConfig, {**FIELDS, "seed": seed}, "benchmark")
     prepare(config, results / "data")
-    work = Work(results, config.run_id)
+    work = Scratch(results, config.run_id)
     work.folder.mkdir(parents=True)
     record.write_config(work.folder, config)
     stepped: list[float] = []

@@ -27,7 +27,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.report import effects_table, measure_effects
 from sparsedepth.store import questions
 from sparsedepth.store.best import best
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 INSIDE, WHOLE = 0.5, 1.5
 METRICS = ("residual_variance", "weight_sparsity@0.001", "attention_sparsity@0.001", "causal_effect")

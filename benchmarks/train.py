@@ -27,16 +27,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.exchange.architecture import architecture
 from sparsedepth.exchange.export import save_model
 from sparsedepth.measure.suite import observe_variance
-from sparsedepth.model.cost import cost
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
-from sparsedepth.sweep.duration import OBSERVED_TOKENS
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.loop import Run
 from sparsedepth.train.optimizer import adamw, learning_rate

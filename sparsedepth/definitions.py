@@ -162,4 +162,4 @@ RELEASED: tuple[Score, ...] = (
     ),
     ("residual_variance_last_released", "1", "variance of the state after the final norm", A, ""),
 )
-"""What the released code of 2603.15389 computes under the names of the scores; see `sparsedepth.measure.variants`."""
+"""What the released code of 2603.15389 computes under the names of the scores; see `sparsedepth.measure.released_code`."""

@@ -16,7 +16,7 @@ from tiny import definition, start
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import sha256
-from sparsedepth.sweep.status import planned_runs
+from sparsedepth.plan.definition_file import planned_runs
 
 BASE = {"measures": ["loss"], "train_tokens": 128 * 60, "observe_every": 20}
 STEPS = 60

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import Knob, find_knob
 
@@ -20,7 +20,7 @@ def runs_frame(rows: Iterable[tuple[RunConfig, Summary]]) -> pd.DataFrame:
     for config, summary in rows:
         fields = config.model_dump(mode="json")
         texts = {name: json.dumps(value) for name, value in fields.items() if isinstance(value, list)}
-        measured = {quantity.name: None for quantity in glossary.RUNS}
+        measured = {quantity.name: None for quantity in quantities.RUNS}
         records.append(
             {
                 "run_id": config.run_id,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 
 
 def register(app: typer.Typer) -> None:
@@ -17,7 +17,7 @@ def metrics(
     name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
 ) -> None:
     """List every measured quantity: definition, unit, source."""
-    found = [quantity for quantity in glossary.ALL if name is None or name in quantity.name]
+    found = [quantity for quantity in quantities.ALL if name is None or name in quantity.name]
     if not found:
         raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists them all")
     for table in ("runs", "curves", "layers", "heads", "pairs", "tokens"):

@@ -26,10 +26,10 @@ def effects(
     out: Out = None,
 ) -> None:
     """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link."""
-    from sparsedepth.effects import lines, report, words
+    from sparsedepth.effects import causal_evidence, report, text_report
     from sparsedepth.effects.knobs import find_knobs
-    from sparsedepth.store.loss import loss_of
-    from sparsedepth.store.open import open_store
+    from sparsedepth.store.comparable_loss import loss_of
+    from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, encode
 
     chosen = choose_format(format, out)
@@ -38,15 +38,15 @@ def effects(
     by = by or loss_of(runs)
     if chosen != "table":
         if part == "chain":
-            answer = lines.chain_table(words.weigh(runs))
+            answer = text_report.chain_table(causal_evidence.weigh(runs))
         else:
             answer = report.effects_table(report.measure_effects(runs, by, knob))
         show(encode(answer, chosen), out)
         return
     text = []
     if part in ("all", "knobs"):
-        text += lines.knob_lines(runs, by, knob)
+        text += text_report.knob_lines(runs, by, knob)
     if part == "chain" or (part == "all" and knob is None):
-        text += [*([""] if text else []), lines.CHAIN_EXPLAINED, ""]
-        text += lines.chain_lines(runs, [one for one in find_knobs(runs) if one.is_pure])
+        text += [*([""] if text else []), text_report.CHAIN_EXPLAINED, ""]
+        text += text_report.chain_lines(runs, [one for one in find_knobs(runs) if one.is_pure])
     show("".join(f"{line}\n" for line in text).encode(), out)

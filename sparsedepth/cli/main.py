@@ -22,10 +22,10 @@ from sparsedepth.cli import (
     query,
     recipe,
     report,
-    runs,
     scaling,
     status,
     toy,
+    train_sweep,
 )
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 
 for module in (
     plan,
-    runs,
+    train_sweep,
     status,
     measure,
     exchange,

@@ -50,12 +50,12 @@ def measure(
     fp32: Annotated[bool, typer.Option("--fp32", help="widen the weights when loading; default as stored")] = False,
 ) -> None:
     """Measure a run, or a Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE ... from safetensors."""
-    from sparsedepth.cli.scores import FORMATS, Scores
-    from sparsedepth.cli.show import print_summary
+    from sparsedepth.cli.progress import print_summary
+    from sparsedepth.cli.score_export import FORMATS, Scores
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.load import load_stack
     from sparsedepth.probe.text import given_tokens
-    from sparsedepth.store.save import check_place
+    from sparsedepth.store.measured_folder import check_place
     from sparsedepth.train.runtime import find_device
 
     if format not in ("table", *FORMATS):
@@ -88,7 +88,7 @@ def _measured(
     """What was found, on how many tokens, and the name of the text."""
     import tempfile
 
-    from sparsedepth.cli.show import bar
+    from sparsedepth.cli.progress import bar
     from sparsedepth.measure.suite import measure_run
     from sparsedepth.probe.text import check_tokens, measure_source
 
@@ -181,9 +181,9 @@ def _save(
 
     from sparsedepth.config.load import build
     from sparsedepth.probe.load import weights_hash
-    from sparsedepth.store.measured import MeasuredModel
-    from sparsedepth.store.save import save_measured
-    from sparsedepth.sweep.manifest import code_version, device_facts, package_versions
+    from sparsedepth.run.manifest import code_version, device_facts, package_versions
+    from sparsedepth.store.measured_folder import save_measured
+    from sparsedepth.store.measured_model import MeasuredModel
     from sparsedepth.train.runtime import Runtime
 
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}

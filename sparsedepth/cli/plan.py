@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparsedepth.cli.bill import setting_here, show
-from sparsedepth.cli.runs import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers, runtime_of
+from sparsedepth.cli.cost import setting_here, show
+from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers, runtime_of
 
 
 def register(app: typer.Typer) -> None:
@@ -37,9 +37,9 @@ def plan(
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
 ) -> None:
     """Say what a sweep costs before anything runs: runs, parameters, FLOPs, tokens, memory, disk and time."""
-    from sparsedepth.cli.define import define
-    from sparsedepth.sweep import price as pricing
-    from sparsedepth.sweep.budget import Budget
+    from sparsedepth.cli.sweep_args import define
+    from sparsedepth.plan import price as pricing
+    from sparsedepth.plan.budget import Budget
 
     definition = define(file, scale, settings, vary, seeds, base)
     if on is not None:

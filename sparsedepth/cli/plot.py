@@ -30,7 +30,7 @@ def plot(
     """Draw how sparsity, variance and effectiveness move together, with the numbers as CSV beside each picture."""
     from sparsedepth.plots.draw import FIGURES, default_figure, draw, draw_all
     from sparsedepth.plots.page import FORMATS
-    from sparsedepth.store.open import open_store
+    from sparsedepth.store.connection import open_store
 
     if show_list:
         width = max(map(len, FIGURES))

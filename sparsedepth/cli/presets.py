@@ -20,10 +20,10 @@ def presets(name: Annotated[str | None, typer.Argument(help="print this one's fi
 
 
 def _print_table(known: dict[str, Any]) -> None:
+    from sparsedepth.config.cost import cost
     from sparsedepth.config.load import build
     from sparsedepth.config.run import RunConfig
-    from sparsedepth.model.cost import cost
-    from sparsedepth.store.answer import Answer
+    from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import render
 
     rows: list[tuple[Any, ...]] = []
@@ -34,7 +34,7 @@ def _print_table(known: dict[str, Any]) -> None:
         sizes = (config.n_layers, config.d_model, counted.params_total, counted.params_active)
         rows.append((name, *sizes, tokens, config.lr, preset.source))
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
-    print(render(Answer(columns, tuple(rows))))
+    print(render(QueryResult(columns, tuple(rows))))
 
 
 def _print_fields(name: str, preset: Any) -> None:

@@ -48,7 +48,7 @@ def query(
     limit: Annotated[float, typer.Option(min=0.1, help="seconds that a SELECT may take")] = 60.0,
 ) -> None:
     """Ask the complete runs anything, in read-only SQL, or one of the saved questions."""
-    from sparsedepth.store import fenced
+    from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
     sql = words[-1] if _is_sql(words[-1]) else None
@@ -59,7 +59,7 @@ def query(
     if sql is not None:
         if not folders:
             raise ValueError("name a results folder before the query: sparsedepth query DIR SQL")
-        content = fenced.ask(folders, {"sql": sql}, chosen, limit)
+        content = sandbox.ask(folders, {"sql": sql}, chosen, limit)
     else:
         content = _ours(folders, None if schema else ask, chosen)
     show(content, out)
@@ -73,7 +73,7 @@ def _is_sql(word: str) -> bool:
 def _ours(folders: list[str], ask: str | None, format: str) -> bytes:
     """The schema, the list of questions, or the answer to one."""
     from sparsedepth.store import questions
-    from sparsedepth.store.open import open_store
+    from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import encode
 
     with open_store(*folders) as store:
@@ -82,7 +82,7 @@ def _ours(folders: list[str], ask: str | None, format: str) -> bytes:
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == EFFECTS:
             from sparsedepth.effects.report import effects_table, measure_effects
-            from sparsedepth.store.loss import loss_of
+            from sparsedepth.store.comparable_loss import loss_of
 
             runs = store.frame("select * from runs")
             return encode(effects_table(measure_effects(runs, loss_of(runs))), format)
@@ -113,18 +113,18 @@ def best(
     out: Out = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval, the baseline beside them."""
-    from sparsedepth.store import fenced
+    from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
     options = {"by": by, "depth": depth, "where": where, "top": top}
-    show(fenced.ask(folders, {"best": options}, choose_format(format, out)), out)
+    show(sandbox.ask(folders, {"best": options}, choose_format(format, out)), out)
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:
     """The ranking at the end of a sweep."""
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.best import heading
-    from sparsedepth.store.open import open_store
+    from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import render
 
     with open_store(*folders) as store:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparsedepth.cli.runs import Device, Gpus, Out, Runtime, Workers, runtime_of
+from sparsedepth.cli.train_sweep import Device, Gpus, Out, Runtime, Workers, runtime_of
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -55,11 +55,11 @@ def derive(
     ] = None,
 ) -> None:
     """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
+    from sparsedepth.recipe.card_text import evidence, write
     from sparsedepth.recipe.choose import derive as choose
     from sparsedepth.recipe.holdout import hold_out, sentences
-    from sparsedepth.recipe.statement import evidence, write
-    from sparsedepth.store.loss import loss_of
-    from sparsedepth.store.open import open_store
+    from sparsedepth.store.comparable_loss import loss_of
+    from sparsedepth.store.connection import open_store
 
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
@@ -72,8 +72,8 @@ def derive(
         print(line)
     if out is None and held is None:
         return
-    from sparsedepth.recipe.fill import fill
-    from sparsedepth.recipe.page import write_page
+    from sparsedepth.recipe.build_card import fill
+    from sparsedepth.recipe.card_markdown import write_page
 
     card = fill(runs, found, held, folders)
     if held:
@@ -101,14 +101,14 @@ def verify(
 ) -> None:
     """Train baseline, recipe, and recipe less each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.recipe.card import card_path, read_card
-    from sparsedepth.recipe.page import write_page
+    from sparsedepth.recipe.card_markdown import write_page
     from sparsedepth.recipe.verify import configurations
 
     claimed = read_card(card)  # a mistake is told before torch is imported
     names = list(configurations(claimed))
 
-    from sparsedepth.cli.show import Watcher
-    from sparsedepth.sweep.plan import Plan
+    from sparsedepth.cli.progress import Watcher
+    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.pool import machine, parse_gpus
     from sparsedepth.sweep.verify import trial_of
     from sparsedepth.sweep.verify import verify as try_out
@@ -144,7 +144,7 @@ def compare(
 ) -> None:
     """Lay a card beside the published tables: agrees, contradicts, or not comparable, with the reason."""
     from sparsedepth.recipe.card import read_card
-    from sparsedepth.recipe.compare import compare_effects, lines
+    from sparsedepth.recipe.literature import compare_effects, lines
 
     if literature != "papers":
         raise ValueError(f"{literature!r} is nothing to compare with; give papers")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState
-    from sparsedepth.sweep.work import Work
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep")]
 
@@ -49,10 +49,11 @@ def status(
 
 def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
-    from sparsedepth.cli.show import counted, running_line
-    from sparsedepth.sweep.compare import compare, told
-    from sparsedepth.sweep.plan import Plan
-    from sparsedepth.sweep.status import Best, read_definition, scan
+    from sparsedepth.cli.progress import counted, running_line
+    from sparsedepth.plan.definition_file import read_definition
+    from sparsedepth.plan.planned_vs_actual import compare, told
+    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.status import Best, scan
 
     definition = read_definition(folder)
     states = scan(folder, definition)
@@ -92,18 +93,18 @@ def logs(
         print(f"{state.run_id}  {state.state:11}  {work.log}{reason}")
 
 
-def _logged(folder: Path) -> list[tuple["RunState", "Work"]]:
+def _logged(folder: Path) -> list[tuple["RunState", "Scratch"]]:
+    from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import state_of
-    from sparsedepth.sweep.work import Work
 
-    found = [Work(folder, path.parent.name) for path in folder.glob("work/*/log.txt")]
+    found = [Scratch(folder, path.parent.name) for path in folder.glob("work/*/log.txt")]
     if not found:
         raise ValueError(f"{folder} holds no logs of runs; name the results folder of a sweep (--out)")
     states = [(state_of(folder, work.run_id), work) for work in found]
     return sorted(states, key=lambda pair: (pair[0].state != "failed", -pair[1].log.stat().st_mtime))
 
 
-def _find(folder: Path, beginning: str) -> "Work":
+def _find(folder: Path, beginning: str) -> "Scratch":
     works = [work for _, work in _logged(folder) if work.run_id.startswith(beginning)]
     if len(works) != 1:
         known = ", ".join(work.run_id for work in works) or "none"
@@ -111,8 +112,8 @@ def _find(folder: Path, beginning: str) -> "Work":
     return works[0]
 
 
-def _read(work: "Work", follow: bool) -> Iterator[str]:
-    from sparsedepth.sweep.ownership import is_owned
+def _read(work: "Scratch", follow: bool) -> Iterator[str]:
+    from sparsedepth.run.lease import is_owned
 
     with open(work.log, encoding="utf-8", errors="replace") as file:
         while True:

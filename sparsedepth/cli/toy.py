@@ -50,10 +50,10 @@ def toy(
 
 def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path, device: str) -> int:
     """Train what is not complete, group after group; how many another process is training."""
-    from sparsedepth.cli.show import bar
-    from sparsedepth.store.sealed import is_complete
+    from sparsedepth.cli.progress import bar
+    from sparsedepth.run.process import stop_on_signals
+    from sparsedepth.store.checksums import is_complete
     from sparsedepth.store.toys import toy_folder
-    from sparsedepth.sweep.process import stop_on_signals
     from sparsedepth.toy.group import is_busy, make_group
     from sparsedepth.train.loop import Interrupted
     from sparsedepth.train.runtime import find_device
@@ -89,7 +89,7 @@ def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:
     """What the manifests say beside the times."""
     import torch
 
-    from sparsedepth.sweep.manifest import code_version, package_versions
+    from sparsedepth.run.manifest import code_version, package_versions
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {
@@ -105,7 +105,7 @@ def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:
 def print_exponents(results: Path) -> None:
     """A line per setting: its exponent with interval, and the plain slope."""
     from sparsedepth.effects.toy import MIN_DEPTHS, exponents, varied
-    from sparsedepth.store.open import open_store
+    from sparsedepth.store.connection import open_store
 
     with open_store(results) as store:
         found = exponents(store.frame("select * from toys"))

@@ -23,7 +23,7 @@ import pandas as pd
 
 from sparsedepth.effects.contrast import pairs
 from sparsedepth.effects.knobs import Knob, chosen_fields, keys, trained
-from sparsedepth.store.loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.student import LEVEL
 
 Scope = Literal["pooled", "within depth"]

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.effects.intervals import Estimate, estimate, t_critical
 from sparsedepth.effects.knobs import Design, Knob, design_of, keys, labels, trained
 
@@ -123,9 +123,9 @@ class Interaction:
 
 def unit_of(outcome: str) -> str:
     """The unit of a difference in this outcome. Raises ValueError for a name that is no number of `runs`."""
-    quantity = glossary.run_quantity(outcome)
+    quantity = quantities.run_quantity(outcome)
     if quantity is None or quantity.sql_type == "VARCHAR":
-        numbers = [one.name for one in glossary.RUNS if one.sql_type == "DOUBLE"]
+        numbers = [one.name for one in quantities.RUNS if one.sql_type == "DOUBLE"]
         known = ", ".join(name for name in numbers if not name.endswith(("_lo", "_hi")))
         raise ValueError(f"outcome {outcome!r} is not a measured number of a run; choose one of: {known}")
     return "ln ratio" if outcome in LOGGED else quantity.unit

@@ -25,7 +25,7 @@ from scipy.optimize import brentq, minimize_scalar
 from sparsedepth.effects.contrast import Verdict, noise, unit_of, values_of
 from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, estimate, t_critical
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels, trained
-from sparsedepth.effects.verdict import counted, estimate_text
+from sparsedepth.effects.sentences import counted, estimate_text
 
 MIN_DEPTHS = 4
 """c, a and E fit any three depths exactly."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.effects.contrast import Contrast, compare
 from sparsedepth.effects.knobs import Knob, find_knobs, joint_knob, labels, setting_text
 
@@ -34,7 +34,7 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
 
     Raises ValueError for an objective that is no number of `runs`, or has no better direction.
     """
-    quantity = glossary.run_quantity(objective)
+    quantity = quantities.run_quantity(objective)
     if quantity is None or not quantity.better:
         raise ValueError(f"objective {objective!r} must be a run quantity with a better direction, such as val_loss")
     sign = 1 if quantity.better == "high" else -1

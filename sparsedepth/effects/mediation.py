@@ -21,7 +21,7 @@ from sparsedepth.effects.chain import MIN_CELLS, percentiles, resamples
 from sparsedepth.effects.contrast import pairs
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import Knob
-from sparsedepth.store.loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
 PATHS: tuple[tuple[str, str], ...] = (
     ("weight_sparsity", "residual_variance_last"),

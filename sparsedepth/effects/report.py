@@ -25,7 +25,7 @@ from sparsedepth.effects.contrast import (
 )
 from sparsedepth.effects.intervals import holm
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, design_of, find_knobs, trained
-from sparsedepth.store.answer import Answer
+from sparsedepth.store.query_result import QueryResult
 
 ALPHA = 0.05
 
@@ -160,7 +160,7 @@ def _choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
     return chosen
 
 
-def effects_table(effects: Iterable[Effect]) -> Answer:
+def effects_table(effects: Iterable[Effect]) -> QueryResult:
     """One row per Effect; NULL where there is no matched pair, or too few."""
     columns = ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict", "effect", "lo", "hi", "unit")
     columns += ("p", "p_holm", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged", "at_edge")
@@ -175,4 +175,4 @@ def effects_table(effects: Iterable[Effect]) -> Answer:
         size = (one.verdict, effect.mean, effect.lo, effect.hi, found.unit, effect.p, one.p_holm)
         counts = (effect.n, found.n_seeds, found.n_diverged, found.n_at_edge)
         rows.append((*head, *size, found.noise, found.floor, found.baseline_mean, *counts))
-    return Answer(columns=columns, rows=tuple(rows))
+    return QueryResult(columns=columns, rows=tuple(rows))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sparsedepth.effects.verdict import counted
+from sparsedepth.effects.sentences import counted
 
 KINDS = ("early stop", "even", "neither")
 N_COMMONEST = 5

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 
 
@@ -84,7 +84,7 @@ def _fenced(language: str, text: str) -> str:
 
 def _scores(summary: Mapping[str, Any]) -> str:
     rows = ["| score | value | 95% interval | unit |", "|---|---|---|---|"]
-    for quantity in glossary.RUNS:
+    for quantity in quantities.RUNS:
         value = summary.get(quantity.name)
         if isinstance(value, bool | str | None) or quantity.name.endswith(("_lo", "_hi")):
             continue

@@ -27,7 +27,7 @@ from sparsedepth.probe.folder import CONFIG, weight_files
 from sparsedepth.probe.load import Loaded, load_stack
 from sparsedepth.probe.text import measure_source, tokenizer_of
 from sparsedepth.store.folder import read_run
-from sparsedepth.store.save import check_place
+from sparsedepth.store.measured_folder import check_place
 
 TOLERANCE = 1e-4
 """Of a logit, absolute, in fp32."""

@@ -24,17 +24,17 @@ from sparsedepth.measure.jacobian import jacobian_deviation
 from sparsedepth.measure.loss import bits_per_byte, held_out_loss
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.permutation_neighbours import permutation_neighbours
-from sparsedepth.measure.removal import removal
-from sparsedepth.measure.rows import Measurements, Row, Summary, head_rows, interval, layer_rows, pair_rows
-from sparsedepth.measure.trajectories import trajectories
-from sparsedepth.measure.usefulness import usefulness
-from sparsedepth.measure.variance import residual_variance
-from sparsedepth.measure.variants import (
+from sparsedepth.measure.released_code import (
     affine_increase_in_sample,
     causal_misaligned,
     normalised_last_variance,
     permutation_weighted,
 )
+from sparsedepth.measure.removal import removal
+from sparsedepth.measure.rows import Measurements, Row, Summary, head_rows, interval, layer_rows, pair_rows
+from sparsedepth.measure.trajectories import trajectories
+from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.measure.variance import residual_variance
 from sparsedepth.measure.weight_sparsity import weight_sparsity
 from sparsedepth.probe.stack import Stack
 
@@ -314,7 +314,7 @@ def _causal_maximum(task: Task) -> Measurements:
 
 
 def _released(task: Task) -> Measurements:
-    """The released code's forms of the scores, whose differences `sparsedepth.measure.variants` explains."""
+    """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
     stack, n_layers = task.stack, task.stack.n_layers
     misaligned = causal_misaligned(stack, task.inputs, stack.final_norm, task.max_tokens).values()
     shifted = [effect for effect in misaligned if effect is not None]

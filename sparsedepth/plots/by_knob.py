@@ -31,7 +31,7 @@ from sparsedepth.plots.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "skip_loss_increase", "jacobian_deviation")

@@ -14,7 +14,7 @@ import pandas as pd
 from sparsedepth.effects.chain import Link, Scope, link
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.style import GREY, LABELS, depth_colours, groups, knob_markers, log_scale
-from sparsedepth.store.loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
 PANELS: tuple[tuple[str, str], ...] = (
     ("weight_sparsity", "residual_variance_last"),

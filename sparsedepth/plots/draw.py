@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.effects.verdict import counted
+from sparsedepth.effects.sentences import counted
 from sparsedepth.files import write_bytes
 from sparsedepth.plots import by_knob, forest, learning_rate, matrices, pareto
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, csv_bytes, render
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sparsedepth.plots.correlations import Correlations
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, True)}
 """Figures of many runs -> whether they hold the chain, and the profiles."""
@@ -98,8 +98,8 @@ def _of_runs(figure: str, store: "Store", run: str | None) -> Drawing:
 def _card(store: "Store", run: str | None) -> Drawing:
     import pandas as pd
 
-    from sparsedepth.plots.card import load_card
-    from sparsedepth.plots.card_page import card_page
+    from sparsedepth.plots.layer_profile import load_card
+    from sparsedepth.plots.layer_profile_page import card_page
 
     found = load_card(store, run)
     pairs = [

@@ -15,16 +15,16 @@ import pandas as pd
 from sparsedepth.effects.contrast import Contrast, contrasts
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.verdict import counted
+from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, LABELS, MISSING, caption, depth_colours, inert
-from sparsedepth.store.loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 OUTCOMES = ("val_loss", "residual_variance_last", "usefulness_loss_increase", "causal_score")
 LADDER = ("val_loss", "usefulness_loss_increase")

@@ -12,16 +12,16 @@ import pandas as pd
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import changed, find_knobs, keys
-from sparsedepth.effects.verdict import counted
+from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import check_comparable, chosen, trained
 from sparsedepth.plots.style import GREY, LABELS, caption, groups, inert, line_handle, log_scale, setting_styles
-from sparsedepth.store.loss import loss_of
+from sparsedepth.store.comparable_loss import loss_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 HELD = tuple(name for name in RunConfig.model_fields if name not in ("lr", "seed", "allow"))
 COLUMNS = 4

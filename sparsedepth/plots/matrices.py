@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.verdict import counted
+from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.by_knob import single_moves
-from sparsedepth.plots.card import MAPS, pairs_that_exist
-from sparsedepth.plots.card_page import draw_matrix, norm_of
+from sparsedepth.plots.layer_profile import MAPS, pairs_that_exist
+from sparsedepth.plots.layer_profile_page import draw_matrix, norm_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import caption, inert
@@ -23,7 +23,7 @@ from sparsedepth.plots.style import caption, inert
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 METRICS = ("causal_effect", "permutation_effect")
 MOST = 6

@@ -43,9 +43,9 @@ def render(build: Callable[[], "Figure"], suffix: str) -> bytes:
 
 def csv_bytes(data: "pd.DataFrame") -> bytes:
     """The numbers as CSV: exact, missing ones empty, text that a spreadsheet would take for a formula made inert."""
-    from sparsedepth.store.answer import Answer
+    from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import to_csv
 
     rows = data.astype(object).where(data.notna(), None).itertuples(index=False, name=None)
     plain = tuple(tuple(getattr(value, "item", lambda value=value: value)() for value in row) for row in rows)
-    return f"{to_csv(Answer(columns=tuple(map(str, data.columns)), rows=plain))}\n".encode()
+    return f"{to_csv(QueryResult(columns=tuple(map(str, data.columns)), rows=plain))}\n".encode()

@@ -12,16 +12,16 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.effects.verdict import counted
+from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, LABELS, caption, depth_colours, groups, knob_markers
-from sparsedepth.store.loss import COMMON, OWN, in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 SIGNS = {"train_flops": 1, "val_loss": 1, "val_loss_common": 1, "usefulness_loss_increase": -1}
 """Quantity -> 1 where low is better, -1 where high is."""

@@ -7,7 +7,7 @@ from sparsedepth.plots.page import NothingToDraw
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 
 def trained(runs: "pd.DataFrame") -> "pd.DataFrame":

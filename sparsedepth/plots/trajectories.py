@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
-from sparsedepth.plots.card import choose_run
+from sparsedepth.plots.layer_profile import choose_run
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import GREY, MARKERS, MISSING, SERIES, log_scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
 VECTORS = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", *IDEALS)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import pandas as pd
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import BASES, Contrast, compare, noise, values_of
@@ -37,7 +37,7 @@ from sparsedepth.effects.knobs import (
     trained,
     tuned_fields,
 )
-from sparsedepth.effects.verdict import counted, estimate_text
+from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
 
 ALPHA = 0.05
@@ -194,9 +194,9 @@ def _place(depth: int | None, depths: Sequence[int]) -> Place:
 
 def direction(objective: str) -> int:
     """-1 if lower is better, +1 if higher is."""
-    quantity = glossary.run_quantity(objective)
+    quantity = quantities.run_quantity(objective)
     if quantity is None or not quantity.better:
-        known = ", ".join(q.name for q in glossary.RUNS if q.better)
+        known = ", ".join(q.name for q in quantities.RUNS if q.better)
         raise ValueError(f"objective {objective!r} has no better direction; choose one of: {known}")
     return 1 if quantity.better == "high" else -1
 

@@ -21,7 +21,7 @@ import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast, unit_of, values_of
 from sparsedepth.effects.knobs import Knob, Plain, labels, trained
-from sparsedepth.effects.verdict import counted, estimate_text
+from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.card import Outcome
 from sparsedepth.recipe.choose import Recipe, Tested, compare_cells, derive
 from sparsedepth.recipe.predict import measured

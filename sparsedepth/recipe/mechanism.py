@@ -15,9 +15,9 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from sparsedepth.effects.causal_evidence import weigh
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.words import weigh
 from sparsedepth.recipe.card import Intervention, Mechanism, Verdict, word_of
 from sparsedepth.recipe.choose import Recipe
 from sparsedepth.recipe.predict import measured, predicted

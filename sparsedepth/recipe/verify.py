@@ -12,7 +12,7 @@ import pandas as pd
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
 from sparsedepth.effects.knobs import Knob, plain, setting_text
-from sparsedepth.effects.verdict import counted, estimate_text
+from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.card import Card, Ingredient, Need, Outcome, Verification, config_of, grade_of, word_of
 from sparsedepth.recipe.choose import direction
 from sparsedepth.recipe.holdout import outcome_of

@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.effects.causal_evidence import Evidence, weigh
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.lines import evidence_lines
-from sparsedepth.effects.verdict import counted, sentence
-from sparsedepth.effects.words import Evidence, weigh
+from sparsedepth.effects.sentences import counted, sentence
+from sparsedepth.effects.text_report import evidence_lines
+from sparsedepth.plan.definition_file import read_definition
 from sparsedepth.plots.runs import chosen, trained
+from sparsedepth.recipe.build_card import fill
 from sparsedepth.recipe.card import Card
+from sparsedepth.recipe.card_markdown import markdown
+from sparsedepth.recipe.card_text import evidence, rule, to_yaml
 from sparsedepth.recipe.choose import Recipe, derive
-from sparsedepth.recipe.fill import fill
-from sparsedepth.recipe.page import markdown
-from sparsedepth.recipe.statement import evidence, rule, to_yaml
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
-from sparsedepth.store.loss import COMMON, OWN, loss_of
-from sparsedepth.sweep.status import read_definition, scan
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
+from sparsedepth.sweep.status import scan
 
 if TYPE_CHECKING:
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
@@ -219,9 +220,9 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
 
 def table_of_methods(names: Sequence[str]) -> Table:
     """The definition of every measured quantity that the page names."""
-    quantities = [quantity for quantity in glossary.RUNS if quantity.name in names]
+    named = [quantity for quantity in quantities.RUNS if quantity.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
-    return table_of(columns, ((one.name, one.unit, one.meaning, one.source or "–") for one in quantities))
+    return table_of(columns, ((one.name, one.unit, one.meaning, one.source or "–") for one in named))
 
 
 def table_of_provenance(runs: pd.DataFrame) -> Table:

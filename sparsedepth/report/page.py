@@ -18,10 +18,10 @@ from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.report.content import content
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 if TYPE_CHECKING:
-    from sparsedepth.store.open import Store
+    from sparsedepth.store.connection import Store
 
 LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, contrasts
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
-from sparsedepth.store.loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.render import readable
 
 RESULTS = (
@@ -103,7 +103,7 @@ def _repeats(runs: pd.DataFrame, name: str) -> bool:
 
 def meaning_of(name: str) -> str:
     """One line on a column of `runs`, with its unit."""
-    if (quantity := glossary.run_quantity(name)) is not None:
+    if (quantity := quantities.run_quantity(name)) is not None:
         unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
         return f"{quantity.meaning}{unit}"
     field = RunConfig.model_fields.get(name)

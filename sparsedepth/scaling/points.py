@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.config.run import MeasureConfig, RunConfig
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 OF_SIZE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")

@@ -7,7 +7,7 @@ from typing import Any
 from sparsedepth.scaling.fit import Fit, log_correlations
 from sparsedepth.scaling.optimum import Optimum
 from sparsedepth.scaling.uncertainty import Bootstrap, HeldOut, Profile
-from sparsedepth.store.answer import Answer
+from sparsedepth.store.query_result import QueryResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Report:
     warnings: tuple[str, ...] = ()
 
 
-def parameter_table(report: Report) -> Answer:
+def parameter_table(report: Report) -> QueryResult:
     """One row per parameter; lo and hi are Student's interval from the Jacobian."""
     rows = []
     for one in report.fit.parameters():
@@ -33,10 +33,10 @@ def parameter_table(report: Report) -> Answer:
         sides = (profile.lo, profile.hi) if profile else (None, None)
         rows.append((one.name, one.value, one.stderr, one.lo, one.hi, *boot, *sides, one.unit))
     intervals = ("lo", "hi", "bootstrap_lo", "bootstrap_hi", "profile_lo", "profile_hi")
-    return Answer(columns=("name", "value", "stderr", *intervals, "unit"), rows=tuple(rows))
+    return QueryResult(columns=("name", "value", "stderr", *intervals, "unit"), rows=tuple(rows))
 
 
-def scan_table(scan: Sequence[tuple[int, Fit]]) -> Answer:
+def scan_table(scan: Sequence[tuple[int, Fit]]) -> QueryResult:
     """One row per number of excluded losses: points, exponents with standard errors, E, objective."""
     names = sorted({name for _, one in scan for name in one.law.names if name.startswith("a_")})
     rows = []
@@ -45,7 +45,7 @@ def scan_table(scan: Sequence[tuple[int, Fit]]) -> Answer:
         values = [value for name in names for value in _pair(known.get(name))]
         rows.append((n_excluded, one.n_points, *values, known["E"].value, one.objective))
     columns = [column for name in names for column in (name, f"{name}_stderr")]
-    return Answer(columns=("excluded", "points", *columns, "E", "objective"), rows=tuple(rows))
+    return QueryResult(columns=("excluded", "points", *columns, "E", "objective"), rows=tuple(rows))
 
 
 def _pair(parameter: Any) -> tuple[float | None, float | None]:
@@ -115,13 +115,13 @@ def as_object(report: Report) -> dict[str, Any]:
     }
 
 
-def optimum_table(found: Optimum) -> Answer:
+def optimum_table(found: Optimum) -> QueryResult:
     """Width, depth and loss at the budget, with bootstrap intervals."""
 
     def row(name: str, value: float | None, ends: tuple[float, float] | None, rounded: int | None, unit: str) -> tuple:
         return (name, value, *(ends or (None, None)), rounded, unit)
 
-    return Answer(
+    return QueryResult(
         columns=("name", "value", "bootstrap_lo", "bootstrap_hi", "rounded", "unit"),
         rows=(
             row("d_model", found.d_model, found.d_model_interval, found.d_model_rounded, ""),

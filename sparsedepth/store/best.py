@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.answer import Answer
-from sparsedepth.store.loss import loss_in
-from sparsedepth.store.open import Store
+from sparsedepth.store.comparable_loss import loss_in
+from sparsedepth.store.connection import Store
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.student import mean_interval
 
 KNOBS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "allow"))
@@ -39,7 +39,7 @@ _DEFAULTS = {
 class Ranking:
     """The first cells of a ranking, as a table, and what stands behind it."""
 
-    table: Answer
+    table: QueryResult
     """rank, cell_id, model (where any was only measured), the knobs that vary, seeds (with a value), diverged (where
     any did), mean, lo, hi (95% over seeds), note ('baseline')."""
     by: str
@@ -121,9 +121,9 @@ def heading(ranking: Ranking) -> str:
     )
 
 
-def _ranked_quantity(by: str) -> glossary.Quantity:
-    quantity = glossary.run_quantity(by)
-    rankable = [other.name for other in glossary.RUNS if other.better]
+def _ranked_quantity(by: str) -> quantities.Quantity:
+    quantity = quantities.run_quantity(by)
+    rankable = [other.name for other in quantities.RUNS if other.better]
     if quantity is None:
         near = difflib.get_close_matches(by, rankable, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(rankable)}"
@@ -154,7 +154,7 @@ def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:
     ]
 
 
-def _table(ranked: list[_Cell], by: str, top: int) -> Answer:
+def _table(ranked: list[_Cell], by: str, top: int) -> QueryResult:
     varying = varying_fields(ranked)
     baseline = min(ranked, key=lambda cell: (cell.model is not None, *_away(cell, varying)))
     shown = ranked[:top] if baseline in ranked[:top] else [*ranked[:top], baseline]
@@ -182,7 +182,7 @@ def _table(ranked: list[_Cell], by: str, top: int) -> Answer:
             "note": "baseline" if cell is baseline else None,
         }
         rows.append(tuple(values[name] for name in columns))
-    return Answer(columns=columns, rows=tuple(rows))
+    return QueryResult(columns=columns, rows=tuple(rows))
 
 
 def varying_fields(cells: Sequence[_Cell]) -> list[str]:

@@ -3,7 +3,7 @@
     RESULTS/runs/<run_id>/
         config.yaml       the RunConfig, every field; or model.json, what is known of a model that was only measured
         manifest.json     how it was made: device, started, seconds, packages, ...
-        summary.json      one value per quantity of glossary.RUNS; a missing one is null
+        summary.json      one value per quantity of quantities.RUNS; a missing one is null
         curves.parquet    one row per logged step            } where they apply
         layers.parquet    one row per step, layer and metric }
         heads.parquet     one row per step, head and metric  }
@@ -15,7 +15,7 @@
 Every file is written aside and renamed, and `complete` is written when all the others are on disk: a folder without it
 does not count. With it the folder never changes again, so it can be copied, merged and read without a lock. Other files
 (a log, a checkpoint of an unfinished run) may lie in the folder; they are no part of the record. The record of a
-measured model lies in a folder of any name (`sparsedepth.store.save`).
+measured model lies in a folder of any name (`sparsedepth.store.measured_folder`).
 """
 
 import difflib
@@ -33,15 +33,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import sha256, write_bytes, write_json, write_text
-from sparsedepth.glossary import Table
-from sparsedepth.store.measured import MeasuredModel
-from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES, Column
-from sparsedepth.store.sealed import (
+from sparsedepth.quantities import Table
+from sparsedepth.store.checksums import (
     MARKER,
     RUN_ID,
     DamagedRun,
@@ -51,6 +49,8 @@ from sparsedepth.store.sealed import (
     read_verified,
     seal,
 )
+from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES, Column
 
 WEIGHTS = "model.safetensors"
 CONFIG, MODEL = "config.yaml", "model.json"
@@ -115,11 +115,11 @@ def write_manifest(folder: Path, facts: Row) -> None:
 
 
 def write_summary(folder: Path, summary: Row) -> None:
-    """Write summary.json: the quantities of glossary.RUNS, those not given as null. NaN and Inf count as missing."""
+    """Write summary.json: the quantities of quantities.RUNS, those not given as null. NaN and Inf count as missing."""
     _refuse_complete(folder)
-    names = [quantity.name for quantity in glossary.RUNS]
+    names = [quantity.name for quantity in quantities.RUNS]
     for name in summary:
-        assert name in names, f"{name!r} is not in glossary.RUNS; nearest: {_nearest(name, names)}"
+        assert name in names, f"{name!r} is not in quantities.RUNS; nearest: {_nearest(name, names)}"
     assert summary.get("outcome") in ("ok", "diverged"), f"outcome={summary.get('outcome')!r}, not ok or diverged"
     write_json(folder / "summary.json", {name: _finite(summary.get(name)) for name in names})
 

@@ -11,10 +11,10 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsedepth.store.answer import Answer
 from sparsedepth.store.best import KNOBS
-from sparsedepth.store.loss import loss_in
-from sparsedepth.store.open import Store
+from sparsedepth.store.comparable_loss import loss_in
+from sparsedepth.store.connection import Store
+from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.student import mean_interval
 
 
@@ -119,7 +119,7 @@ QUESTIONS: dict[str, Question] = {
 }
 
 
-def ask(store: Store, name: str) -> Answer:
+def ask(store: Store, name: str) -> QueryResult:
     """The answer to a saved question. Raises ValueError for a name that is none."""
     question = QUESTIONS.get(name)
     if question is None:
@@ -153,8 +153,8 @@ def _columns(names: Sequence[str]) -> str:
     return "".join(f"{name}, " for name in names)
 
 
-def _with_interval(answer: Answer) -> Answer:
+def _with_interval(answer: QueryResult) -> QueryResult:
     """`losses` as the ends of their interval."""
     at = answer.columns.index("losses")
     rows = tuple((*row[:at], *mean_interval(row[at])[1:], *row[at + 1 :]) for row in answer.rows)
-    return Answer(columns=(*answer.columns[:at], "lo", "hi", *answer.columns[at + 1 :]), rows=rows)
+    return QueryResult(columns=(*answer.columns[:at], "lo", "hi", *answer.columns[at + 1 :]), rows=rows)

@@ -1,4 +1,4 @@
-"""An Answer as text: an aligned table for the terminal, or CSV, JSON, Markdown or LaTeX for elsewhere; or as Parquet.
+"""A query's result: an aligned table for the terminal; CSV, JSON, Markdown, LaTeX or Parquet for elsewhere.
 
 For people (table, Markdown, LaTeX) a float has 4 significant digits and NULL is '-'; for programs (CSV, JSON) numbers
 are exact and NULL is empty or null. Text from a store may come from anyone and ends up in terminals, spreadsheets and
@@ -17,20 +17,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from sparsedepth.store.answer import Answer
+from sparsedepth.store.query_result import QueryResult
 
 MAX_TABLE_ROWS = 200
 MAX_CELL_WIDTH = 60
 
 
-def render(answer: Answer, format: str = "table") -> str:
+def render(answer: QueryResult, format: str = "table") -> str:
     """The answer as text in one of FORMATS, without a final newline. Raises ValueError for another format."""
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[format](answer)
 
 
-def encode(answer: Answer, format: str = "table") -> bytes:
+def encode(answer: QueryResult, format: str = "table") -> bytes:
     """The answer as a file's content, in one of FORMATS (with a final newline) or as Parquet. Raises ValueError."""
     return to_parquet(answer) if format == PARQUET else f"{render(answer, format)}\n".encode()
 
@@ -46,7 +46,7 @@ def choose_format(format: str | None, out: Path | None) -> str:
     return chosen
 
 
-def table(answer: Answer, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
+def table(answer: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
     width = width or shutil.get_terminal_size(fallback=(160, 24)).columns
     rows = answer.rows[:max_rows]
@@ -65,7 +65,7 @@ def table(answer: Answer, width: int | None = None, max_rows: int = MAX_TABLE_RO
     return "\n".join([*lines, *_left_out(answer, len(rows))])
 
 
-def _records(answer: Answer, width: int, max_rows: int) -> str:
+def _records(answer: QueryResult, width: int, max_rows: int) -> str:
     """One line per value, for rows too wide to stand side by side."""
     names = [_shortened(_visible(column)) for column in answer.columns]
     indent = max(map(len, names))
@@ -80,7 +80,7 @@ def _records(answer: Answer, width: int, max_rows: int) -> str:
     return "\n".join([*lines, *_left_out(answer, len(rows))])
 
 
-def _left_out(answer: Answer, shown: int) -> list[str]:
+def _left_out(answer: QueryResult, shown: int) -> list[str]:
     left = len(answer.rows) - shown
     return [f"... and {left:,} more rows; csv or json has them all"] if left else []
 
@@ -93,7 +93,7 @@ def _aligned(cells: Iterable[str], sizes: list[int], right: list[bool]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def to_csv(answer: Answer) -> str:
+def to_csv(answer: QueryResult) -> str:
     """RFC 4180, exact numbers, NULL empty. An apostrophe precedes text that a spreadsheet would take for a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -119,7 +119,7 @@ def _no_formula(text: str) -> str:
     return "'" + text if text.lstrip().startswith(tuple("=+-@＝＋－＠")) else text
 
 
-def to_json(answer: Answer) -> str:
+def to_json(answer: QueryResult) -> str:
     """A list with one object per row, exact numbers; NULL, NaN and Inf are null. Columns of one name are numbered."""
     names = _distinct(answer.columns)
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in answer.rows]
@@ -137,7 +137,7 @@ def _distinct(columns: tuple[str, ...]) -> list[str]:
     return names
 
 
-def to_parquet(answer: Answer) -> bytes:
+def to_parquet(answer: QueryResult) -> bytes:
     """A Parquet file: exact numbers, NULL is NULL. Columns of one name are numbered; a column whose values have no
     common type is text."""
     import pyarrow as pa
@@ -155,7 +155,7 @@ def to_parquet(answer: Answer) -> bytes:
     return content.getvalue()
 
 
-def to_markdown(answer: Answer) -> str:
+def to_markdown(answer: QueryResult) -> str:
     """A GitHub table; text can hold no image, labelled link or HTML."""
     right = [_is_numeric([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
     lines = [
@@ -170,7 +170,7 @@ def _markdown_text(text: str) -> str:
     return "".join("\\" + character if character in "\\`*[]<>|&~$" else character for character in text)
 
 
-def to_latex(answer: Answer) -> str:
+def to_latex(answer: QueryResult) -> str:
     """A tabular environment that needs no package; text can run no command."""
     right = [_is_numeric([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
     lines = [
@@ -202,7 +202,7 @@ def _latex_text(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-FORMATS: dict[str, Callable[[Answer], str]] = {
+FORMATS: dict[str, Callable[[QueryResult], str]] = {
     "table": table,
     "csv": to_csv,
     "json": to_json,

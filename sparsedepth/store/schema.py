@@ -6,9 +6,9 @@ mean two things. Nothing here reads a file.
 
 from dataclasses import dataclass
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.glossary import Table
+from sparsedepth.quantities import Table
 
 TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens")
 """The tables of many rows per run; `runs` has one row per run."""
@@ -33,7 +33,7 @@ def _run_columns() -> tuple[Column, ...]:
         column("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
         column("model", "VARCHAR", "a model that was only measured, as it was named; NULL for a trained run"),
         *(column(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
-        *(column(quantity.name, quantity.sql_type, quantity.meaning, quantity.unit) for quantity in glossary.RUNS),
+        *(column(quantity.name, quantity.sql_type, quantity.meaning, quantity.unit) for quantity in quantities.RUNS),
         column("folder", "VARCHAR", "where the run's files lie"),
         column("device", "VARCHAR", "hardware that trained it (manifest)"),
         column("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
@@ -64,7 +64,7 @@ def config_type(name: str) -> str:
 _CONFIG_SCHEMA = RunConfig.model_json_schema()["properties"]
 
 
-def _wide_columns(quantities: tuple[glossary.Quantity, ...]) -> tuple[Column, ...]:
+def _wide_columns(quantities: tuple[quantities.Quantity, ...]) -> tuple[Column, ...]:
     """One column per quantity."""
     return tuple(
         Column(view=one.table, name=one.name, type=one.sql_type, meaning=one.meaning, unit=one.unit)
@@ -89,11 +89,11 @@ def _metric_columns(view: Table, places: dict[str, str]) -> tuple[Column, ...]:
 
 _BLOCK = "block, from 1 to n_layers; 0 = the embedding's output"
 FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
-    "curves": _wide_columns(glossary.CURVES),
+    "curves": _wide_columns(quantities.CURVES),
     "layers": _metric_columns("layers", {"layer": _BLOCK}),
     "heads": _metric_columns("heads", {"layer": _BLOCK, "head": "query head of the block, from 1 to n_heads"}),
     "pairs": _metric_columns("pairs", {"layer": _BLOCK, "other_layer": "the second, later block of the pair"}),
-    "tokens": _wide_columns(glossary.TOKENS),
+    "tokens": _wide_columns(quantities.TOKENS),
 }
 """The columns of a run folder's Parquet files."""
 
@@ -125,10 +125,10 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
 }
 """The columns of every view, in order."""
 
-METRICS: dict[Table, tuple[glossary.Quantity, ...]] = {
-    "layers": glossary.LAYERS,
-    "heads": glossary.HEADS,
-    "pairs": glossary.PAIRS,
+METRICS: dict[Table, tuple[quantities.Quantity, ...]] = {
+    "layers": quantities.LAYERS,
+    "heads": quantities.HEADS,
+    "pairs": quantities.PAIRS,
 }
 """The values that `metric` takes."""
 

@@ -17,8 +17,8 @@ import yaml
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.toy import AXES, ToyConfig
 from sparsedepth.files import appearing, write_bytes, write_json, write_text
+from sparsedepth.store.checksums import DamagedRun, Marker, is_complete, parse_marker, read_verified, seal
 from sparsedepth.store.schema import Column
-from sparsedepth.store.sealed import DamagedRun, Marker, is_complete, parse_marker, read_verified, seal
 
 FOLDER = "toys"
 ToyView = Literal["toys", "toy_curves"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -57,7 +57,7 @@ def read_tuned(results: Path) -> Tuned | None:
 
 def roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, Role]:
     """run_id -> its role. A configuration that was tried at one value only has none: it was not tuned."""
-    quantity = glossary.run_quantity(tuned.objective)
+    quantity = quantities.run_quantity(tuned.objective)
     sign = -1.0 if quantity and quantity.better == "high" else 1.0
     held = [name for name in RunConfig.model_fields if name not in (*tuned.fields, "seed", "allow")]
     groups = defaultdict(list)

@@ -20,16 +20,16 @@ from pathlib import Path
 import torch
 
 from sparsedepth import files
+from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.model.cost import cost
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.stack import DecoderStack
-from sparsedepth.sweep.duration import DEVICES, Timing, shape_id
+from sparsedepth.run.process import thread_environment
 from sparsedepth.sweep.pool import Machine
-from sparsedepth.sweep.process import thread_environment
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.loop import Run
 from sparsedepth.train.runtime import Runtime, resolve

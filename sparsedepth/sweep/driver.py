@@ -19,20 +19,21 @@ from sparsedepth import files
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data.shards import prepare
+from sparsedepth.plan.definition_file import DEFINITION, planned_runs, read_definition
+from sparsedepth.plan.planned_vs_actual import write_plan
+from sparsedepth.plan.price import Price
+from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
+from sparsedepth.run.lease import is_owned
+from sparsedepth.run.process import Stop, stop_on_signals
+from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.train_and_measure import check_text
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.compare import write_plan
-from sparsedepth.sweep.finished import Finished
-from sparsedepth.sweep.make import check_text
-from sparsedepth.sweep.ownership import is_owned
-from sparsedepth.sweep.plan import Item, Plan, check_objective, first_proposal
 from sparsedepth.sweep.pool import Machine, Pool
-from sparsedepth.sweep.price import Price
-from sparsedepth.sweep.process import Stop, stop_on_signals
 from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.status import DEFINITION, ENDED, RunState, planned_runs, read_definition, scan
+from sparsedepth.sweep.status import ENDED, RunState, scan
 from sparsedepth.sweep.storage import check_room, connect, explained
-from sparsedepth.sweep.work import Work
 
 MAX_FAILURES = 3
 """Runs that may fail one after the other, with none completed between, before the sweep stops."""
@@ -57,13 +58,13 @@ class Driver:
     price: Price | None = None
     """what was said that it costs; kept beside the results, to be compared"""
     plan: Plan = field(init=False)
-    finished: Finished = field(init=False)
+    finished: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a cell that cannot be built or matched, or an objective that is none."""
         check_objective(self.definition)
         self.plan = Plan(self.definition)
-        self.finished = Finished(self.results, self.definition, self._failed_for_good)
+        self.finished = ResultsIndex(self.results, self.definition, self._failed_for_good)
 
     def run(self, *, retry_failed: bool = False) -> list[RunState]:
         """Run what is missing. Returns the state of every run.
@@ -78,7 +79,7 @@ class Driver:
         self.stop.catch()
         if retry_failed:
             for state in scan(self.results, self.definition):
-                Work(self.results, state.run_id).forget_failures()
+                Scratch(self.results, state.run_id).forget_failures()
         url = self.storage or queue.storage_url(self.results)
         with explained(url, self.results):
             study = connect(self.definition, url)
@@ -110,8 +111,8 @@ class Driver:
         """The runs that are known by now."""
         return [planned.config for planned in self.plan.runs(self.finished)]
 
-    def _missing(self, study: optuna.Study) -> list[Item]:
-        def is_done(item: Item) -> bool:
+    def _missing(self, study: optuna.Study) -> list[Task]:
+        def is_done(item: Task) -> bool:
             return all(self.finished.is_complete(run_id) for run_id in self.plan.run_ids(item))
 
         return queue.missing(study, self.plan.items(self.finished), is_done)
@@ -123,11 +124,11 @@ class Driver:
         queue.set_open(study, self.plan.is_open(self.finished))
         return queue.waiting(study)
 
-    def _given_up(self, item: Item) -> bool:
+    def _given_up(self, item: Task) -> bool:
         return any(self._failed_for_good(run_id) for run_id in self.plan.run_ids(item))
 
     def _failed_for_good(self, run_id: str) -> bool:
-        work = Work(self.results, run_id)
+        work = Scratch(self.results, run_id)
         return len(work.failures()) >= self.machine.max_attempts or work.infeasible() is not None
 
     def _watch(self, study: optuna.Study, pool: Pool) -> None:
@@ -259,7 +260,7 @@ def claim(results: Path, definition: SweepDefinition) -> None:
 def drop_leftovers(results: Path) -> None:
     """Delete the checkpoints of runs that died between the end of their record and the end of their process."""
     for marker in results.glob(f"runs/*/{record.MARKER}"):
-        work = Work(results, marker.parent.name)
+        work = Scratch(results, marker.parent.name)
         if work.checkpoints.exists() and not is_owned(work.lock):
             shutil.rmtree(work.checkpoints, ignore_errors=True)
 

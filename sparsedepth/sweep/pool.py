@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
-from sparsedepth.sweep import ownership
+from sparsedepth.run import lease
+from sparsedepth.run.process import INTERRUPTED, thread_environment
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.process import INTERRUPTED, thread_environment
 from sparsedepth.train.runtime import find_device
 
 MAX_DEATHS = 5
@@ -124,7 +124,7 @@ class _Member:
             beat = None
         if beat is None or beat != self.beat:
             self.beat, self.seen = beat, time.monotonic()
-        return time.monotonic() - self.seen > ownership.GRACE_SECONDS
+        return time.monotonic() - self.seen > lease.GRACE_SECONDS
 
 
 @dataclass

@@ -14,15 +14,15 @@ from optuna.trial import TrialState
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.propose import plain
+from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.plan.tasks import Plan, Task, excesses
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.finished import Finished
-from sparsedepth.sweep.plan import Item, Plan, excesses
-from sparsedepth.sweep.propose import plain
-from sparsedepth.sweep.work import Work
 
 
-def rebuild(study: optuna.Study, plan: Plan, results: Path, finished: Finished) -> int:
+def rebuild(study: optuna.Study, plan: Plan, results: Path, finished: ResultsIndex) -> int:
     """Add a trial for each finished item that the study does not know. Returns how many."""
     if plan.definition.adaptive:
         return _proposals(study, plan.definition, results)
@@ -50,10 +50,10 @@ def _proposals(study: optuna.Study, definition: SweepDefinition, results: Path) 
         for found in cells.values()
         if len(found) == len(definition.seeds) or any(summary is None for _, summary in found.values())
     ]
-    for slot, found in enumerate(whole[: definition.n_trials]):
+    for proposal_index, found in enumerate(whole[: definition.n_trials]):
         configs, summaries = zip(*found.values(), strict=True)
         ended = [summary for summary in summaries if summary is not None]
-        item = Item(cell=None, seeds=definition.seeds, slot=slot)
+        item = Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index)
         _add(study, definition, item, configs, ended if len(ended) == len(summaries) else [])
     return len(whole)
 
@@ -79,7 +79,7 @@ def _complete(results: Path) -> list[tuple[RunConfig, Mapping[str, Any] | None]]
 def _pruned(results: Path) -> list[tuple[RunConfig, Mapping[str, Any] | None]]:
     found: list[tuple[RunConfig, Mapping[str, Any] | None]] = []
     for path in sorted((results / "work").glob("*/pruned.json")):
-        if Work(results, path.parent.name).pruned():
+        if Scratch(results, path.parent.name).pruned():
             found.append((build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent)), None))
     return found
 
@@ -91,7 +91,7 @@ def _summary(results: Path, run_id: str) -> Mapping[str, Any]:
 def _add(
     study: optuna.Study,
     definition: SweepDefinition,
-    item: Item,
+    item: Task,
     configs: Sequence[RunConfig],
     summaries: Sequence[Mapping[str, Any]],
 ) -> None:

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sparsedepth import glossary
-from sparsedepth.config.load import build, read_yaml
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.run.lease import is_owned
+from sparsedepth.run.scratch import Progress, Scratch
 from sparsedepth.store import folder as record
-from sparsedepth.sweep.finished import Finished
-from sparsedepth.sweep.ownership import is_owned
-from sparsedepth.sweep.plan import Plan
-from sparsedepth.sweep.work import Progress, Work
-
-DEFINITION = "sweep.yaml"
 
 State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned"]
 ENDED = ("complete", "failed", "infeasible", "pruned")
@@ -41,21 +37,9 @@ class RunState:
         return self.progress.done if self.progress and self.state != "planned" else 0.0
 
 
-def read_definition(results: Path) -> SweepDefinition | None:
-    """The sweep that fills this folder; None for a folder of single runs."""
-    path = results / DEFINITION
-    return build(SweepDefinition, read_yaml(path), str(path)) if path.exists() else None
-
-
-def planned_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
-    """The runs that are known, given those that are finished; a learning sampler's are not before it proposes them."""
-    finished = Finished(results, definition)
-    return [planned.config for planned in Plan(definition).runs(finished)]
-
-
 def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> RunState:
     """How one run stands."""
-    work = Work(results, run_id)
+    work = Scratch(results, run_id)
     state: State = "planned"
     reason = None
     if record.is_complete(record.run_folder(results, run_id)):
@@ -93,7 +77,7 @@ class Best:
 
     def __init__(self, results: Path, objective: str):
         self.results, self.objective = results, objective
-        quantity = glossary.run_quantity(objective)
+        quantity = quantities.run_quantity(objective)
         self.sign = -1.0 if quantity is not None and quantity.better == "high" else 1.0
         self.values: dict[str, float | None] = {}
 

@@ -21,10 +21,10 @@ from optuna.trial import FrozenTrial, TrialState
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
+from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest
+from sparsedepth.plan.tasks import Task, beyond, check_objective, excesses
+from sparsedepth.run.lease import is_owned
 from sparsedepth.store import folder as record
-from sparsedepth.sweep.ownership import is_owned
-from sparsedepth.sweep.plan import Item, beyond, check_objective, excesses
-from sparsedepth.sweep.propose import axis_distributions, known_distributions, plain, suggest
 
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 60
@@ -126,21 +126,21 @@ def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
     return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
-def item_of(trial: optuna.Trial | FrozenTrial) -> Item | None:
+def item_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
     """The item that a trial carries; None for one that Optuna made up because the queue had run empty."""
     found = trial.user_attrs.get("item")
-    return Item(**found) if found else None
+    return Task(**found) if found else None
 
 
-def attributes(item: Item) -> dict[str, Any]:
+def attributes(item: Task) -> dict[str, Any]:
     """How a trial carries its item."""
-    return {"item": {"cell": item.cell, "seeds": item.seeds, "slot": item.slot}}
+    return {"item": {"cell": item.cell, "seeds": item.seeds, "proposal_index": item.proposal_index}}
 
 
 # One trial
 
 
-def configs_of(trial: optuna.Trial, item: Item, definition: SweepDefinition) -> list[RunConfig]:
+def configs_of(trial: optuna.Trial, item: Task, definition: SweepDefinition) -> list[RunConfig]:
     """The runs of a trial: the item's own cell, told to Optuna as parameters, or the sampler's proposal.
 
     Raises TrialPruned, and tells the sampler by how much, where the cell is excluded, cannot be built or breaks a
@@ -166,7 +166,7 @@ def configs_of(trial: optuna.Trial, item: Item, definition: SweepDefinition) -> 
     return configs
 
 
-def _cell_of(trial: optuna.Trial, item: Item, definition: SweepDefinition) -> dict[str, Any]:
+def _cell_of(trial: optuna.Trial, item: Task, definition: SweepDefinition) -> dict[str, Any]:
     axes = distributions(definition)
     if item.cell is not None:
         for name in item.cell:
@@ -206,7 +206,7 @@ def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]
 # The queue
 
 
-def enqueue(study: optuna.Study, items: Iterable[Item]) -> None:
+def enqueue(study: optuna.Study, items: Iterable[Task]) -> None:
     """Append items to the queue; a proposal that was lost with its worker is asked for again as it was."""
     items = list(items)
     lost = _lost_proposals(study, items)
@@ -254,7 +254,7 @@ def lease_path(results: Path, lease: str) -> Path:
     return results / "work" / f"worker-{lease}.lock"
 
 
-def missing(study: optuna.Study, items: Iterable[Item], is_done: Callable[[Item], bool]) -> list[Item]:
+def missing(study: optuna.Study, items: Iterable[Task], is_done: Callable[[Task], bool]) -> list[Task]:
     """The items that are neither done, nor running, nor waiting.
 
     Done means: every run has its complete folder (`is_done`, for a known cell), or the trial is settled (a proposal).
@@ -268,7 +268,7 @@ def missing(study: optuna.Study, items: Iterable[Item], is_done: Callable[[Item]
         elif item and trial.state in SETTLED:
             settled.add(item.key)
 
-    def done(item: Item) -> bool:
+    def done(item: Task) -> bool:
         return item.key in settled if item.cell is None else is_done(item)
 
     return [item for item in items if item.key not in active and not done(item)]
@@ -284,7 +284,7 @@ def is_done(results: Path, config: RunConfig) -> bool:
     return True
 
 
-def _lost_proposals(study: optuna.Study, items: Iterable[Item]) -> dict[str, dict[str, Any]]:
+def _lost_proposals(study: optuna.Study, items: Iterable[Task]) -> dict[str, dict[str, Any]]:
     """The parameters that unfinished proposals had been given, by item key."""
     wanted = {item.key for item in items}
     found: dict[str, dict[str, Any]] = {}

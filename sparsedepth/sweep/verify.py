@@ -11,10 +11,10 @@ from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.verify import sweep_fields, verified
-from sparsedepth.store.open import open_store
+from sparsedepth.run.process import Stop
+from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.driver import Driver
 from sparsedepth.sweep.pool import Machine
-from sparsedepth.sweep.process import Stop
 from sparsedepth.sweep.status import RunState
 
 

@@ -21,13 +21,13 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.definition_file import read_definition
+from sparsedepth.run.lease import is_owned, owned
+from sparsedepth.run.process import INTERRUPTED, end_with_parent, stop_on_signals
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.nursery import Nursery
-from sparsedepth.sweep.ownership import is_owned, owned
-from sparsedepth.sweep.process import INTERRUPTED, end_with_parent, stop_on_signals
-from sparsedepth.sweep.status import read_definition
-from sparsedepth.sweep.work import Work
+from sparsedepth.sweep.forkserver import Nursery
 
 IDLE_SECONDS = 0.5
 """Between two looks at an empty queue, while other workers' runs may still be given back to it."""
@@ -68,7 +68,7 @@ class Worker:
 
     def run(self, config: RunConfig, trial: optuna.Trial) -> dict:
         """The summary of a run that is complete, or is made so in a process of its own."""
-        work = Work(self.results, config.run_id)
+        work = Scratch(self.results, config.run_id)
         while True:
             if self.stop():
                 raise StoppedError
@@ -94,7 +94,7 @@ class Worker:
             if code not in (0, INTERRUPTED) and not said:  # it died without a word of its own
                 work.add_failure(f"killed by signal {-code}" if code < 0 else f"exit code {code}: {work.last_words()}")
 
-    def _process(self, config: RunConfig, work: Work) -> int:
+    def _process(self, config: RunConfig, work: Scratch) -> int:
         work.folder.mkdir(parents=True, exist_ok=True)
         record.write_config(work.folder, config)
         arguments = [str(self.results), str(work.folder / "config.yaml"), "--runtime", self.runtime.model_dump_json()]
@@ -102,7 +102,7 @@ class Worker:
 
 
 def main(arguments: list[str]) -> int:
-    """Work until nothing is left to do (0) or a signal asks to stop (75)."""
+    """Scratch until nothing is left to do (0) or a signal asks to stop (75)."""
     parser = argparse.ArgumentParser(prog="sparsedepth.sweep.worker")
     parser.add_argument("results", type=Path)
     parser.add_argument("number", type=int)

@@ -15,7 +15,7 @@ import torch
 
 from sparsedepth.config.toy import ToyConfig
 from sparsedepth.files import is_locked, locked
-from sparsedepth.store.sealed import is_complete
+from sparsedepth.store.checksums import is_complete
 from sparsedepth.store.toys import save_toy, toy_folder
 from sparsedepth.toy.network import student_axes
 from sparsedepth.toy.training import Group, Progress, train

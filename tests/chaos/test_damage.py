@@ -12,12 +12,12 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.run import lease
+from sparsedepth.run.execute import execute
+from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store import folder as record
-from sparsedepth.sweep import ownership
-from sparsedepth.sweep.execute import execute
-from sparsedepth.sweep.make import Options
 from sparsedepth.sweep.status import state_of
-from sparsedepth.sweep.work import Work
 from sparsedepth.train import checkpoint
 from sparsedepth.train.loop import Interrupted
 from sparsedepth.train.optimizer import adamw
@@ -59,7 +59,7 @@ def interrupted(config, tmp_path_factory) -> Path:
     asked = iter(range(100))
     with pytest.raises(Interrupted):
         execute(config, results, Options(runtime=CPU, stop=lambda: next(asked) >= 6))
-    commits = sorted(path.stem for path in Work(results, config.run_id).checkpoints.glob("*.json"))
+    commits = sorted(path.stem for path in Scratch(results, config.run_id).checkpoints.glob("*.json"))
     assert commits == ["step-000000006", "step-000000007"]
     return results
 
@@ -78,7 +78,7 @@ def test_a_hundred_damages_of_a_record_are_all_found(complete, config, tmp_path)
 
 def test_a_hundred_damages_of_checkpoints_are_all_found(interrupted, config):
     """The checkpoint before is used, and is what it was; with both damaged there is none."""
-    folder = Work(interrupted, config.run_id).checkpoints
+    folder = Scratch(interrupted, config.run_id).checkpoints
     model = Decoder(config, config.seed)
     optimizer = adamw(model, config)
     whole = {path: path.read_bytes() for path in folder.iterdir()}
@@ -111,7 +111,7 @@ def test_a_damaged_run_is_made_again_and_ends_the_same(complete, interrupted, co
     results = tmp_path / "results"
     shutil.copytree(source, results)
     if number % 2:
-        damage(rng.choice(sorted(Work(results, config.run_id).checkpoints.glob("step-000000007.*"))), rng)
+        damage(rng.choice(sorted(Scratch(results, config.run_id).checkpoints.glob("step-000000007.*"))), rng)
     else:
         damage(results / "runs" / config.run_id / rng.choice(FILES), rng)
     execute(config, results, Options(runtime=CPU))
@@ -121,7 +121,7 @@ def test_a_damaged_run_is_made_again_and_ends_the_same(complete, interrupted, co
 
 def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path):
     """Progress, failures and what is known of memory are read by every look at a sweep."""
-    work = Work(tmp_path, config.run_id)
+    work = Scratch(tmp_path, config.run_id)
     work.folder.mkdir(parents=True)
     work.say("training", 0.5, 2.0, 10.0)
     work.add_failure("a reason")
@@ -140,7 +140,7 @@ def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path
 
 def test_a_damaged_lock_is_judged_by_its_beat(tmp_path, monkeypatch):
     """What does not name this kernel may be another machine's holder: it is given the grace period."""
-    monkeypatch.setattr(ownership, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "GRACE_SECONDS", 0.2)
     (tmp_path / "lock").write_bytes(b"\xff\x00")
-    with ownership.owned(tmp_path / "lock") as mine:
+    with lease.owned(tmp_path / "lock") as mine:
         assert mine.is_mine()

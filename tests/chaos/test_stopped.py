@@ -12,11 +12,11 @@ from disturbed import Sweep, record_of
 from processes import markers, phases, processes, until
 from tiny import ENVIRONMENT
 
-from sparsedepth.sweep.work import Work
+from sparsedepth.run.scratch import Scratch
 
 IMPATIENT = """
 import sys
-import sparsedepth.sweep.ownership as ownership
+import sparsedepth.run.lease as ownership
 ownership.GRACE_SECONDS = {grace}
 import {module}
 sys.exit({module}.{call}(sys.argv[1:]))
@@ -30,7 +30,7 @@ def impatient(module: str, call: str, grace: float, *arguments: object) -> subpr
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def one_run(folder: Path, results: Path) -> tuple[Work, list[object]]:
+def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
     """A run made ready by a driver that was killed at once, and the arguments of its process."""
     sweep = Sweep(folder, 1)
     driver = subprocess.Popen(
@@ -43,7 +43,7 @@ def one_run(folder: Path, results: Path) -> tuple[Work, list[object]]:
     driver.kill()
     driver.wait()
     until(lambda: not processes(results), 30)
-    work = Work(results, sweep.run_ids()[0])
+    work = Scratch(results, sweep.run_ids()[0])
     (work.folder / "progress.json").unlink(missing_ok=True)
     return work, [results, work.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
 
@@ -52,11 +52,11 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
     expected = undisturbed(1)
     results = tmp_path / "results"
     work, arguments = one_run(folder, results)
-    first = impatient("sparsedepth.sweep.execute", "main", 60, *arguments)
+    first = impatient("sparsedepth.run.execute", "main", 60, *arguments)
     until(lambda: "training" in phases(results) and first.poll() is None)
     os.kill(first.pid, signal.SIGSTOP)
     assert not markers(results), "it was too fast for this test"
-    second = impatient("sparsedepth.sweep.execute", "main", 2, *arguments)
+    second = impatient("sparsedepth.run.execute", "main", 2, *arguments)
     assert second.wait(120) == 0
     before = markers(results)
     assert record_of(results) == expected

@@ -19,7 +19,7 @@ from sparsedepth.cli.main import run
 from sparsedepth.cli.measure import measure
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.probe.load import load_stack
-from sparsedepth.store import save
+from sparsedepth.store import measured_folder
 from sparsedepth.store.folder import Measured, read_record, verify
 
 
@@ -133,7 +133,7 @@ def test_an_interruption_while_writing_leaves_nothing(folder, tmp_path, monkeypa
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(save.record if when == "finish" else save, when, interrupt)
+    monkeypatch.setattr(measured_folder.record if when == "finish" else measured_folder, when, interrupt)
     with pytest.raises(KeyboardInterrupt):
         measure(str(folder), tokens=tmp_path / "all.npy", scores="variance", out=tmp_path / "models" / "m")
     assert list((tmp_path / "models").iterdir()) == []

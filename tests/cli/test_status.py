@@ -13,20 +13,20 @@ from tiny import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.sweep.ownership import owned
-from sparsedepth.sweep.status import planned_runs
-from sparsedepth.sweep.work import Work
+from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.run.lease import owned
+from sparsedepth.run.scratch import Scratch
 
 
 @pytest.fixture
-def standing(tmp_path) -> tuple[Path, list[Work]]:
+def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     """Four runs: one complete, one interrupted in training, one failed twice, one that does not fit into memory."""
     path = definition(tmp_path)
     results = tmp_path / "results"
     results.mkdir()
     (results / "sweep.yaml").write_text(path.read_text())
     runs = planned_runs(build(SweepDefinition, read_yaml(path), "test"), results)
-    works = [Work(results, config.run_id) for config in runs]
+    works = [Scratch(results, config.run_id) for config in runs]
     for work in works:
         work.folder.mkdir(parents=True)
         work.log.write_text(f"this is {work.run_id}\n")

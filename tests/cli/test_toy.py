@@ -9,7 +9,7 @@ import yaml
 from tiny import sparsedepth, start
 
 from sparsedepth.cli.main import run
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 
 def definition(folder, n_steps=40, **base):

@@ -4,11 +4,11 @@ import pytest
 import yaml
 from tiny import corpus, sparsedepth
 
+from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.presets import PRESETS, expand
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.model.cost import cost
 
 MILLION = 1e6
 

@@ -10,7 +10,7 @@ import torch
 from reference import FAMILIES, run_config
 from toy import integers
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.measure.parts import PARTS
 from sparsedepth.measure.suite import measure_run, observe_variance
@@ -39,16 +39,16 @@ def base(metric):
 def test_every_name_is_the_glossarys_and_every_value_a_number(family):
     found = measured(family, fields={"measures": list(PARTS)})
     routed = {"effective_experts", "expert_load_variation", "router_entropy"} if family != "moe" else set()
-    names = [quantity.name for quantity in glossary.RUNS]
+    names = [quantity.name for quantity in quantities.RUNS]
     expected = {name for name in names[names.index("val_loss") :] if re.sub("_(lo|hi)$", "", name) not in routed}
     assert set(found.summary) == expected
     assert all(math.isfinite(value) for value in found.summary.values())
-    for rows, quantities in (
-        (found.layers, glossary.LAYERS),
-        (found.heads, glossary.HEADS),
-        (found.pairs, glossary.PAIRS),
+    for rows, known in (
+        (found.layers, quantities.LAYERS),
+        (found.heads, quantities.HEADS),
+        (found.pairs, quantities.PAIRS),
     ):
-        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in quantities} - routed
+        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in known} - routed
         assert all(row["step"] == 9 and row["n"] > 0 for row in rows)
         places = [tuple(row[key] for key in row if key not in ("value", "n")) for row in rows]
         assert len(set(places)) == len(places)
@@ -184,7 +184,7 @@ def test_only_what_is_asked_for_is_measured():
 @pytest.mark.parametrize("part", PARTS)
 def test_the_glossary_knows_which_part_fills_a_column(part):
     summary = measured("moe", fields={"measures": [part]}).summary
-    assert summary and {glossary.measured_by(name) for name in summary} == {part}
+    assert summary and {quantities.measured_by(name) for name in summary} == {part}
 
 
 def test_measured_forms_differ_from_the_released_ones_as_stated():

@@ -8,7 +8,7 @@ import torch
 from reference import FAMILIES, cosine, run_config, states
 from toy import ToyStack, brackets, identity, integers, normal
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.measure.trajectories import ideals, trajectories
 from sparsedepth.model.decoder import Decoder
@@ -136,7 +136,7 @@ def test_the_rows_have_the_glossarys_columns():
     config = run_config(measures=["trajectories"], measure_tokens=64)
     text = integers(40, 4, 17).numpy()
     found = measure_run(DecoderStack(Decoder(config)), config, lambda *_: text, step=9, eod=3)
-    assert {tuple(row) for row in found.tokens} == {tuple(quantity.name for quantity in glossary.TOKENS)}
+    assert {tuple(row) for row in found.tokens} == {tuple(quantity.name for quantity in quantities.TOKENS)}
     assert {row["step"] for row in found.tokens} == {9} and 3 not in {row["token_id"] for row in found.tokens}
     assert {row["metric"]: row["n"] for row in found.layers}["trajectory_mean"] == len(found.tokens)
     shallow = run_config(measures=["trajectories"], n_layers=3)

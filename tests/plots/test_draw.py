@@ -12,7 +12,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES, PARTS, default_figure, draw, draw_all, page_of_runs
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.plots.runs import check_comparable
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 START = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 

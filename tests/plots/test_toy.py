@@ -6,7 +6,7 @@ import pytest
 
 from sparsedepth.config.toy import ToyConfig
 from sparsedepth.plots.draw import draw
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.toys import save_toy
 
 

@@ -10,7 +10,7 @@ from synthetic import make_run
 
 from sparsedepth.plots.draw import draw
 from sparsedepth.plots.trajectories import load_picture, short_names
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 MEAN = {4: [1.5, 0.4, 0.2, 1.5], 8: [1.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 1.5]}
 

@@ -8,11 +8,11 @@ import pytest
 from frames import grid
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.recipe.build_card import fill
 from sparsedepth.recipe.card import Card, card_path, config_of, grade_of, passed, read_card, word_of
+from sparsedepth.recipe.card_markdown import markdown, write_page
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.fill import fill
 from sparsedepth.recipe.holdout import hold_out
-from sparsedepth.recipe.page import markdown, write_page
 
 AXES = {
     "n_layers": [12, 16, 24],

@@ -7,8 +7,8 @@ from frames import config_of, grid, runs_frame
 
 from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig
+from sparsedepth.recipe.card_text import evidence, rule, to_yaml, write
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.statement import evidence, rule, to_yaml, write
 
 AXES = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
 

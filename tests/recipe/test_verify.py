@@ -6,8 +6,8 @@ from frames import runs_frame
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.recipe.build_card import fill
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.fill import fill
 from sparsedepth.recipe.verify import configurations, fresh_seeds, sweep_fields, verified
 
 WIGGLE = (0.0, 0.002, -0.001)

@@ -7,14 +7,14 @@ from reported import HOSTILE, fill
 
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.runs import chosen, trained
+from sparsedepth.recipe.build_card import fill as fill_card
 from sparsedepth.recipe.card import Verification
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.fill import fill as fill_card
 from sparsedepth.report import page as report_page
 from sparsedepth.report.content import content
 from sparsedepth.report.page import html, write_report
 from sparsedepth.report.tables import cell, table_of
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.best import best, heading
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 # loss of each seed, by depth and weight decay; None: the run diverged
 LOSSES = {

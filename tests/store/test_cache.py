@@ -6,8 +6,8 @@ from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import cache
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.folder import DamagedRun, finish
-from sparsedepth.store.open import open_store
 
 
 def fill(results, seeds):

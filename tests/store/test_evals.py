@@ -10,9 +10,9 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.config.load import build
+from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.evals import COLUMNS, Evaluation, is_evaluated, read_evaluation, save_evaluation
-from sparsedepth.store.open import open_store
-from sparsedepth.store.sealed import DamagedRun
 
 FACTS = {
     "run_id": None,
@@ -104,10 +104,11 @@ def test_damage_is_named(tmp_path):
 
 def test_a_store_without_evaluations_starts_without_pandas(tmp_path):
     make_run(tmp_path, config_of(), {})
-    code = (
-        f"import sys; from sparsedepth.store.open import open_store; open_store({str(tmp_path)!r}).sql('from evals'); "
-    )
+    opening = f"from sparsedepth.store.connection import open_store; open_store({str(tmp_path)!r}).sql('from evals')"
     found = subprocess.run(
-        [sys.executable, "-c", code + "print('pandas' in sys.modules)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"import sys; {opening}; print('pandas' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.strip() == "False"

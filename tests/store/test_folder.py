@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import make_run
 
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import folder as run_folders
 from sparsedepth.store.folder import DamagedRun
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(run):
     assert read.run_id == CONFIG.run_id == run.name
     assert read.config == CONFIG
     assert read.summary["val_loss"] == 3.25 and read.summary["outcome"] == "ok"
-    assert set(read.summary) == {quantity.name for quantity in glossary.RUNS}
+    assert set(read.summary) == {quantity.name for quantity in quantities.RUNS}
     assert read.tables["layers"].to_pylist() == [LAYERS[0], {**LAYERS[1], "n": None}]
     assert read.tables["pairs"].num_rows == read.tables["heads"].num_rows == 1
     run_folders.verify(run)

@@ -4,7 +4,7 @@ import pytest
 from synthetic import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import QUESTIONS, ask, varying_fields
 
 CELLS = {

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsedepth.store import render
-from sparsedepth.store.answer import Answer
+from sparsedepth.store.query_result import QueryResult
 
-ANSWER = Answer(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
+ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
 
 HOSTILE = [
     "=cmd|' /C calc'!A0",
@@ -63,18 +63,18 @@ def test_rows_too_wide_stand_below_each_other():
     width=st.integers(30, 120),
 )
 def test_a_table_fits_the_terminal(rows, width):
-    text = render.table(Answer(columns=("name", "x", "n"), rows=tuple(rows)), width=width)
+    text = render.table(QueryResult(columns=("name", "x", "n"), rows=tuple(rows)), width=width)
     assert all(len(line) <= width for line in text.split("\n"))
 
 
 def test_long_text_is_shortened_and_the_last_column_takes_the_room_left():
-    answer = Answer(columns=("a", "b"), rows=(("x" * 100, "y" * 100),))
+    answer = QueryResult(columns=("a", "b"), rows=(("x" * 100, "y" * 100),))
     assert render.table(answer, width=142).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 77 + "..."
     assert render.table(answer, width=300).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 100
 
 
 def test_rows_left_out_are_counted():
-    text = render.table(Answer(columns=("x",), rows=tuple((i,) for i in range(1500))), width=80, max_rows=100)
+    text = render.table(QueryResult(columns=("x",), rows=tuple((i,) for i in range(1500))), width=80, max_rows=100)
     assert text.count("\n") == 102
     assert text.endswith("99\n... and 1,400 more rows; csv or json has them all")
 
@@ -111,12 +111,12 @@ def test_four_significant_digits_are_kept(value):
 
 
 def test_csv_is_exact_and_null_is_empty():
-    answer = Answer(columns=("a", "b", "c"), rows=((0.1 + 0.2, None, -5), (math.nan, True, "x")))
+    answer = QueryResult(columns=("a", "b", "c"), rows=((0.1 + 0.2, None, -5), (math.nan, True, "x")))
     assert render.to_csv(answer) == "a,b,c\n0.30000000000000004,,-5\n,true,x"
 
 
 def test_json_is_exact_and_null_is_null():
-    answer = Answer(columns=("a", "a", "b"), rows=((0.1 + 0.2, None, [1.0, math.inf]),))
+    answer = QueryResult(columns=("a", "a", "b"), rows=((0.1 + 0.2, None, [1.0, math.inf]),))
     assert json.loads(render.to_json(answer)) == [{"a": 0.30000000000000004, "a_2": None, "b": [1.0, None]}]
 
 
@@ -144,8 +144,8 @@ def test_latex():
 
 @pytest.mark.parametrize("format", render.FORMATS)
 def test_every_format_renders_nothing_and_one_value(format):
-    assert isinstance(render.render(Answer(columns=("x",), rows=()), format), str)
-    assert "3.5" in render.render(Answer(columns=("x",), rows=((3.5,),)), format)
+    assert isinstance(render.render(QueryResult(columns=("x",), rows=()), format), str)
+    assert "3.5" in render.render(QueryResult(columns=("x",), rows=((3.5,),)), format)
 
 
 def test_an_unknown_format_is_named():
@@ -159,20 +159,20 @@ def test_an_unknown_format_is_named():
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("format", render.FORMATS)
 def test_no_control_character_gets_out(format, text):
-    shown = render.render(Answer(columns=(text,), rows=((text,), ([text],))), format)
+    shown = render.render(QueryResult(columns=(text,), rows=((text,), ([text],))), format)
     assert all(character.isprintable() or character == "\n" for character in shown)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_spreadsheet_sees_no_formula(text):
-    for row in csv.reader(io.StringIO(render.to_csv(Answer(columns=(text,), rows=((text,),))))):
+    for row in csv.reader(io.StringIO(render.to_csv(QueryResult(columns=(text,), rows=((text,),))))):
         (cell,) = row
         assert not cell.lstrip().startswith(("=", "+", "-", "@"))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_markdown_sees_one_cell_without_markup(text):
-    shown = render.to_markdown(Answer(columns=("x",), rows=((text,),))).split("\n")
+    shown = render.to_markdown(QueryResult(columns=("x",), rows=((text,),))).split("\n")
     assert len(shown) == 3
     bare = shown[2].removeprefix("| ").removesuffix(" |").replace("\\\\", "")
     for character in "|<>[]*`":
@@ -181,7 +181,7 @@ def test_markdown_sees_one_cell_without_markup(text):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_latex_sees_only_escapes(text):
-    row = render.to_latex(Answer(columns=("x",), rows=((text,),))).split("\n")[4].removesuffix(r" \\")
+    row = render.to_latex(QueryResult(columns=("x",), rows=((text,),))).split("\n")[4].removesuffix(r" \\")
     known = ["textbackslash", "textasciicircum", "textasciitilde", "textless", "textgreater", "textbar"]
     for command in known:
         row = row.replace("\\" + command + "{}", "")
@@ -194,7 +194,7 @@ def test_latex_sees_only_escapes(text):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.text(), st.none() | st.floats() | st.integers() | st.booleans()), max_size=4))
 def test_any_text_keeps_the_shape_of_every_format(rows):
-    answer = Answer(columns=("name", "x"), rows=tuple(rows))
+    answer = QueryResult(columns=("name", "x"), rows=tuple(rows))
     assert [len(row) for row in csv.reader(io.StringIO(render.to_csv(answer)))] == [2] * (len(rows) + 1)
     assert [row["name"] for row in json.loads(render.to_json(answer))] == [name for name, _ in rows]
     assert len(render.to_markdown(answer).split("\n")) == len(rows) + 2
@@ -206,7 +206,7 @@ def test_parquet_holds_exact_numbers_and_nulls():
 
     columns = ("n", "n", "x", "mixed", "empty", "text", "list")
     rows = ((2**60, 1, 0.1, 1, None, "=cmd()", [1.0]), (None, 2, None, "a", None, None, None))
-    table = pq.read_table(io.BytesIO(render.encode(Answer(columns=columns, rows=rows), "parquet")))
+    table = pq.read_table(io.BytesIO(render.encode(QueryResult(columns=columns, rows=rows), "parquet")))
     assert table.column_names == ["n", "n_2", "x", "mixed", "empty", "text", "list"]
     assert table.to_pylist() == [
         {"n": 2**60, "n_2": 1, "x": 0.1, "mixed": "1", "empty": None, "text": "=cmd()", "list": [1.0]},

@@ -1,4 +1,4 @@
-from sparsedepth import glossary
+from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store import schema
 
@@ -15,7 +15,7 @@ def test_every_column_is_explained_and_named_once():
 
 def test_runs_hold_every_field_and_every_quantity():
     names = {column.name for column in schema.RUN_COLUMNS}
-    assert set(RunConfig.model_fields) | {quantity.name for quantity in glossary.RUNS} <= names
+    assert set(RunConfig.model_fields) | {quantity.name for quantity in quantities.RUNS} <= names
 
 
 def test_types_follow_the_configuration():

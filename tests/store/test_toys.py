@@ -5,8 +5,8 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.config.toy import ToyConfig
-from sparsedepth.store.open import open_store
-from sparsedepth.store.sealed import DamagedRun
+from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.toys import COLUMNS, save_toy
 
 CONFIG = ToyConfig(n_layers=3, rho=(0.0, 1.0), teacher_seed=(7,))

@@ -8,7 +8,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import contrasts
 from sparsedepth.effects.knobs import find_knobs, tuned_fields
 from sparsedepth.store.best import best
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning import Tuned, read_tuned, roles
 
 RATES = (0.001, 0.002, 0.004)

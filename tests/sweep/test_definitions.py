@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.model.cost import cost
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.sweep.plan import Plan, check_objective
+from sparsedepth.plan.tasks import Plan, check_objective
 
 FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml") if path.stem != "toy")
 """A toy's definition has tests of its own."""

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from tiny import BASE, corpus, definition, sparsedepth, table
 
-from sparsedepth.cli.define import define
+from sparsedepth.cli.sweep_args import define
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.open import open_store
+from sparsedepth.store.connection import open_store
 
 
 def test_a_tuned_and_matched_sweep(tmp_path):

@@ -11,11 +11,11 @@ from synthetic import make_run
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.run.scratch import Pruned, Scratch
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.finished import Finished
-from sparsedepth.sweep.plan import Plan
 from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.work import Pruned, Work
 from sparsedepth.sweep.worker import Worker, empty_the_queue
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
@@ -58,7 +58,7 @@ def given(definition, results):
 def work(results, definition, number=0):
     """Queue what is missing until nothing is, as the driver does, and let one worker do it."""
     study = queue.open_study(definition, f"sqlite:///{results}/study.db")
-    plan, finished = Plan(definition), Finished(results, definition)
+    plan, finished = Plan(definition), ResultsIndex(results, definition)
     rebuild(study, plan, results, finished)
     worker = MadeUp(**given(definition, results))
     while missing := queue.missing(
@@ -217,7 +217,7 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path, qui
 
     class Prunes(MadeUp):
         def run(self, config, trial):
-            work = Work(self.results, config.run_id)
+            work = Scratch(self.results, config.run_id)
             work.folder.mkdir(parents=True, exist_ok=True)
             (work.folder / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
             work.prune(Pruned(step=5, reason="worse"))
@@ -232,5 +232,5 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path, qui
     quick.clear()
     study = queue.open_study(definition, f"sqlite:///{tmp_path}/study.db")
     plan = Plan(definition)
-    rebuild(study, plan, tmp_path, Finished(tmp_path, definition))
+    rebuild(study, plan, tmp_path, ResultsIndex(tmp_path, definition))
     assert not queue.missing(study, plan.items(), lambda item: False)

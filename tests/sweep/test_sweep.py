@@ -11,8 +11,8 @@ from tiny import definition, sparsedepth, start, table
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.definition_file import planned_runs
 from sparsedepth.store.folder import read_run
-from sparsedepth.sweep.status import planned_runs
 
 ONE = ("--runtime", "threads=1")
 """More threads than one only hinder a model of this size."""

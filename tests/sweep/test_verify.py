@@ -6,10 +6,10 @@ from processes import markers
 from tiny import BASE, corpus, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.recipe.build_card import fill
 from sparsedepth.recipe.card import read_card
+from sparsedepth.recipe.card_markdown import write_page
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.fill import fill
-from sparsedepth.recipe.page import write_page
 
 
 @pytest.fixture

@@ -48,13 +48,13 @@ def patch_nursery(module) -> None:
 
 
 def patch_work(module) -> None:
-    original = module.Work.say
+    original = module.Scratch.say
 
     def say(self, phase, *rest):
         original(self, phase, *rest)
         reached(self.run_id, {"training": "first step", "measuring": "while measuring"}.get(phase, ""))
 
-    module.Work.say = say
+    module.Scratch.say = say
 
 
 def patch_checkpoint(module) -> None:
@@ -85,8 +85,8 @@ def patch_batches(module) -> None:
 
 
 PATCHES = {
-    "sparsedepth.sweep.nursery": patch_nursery,
-    "sparsedepth.sweep.work": patch_work,
+    "sparsedepth.sweep.forkserver": patch_nursery,
+    "sparsedepth.run.scratch": patch_work,
     "sparsedepth.train.checkpoint": patch_checkpoint,
     "sparsedepth.data.batches": patch_batches,
 }

@@ -1,0 +1,197 @@
+"""Commands that make runs."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sparsedepth.config.runtime import RuntimeConfig
+    from sparsedepth.sweep.driver import Driver
+    from sparsedepth.sweep.status import RunState
+
+Out = Annotated[Path, typer.Option("--out", help="results folder; made if missing")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")]
+Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
+Runtime = Annotated[
+    list[str] | None,
+    typer.Option(help="how to compute, not what: --runtime micro_batch=4, checkpoint_seconds=60, ...; repeatable"),
+]
+Workers = Annotated[int | None, typer.Option(help="runs at a time; default one for each GPU, or core")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
+GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) of one run, under torchrun")]
+Storage = Annotated[
+    str | None,
+    typer.Option(help="URL of a PostgreSQL database that holds the queue, for several machines; default SQLite in DIR"),
+]
+MaxAttempts = Annotated[int, typer.Option(min=1, help="how often a failing run is tried")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(sweep)
+    app.command()(work)
+    app.command()(train)
+
+
+def sweep(
+    out: Out,
+    file: Annotated[Path | None, typer.Argument(help="sweep definition (YAML); or give --vary")] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(help="a sweep without a file: --vary n_kv_heads=1,2,4; repeatable, crossed")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="with --vary: replicates, seeds 0, 1, ...")] = None,
+    base: Annotated[Path | None, typer.Option(help="with --vary: run configuration (YAML) that the runs share")] = None,
+    scale: Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")] = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
+    gpus_per_run: GpusPerRun = 1,
+    storage: Storage = None,
+    settings: Settings = None,
+    runtime: Runtime = None,
+    device: Device = "auto",
+    compiled: Compile = False,
+    max_attempts: MaxAttempts = 2,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
+) -> None:
+    """Run a sweep: every configuration and seed of a definition. The same command continues where it stopped."""
+    from sparsedepth.cli.sweep_args import define
+
+    definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
+
+    from sparsedepth.cli.cost import one_line, setting_here, show
+    from sparsedepth.cli.progress import Watcher
+    from sparsedepth.plan.budget import Budget
+    from sparsedepth.plan.price import price
+    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.driver import Driver
+    from sparsedepth.sweep.pool import machine, parse_gpus
+
+    chosen = parse_gpus(gpus) if gpus else None
+    used = machine(workers, runtime_of(runtime, device=device, compile=compiled), max_attempts, chosen, gpus_per_run)
+    plan = Plan(definition)
+    print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
+    at_least = " or more" if definition.tune else ""
+    print(f"{plan.expected} runs{at_least} into {out}, {used.workers} at a time on {used.described}")
+    for note in plan.notes():
+        print(note)
+    setting = setting_here(definition, used)
+    if dry_run:
+        show(definition, setting, Budget())
+        return
+    cost = price(definition, setting)
+    print(f"price: {one_line(cost)}")
+    with Watcher(definition, plan.expected, out) as watcher:
+        driver = Driver(definition=definition, results=out, machine=used, watch=watcher, storage=storage, price=cost)
+        states = driver.run(retry_failed=retry_failed)
+    _print_end(driver, states, plan.expected)
+
+
+def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> None:
+    """How a sweep ended, the ranking, and what to do next. Raises Exit unless every run is complete."""
+    from sparsedepth.cli.query import print_best
+
+    out, objective = driver.results, driver.definition.objective
+    counts = Counter(state.state for state in states)
+    _print_ended(states, out)
+    for reason, count in driver.refused.items():
+        print(f"{count} of {expected} proposals not run: {reason}")
+    if driver.stop():
+        complete = f"{counts['complete']} of {expected} runs complete"
+        print(f"stopped with {complete}; the same command continues", file=sys.stderr)
+        raise typer.Exit(driver.stop.exit_code)
+    if counts["complete"]:
+        print()
+        print_best([out], by=objective, top=20)
+        print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
+        print(f'  sparsedepth query {out} "select run_id, n_layers, {objective}, usefulness from runs"')
+    if driver.unfinished:
+        raise typer.Exit(1)
+
+
+def train(
+    file: Annotated[Path, typer.Argument(help="run configuration (YAML)")],
+    out: Out,
+    settings: Settings = None,
+    runtime: Runtime = None,
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default all")] = None,
+    compiled: Compile = False,
+) -> None:
+    """Train and measure one model. The same command continues a run that was stopped."""
+    from sparsedepth.cli.progress import bar, print_summary
+    from sparsedepth.config.load import build, parse_settings, read_yaml
+    from sparsedepth.config.run import RunConfig
+    from sparsedepth.run.execute import execute
+    from sparsedepth.run.process import stop_on_signals
+    from sparsedepth.run.train_and_measure import Infeasible, Options
+    from sparsedepth.store.folder import read_run
+    from sparsedepth.train.devices import LostError, world
+    from sparsedepth.train.loop import Interrupted
+
+    config = build(RunConfig, {**read_yaml(file), **parse_settings(settings or [])}, str(file))
+    with bar(config.run_id) as report:
+        chosen = runtime_of(runtime, device=device, threads=threads, compile=compiled)
+        stop = stop_on_signals()
+        try:
+            folder = execute(config, out, Options(runtime=chosen, stop=stop, report=report))
+        except Interrupted:
+            print("stopped at a checkpoint; the same command continues", file=sys.stderr)
+            raise typer.Exit(stop.exit_code if stop() else 1) from None
+        except (Infeasible, LostError) as failure:
+            raise ValueError(str(failure)) from None
+        report("complete", 1.0)
+    if world()[0]:
+        return  # of several processes the first speaks
+    print(f"run {folder.name} in {folder}")
+    print_summary(read_run(folder).summary)
+
+
+def work(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs elsewhere")],
+    storage: Storage = None,
+    workers: Workers = None,
+    gpus: Gpus = None,
+    gpus_per_run: GpusPerRun = 1,
+    runtime: Runtime = None,
+    device: Device = "auto",
+    max_attempts: MaxAttempts = 2,
+) -> None:
+    """Add this machine's workers to a sweep that was started on another one, with the same folder and --storage."""
+    from sparsedepth.cli.progress import Watcher
+    from sparsedepth.plan.definition_file import read_definition
+    from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep import driver
+    from sparsedepth.sweep.pool import machine, parse_gpus
+
+    definition = read_definition(folder)
+    if definition is None:
+        raise ValueError(f"{folder} is no folder of a sweep; start `sparsedepth sweep FILE --out {folder}` first")
+    chosen = parse_gpus(gpus) if gpus else None
+    used = machine(workers, runtime_of(runtime, device=device), max_attempts, chosen, gpus_per_run)
+    with Watcher(definition, Plan(definition).expected, folder) as watcher:
+        stop = driver.work(folder, used, watcher, storage)
+    if stop():
+        print("stopped at a checkpoint; the runs continue when their items are taken again", file=sys.stderr)
+        raise typer.Exit(stop.exit_code)
+
+
+def _print_ended(states: list["RunState"], out: Path) -> None:
+    """The runs that have no result, with the reason."""
+    for state in states:
+        if state.state == "pruned":
+            print(f"run {state.run_id} {state.reason}")
+        elif state.state == "failed":
+            log = f"{out}/work/{state.run_id}/log.txt"
+            print(f"failed: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
+
+
+def runtime_of(settings: list[str] | None, **given: object) -> "RuntimeConfig":
+    """--runtime KEY=VALUE laid over the options that have a name of their own."""
+    from sparsedepth.config.load import build, parse_settings
+    from sparsedepth.config.runtime import RuntimeConfig
+
+    return build(RuntimeConfig, {**given, **parse_settings(settings or [], "--runtime")}, "--runtime")

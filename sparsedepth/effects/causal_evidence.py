@@ -1,0 +1,188 @@
+"""What must be shown before a link of the chain is said to be more than a coincidence: the one place with the rules.
+
+    associated  the rank correlation within depth has a 95% interval that excludes 0 (see `chain`)
+    predicts    associated, and depths that were held out are predicted better than by their own mean:
+                skill = 1 - sum_depths SSE(y - b_without_this_depth x) / sum_depths SST(y),  interval > 0,
+                x and y the ranks within depth, b the least-squares slope over the other depths
+    causes      associated, and an intervention moved the cause, did not move what else could be behind it (by more than
+                EQUIVALENT of the baseline, interval included), and moved the effect: two verdicts of `contrast`
+
+The interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
+sparsity; a random mask makes weights sparse without training having done so. 'causes' says that the link acts, under
+that intervention, at the models that were run; not that it is the way by which every knob acts.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth.effects.chain import (
+    MIN_CELLS,
+    Link,
+    link,
+    link_between,
+    link_within,
+    links_of,
+    midranks,
+    percentiles,
+    resamples,
+)
+from sparsedepth.effects.contrast import Contrast, compare
+from sparsedepth.effects.knobs import find_knob, find_knobs, trained
+from sparsedepth.store.comparable_loss import loss_of
+
+Word = Literal["causes", "predicts", "associated", "not distinguishable"]
+
+EQUIVALENT = 0.1
+"""A quantity that moved by less than this share of its baseline, interval included, stood still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """A field that sets one quantity of the chain directly."""
+
+    field: str
+    moves: str
+    leaves: tuple[str, ...]
+    """What could act in its place, and must stand still."""
+
+
+LEVERS = (
+    Mechanism(
+        field="depth_scale", moves="residual_variance_last", leaves=("weight_sparsity", "attention_sparsity_rel")
+    ),
+    Mechanism(field="weight_density", moves="weight_sparsity", leaves=("attention_sparsity_rel",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intervention:
+    """One setting of a lever, over all depths."""
+
+    lever: Mechanism
+    moved: Contrast
+    """The cause."""
+    left: tuple[Contrast, ...]
+    """What should stand still, as far as it was measured."""
+    effect: Contrast
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the cause moved, and all else that was to stand still did."""
+        still = [stood_still(contrast) for contrast in self.left]
+        return self.moved.verdict != "not distinguishable" and len(still) == len(self.lever.leaves) and all(still)
+
+    @property
+    def shows(self) -> bool:
+        return self.is_alone and self.effect.verdict != "not distinguishable"
+
+
+def stood_still(contrast: Contrast) -> bool:
+    """Whether the interval lies within EQUIVALENT of the baseline's mean on either side."""
+    effect, baseline = contrast.effect, contrast.baseline_mean
+    if effect.lo is None or effect.hi is None or baseline is None:
+        return False
+    margin = np.log1p(EQUIVALENT) if contrast.unit == "ln ratio" else EQUIVALENT * abs(baseline)
+    return bool(max(-effect.lo, effect.hi) <= margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skill:
+    """How well depths that were held out are predicted: 1 is perfect, 0 no better than their mean."""
+
+    value: float | None
+    lo: float | None
+    hi: float | None
+    depths: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All there is on one link."""
+
+    links: tuple[Link, ...]
+    """Pooled, within depth, that given the loss (unless the loss is part of it), within each knob, between knobs."""
+    skill: Skill
+    interventions: tuple[Intervention, ...]
+
+    @property
+    def within(self) -> Link:
+        return next(one for one in self.links if one.scope == "within depth")
+
+    @property
+    def word(self) -> Word:
+        if self.within.verdict == "not distinguishable":
+            return "not distinguishable"
+        if any(one.shows for one in self.interventions):
+            return "causes"
+        return "predicts" if self.skill.lo is not None and self.skill.lo > 0 else "associated"
+
+
+def weigh(runs: pd.DataFrame, seed: int = 0) -> list[Evidence]:
+    """The evidence on every link of the chain that was measured, from the runs that stand for a configuration. `seed`
+    draws the bootstraps."""
+    runs = trained(runs)
+    return [weigh_link(runs, cause, effect, seed) for cause, effect in links_of(runs)]
+
+
+def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Evidence:
+    """The evidence on one link."""
+    knobs = [knob for knob in find_knobs(runs) if knob.is_pure]
+    links = [link(runs, cause, effect, "pooled", seed), link(runs, cause, effect, "within depth", seed)]
+    loss = loss_of(runs)
+    if loss not in (cause, effect):
+        links.append(link(runs, cause, effect, "within depth", seed, given=loss))
+    links += [link_within(runs, knob, cause, effect, seed) for knob in knobs]
+    links.append(link_between(runs, knobs, cause, effect, seed))
+    return Evidence(
+        links=tuple(links),
+        skill=skill(runs, cause, effect, seed),
+        interventions=tuple(interventions(runs, cause, effect)),
+    )
+
+
+def interventions(runs: pd.DataFrame, cause: str, effect: str) -> list[Intervention]:
+    """Every setting of every lever on this cause that was run beside its baseline, nothing else changed."""
+    found = []
+    for lever in LEVERS:
+        knob = find_knob(runs, lever.field) if lever.moves == cause else None
+        if knob is None or not knob.is_pure:
+            continue
+        for setting in list(knob.settings)[1:]:
+            moved, moving = (compare(runs, knob, setting, name) for name in (cause, effect))
+            left = [compare(runs, knob, setting, name) for name in lever.leaves]
+            if moved is not None and moving is not None:
+                known = tuple(one for one in left if one is not None)
+                found.append(Intervention(lever=lever, moved=moved, left=known, effect=moving))
+    return found
+
+
+def skill(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Skill:
+    """How well each depth is predicted by the others; None with fewer than two depths or MIN_CELLS cells."""
+    known = trained(runs)
+    usable = known[known["outcome"] == "ok"].dropna(subset=[cause, effect])
+    depths = tuple(sorted(set(map(int, usable["n_layers"]))))
+    cell_N, cells = pd.factorize(usable["cell_id"])
+    if len(depths) < 2 or len(cells) < MIN_CELLS:
+        return Skill(value=None, lo=None, hi=None, depths=depths)
+    depth_N = usable["n_layers"].to_numpy()
+    x_N, y_N = (usable[name].to_numpy(dtype=float) for name in (cause, effect))
+    value = float(_skill(x_N, y_N, depth_N, np.ones((1, len(x_N))))[0])
+    lo, hi = percentiles(_skill(x_N, y_N, depth_N, resamples(len(cells), seed)[:, cell_N]))
+    return Skill(value=value if np.isfinite(value) else None, lo=lo, hi=hi, depths=depths)
+
+
+def _skill(x_N: np.ndarray, y_N: np.ndarray, depth_N: np.ndarray, weight_BN: np.ndarray) -> np.ndarray:
+    x_BN, y_BN = (midranks(values_N, depth_N, weight_BN) for values_N in (x_N, y_N))
+    at_ND = depth_N[:, None] == np.unique(depth_N)
+    xx_BD, xy_BD, yy_BD = (
+        (weight_BN * a_BN * b_BN) @ at_ND for a_BN, b_BN in ((x_BN, x_BN), (x_BN, y_BN), (y_BN, y_BN))
+    )
+    others_xx_BD = xx_BD.sum(axis=1, keepdims=True) - xx_BD
+    others_xy_BD = xy_BD.sum(axis=1, keepdims=True) - xy_BD
+    b_BD = np.divide(others_xy_BD, others_xx_BD, out=np.zeros_like(xx_BD), where=others_xx_BD > 1e-12)
+    error_B = (yy_BD - 2 * b_BD * xy_BD + b_BD**2 * xx_BD).sum(axis=1)
+    total_B = yy_BD.sum(axis=1)
+    return 1 - np.divide(error_B, total_B, out=np.full_like(total_B, np.nan), where=total_B > 1e-12)

@@ -1,0 +1,1 @@
+"""What to run, and at what price: rows and configs only, never torch."""

@@ -1,0 +1,158 @@
+"""Whether a sweep fits a budget of time and memory, and if not, the changes that lose least and make it fit.
+
+Each way changes one thing, as far as is needed: smaller micro-batches or more workers (which lose nothing), fewer
+seeds, proposals or tokens, an axis without its most expensive values. A sweep that is too large for the device is
+given the micro-batch that fits first, if there is one, and the other ways are computed on top of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sparsedepth.config.load import build
+from sparsedepth.config.space import Interval
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.price import Price, Setting, expected_runs, price
+
+MAX_WORKERS = 1024
+SHARES = tuple(percent / 100 for percent in range(90, 0, -10))
+"""Of the tokens of each run, that are tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Bounds; None: none."""
+
+    hours: float | None = None
+    """from the start of the sweep to its end"""
+    gigabytes: float | None = None
+    """10^9 bytes at the peak of the largest run, on one device"""
+
+    def excess(self, found: Price) -> list[str]:
+        """What is beyond the budget, in words; empty where it fits."""
+        hours, gigabytes = found.seconds.value / 3600, found.memory_bytes / 1e9
+        told = []
+        if self.hours is not None and hours > self.hours:
+            told.append(f"{hours:.3g} hours are more than {self.hours:g}")
+        if self.gigabytes is not None and gigabytes > self.gigabytes:
+            told.append(f"{gigabytes:.3g} GB of memory are more than {self.gigabytes:g}")
+        return told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One change that makes a sweep fit, and what it then costs."""
+
+    change: str
+    price: Price
+
+
+def ways(definition: SweepDefinition, setting: Setting, budget: Budget) -> list[Way]:
+    """The three ways to fit that keep most of the training FLOPs, best first; fewer where there are not as many."""
+    prefix = ""
+    micro = _micro_batch(definition, setting, budget)
+    if micro is not None:
+        setting = replace(setting, place=replace(setting.place, micro_batch=micro))
+        prefix = f"--runtime micro_batch={micro}"
+        if not budget.excess(found := price(definition, setting)):
+            return [Way(change=prefix, price=found)]
+    each = [_first_fit(tried, budget) for tried in _candidates(definition, setting)]
+    found_ways = [
+        replace(way, change=f"{prefix} and {way.change}" if prefix else way.change) for way in each if way is not None
+    ]
+    return sorted(found_ways, key=lambda way: -way.price.train_flops)[:3]
+
+
+def _micro_batch(definition: SweepDefinition, setting: Setting, budget: Budget) -> int | None:
+    """The largest power of 2 of sequences per forward pass that fits into memory; None where none is needed or fits."""
+    memory = Budget(gigabytes=budget.gigabytes)
+    if not memory.excess(price(definition, setting)):
+        return None
+    runs = expected_runs(definition)[0]
+    size = setting.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
+    size = 1 << (size.bit_length() - 1)
+    while size:
+        smaller = replace(setting, place=replace(setting.place, micro_batch=size))
+        if not memory.excess(price(definition, smaller)):
+            return size
+        size //= 2
+    return None
+
+
+Tried = Iterator[tuple[str, SweepDefinition, Setting]]
+
+
+def _first_fit(tried: Tried, budget: Budget) -> Way | None:
+    for change, definition, setting in tried:
+        try:
+            found = price(definition, setting)
+        except ValueError:  # what is left is no sweep: no whole number of steps, no match
+            continue
+        if not budget.excess(found):
+            return Way(change=change, price=found)
+    return None
+
+
+def _candidates(definition: SweepDefinition, setting: Setting) -> Iterator[Tried]:
+    """The ways to change, each from the smallest change to the largest."""
+    yield _more_workers(definition, setting)
+    yield _fewer_seeds(definition, setting)
+    yield _fewer_trials(definition, setting)
+    yield _fewer_tokens(definition, setting)
+    for name, axis in definition.space.items():
+        if not isinstance(axis, Interval) and len(axis) > 1:
+            yield _without_values(definition, setting, name)
+
+
+def _more_workers(definition: SweepDefinition, setting: Setting) -> Tried:
+    workers = 2 * setting.workers
+    while workers <= MAX_WORKERS:
+        yield f"{workers} workers, each with a device of its own", definition, replace(setting, workers=workers)
+        workers *= 2
+
+
+def _fewer_seeds(definition: SweepDefinition, setting: Setting) -> Tried:
+    for n in range(len(definition.seeds) - 1, 0, -1):
+        seeds = definition.seeds[:n]
+        yield f"seeds: {seeds}", _changed(definition, seeds=seeds), setting
+
+
+def _fewer_trials(definition: SweepDefinition, setting: Setting) -> Tried:
+    for share in SHARES if definition.n_trials else ():
+        n_trials = max(1, int(share * (definition.n_trials or 0)))
+        yield f"n_trials: {n_trials}", _changed(definition, n_trials=n_trials), setting
+
+
+def _fewer_tokens(definition: SweepDefinition, setting: Setting) -> Tried:
+    if "train_tokens" in definition.varied or "preset" in definition.varied:
+        return
+    runs = expected_runs(definition)[0]
+    tokens, batch = runs[0].train_tokens, max(run.batch_tokens for run in runs)
+    for share in SHARES:
+        fewer = int(share * tokens) // batch * batch
+        if fewer:
+            yield f"--set train_tokens={fewer}", definition.with_base({"train_tokens": fewer}), setting
+
+
+def _without_values(definition: SweepDefinition, setting: Setting, name: str) -> Tried:
+    """An axis without its most expensive value, without its two most expensive ones, ..."""
+    axis = definition.space[name]
+    assert not isinstance(axis, Interval)
+    flops = {
+        repr(value): price(_changed(definition, space={**definition.space, name: [value]}), setting).train_flops
+        for value in axis
+    }
+    kept = list(axis)
+    while len(kept) > 1:
+        kept.remove(max(kept, key=lambda value: flops[repr(value)]))
+        yield f"{name}: {kept}", _changed(definition, space={**definition.space, name: list(kept)}), setting
+
+
+def _changed(definition: SweepDefinition, **changes: object) -> SweepDefinition:
+    values = definition.model_dump(mode="json", exclude_unset=True)
+    plain = {
+        name: {key: axis.model_dump(mode="json") if isinstance(axis, Interval) else axis for key, axis in value.items()}
+        if isinstance(value, dict)
+        else value
+        for name, value in changes.items()
+    }
+    return build(SweepDefinition, {**values, **plain}, "a smaller sweep")

@@ -1,0 +1,157 @@
+"""How long a run takes: assumed from the device, or calibrated by a few real steps of its shape.
+
+    seconds = start + n_steps step + (F / f) forward
+    step    = 3 f batch_tokens / rate + 3 n_layers pieces launch              where nothing was timed
+
+f are the forward FLOPs of a token, F those of measuring and observing, `forward` the seconds of a token's forward pass
+in fp32. What measuring costs is counted in forward passes of the whole model: a fork costs the blocks behind it
+(`probe.fork`), a score of L layers L / 2 passes, one of P pairs of layers 2 P / 3.
+"""
+
+from dataclasses import dataclass
+
+from sparsedepth.config.cost import cost
+from sparsedepth.config.run import RunConfig
+from sparsedepth.files import digest
+from sparsedepth.plan.memory import Place, is_bf16
+
+OBSERVED_TOKENS = 1024
+"""Held-out tokens of one observation of residual variance during training."""
+
+# fmt: off
+NEUTRAL = (
+    "seed", "lr", "warmup_frac", "min_lr_frac", "weight_decay", "weight_decay_on", "beta1", "beta2", "adam_eps",
+    "divergence_factor", "init", "init_std", "gate_init", "norm_eps", "rope_theta", "balance_loss", "router_z_loss",
+    "renormalise_gates", "depth_scale", "mix_frac", "allow", "eod", "corpus", "text_field", "tokenizer",
+    "val_fraction", "max_corpus_tokens", "chunk_len", "usefulness_threshold", "weight_eps", "weight_rel_eps",
+    "attention_tau", "attention_rel_tau", "log_every",
+)
+"""Fields that change what a run finds, and (almost) nothing of what it costs."""
+
+AMOUNTS = (
+    "train_tokens", "measures", "val_tokens", "eval_seq_len", "measure_tokens", "fit_tokens", "permutation_pairs",
+    "removal_ranges", "jacobian_probes", "observe_every",
+)
+# fmt: on
+"""Fields that say how much is to be done, not how long a step of it takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What is assumed of a device that no step was timed on: sustained, not peak."""
+
+    rate: float
+    """FLOP/s of training, in bf16 on a GPU, in fp32 on one thread of a CPU"""
+    fp32_rate: float
+    """the same in fp32, in which everything is measured"""
+    launch: float
+    """seconds to launch one block's forward pass"""
+    start: float
+    """seconds from the start of a process to its first step, and from the last measure to the record"""
+
+
+DEVICES = {
+    "cpu": Device(rate=4e10, fp32_rate=4e10, launch=3e-4, start=0.5),
+    "a100": Device(rate=1.0e14, fp32_rate=1.4e13, launch=5e-4, start=15.0),
+    "h100": Device(rate=2.0e14, fp32_rate=3.5e13, launch=5e-4, start=15.0),
+    "h200": Device(rate=2.2e14, fp32_rate=3.5e13, launch=5e-4, start=15.0),
+}
+"""By name; another GPU is taken for an A100."""
+
+FACTOR = 3.0
+"""An assumed time is right within this factor."""
+
+CALIBRATED = 1.25
+"""A calibrated one within this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What was timed of one shape."""
+
+    step: float
+    """seconds of an optimiser step"""
+    forward: float
+    """seconds of a token's forward pass in fp32, as the measures make it"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """A time and what is known of it: `value / factor` to `value * factor`."""
+
+    value: float
+    factor: float
+
+    @property
+    def calibrated(self) -> bool:
+        return self.factor < FACTOR
+
+
+def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
+    """What a run's price depends on; with `step_only` what the time of one step depends on."""
+    left_out = {*NEUTRAL, *(AMOUNTS if step_only else ())}
+    found = {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
+    return {**found, "weight_density": config.weight_density < 1}
+
+
+def shape_id(config: RunConfig, *, step_only: bool = False) -> str:
+    return digest(shape(config, step_only=step_only))
+
+
+def measuring_flops(config: RunConfig) -> float:
+    """Forward FLOPs of the observations during training and of the measures after it."""
+    counted = cost(config)
+    head = 2 * config.vocab_size * config.d_model
+    body, tokens = counted.flops_per_token - head, config.measure_tokens
+    observed = (config.n_steps // config.observe_every) * max(OBSERVED_TOKENS, config.seq_len) * body
+    passes = {name: _passes(config, name) for name in config.measures}
+    scored = tokens * sum(in_blocks * body + in_head * head for in_blocks, in_head in passes.values())
+    whole = 0.0
+    if "loss" in config.measures:
+        common = config.eval_seq_len not in (None, config.seq_len)
+        whole += config.val_tokens * (2 if common else 1) * counted.flops_per_token
+    if "usefulness" in config.measures:
+        whole += config.fit_tokens * (body + 8 * config.n_layers * config.d_model**2)
+    return observed + scored + whole
+
+
+def _passes(config: RunConfig, measure: str) -> tuple[float, float]:
+    """Passes over all blocks, and over the head, that each of measure_tokens tokens makes in one part of the suite."""
+    n_layers = config.n_layers
+    all_pairs = n_layers * (n_layers - 1) / 2
+    pairs = min(config.permutation_pairs or all_pairs, all_pairs)
+    ranges = min(config.removal_ranges or all_pairs + n_layers, all_pairs + n_layers)
+    by_layer, by_pair = (1 + (n_layers - 1) / 2, n_layers + 1), (1 + 2 / 3 * pairs, pairs + 1)
+    everything = (2 * by_layer[0] + 2 / 3 * all_pairs, 2 * n_layers + all_pairs)
+    return {
+        "usefulness": by_layer,
+        "variance": (1, 0),
+        "attention": (2, 0),
+        "geometry": (1, 0),
+        "experts": (1 if config.n_experts else 0, 0),
+        "early_exit": (2, 2 * n_layers + 2),
+        "causal": by_layer,
+        "permutation": by_pair,
+        "neighbours": by_layer,
+        "jacobian": (1 + 3.0 * (config.jacobian_probes or config.d_model), 0),
+        "removal": (1 + ranges / 3, ranges + 1),
+        "causal_maximum": (4 * by_layer[0], 0),
+        "trajectories": (1, 0),
+        "released": everything,
+    }.get(measure, (0, 0))
+
+
+def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | None = None) -> Seconds:
+    """How long the run takes by itself on its device, or on place.processes of them."""
+    per_token = cost(config).flops_per_token
+    if timing:
+        measuring = measuring_flops(config) / per_token * timing.forward
+        return Seconds(value=device.start + config.n_steps * timing.step + measuring, factor=CALIBRATED)
+    threads = place.threads if place.device == "cpu" else 1
+    rate = device.rate if place.device == "cpu" or is_bf16(config, place) else device.fp32_rate
+    share = max(1, config.batch_tokens // config.seq_len // place.processes)
+    pieces = -(-share // (place.micro_batch or share))
+    step = 3 * per_token * config.batch_tokens / place.processes / (rate * threads)
+    step += 3 * config.n_layers * pieces * device.launch
+    measuring = measuring_flops(config) / (device.fp32_rate * threads)
+    return Seconds(value=device.start + config.n_steps * step + measuring, factor=FACTOR)

@@ -1,0 +1,114 @@
+"""Planned against actual: what a sweep was priced at, beside what its complete runs came to.
+
+`sweep` writes RESULTS/plan.json before it starts. A run's deviation is actual / planned - 1. A run that was resumed
+says how long its last process took, so the median over runs is the deviation of time; of memory it is the worst.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsedepth import files
+from sparsedepth.config.run import RunConfig
+from sparsedepth.plan.duration import shape_id
+from sparsedepth.plan.price import Price, as_json
+from sparsedepth.store import folder as record
+
+PLAN = "plan.json"
+
+
+def write_plan(results: Path, price: Price, runs: Sequence[RunConfig]) -> None:
+    """Keep the price of a sweep with its results; the one that is there stays once all runs are complete."""
+    if (results / PLAN).exists() and all(record.is_complete(record.run_folder(results, run.run_id)) for run in runs):
+        return
+    results.mkdir(parents=True, exist_ok=True)
+    files.write_json(results / PLAN, as_json(price))
+
+
+def planned(results: Path, config: RunConfig) -> dict[str, Any]:
+    """What a run was priced at, as facts of its manifest; empty where it was not."""
+    kind = _kinds(results).get(shape_id(config))
+    if kind is None:
+        return {}
+    return {"planned_seconds": kind["seconds"]["value"], "planned_memory_bytes": kind["memory_bytes"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """actual / planned - 1 over the complete runs of a sweep; None where nothing can be compared."""
+
+    runs: int
+    params: float
+    """the largest, by size"""
+    flops: float
+    memory: float | None
+    seconds: float | None
+    """the median"""
+    slowest: float | None
+    """the largest, by size"""
+    factor: float
+    """within which the planned times were said to be right"""
+
+
+def compare(results: Path, runs: Sequence[RunConfig]) -> Deviation | None:
+    """The deviations of those of `runs` that are complete; None where there is no plan, or nothing to compare."""
+    kinds = _kinds(results)
+    pairs = [(kinds[key], facts) for run in runs if (key := shape_id(run)) in kinds and (facts := _facts(results, run))]
+    if not pairs:
+        return None
+
+    def deviations(actual: str, of_plan: str) -> list[float]:
+        both = [(facts.get(actual), kind[of_plan]) for kind, facts in pairs]
+        amounts = [(had, plan["value"] if isinstance(plan, dict) else plan) for had, plan in both]
+        return [had / plan - 1 for had, plan in amounts if had is not None]
+
+    seconds = deviations("seconds", "seconds")
+    return Deviation(
+        runs=len(pairs),
+        params=_largest(deviations("params_total", "params_total")) or 0.0,
+        flops=_largest(deviations("train_flops", "train_flops")) or 0.0,
+        memory=_largest(deviations("peak_memory_bytes", "memory_bytes")),
+        seconds=statistics.median(seconds) if seconds else None,
+        slowest=_largest(seconds),
+        factor=max(kind["seconds"]["factor"] for kind, _ in pairs),
+    )
+
+
+def told(found: Deviation) -> str:
+    """The comparison in one line."""
+    memory = "not recorded" if found.memory is None else f"{found.memory:+.0%} at worst"
+    exact = "exact" if found.params == 0 else f"{found.params:+.2%}"
+    seconds = "not recorded"
+    if found.seconds is not None:
+        seconds = f"{found.seconds:+.0%} (median; {found.slowest:+.0%} at worst)"
+    return (
+        f"actual against planned, {found.runs} runs: parameters {exact}, FLOPs {found.flops:+.1%}, memory {memory}, "
+        f"time {seconds}, planned within a factor of {found.factor:.3g}"
+    )
+
+
+def _largest(deviations: Sequence[float]) -> float | None:
+    return max(deviations, key=abs, default=None)
+
+
+def _kinds(results: Path) -> dict[str, dict[str, Any]]:
+    """plan.json by shape; empty where it is missing or damaged: it is no result, and made again by the next `sweep`."""
+    try:
+        return {kind["shape_id"]: kind for kind in json.loads((results / PLAN).read_text())["kinds"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _facts(results: Path, config: RunConfig) -> dict[str, Any] | None:
+    """Manifest and summary of a run that has trained to its end; None otherwise."""
+    folder = record.run_folder(results, config.run_id)
+    if not record.is_complete(folder):
+        return None
+    try:
+        found = [json.loads((folder / name).read_text()) for name in ("manifest.json", "summary.json")]
+    except (OSError, ValueError):  # damaged: whoever reads the record itself says so
+        return None
+    return {**found[0], **found[1]} if found[1].get("outcome") == "ok" else None

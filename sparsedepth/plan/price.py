@@ -1,0 +1,238 @@
+"""What a sweep costs, before anything runs: runs by kind, parameters, FLOPs, tokens, memory, disk and time.
+
+A *kind* is a shape with its runs: all fields that change what a run costs, and none that do not. Parameters and FLOPs
+are exact (`model.cost`), memory is modelled (`memory`), time is assumed or calibrated (`duration`).
+
+    time in all = the runs given out to the workers one after the other, in the order of the plan
+
+Runs that come later (the other seeds at a tuned value, proposals of a sampler) are priced as if they were known: at the
+first tuned value; at points drawn evenly from the space. A sampler's runs are an upper bound, since pruned ones end
+early and equal proposals share theirs; an extension of a tuning grid adds some.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sparsedepth.config.cost import cost
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
+from sparsedepth.plan.memory import Place, peak_bytes
+from sparsedepth.plan.tasks import Plan, beyond
+
+RECORD_BYTES = 100_000
+"""A run's tables, manifest and summary: about this much beside its weights."""
+
+PROPOSALS = 64
+"""Points of a learning sampler's space that stand for its proposals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where and how a sweep is to run, as far as its price depends on it."""
+
+    device: str = "cpu"
+    """of DEVICES"""
+    workers: int = 1
+    place: Place = field(default_factory=Place)
+    timings: Mapping[str, Timing] | None = None
+    """by the shape_id of a step"""
+
+    @property
+    def assumed(self) -> Device:
+        return DEVICES[self.device]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """The runs of one shape. Amounts are of one run."""
+
+    shape_id: str
+    varied: dict[str, Any]
+    """the fields in which this kind differs from another"""
+    runs: int
+    params_total: int
+    params_active: int
+    tokens: int
+    train_flops: float
+    memory_bytes: int
+    disk_bytes: int
+    seconds: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """A sweep's price."""
+
+    kinds: list[Kind]
+    setting: Setting
+    bound: str
+    """'' where the runs are known; else 'at least' or 'at most'"""
+    seconds: Seconds
+    """from start to end, on all workers"""
+    busy_seconds: float
+    """of all workers together"""
+    data_bytes: int | None
+    """of the tokenised text; None where its length is not known before it is read"""
+
+    @property
+    def runs(self) -> int:
+        return sum(kind.runs for kind in self.kinds)
+
+    @property
+    def train_flops(self) -> float:
+        return sum(kind.runs * kind.train_flops for kind in self.kinds)
+
+    @property
+    def tokens(self) -> int:
+        return sum(kind.runs * kind.tokens for kind in self.kinds)
+
+    @property
+    def memory_bytes(self) -> int:
+        """On one device, or of one run's process."""
+        return max(kind.memory_bytes for kind in self.kinds)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Records, three checkpoints of each run that is under way, and the text where it is known."""
+        records = sum(kind.runs * kind.disk_bytes for kind in self.kinds)
+        largest = max(kind.params_total for kind in self.kinds)
+        return records + 3 * 12 * largest * self.setting.workers + (self.data_bytes or 0)
+
+    @property
+    def is_calibrated(self) -> bool:
+        return all(kind.seconds.calibrated for kind in self.kinds)
+
+
+def setting(runtime: RuntimeConfig, *, device: str, workers: int, processes: int = 1) -> Setting:
+    """The setting of a machine whose device is one of DEVICES."""
+    place = Place(
+        device="cpu" if device == "cpu" else "cuda",
+        micro_batch=runtime.micro_batch,
+        compile=runtime.compile,
+        processes=processes,
+        threads=runtime.threads or 1,
+        parallel=runtime.parallel,
+    )
+    return Setting(device=device, workers=workers, place=place)
+
+
+def named_device(name: str) -> str:
+    """The one of DEVICES that a device's own name stands for: 'NVIDIA H100 80GB HBM3' -> 'h100'."""
+    return next((known for known in DEVICES if known in name.lower()), "a100")
+
+
+def expected_runs(definition: SweepDefinition) -> tuple[list[RunConfig], str]:
+    """Every run that the sweep will have, in order, as far as that can be told; and 'at least', 'at most' or ''."""
+    if definition.adaptive:
+        return _proposed(definition), "at most"
+    plan, seeds = Plan(definition), definition.seeds
+    runs = [planned.config for planned in plan.runs()]
+    if not definition.tune:
+        return runs, "at most" if definition.prune else ""
+    for seed in seeds[1:]:  # one at the best value, whichever that is: it changes no cost
+        first = {name: grid[0] for name, grid in definition.tune.items()}
+        runs += [definition.run_config({**match.cell, **first}, seed) for match in plan.matches]
+    return runs, "at least"
+
+
+def _proposed(definition: SweepDefinition) -> list[RunConfig]:
+    """n_trials x seeds runs, at points drawn evenly from the space."""
+    from sparsedepth.plan.propose import proposals
+
+    assert definition.n_trials is not None
+    sample = definition.model_copy(update={"sampler": "random", "n_trials": min(definition.n_trials, PROPOSALS)})
+    cells = proposals(sample)
+    built = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
+    feasible = [config for config in built if not beyond(definition, config)]
+    if not feasible:
+        raise ValueError(f"sweep {definition.name!r}: no point of its space meets its constraints; widen one of them")
+    points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
+    return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
+
+
+def price(definition: SweepDefinition, setting: Setting) -> Price:
+    """The price of a sweep. Raises ValueError for a cell that cannot be built or matched."""
+    runs, bound = expected_runs(definition)
+    return price_of(runs, setting, bound)
+
+
+def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Price:
+    """The price of runs that start in this order."""
+    ids = [shape_id(config) for config in runs]
+    examples = dict(zip(reversed(ids), reversed(runs), strict=True))
+    shapes = {key: shape(examples[key]) for key in dict.fromkeys(ids)}
+    every = list(shapes.values())
+    differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
+    kinds = [
+        _kind(key, examples[key], ids.count(key), {name: one[name] for name in differing}, setting)
+        for key, one in shapes.items()
+    ]
+    by_id = {kind.shape_id: kind.seconds for kind in kinds}
+    each = [by_id[key] for key in ids]
+    value = makespan([one.value for one in each], setting.workers)
+    high = makespan([one.value * one.factor for one in each], setting.workers)
+    return Price(
+        kinds=kinds,
+        setting=setting,
+        bound=bound,
+        seconds=Seconds(value=value, factor=high / value),
+        busy_seconds=sum(one.value for one in each),
+        data_bytes=_data_bytes(runs),
+    )
+
+
+def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setting: Setting) -> Kind:
+    counted = cost(config)
+    timing = (setting.timings or {}).get(shape_id(config, step_only=True))
+    return Kind(
+        shape_id=key,
+        varied=varied,
+        runs=n_runs,
+        params_total=counted.params_total,
+        params_active=counted.params_active,
+        tokens=config.train_tokens,
+        train_flops=3.0 * counted.flops_per_token * config.train_tokens,
+        memory_bytes=peak_bytes(config, setting.place),
+        disk_bytes=4 * counted.params_total + RECORD_BYTES,
+        seconds=seconds(config, setting.place, setting.assumed, timing),
+    )
+
+
+def makespan(each: Sequence[float], workers: int) -> float:
+    """When the last of `workers` ends that take jobs of these seconds one after the other."""
+    free = [0.0] * workers
+    for one in each:
+        heapq.heapreplace(free, free[0] + one)
+    return max(free)
+
+
+def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
+    """Token shards: 2 bytes a token, 4 from 65,537 entries of the vocabulary on."""
+    texts: dict[tuple[Any, ...], tuple[int | None, int]] = {}
+    for config in runs:
+        key = (config.corpus, config.text_field, config.tokenizer, config.val_fraction, config.max_corpus_tokens)
+        texts[key] = (config.max_corpus_tokens, 2 if config.vocab_size <= 2**16 else 4)
+    sizes = [tokens and tokens * width for tokens, width in texts.values()]
+    return None if None in sizes else sum(size for size in sizes if size)
+
+
+def uncalibrated(definition: SweepDefinition, setting: Setting) -> list[RunConfig]:
+    """One run of each shape whose steps were not timed yet."""
+    known = setting.timings or {}
+    found = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
+    return [config for key, config in found.items() if key not in known]
+
+
+def with_timings(setting: Setting, timings: Mapping[str, Timing]) -> Setting:
+    return replace(setting, timings={**(setting.timings or {}), **timings})
+
+
+def as_json(price: Price) -> dict[str, Any]:
+    """The price as plain data."""
+    content = asdict(replace(price, setting=replace(price.setting, timings=None)))
+    totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
+    return content | {name: getattr(price, name) for name in totals}

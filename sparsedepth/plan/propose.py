@@ -1,0 +1,105 @@
+"""What Optuna's samplers choose from, and the cells that those draw which do not learn.
+
+Random search and quasi-Monte Carlo look at no result, so their cells are drawn before anything runs: a function of the
+definition's name and axes, the same for any number of workers, and a larger n_trials only appends. QMC's workers would
+otherwise have to agree on one sequence and on who takes which point of it.
+"""
+
+import json
+import warnings
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from sparsedepth.config.space import Cell, Interval
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.files import digest
+from sparsedepth.plan.tune import extended
+
+LARGEST_SIZE = 2**24
+"""Of a size that is solved for; only a bound for Optuna's records."""
+
+
+def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
+    """What a sampler chooses from, by axis."""
+    return {
+        name: _interval(axis) if isinstance(axis, Interval) else CategoricalDistribution([plain(v) for v in axis])
+        for name, axis in definition.axes.items()
+    }
+
+
+def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
+    """The same for cells that are known: every field that any cell sets. Numbers are ranges, which may grow later;
+    Optuna cannot change a parameter's choices."""
+    values: dict[str, list[Any]] = {}
+    for axis in definition.zip:
+        values |= axis
+    found: dict[str, BaseDistribution] = {}
+    for name, axis in definition.space.items():
+        if isinstance(axis, Interval):
+            found[name] = _interval(axis)
+        else:
+            values[name] = axis
+    for cell in (*definition.variants, *definition.cells):
+        for name, value in cell.items():
+            values[name] = [*values.get(name, []), value]
+    for name, grid in definition.tune.items():
+        values[name] = sorted({*extended(grid, grid[0]), *extended(grid, grid[-1])})
+    found |= {name: _choices(some) for name, some in values.items()}
+    if definition.free:
+        found |= {name: IntDistribution(1, LARGEST_SIZE) for name in {definition.free, "d_expert"} - set(values)}
+    return found
+
+
+def _choices(values: list[Any]) -> BaseDistribution:
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values):
+        return CategoricalDistribution(list(dict.fromkeys(plain(value) for value in values)))
+    if all(isinstance(value, int) for value in numbers):
+        return IntDistribution(min(numbers), max(numbers))
+    return FloatDistribution(min(numbers), max(numbers))
+
+
+def _interval(axis: Interval) -> BaseDistribution:
+    if axis.whole:
+        return IntDistribution(round(axis.low), round(axis.high), log=axis.log)
+    return FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def plain(value: Any) -> Any:
+    """Optuna's choices are scalars: a list (of thresholds, say) goes in as JSON."""
+    return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
+
+
+def suggest(trial: optuna.Trial, name: str, axis: BaseDistribution) -> Any:
+    if isinstance(axis, FloatDistribution):
+        return trial.suggest_float(name, axis.low, axis.high, log=axis.log)
+    if isinstance(axis, IntDistribution):
+        return trial.suggest_int(name, axis.low, axis.high, log=axis.log)
+    assert isinstance(axis, CategoricalDistribution)
+    return trial.suggest_categorical(name, axis.choices)
+
+
+def proposals(definition: SweepDefinition) -> list[Cell]:
+    """The cells of random or qmc, in order, without repeats and without what is excluded.
+
+    Raises ValueError where fewer than one of n_trials points is left.
+    """
+    assert definition.n_trials is not None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    axes = axis_distributions(definition)
+    seed = int(digest(definition.name)[:8], 16)
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+        if definition.sampler == "qmc":
+            sampler = optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
+        study = optuna.create_study(sampler=sampler)
+    found: dict[str, Cell] = {}
+    for _ in range(definition.n_trials):
+        trial = study.ask(axes)
+        study.tell(trial, 0.0)
+        cell = definition.cell(trial.params)
+        if not definition.is_excluded(cell):
+            found.setdefault(digest(cell), cell)
+    return list(found.values())

@@ -1,0 +1,54 @@
+"""What the runs of a sweep came to, as far as the plan depends on it; each run folder is checked and read once."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from sparsedepth import quantities
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.store import folder as record
+from sparsedepth.store.checksums import read_verified
+
+
+class ResultsIndex:
+    """run_id -> the first objective as a loss (lower is better): math.inf for a run that diverged, was not scored or is
+    `failed_permanently` (failed as often as it may); None for one still to come."""
+
+    def __init__(
+        self,
+        results: Path,
+        definition: SweepDefinition,
+        failed_permanently: Callable[[str], bool] = lambda run_id: False,
+    ):
+        self.results, self.objective, self.failed_permanently = results, definition.objective, failed_permanently
+        quantity = quantities.run_quantity(definition.objective)
+        self.sign = -1.0 if quantity and quantity.better == "high" else 1.0
+        self._complete: set[str] = set()
+        self._losses: dict[str, float] = {}
+
+    def __call__(self, run_id: str) -> float | None:
+        if run_id not in self._losses:
+            if not self.is_complete(run_id):
+                return math.inf if self.failed_permanently(run_id) else None
+            self._losses[run_id] = self._read(run_id)
+        return self._losses[run_id]
+
+    def is_complete(self, run_id: str) -> bool:
+        """Whether the run's folder is complete and whole."""
+        if run_id not in self._complete:
+            target = record.run_folder(self.results, run_id)
+            if not record.is_complete(target):
+                return False
+            try:
+                record.verify(target)
+            except ValueError:  # damaged: it is to be run again
+                return False
+            self._complete.add(run_id)
+        return True
+
+    def _read(self, run_id: str) -> float:
+        folder = record.run_folder(self.results, run_id)
+        summary = json.loads(read_verified(folder, "summary.json", record.read_marker(folder)))
+        value = summary.get(self.objective)
+        return self.sign * value if summary.get("outcome") == "ok" and value is not None else math.inf

@@ -1,0 +1,211 @@
+"""What a sweep will run: its items of work, in the order in which they start.
+
+The cells of a grid, and of the samplers random and qmc, are known from the definition alone: an item is one run (a cell
+with one seed), the longest first within each round of seeds, so that every cell has its first replicate early and the
+last workers finish together. Where fields are tuned, the items grow as results come in: the grid of each cell with the
+first seed, its extension, then the other seeds at the best value. With tpe and nsga2 an item is a proposal with all its
+seeds, since the sampler wants their mean.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from sparsedepth import quantities
+from sparsedepth.config.cost import cost
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.space import Cell, Interval
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.files import digest
+from sparsedepth.plan.match import Match, match, summary
+from sparsedepth.plan.tune import Point, Tuning, tune
+
+LossOf = Callable[[str], float | None]
+"""run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: to come."""
+
+
+def nothing_finished(run_id: str) -> float | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One item of the queue: an Optuna trial."""
+
+    cell: Cell | None
+    """RunConfig fields over the base; None where the sampler proposes them"""
+    seeds: list[int]
+    proposal_index: int = 0
+    """tells one proposal from another"""
+
+    @cached_property
+    def key(self) -> str:
+        return digest({"cell": self.cell, "seeds": self.seeds, "proposal_index": self.proposal_index})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """An item of one run, with what is often asked of it."""
+
+    item: Task
+    config: RunConfig
+    run_id: str
+    flops: float
+
+
+class Plan:
+    """The cells of a definition, resolved once; `items` then says what is to be run, given what is finished."""
+
+    def __init__(self, definition: SweepDefinition):
+        """Raises ValueError for a cell that cannot be built or matched, and where no cell is left."""
+        self.definition = definition
+        self.infeasible: list[tuple[Cell, str]] = []
+        """cells beyond a constraint, with the reason: they are left out"""
+        self.matches: list[Match] = []
+        self._planned: dict[str, Planned] = {}
+        if definition.adaptive:
+            check_proposal(definition)
+            return
+        self.matches = match(definition, _cells(definition))
+        feasible = []
+        for one in self.matches:
+            reason = beyond(definition, definition.run_config(one.cell, definition.seeds[0]))
+            if reason:
+                self.infeasible.append((one.cell, reason))
+            else:
+                feasible.append(one)
+        if not feasible:
+            why = f": {self.infeasible[0][1]}" if self.infeasible else ""
+            raise ValueError(
+                f"sweep {definition.name!r} has no cell to run{why}; change its axes, exclude, constraints"
+            )
+        self.matches = feasible
+
+    def items(self, finished: LossOf = nothing_finished) -> list[Task]:
+        """The whole queue as far as it is known, in the order in which it is to start."""
+        if self.definition.adaptive:
+            assert self.definition.n_trials is not None
+            seeds = self.definition.seeds
+            return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials)]
+        return [planned.item for planned in self.runs(finished)]
+
+    def runs(self, finished: LossOf = nothing_finished) -> list[Planned]:
+        """The same as runs; of a learning sampler none is known."""
+        found: dict[str, tuple[int, float, Planned]] = {}
+        seeds = self.definition.seeds
+        for one in self.matches:
+            cells = [(one.cell, 0, len(seeds))]
+            if self.definition.tune:
+                tuning = self.tuning(one.cell, finished)
+                cells = [({**one.cell, **point}, 0, 1) for point in tuning.points]
+                cells += [({**one.cell, **tuning.best}, 1, len(seeds))] if tuning.best else []
+            for cell, first, end in cells:
+                for round_ in range(first, end):
+                    planned = self._plan(cell, seeds[round_])
+                    found.setdefault(planned.run_id, (round_, -planned.flops, planned))
+        return [planned for _, _, planned in sorted(found.values(), key=lambda entry: entry[:2])]
+
+    def tuning(self, cell: Cell, finished: LossOf) -> Tuning:
+        """How far the tuning of a cell has come; an extension that cannot be built is the worst."""
+
+        def loss_of(point: Point) -> float | None:
+            try:
+                return finished(self._plan({**cell, **point}, self.definition.seeds[0]).run_id)
+            except ValueError:
+                if all(value in self.definition.tune[name] for name, value in point.items()):
+                    raise
+                return float("inf")
+
+        return tune(self.definition.tune, loss_of)
+
+    def is_open(self, finished: LossOf) -> bool:
+        """Whether runs will be added once those that are known are finished."""
+        if not self.definition.tune or self.definition.adaptive:
+            return False
+        return any(self.tuning(one.cell, finished).best is None for one in self.matches)
+
+    def notes(self) -> list[str]:
+        """What should be known before the start: sizes that were solved for, and cells that are left out."""
+        return [*summary(self.definition, self.matches), *(f"left out: {cell}: {why}" for cell, why in self.infeasible)]
+
+    def run_ids(self, item: Task) -> list[str]:
+        """The runs of an item; none of a proposal, whose cell is not known."""
+        return [] if item.cell is None else [self._plan(item.cell, seed).run_id for seed in item.seeds]
+
+    @property
+    def expected(self) -> int:
+        """Runs in all: with `tune` at least, since an extension adds some; of a learning sampler at most."""
+        if self.definition.adaptive or not self.definition.tune:
+            return sum(len(item.seeds) for item in self.items())
+        return len(self.runs()) + len(self.matches) * (len(self.definition.seeds) - 1)
+
+    def _plan(self, cell: Cell, seed: int) -> Planned:
+        item = Task(cell=cell, seeds=[seed])
+        if item.key not in self._planned:
+            config = self.definition.run_config(cell, seed)
+            flops = 3.0 * cost(config).flops_per_token * config.train_tokens
+            self._planned[item.key] = Planned(item=item, config=config, run_id=config.run_id, flops=flops)
+        return self._planned[item.key]
+
+
+def _cells(definition: SweepDefinition) -> list[Cell]:
+    """The cells of a grid, or the points that random and qmc draw, before any is matched."""
+    if definition.sampler == "grid":
+        return list(definition.grid())
+    from sparsedepth.plan.propose import proposals  # Optuna, which `status` of a grid does not need
+
+    return proposals(definition)
+
+
+def beyond(definition: SweepDefinition, config: RunConfig) -> str:
+    """Which constraints a run breaks, in words; '' if none."""
+    excess = {name: value for name, value in excesses(definition, config).items() if value > 0}
+    return ", ".join(f"{name} is {value:.1%} above {definition.constraints[name]:g}" for name, value in excess.items())
+
+
+def excesses(definition: SweepDefinition, config: RunConfig) -> dict[Any, float]:
+    """amount / bound - 1 of each constraint: above 0 it is broken."""
+    counted = cost(config)
+    amounts = {
+        "params_total": counted.params_total,
+        "params_active": counted.params_active,
+        "flops_per_token": counted.flops_per_token,
+        "train_flops": 3 * counted.flops_per_token * config.train_tokens,
+    }
+    return {name: amounts[name] / bound - 1 for name, bound in definition.constraints.items()}
+
+
+def first_proposal(definition: SweepDefinition) -> Cell:
+    """One cell of a sampler's axes, to see that it can be built: the first that is not excluded."""
+    corner = {
+        name: (round(axis.low) if axis.whole else axis.low) if isinstance(axis, Interval) else axis[0]
+        for name, axis in definition.axes.items()
+    }
+    return definition.cell(corner)
+
+
+def check_proposal(definition: SweepDefinition) -> None:
+    """Raises ValueError where a proposal cannot be built, or proposals could not match."""
+    definition.run_config(first_proposal(definition), definition.seeds[0])
+    moving = {"tokens": ("train_tokens",), "steps": ("train_tokens", "batch_tokens")}.get(definition.matched, ())
+    for name in moving:
+        if name in definition.varied:
+            raise ValueError(f"sweep {definition.name!r} is matched in {definition.matched}, but its axes move {name}")
+
+
+def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "maximize"]]:
+    """'minimize' or 'maximize' for each objective. Raises ValueError for one that is no column with a better direction,
+    or that the sweep does not measure."""
+    directions: list[Literal["minimize", "maximize"]] = []
+    for name in definition.objectives:
+        quantity = quantities.run_quantity(name)
+        if quantity is None or not quantity.better:
+            known = ", ".join(entry.name for entry in quantities.RUNS if entry.better)
+            raise ValueError(f"objective={name!r} is not a quantity that can be optimised; choose of: {known}")
+        measure = quantities.measured_by(name)
+        measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
+        if measure is not None and measure not in measures:
+            raise ValueError(f"objective={name!r} needs {measure!r} among the measures of the sweep's base")
+        directions.append("minimize" if quantity.better == "low" else "maximize")
+    return directions

@@ -1,0 +1,1 @@
+"""One run: trained, measured and published by the one process that holds its lease."""

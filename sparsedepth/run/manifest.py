@@ -1,0 +1,65 @@
+"""How a run was made: code, packages, device, kernels, data. No environment variable and no host name is recorded."""
+
+import functools
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sparsedepth
+from sparsedepth.plan.memory import added_bytes
+from sparsedepth.train.runtime import Runtime
+
+PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
+
+
+@functools.cache
+def code_version() -> dict[str, Any]:
+    """The release, and the commit where the code runs from a checkout; `changed` is true with uncommitted changes."""
+    facts: dict[str, Any] = {"version": sparsedepth.__version__, "commit": None, "changed": None}
+    root = Path(sparsedepth.__file__).parent.parent
+    if (root / ".git").exists():
+        facts["commit"] = _git(root, "rev-parse", "HEAD")
+        changes = _git(root, "status", "--porcelain", "--", "sparsedepth")
+        facts["changed"] = None if changes is None else bool(changes)
+    return facts
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        found = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip()
+
+
+@functools.cache
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of the packages that can change a number; None where one is absent."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def device_facts(runtime: Runtime, before: dict[str, int] | None = None) -> dict[str, Any]:
+    """The device's name, what was chosen on it, and the peak of memory: on a GPU the most that PyTorch allocated; on a
+    CPU, where memory.resident_bytes() said `before` (Linux), the anonymous memory that the process added since."""
+    on_gpu = runtime.device.type == "cuda"
+    name = torch.cuda.get_device_name(runtime.device) if on_gpu else platform.processor() or platform.machine()
+    return {
+        "device": f"{runtime.device.type} ({name})",
+        "precision": runtime.precision,
+        "threads": runtime.threads,
+        "compiled": runtime.compile,
+        "parallel": runtime.parallel,
+        "micro_batch": runtime.micro_batch,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(runtime.device) if on_gpu else added_bytes(before),
+    }

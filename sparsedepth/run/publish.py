@@ -1,0 +1,72 @@
+"""The record of a finished run: written in the scratch folder, completed by its marker, renamed into its place.
+
+The rename is done for one process alone: whoever was taken for dead and wakes up later cannot change a result.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save
+
+from sparsedepth import files
+from sparsedepth.config.cost import cost
+from sparsedepth.config.run import RunConfig
+from sparsedepth.measure.suite import Measurements
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.run.lease import Lease
+from sparsedepth.store import folder as record
+from sparsedepth.train.loop import Interrupted, Trained
+
+
+def write(
+    target: Path, config: RunConfig, model: Decoder, trained: Trained, measured: Measurements | None, manifest: Any
+) -> None:
+    """The record, in the order of DESIGN: everything, then the marker."""
+    target.mkdir(parents=True)
+    record.write_config(target, config)
+    record.write_manifest(target, manifest)
+    record.write_table(target, "curves", trained.curves)
+    record.write_table(target, "layers", [*trained.observations, *(measured.layers if measured else [])])
+    if measured:
+        record.write_table(target, "heads", measured.heads)
+        record.write_table(target, "pairs", measured.pairs)
+        if measured.tokens:
+            record.write_table(target, "tokens", measured.tokens)
+    record.write_summary(target, {**_training_summary(config, trained), **(measured.summary if measured else {})})
+    if measured:  # the weights of a diverged run are no result: they depend on when it was found out
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
+        files.write_bytes(target / record.WEIGHTS, save(weights))
+    record.finish(target)
+
+
+def publish(made: Path, target: Path, mine: Lease) -> None:
+    """Rename the record into its place; the first to do so makes the result."""
+    if not mine.is_mine():
+        raise Interrupted
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.rename(made, target)
+    except OSError:
+        if not record.is_complete(target):
+            raise
+    files.sync_folder(target.parent)
+
+
+def _training_summary(config: RunConfig, trained: Trained) -> dict[str, Any]:
+    counted = cost(config)
+    tokens = trained.steps * config.batch_tokens
+    tail = [row["train_loss"] for row in trained.curves if row["step"] > 0.9 * config.n_steps]
+    return {
+        "outcome": trained.outcome,
+        "diverged_step": trained.diverged_step,
+        "diverged_cause": trained.diverged_cause,
+        "params_total": counted.params_total,
+        "params_active": counted.params_active,
+        "flops_per_token": counted.flops_per_token,
+        "train_flops": 3 * counted.flops_per_token * tokens,
+        "steps": trained.steps,
+        "tokens_trained": tokens,
+        "train_loss": float(np.mean(tail)) if tail and trained.outcome == "ok" else None,
+    }

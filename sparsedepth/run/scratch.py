@@ -1,0 +1,136 @@
+"""The scratch folder of an unfinished run: its lock, checkpoints, log, progress and failures.
+
+    RESULTS/work/<run_id>/   lock  config.yaml  log.txt  progress.json  failures.json  memory.json  pruned.json
+                             checkpoints/
+                             record-<token>/<run_id>/   the record while it is written
+
+It is no part of the record and can be deleted when nothing runs. The lock falls with its process, however that dies,
+so a run is never left locked (`lease`); what decides is the rename of the record into its place.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsedepth import files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a running run last said of itself."""
+
+    phase: str
+    done: float
+    """share of the run, 0 to 1"""
+    loss: float | None
+    at: float
+    """Unix time"""
+    left: float | None = None
+    """estimated seconds to the end of the run"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """A run that was ended early, since finished runs were better by then: no result, and none to be had."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The scratch folder of one run."""
+
+    results: Path
+    run_id: str
+
+    @property
+    def folder(self) -> Path:
+        return self.results / "work" / self.run_id
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    def last_words(self) -> str:
+        """The last line of the log."""
+        try:
+            lines = self.log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+
+    def say(self, phase: str, done: float, loss: float | None = None, left: float | None = None) -> None:
+        """Replace progress.json. Not flushed to disk: it is worth nothing after a crash."""
+        content = {"phase": phase, "done": done, "loss": loss, "at": time.time(), "left": left}
+        aside = self.folder / f".progress-{os.getpid()}"
+        aside.write_text(json.dumps(content))
+        os.replace(aside, self.folder / "progress.json")
+
+    def progress(self) -> Progress | None:
+        """What the run last said, or None."""
+        found = _read_json(self.folder / "progress.json")
+        if not isinstance(found, dict) or set(found) != set(Progress.__annotations__):
+            return None
+        numbers = (found["done"], found["at"], found["loss"] or 0.0, found["left"] or 0.0)
+        whole = isinstance(found["phase"], str) and all(isinstance(number, int | float) for number in numbers)
+        return Progress(**found) if whole else None
+
+    def failures(self) -> list[str]:
+        """The reasons of the attempts that failed."""
+        found = _read_json(self.folder / "failures.json")
+        return [str(reason) for reason in found] if isinstance(found, list) else []
+
+    def add_failure(self, reason: str) -> None:
+        files.write_json(self.folder / "failures.json", [*self.failures(), reason])
+
+    def prune(self, pruned: "Pruned") -> None:
+        """Note that the run was ended early."""
+        files.write_json(self.folder / "pruned.json", {"step": pruned.step, "reason": pruned.reason})
+
+    def pruned(self) -> "Pruned | None":
+        """Why and when the run was ended early, if it was."""
+        found = _read_json(self.folder / "pruned.json")
+        if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+            return None
+        return Pruned(step=found["step"], reason=str(found.get("reason")))
+
+    def forget_failures(self) -> None:
+        """Forget, too, what did not fit into memory: perhaps there is more of it now."""
+        for name in ("failures.json", "memory.json"):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def micro_batch(self) -> int | None:
+        """Sequences per forward pass that may fit into memory, as far as the run has found out; None: not at all."""
+        found = _read_json(self.folder / "memory.json")
+        known = found.get("micro_batch") if isinstance(found, dict) else None
+        return known if isinstance(known, int) and known > 0 else None
+
+    def infeasible(self) -> str | None:
+        """Why the run does not fit into memory even with one sequence per forward pass."""
+        found = _read_json(self.folder / "memory.json")
+        return str(found["infeasible"]) if isinstance(found, dict) and found.get("infeasible") else None
+
+    def lower_memory(self, tried: int, reason: str) -> bool:
+        """Note that `tried` sequences per forward pass were too many: half next, or none. False: infeasible."""
+        lower = {"micro_batch": (tried + 1) // 2} if tried > 1 else {"infeasible": reason}
+        files.write_json(self.folder / "memory.json", lower)
+        return tried > 1
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

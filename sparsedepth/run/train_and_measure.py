@@ -1,0 +1,220 @@
+"""What a run consists of: prepare the text, train (continuing from the run's checkpoints), measure on held-out text,
+write the record.
+"""
+
+import dataclasses
+import datetime
+import functools
+import gc
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.data.batches import batch, held_out
+from sparsedepth.data.shards import Corpus, prepare
+from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.plan import memory, planned_vs_actual
+from sparsedepth.plan.duration import OBSERVED_TOKENS
+from sparsedepth.probe.stack import DecoderStack
+from sparsedepth.run.lease import Lease
+from sparsedepth.run.manifest import code_version, device_facts, package_versions
+from sparsedepth.run.publish import publish, write
+from sparsedepth.run.scratch import Scratch
+from sparsedepth.store import folder as record
+from sparsedepth.train.devices import Devices
+from sparsedepth.train.loop import Interrupted, Trained, train
+from sparsedepth.train.runtime import Runtime, resolve
+
+TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
+"""Where the progress of a run stands when training, and measuring, are over; a display's guess, nothing is computed
+from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What does not change the result."""
+
+    runtime: RuntimeConfig = DEFAULT
+    stop: Callable[[], bool] | None = None
+    report: Callable[[str, float, float | None], None] | None = None
+    """called with (phase, share of the run done, last training loss)"""
+    judge: Callable[[int, float | None], None] | None = None
+    """called with (steps done, last logged training loss); raises PrunedRun where the run is to be ended early"""
+
+
+DEFAULT_OPTIONS = Options()
+
+
+class Infeasible(Exception):
+    """The run does not fit into memory, even with one sequence per forward pass."""
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """One process's part in one run: all of it, or, without `mine`, of the training alone."""
+
+    config: RunConfig
+    results: Path
+    work: Scratch
+    mine: Lease | None
+    """None in the processes that train with the one which owns the run, measures and writes."""
+    devices: Devices
+    options: Options
+
+    def make(self) -> None:
+        """Make the run; each time it runs out of memory, continue with half as many sequences per forward pass.
+
+        The global batch stays what it is. What fits is kept in the scratch folder, so that a new process begins with
+        it. Raises as `execute` says.
+        """
+        runtime = resolve(self.config, self.options.runtime)
+        torch.set_num_threads(runtime.threads)
+        while True:
+            runtime = dataclasses.replace(runtime, micro_batch=self.work.micro_batch() or runtime.micro_batch)
+            try:
+                self._make(runtime)
+                return
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._lower_memory(runtime, error)
+            # Only here, with the exception gone, are its frames and the tensors in them free.
+            gc.collect()
+            if runtime.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _lower_memory(self, runtime: Runtime, error: Exception) -> None:
+        """Halve what a forward pass holds, for the next try. Raises Infeasible where there is nothing to halve."""
+        reason = " ".join(str(error).split())[:300]
+        sequences = self.config.batch_tokens // self.config.seq_len
+        tried = runtime.micro_batch or -(-sequences // self.devices.size)
+        if not self.work.lower_memory(tried, reason):
+            raise Infeasible(f"out of memory with one sequence per forward pass: {reason}") from None
+        if self.devices.size > 1:
+            raise error  # the other processes of the run wait for this one: all of them start again
+        logging.warning("out of memory with %d sequences per forward pass; continuing with half", tried)
+
+    def _make(self, runtime: Runtime) -> None:
+        """Train; then, in the process that owns the run, measure and write."""
+        started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+        before = memory.resident_bytes()
+        self._report("reading the text", 0.0, None)
+        corpus = prepare(self.config, self.results / "data")
+        check_text(corpus, self.config)
+        model = Decoder(self.config, self.config.seed)
+        trained = self._train(model, corpus, runtime)
+        if self.mine is None:
+            return
+        training_seconds = time.perf_counter() - clock
+        loss = trained.curves[-1]["train_loss"]
+        measured = self._measure(model, corpus, loss) if trained.outcome == "ok" else None
+        self._report("writing", MEASURED_SHARE, loss)
+        manifest = {
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - clock, 3),
+            "training_seconds": round(training_seconds, 3),
+            **device_facts(runtime, before),
+            **self._provenance(corpus, runtime),
+        }
+        made = self.work.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
+        write(made, self.config, model, trained, measured, manifest)
+        publish(made, record.run_folder(self.results, self.config.run_id), self.mine)
+
+    def _train(self, model: Decoder, corpus: Corpus, runtime: Runtime) -> Trained:
+        config = self.config
+        tokens = held_out(corpus, config.seq_len, max(OBSERVED_TOKENS, config.seq_len))
+        observed = torch.from_numpy(tokens)[:, :-1]
+
+        def after_step(step: int, loss: float | None) -> None:
+            self._report("training", TRAINING_SHARE * step / config.n_steps, loss)
+            if self.options.judge:
+                self.options.judge(step, loss)
+
+        return train(
+            model,
+            config,
+            runtime,
+            lambda step: batch(corpus, config, step),
+            devices=self.devices,
+            checkpoints=self.work.checkpoints,
+            observe=lambda model, step: observe_variance(DecoderStack(model), observed, step),
+            progress=after_step,
+            stop=self._stop,
+        )
+
+    def _measure(self, model: Decoder, corpus: Corpus, loss: float | None) -> Measurements:
+        """The suite on held-out text, in fp32 whatever the precision of training."""
+
+        def progress(done: float) -> None:
+            if self._stop():
+                raise Interrupted  # training is checkpointed; measuring starts again
+            self._report("measuring", TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done, loss)
+
+        return measure_run(
+            DecoderStack(model.eval()),
+            self.config,
+            functools.partial(held_out, corpus),
+            corpus.val_bytes_per_token,
+            step=self.config.n_steps,
+            eod=corpus.manifest.eod,
+            progress=progress,
+        )
+
+    def _provenance(self, corpus: Corpus, runtime: Runtime) -> dict[str, Any]:
+        experts = runtime.experts_kernel if self.config.n_experts else None
+        return {
+            "run_id": self.config.run_id,
+            "code": code_version(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            **planned_vs_actual.planned(self.results, self.config),
+            "processes": self.devices.size,
+            "kernels": {
+                "attention": runtime.attention_kernel,
+                "experts": experts,
+                "reasons": runtime.kernel_reasons,
+            },
+            "data_hash": corpus.data_hash,
+            "data": corpus.manifest.model_dump(mode="json"),
+            "packages": package_versions(),
+        }
+
+    def _stop(self) -> bool:
+        asked = self.options.stop is not None and self.options.stop()
+        return asked or (self.mine is not None and self.mine.lost)
+
+    def _report(self, phase: str, done: float, loss: float | None) -> None:
+        if self.options.report:
+            self.options.report(phase, done, loss)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed, on whatever device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def check_text(corpus: Corpus, config: RunConfig) -> None:
+    """Raises ValueError, before anything is trained, where the text is too short for a batch or for a measure."""
+    batch(corpus, config, 0)
+    held_out(corpus, config.seq_len, config.measure_tokens)
+    if "loss" in config.measures:
+        held_out(corpus, config.eval_seq_len or config.seq_len, config.val_tokens)
+    if "usefulness" in config.measures:
+        fit = held_out(corpus, config.seq_len, config.fit_tokens, config.measure_tokens)[:, 1:]
+        if fit.size <= config.d_model + 1:
+            raise ValueError(
+                f"the held-out text leaves {fit.size} tokens to fit usefulness's maps, after measure_tokens="
+                f"{config.measure_tokens}; d_model={config.d_model} needs more than {config.d_model + 1}: use a longer "
+                f"corpus or a larger val_fraction"
+            )

@@ -1,0 +1,37 @@
+"""Which loss compares runs: val_loss, taken at each run's own seq_len, or val_loss_common, taken at one for all.
+
+A longer context lowers the loss by itself, since later positions are easier. Runs that differ in seq_len are therefore
+compared by val_loss_common, where all that finished have it.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparsedepth.store.connection import Store
+
+OWN, COMMON = "val_loss", "val_loss_common"
+
+
+def loss_of(runs: "pd.DataFrame") -> str:
+    """The loss that compares these rows of `runs`."""
+    if not {"seq_len", COMMON} <= set(runs.columns):
+        return OWN
+    finished = runs[runs["outcome"] == "ok"]
+    return COMMON if finished["seq_len"].nunique() > 1 and finished[COMMON].notna().all() else OWN
+
+
+def loss_in(store: "Store") -> str:
+    """The same, of all trained runs of a store, without pandas."""
+    ((is_common,),) = store.sql(
+        f"SELECT count(DISTINCT seq_len) > 1 AND bool_and({COMMON} IS NOT NULL) FROM runs"
+        " WHERE outcome = 'ok' AND model IS NULL"
+    ).rows
+    return COMMON if is_common else OWN
+
+
+def in_terms_of(loss: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names, with this loss in place of val_loss."""
+    return tuple(loss if name == OWN else name for name in names)

@@ -1,0 +1,314 @@
+"""Ask the store questions in SQL, over the views `runs`, `curves`, `layers`, `heads`, `pairs` and `tokens`; and
+over `toys` and `toy_curves`, the teacher-student networks, and `evals`, scores of lm-evaluation-harness.
+
+The database lives in memory and is fenced by construction, so that a query can come from anyone. The rows are handed to
+DuckDB as Arrow data; then access to files, network and extensions is switched off and the configuration is locked. A
+query is one SELECT (or DESCRIBE, SUMMARIZE, SHOW), calls no table function but a few harmless ones, runs in a read-only
+transaction, and ends at a limit of time, memory or rows. The limits act between batches of rows: one call that builds
+one huge value, such as repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. Strangers' questions are
+therefore asked in a process with limits of its own: `store.fenced`, as the command line does.
+"""
+
+import json
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from sparsedepth.quantities import Table
+from sparsedepth.store.cache import CACHE_KEY, CachedTable, find_runs, load, unique, view_schema
+from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
+from sparsedepth.store.evals import read_evals
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
+from sparsedepth.store.toys import COLUMNS as TOY_COLUMNS
+from sparsedepth.store.toys import read_toys
+from sparsedepth.store.tuning import read_tuned, roles
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TIME_LIMIT = 60.0
+MAX_ANSWER_ROWS = 1_000_000
+MAX_FRAME_ROWS = 20_000_000
+MAX_QUERY_LENGTH = 100_000
+TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "json_each"})
+"""Table functions a query may call. Others read files, run SQL that is not seen here, or change settings."""
+
+_CONFIG: dict[str, Any] = {
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "python_enable_replacements": False,  # else FROM x would read Python's local variable x
+    "temp_directory": "",  # else a large sort would write to the current folder
+    "memory_limit": "2GB",
+}
+
+
+class Source(NamedTuple):
+    """Part of a view."""
+
+    rows: pa.Table | CachedTable
+    columns: str
+    """SQL of what the view takes from them."""
+    copies: list[str]
+    """run_ids in them that another part holds already."""
+
+
+Fetched = TypeVar("Fetched")
+
+
+class Store:
+    """Complete runs, open for questions. Close it, or use it in a `with`."""
+
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, cached: dict[str, CachedTable], time_limit: float = TIME_LIMIT
+    ) -> None:
+        self._connection = connection
+        self._cached = cached
+        self.time_limit = time_limit
+        """Seconds that a query may take."""
+        self.close = weakref.finalize(self, connection.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def sql(self, text: str, max_rows: int = MAX_ANSWER_ROWS) -> QueryResult:
+        """The answer to one SELECT. Raises ValueError, in one line, if it is wrong, forbidden or beyond a limit."""
+
+        def fetch(cursor: duckdb.DuckDBPyConnection) -> QueryResult:
+            rows = cursor.fetchmany(max_rows + 1)
+            _check_rows(len(rows), max_rows)
+            return QueryResult(columns=tuple(column[0] for column in cursor.description or ()), rows=tuple(rows))
+
+        return self._run(text, fetch)
+
+    def frame(self, text: str, max_rows: int = MAX_FRAME_ROWS) -> "pd.DataFrame":
+        """The same as a pandas DataFrame; NULL is NaN there, so a whole-number column with NULL becomes float.
+        Raises ValueError as `sql` does."""
+        import pandas as pd
+
+        def fetch(cursor: duckdb.DuckDBPyConnection) -> pd.DataFrame:
+            chunks = [cursor.fetch_df_chunk(100)]
+            n_rows = len(chunks[0])
+            while len(chunks[-1]):
+                chunks.append(cursor.fetch_df_chunk(100))
+                n_rows += len(chunks[-1])
+                _check_rows(n_rows, max_rows)
+            return pd.concat(chunks[:-1] or chunks, ignore_index=True)
+
+        return self._run(text, fetch)
+
+    def schema(self) -> QueryResult:
+        """Every column of every view, and every value of `metric`, with type, unit and meaning."""
+        views = {**COLUMNS, "runs": (*COLUMNS["runs"], *TUNING_COLUMNS), **TOY_COLUMNS, "evals": EVAL_COLUMNS}
+        columns = [
+            (column.view, column.name, column.type, column.unit, column.meaning)
+            for column in chain.from_iterable(views.values())
+        ]
+        metrics = [
+            (view, f"metric = '{metric.name}'", metric.sql_type, metric.unit, metric.meaning)
+            for view, quantities in METRICS.items()
+            for metric in quantities
+        ]
+        return QueryResult(columns=("view", "name", "type", "unit", "meaning"), rows=(*columns, *metrics))
+
+    def _run(self, text: str, fetch: Callable[[duckdb.DuckDBPyConnection], Fetched]) -> Fetched:
+        connection = self._connection
+        try:
+            statement, named = _only_select(connection, text)
+            self._attach(named)
+            with _read_only(connection), _time_limit(connection, self.time_limit):
+                return fetch(connection.execute(statement))
+        except duckdb.InterruptException:
+            raise ValueError(
+                f"the query was stopped after {self.time_limit:g} s; narrow it with WHERE, or aggregate"
+            ) from None
+        except duckdb.Error as error:
+            raise ValueError(_explain(error)) from None
+        except (UnicodeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"the query cannot be run: {error}") from None
+
+    def _attach(self, named: set[str]) -> None:
+        """Put the cached rows that a query needs in place of their empty stand-ins."""
+        for name in [name for name in self._cached if {name, _view_of(name)} & named]:
+            self._connection.register(name, self._cached.pop(name).dataset())
+
+
+def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT) -> Store:
+    """Open the complete runs of results folders, folders of run folders, or single run folders, as one store.
+
+    A run that is met twice counts once. `time_limit` is in seconds per query. Raises ValueError where there is no
+    complete run, toy or evaluation, or two runs of one run_id differ, DamagedRun where a file is not the one that was
+    written.
+    """
+    roots = list(dict.fromkeys(Path(path) for path in paths))
+    found = {root: find_runs(root) for root in roots}
+    n_runs = len(unique(chain.from_iterable(found.values())))
+    others: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
+    if not n_runs and not any(map(len, others.values())):
+        raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
+    sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
+    taken: set[str] = set()
+    for root, here in found.items():
+        copies = [run.marker.run_id for run in here if run.marker.run_id in taken]
+        taken.update(run.marker.run_id for run in here)
+        for rows in load(root, here) if len(copies) < len(here) or not n_runs else ():
+            sources["runs"].append(Source(rows.runs, _run_columns(root), copies))
+            for table in TABLES:
+                sources[table].append(Source(rows.tables[table], "*", copies))
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    try:
+        cached = _make_views(connection, sources)
+        for view, table in others.items():
+            connection.register(view, table)
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    except BaseException:
+        connection.close()
+        raise
+    store = Store(connection, cached, time_limit)
+    _add_tuning(store, connection, sorted({run.folder.parent.parent for here in found.values() for run in here}))
+    return store
+
+
+def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, folders: Iterable[Path]) -> None:
+    """Give `runs` its TUNING_COLUMNS: each sweep's runs are judged among the runs of their results folder."""
+    names = [column.name for column in TUNING_COLUMNS]
+    nulls = ", ".join(f"NULL::VARCHAR AS {name}" for name in names)
+    connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
+    rows: dict[str, tuple[str, str, str]] = {}
+    for folder in folders:
+        if tuned := read_tuned(folder):
+            answer = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE model IS NULL")
+            here = {path.name for path in folder.glob("runs/*")}
+            runs = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+            found = roles(tuned, [run for run in runs if run["run_id"] in here])
+            rows |= {run_id: (run_id, ",".join(tuned.fields), role) for run_id, role in found.items()}
+    if rows:
+        columns = map(list, zip(*rows.values(), strict=True))
+        connection.register("tuning", pa.table(dict(zip(["run_id", *names], columns, strict=True))))
+        connection.execute("CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)")
+
+
+def _run_columns(root: Path) -> str:
+    """SQL of the columns of `runs`, with `folder` made whole; it is '.' for a run that was given by itself."""
+    here = str(root).encode(errors="replace").decode().replace("'", "''")
+    whole = f"if(folder = '.', '{here}', '{here}/' || folder)"
+    return f"* EXCLUDE ({CACHE_KEY}) REPLACE ({whole} AS folder)"
+
+
+def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[Source]]) -> dict[str, CachedTable]:
+    """Make every view over its sources. Cached ones have empty stand-ins until a query needs them, and are returned
+    under the names to attach them to."""
+    cached = {}
+    for view, parts in sources.items():
+        selects = []
+        for index, (rows, columns, copies) in enumerate(parts):
+            name = f"{view}_{index}"
+            if isinstance(rows, CachedTable):
+                cached[name] = rows
+                rows = pa.Table.from_batches([], view_schema(view))
+            connection.register(name, rows)
+            unwanted = ", ".join(f"'{run_id}'" for run_id in copies)  # hex digits: read_marker checks them
+            selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({unwanted})" if copies else ""))
+        named = "every_run" if view == "runs" else view  # `runs` has more columns: `_add_tuning`
+        connection.execute(f"CREATE VIEW {named} AS " + " UNION ALL ".join(selects))
+    return cached
+
+
+def _view_of(name: str) -> str:
+    return name.partition("_")[0]
+
+
+# The fence around one query
+
+
+def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duckdb.Statement, set[str]]:
+    """The one statement in `text`, if it only reads, and the tables it names. Raises ValueError."""
+    if len(text) > MAX_QUERY_LENGTH:
+        raise ValueError(f"the query has {len(text):,} characters; at most {MAX_QUERY_LENGTH:,} are read")
+    text.encode()  # raises a UnicodeError that says where; DuckDB's says nothing
+    statements = connection.extract_statements(text)
+    if len(statements) != 1:
+        raise ValueError(f"a query is one SELECT statement, and this text holds {len(statements)} statements")
+    (statement,) = statements
+    if statement.type == duckdb.StatementType.MULTI:
+        raise ValueError(
+            "PIVOT needs its values spelled out here: FROM layers PIVOT (avg(value) FOR metric IN ('a', 'b'))"
+        )
+    if statement.type != duckdb.StatementType.SELECT:
+        raise ValueError(f"only SELECT, DESCRIBE, SUMMARIZE and SHOW are allowed here, not {statement.type.name}")
+    ((serialized,),) = connection.execute("SELECT json_serialize_sql(?)", [statement.query]).fetchall()
+    tree = json.loads(serialized)
+    if tree.get("error") is not False:
+        raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
+    named: set[str] = set()
+    for node in _nodes(tree):
+        named.add(str(node.get("table_name")).lower())
+        if node.get("type") == "TABLE_FUNCTION":
+            function = str(node["function"].get("function_name")).lower()
+            if function not in TABLE_FUNCTIONS:
+                views = ", ".join((*COLUMNS, *TOY_COLUMNS, "evals"))
+                raise ValueError(
+                    f"the table function {function!r} is not allowed here; query the views {views} "
+                    f"(and {', '.join(sorted(TABLE_FUNCTIONS))})"
+                )
+    return statement, named
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping in a syntax tree."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+@contextmanager
+def _time_limit(connection: duckdb.DuckDBPyConnection, seconds: float) -> Generator[None, None, None]:
+    timer = threading.Timer(seconds, connection.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # an interrupt that is under way must not hit the next statement
+
+
+@contextmanager
+def _read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, None]:
+    connection.execute("BEGIN TRANSACTION READ ONLY")
+    try:
+        yield
+    finally:
+        if hasattr(connection, "abort"):  # DuckDB 2 insists that rows left unread are given up explicitly
+            connection.abort()
+        connection.execute("ROLLBACK")
+
+
+def _check_rows(n_rows: int, max_rows: int) -> None:
+    if n_rows > max_rows:
+        raise ValueError(f"the answer has more than {max_rows:,} rows; add LIMIT, or aggregate")
+
+
+def _explain(error: duckdb.Error) -> str:
+    """DuckDB's message in one line, without its drawing of the place, but with the names it proposes."""
+    message = " ".join(str(error).split("\n\nLINE ")[0].split())
+    message = message.partition(" Possible solutions:")[0]  # settings, which are locked
+    return "".join(character if character.isprintable() else "?" for character in message)[:600]

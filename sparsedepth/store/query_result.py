@@ -1,0 +1,11 @@
+"""What a question to the store returns: named columns and rows of plain Python values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """NULL is None."""

@@ -1,0 +1,96 @@
+"""Sentences say what was measured, and what was not."""
+
+import numpy as np
+from frames import grid, knob_of
+from synthetic import make_run
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.chain import Link
+from sparsedepth.effects.contrast import contrasts, interactions
+from sparsedepth.effects.sentences import answer, interaction_sentence, link_sentence, sentence
+
+SIZES = {"params_total": 1000, "params_active": 1000, "train_flops": 1e9, "tokens_trained": 2048}
+
+
+def runs_with(outcome, depths=(12,)):
+    axes = {"n_layers": depths, "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
+    return grid(axes, lambda config: outcome(config.depth_scale == "lns", config.seed))
+
+
+def only(runs, outcome):
+    (found,) = contrasts(runs, knob_of(runs, "depth_scale"), outcome)
+    return found
+
+
+def test_a_distinguishable_effect():
+    runs = runs_with(lambda lns, seed: {"val_loss": 3 + 0.01 * seed - (0.1 + 0.001 * seed) * lns})
+    assert sentence(only(runs, "val_loss")) == (
+        "n_layers=12, depth_scale=lns vs depth_scale=none: val_loss lower: -0.101 nat/token (95% interval -0.103 to "
+        "-0.0985); 3 pairs, 3 seeds, noise floor 0.0216. Matched: tokens, params_total, params_active, flops"
+    )
+
+
+def test_variance_is_told_as_a_ratio_and_an_unmatched_basis_is_named():
+    runs = runs_with(
+        lambda lns, seed: {"residual_variance_last": (100 + seed) / (1 + lns), "train_flops": 1e9 * (1 + lns)}
+    )
+    text = sentence(only(runs, "residual_variance_last"))
+    assert "residual_variance_last lower: x0.5 (95% interval x0.5 to x0.5)" in text
+    assert text.endswith("Matched: tokens, params_total, params_active; setting / baseline: flops 2")
+
+
+def test_divergence_and_missing_numbers_are_said():
+    runs = runs_with(lambda lns, seed: {"val_loss": 3.0 - lns, "causal_score": None})
+    runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] > 0), "outcome"] = "diverged"
+    assert (
+        "(no interval from so few); 1 pair, 1 seed, no noise floor (one seed); diverged: 2 of the setting, 0"
+        in sentence(only(runs, "val_loss"))
+    )
+    assert sentence(only(runs, "causal_score")).endswith("causal_score unknown; diverged: 2 of the setting, 0 of the "
+        "baseline; not measured in 1 pair")  # fmt: skip
+
+
+def test_interactions_and_links():
+    runs = runs_with(lambda lns, seed: {"val_loss": 3.0 - 0.1 * lns}, depths=(12, 24))
+    runs.loc[(runs["n_layers"] == 24) & (runs["depth_scale"] == "lns"), "val_loss"] = 2.8
+    (found,) = interactions(runs, knob_of(runs, "depth_scale"), "val_loss")
+    assert "effect at n_layers=24 less that at n_layers=12: val_loss lower: -0.1 nat/token" in interaction_sentence(
+        found
+    )
+    counts = {"n_runs": 24, "n_cells": 8, "n_missing": 0, "n_diverged": 1}
+    one = Link(cause="usefulness", effect="val_loss", scope="pooled", rho=-0.5, lo=-0.8, hi=-0.1, **counts)
+    assert link_sentence(one) == (
+        "usefulness -> val_loss, pooled: associated: rho -0.50 (95% interval -0.80 to -0.10); 24 runs in 8 cells; "
+        "left out: 0 not measured, 1 diverged"
+    )
+
+
+def test_answer_prints_claim_and_verdict(tmp_path, capsys):
+    generator = np.random.default_rng(0)
+    for heads in (4, 1):
+        for seed in range(3):
+            loss = 3.0 - 0.1 * (heads == 1) + 0.001 * float(generator.normal())
+            make_run(tmp_path, RunConfig(n_kv_heads=heads, seed=seed), {"val_loss": loss, **SIZES})
+    assert answer([str(tmp_path)], "n_kv_heads", ("val_loss",), "the claim", lambda runs: ["a detail"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Claimed: the claim\nMeasured, against n_kv_heads=4 ")
+    assert "n_layers=12, n_kv_heads=1 vs n_kv_heads=4: val_loss lower: -0.1" in shown
+    assert shown.endswith("  a detail\n")
+
+
+def test_a_question_without_rows_is_one_line_and_exit_2(tmp_path, capsys):
+    make_run(tmp_path, RunConfig(), {"val_loss": 3.0})
+    assert answer([str(tmp_path)], "n_kv_heads", ("val_loss",), "the claim") == 2
+    assert answer([], "n_kv_heads", ("val_loss",), "the claim") == 2
+    assert answer([str(tmp_path / "nowhere")], "n_kv_heads", ("val_loss",), "the claim") == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert len(streams.err.splitlines()) == 3
+    assert streams.err.startswith("no two of these 1 runs differ in n_kv_heads alone")
+
+
+def test_fields_that_change_together_are_not_ascribed_to_one(tmp_path, capsys):
+    for decay, lr in ((0.0, 1e-3), (0.3, 5e-4)):
+        make_run(tmp_path, RunConfig(weight_decay=decay, lr=lr), {"val_loss": 3.0})
+    assert answer([str(tmp_path)], "lr", ("val_loss",), "the claim") == 2
+    assert capsys.readouterr().err == "weight_decay and lr change only together: no effect can be ascribed to lr\n"

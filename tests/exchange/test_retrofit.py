@@ -1,0 +1,116 @@
+"""Depth scaling put on Hugging Face models equals the decoder built with it."""
+
+import math
+
+import pytest
+import torch
+from families import FAMILIES as ARCHITECTURES
+from families import tiny
+from parity import carry, reference
+from transformers import AutoModelForCausalLM
+
+from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.exchange import retrofit
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.folder import check_folder
+
+SMALL = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 40, "seq_len": 16, "norm_eps": 1e-2}
+TOKENS = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(1))
+LLAMAS = [name for name, (prefix, _) in ARCHITECTURES.items() if not name.startswith(("gpt", "olmo"))] + [
+    "olmo2",
+    "olmoe",
+]
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+@pytest.mark.parametrize("experts", [{}, {"n_experts": 3, "top_k": 2}])
+@pytest.mark.parametrize(
+    ("depth_scale", "mode"),
+    [(s, m) for s in ("lns", "after_branch", "after_attention", "after_ffn") for m in ("fold", "hook")]
+    + [("before_norm", "hook")],
+)
+def test_a_scaled_llama_is_our_scaled_decoder(depth_scale, mode, experts):
+    ours = Decoder(build(ModelConfig, {**SMALL, **experts, "depth_scale": depth_scale, "init_std": 0.3}, "test"))
+    theirs = carry(ours, reference(ours.config, "mixtral" if experts else "llama"))
+    plain = logits(theirs)
+    done = retrofit.apply(theirs, depth_scale, mode=mode)
+    torch.testing.assert_close(logits(theirs), ours(TOKENS).detach(), atol=2e-5, rtol=1e-5)
+    assert (logits(theirs) - plain).abs().max() > 1e-5
+    n_places = {"lns": 2, "before_norm": 2, "after_branch": 2}.get(depth_scale, 1)
+    assert sorted(set(done.scales.values())) == [1 / math.sqrt(3), 1 / math.sqrt(2), 1.0]
+    assert len(done.scales) == n_places * 3 and done.mode == mode
+
+
+@pytest.mark.parametrize("depth_scale", ["lns", "after_branch"])
+@pytest.mark.parametrize("name", LLAMAS)
+def test_fold_and_hook_agree_and_are_undone_in_every_family(name, depth_scale):
+    model = tiny(name)
+    plain = logits(model)
+    retrofit.apply(model, depth_scale, mode="hook", allow_trained=True)
+    hooked = logits(model)
+    retrofit.remove(model)
+    torch.testing.assert_close(logits(model), plain, atol=0, rtol=0)
+    retrofit.apply(model, depth_scale, allow_trained=True)
+    torch.testing.assert_close(logits(model), hooked, atol=2e-4, rtol=1e-4)
+    assert (hooked - plain).abs().max() > 1e-2
+    retrofit.remove(model)
+    torch.testing.assert_close(logits(model), plain, atol=2e-4, rtol=1e-4)
+
+
+def test_one_scale_at_a_time_also_after_saving(tmp_path):
+    model = reference(build(ModelConfig, SMALL, "test")).eval()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="no depth scale to remove"):
+        retrofit.remove(model)
+    retrofit.apply(model, mode="hook")
+    with pytest.raises(ValueError, match="already"):
+        retrofit.apply(model, "after_ffn")
+    retrofit.remove(model)
+    retrofit.apply(model)
+    model.save_pretrained(tmp_path)
+    assert check_folder(tmp_path, {"llama"})["depth_scale"] == "lns"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(again), logits(model), atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match=r"already \(lns\)"):
+        retrofit.apply(again, "lns", allow_trained=True)
+    retrofit.remove(again)
+    assert not hasattr(again.config, "depth_scale")
+
+
+def test_hooks_are_not_saved(tmp_path):
+    model = reference(build(ModelConfig, SMALL, "test")).eval()
+    plain = logits(model)
+    retrofit.apply(model, mode="hook")
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), plain, atol=1e-6, rtol=0)
+
+
+def test_the_gradient_of_a_folded_gain_lacks_the_scale():
+    """d loss / d g = s d loss / d g', g' = s g: what the modes' training differs by."""
+    gradients = {}
+    for mode in ("fold", "hook"):
+        torch.manual_seed(0)
+        model = reference(build(ModelConfig, {**SMALL, "init_std": 0.3}, "test"))
+        retrofit.apply(model, "lns", mode=mode)
+        model(TOKENS, labels=TOKENS).loss.backward()
+        gradients[mode] = model.model.layers[2].input_layernorm.weight.grad
+    torch.testing.assert_close(gradients["hook"], gradients["fold"] / math.sqrt(3), atol=1e-6, rtol=1e-4)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="not laid out as Llama"):
+        retrofit.apply(tiny("gpt2"))
+    model = tiny("llama")
+    with pytest.raises(ValueError, match=r"is trained.*allow_trained=True"):
+        retrofit.apply(model)
+    with pytest.raises(ValueError, match="not one of lns"):
+        retrofit.apply(model, "after_residual")
+    with pytest.raises(ValueError, match="use mode='hook'"):
+        retrofit.apply(model, "before_norm")
+    with pytest.raises(ValueError, match="mode='unfold'"):
+        retrofit.apply(model, mode="unfold")

@@ -1,0 +1,101 @@
+"""Matched sizes, with answers worked out by hand."""
+
+import pytest
+
+from sparsedepth.config.cost import cost
+from sparsedepth.config.load import build
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.match import amount, match, summary
+from sparsedepth.plan.tasks import Plan
+
+BASE = {"d_model": 64, "n_heads": 4, "d_ff": 160, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
+
+
+def sweep(**fields) -> SweepDefinition:
+    values = {"name": "s", "question": "q", "hypothesis": "h", "base": {**BASE, **fields.pop("base", {})}, **fields}
+    return build(SweepDefinition, values, "s.yaml")
+
+
+def matches(**fields):
+    definition = sweep(**fields)
+    return match(definition, list(definition.grid()))
+
+
+@pytest.mark.parametrize("matched", ["params_total", "params_active", "flops"])
+def test_what_one_key_value_head_saves_goes_into_the_feed_forward(matched):
+    """n_kv_heads 4 -> 1 saves 2 x 64 x 16 x 3 = 6144 weights a layer, and d_ff costs 3 x 64 = 192 each: 32 more."""
+    whole, shared = matches(matched=matched, free="d_ff", space={"n_kv_heads": [4, 1]})
+    assert (whole.free, whole.size, whole.ratio) == (None, None, 1.0)
+    assert shared.cell == {"n_kv_heads": 1, "d_ff": 192} and shared.ratio == 1.0
+
+
+def test_experts_match_the_dense_twin_in_active_parameters_but_for_the_router():
+    """d_ff 160 = top_k 2 x d_expert 80; the router's 64 x 8 is the mismatch."""
+    dense, routed = matches(
+        matched="params_active", free="d_ff", variants=[{}, {"n_experts": 8, "top_k": 2}], base={"n_layers": 4}
+    )
+    assert dense.size is None and routed.cell == {"n_experts": 8, "top_k": 2, "d_expert": 80}
+    counted = cost(sweep(base={"n_layers": 4}).run_config({}, 0)).params_active
+    assert routed.ratio == pytest.approx(1 + 4 * 64 * 8 / counted)
+
+
+def test_each_depth_has_a_baseline_of_its_own_and_the_width_keeps_heads_even():
+    """n_heads 3: d_model moves in steps of lcm(8, 6) = 24. A baseline keeps its own size."""
+    found = matches(
+        matched="flops",
+        free="d_model",
+        tolerance=0.3,
+        base={"d_model": 48, "n_heads": 3},
+        space={"n_layers": [2, 4], "d_ff": [128, 512]},
+    )
+    assert [one.n_layers for one in found] == [2, 2, 4, 4]
+    assert [one.size for one in found] == [None, 24, None, 24]
+    assert all(abs(one.ratio - 1) <= 0.3 for one in found)
+
+
+def test_the_nearest_size_is_taken_on_either_side():
+    """Of two neighbours the nearer: no other multiple of 8 is closer."""
+    definition = sweep(
+        matched="flops", free="d_ff", space={"n_kv_heads": [4, 2, 1]}, base={"d_model": 96, "n_heads": 4}
+    )
+    target = amount(definition.run_config({"n_kv_heads": 4}, 0), "flops")
+    for one in match(definition, list(definition.grid()))[1:]:
+        off = {
+            size: abs(amount(definition.run_config({**one.cell, "d_ff": size}, 0), "flops") - target)
+            for size in (one.size - 8, one.size, one.size + 8)
+        }
+        assert min(off, key=lambda size: off[size]) == one.size and one.size % 8 == 0
+
+
+@pytest.mark.parametrize("matched", ["tokens", "steps"])
+def test_tokens_and_steps_agree_exactly(matched):
+    with pytest.raises(ValueError, match=f"matched in {matched}.* has 1,?"):
+        matches(matched=matched, space={"train_tokens": [1280, 1408]})
+    assert len(matches(matched=matched, space={"n_layers": [1, 9]})) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"matched": "flops", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
+        ({"matched": "flops", "free": "d_expert", "space": {"n_kv_heads": [4, 1]}}, "name a size to solve for"),
+        ({"matched": "params_total", "free": "d_ff", "space": {"vocab_size": [264, 9999]}}, "tolerance 1.0%"),
+        (
+            {"matched": "flops", "free": "d_ff", "tolerance": 1e-6, "space": {"seq_len": [32, 64]}},
+            "the nearest that d_ff can bring it",
+        ),
+    ],
+)
+def test_a_mismatch_above_the_tolerance_is_refused_before_anything_runs(fields, words):
+    with pytest.raises(ValueError, match="(?s)matched in.*" + words):
+        Plan(sweep(**fields))
+
+
+def test_the_residual_mismatch_is_stated():
+    definition = sweep(matched="flops", free="d_ff", space={"n_layers": [2], "seq_len": [32, 64]}, tolerance=0.05)
+    found = Plan(definition)
+    assert found.notes() == summary(definition, found.matches)
+    head, line = found.notes()
+    assert head.startswith("matched in flops: 1 cells solved for, largest mismatch ")
+    assert line.startswith("  n_layers=2, seq_len=64: d_ff=")
+    assert Plan(sweep()).notes() == []

@@ -1,0 +1,174 @@
+"""What a sweep is priced at: counts worked out by hand, every shipped definition, and what a real step costs."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import definition as tiny_definition
+from tiny import sparsedepth
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.plan import planned_vs_actual
+from sparsedepth.plan.budget import Budget, ways
+from sparsedepth.plan.duration import AMOUNTS, DEVICES, NEUTRAL, Timing, measuring_flops, seconds, shape_id
+from sparsedepth.plan.memory import Place
+from sparsedepth.plan.price import Setting, makespan, named_device, price, price_of, uncalibrated
+from sparsedepth.sweep.calibrate import time_run
+from sparsedepth.train.runtime import resolve
+
+FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml") if path.stem != "toy")
+BASE = {"seq_len": 64, "batch_tokens": 512, "train_tokens": 5120, "measure_tokens": 256, "fit_tokens": 256}
+
+
+def sweep(**fields) -> SweepDefinition:
+    content = {"name": "s", "question": "q", "hypothesis": "h", "base": BASE, "space": {"n_layers": [2, 4]}}
+    return build(SweepDefinition, {**content, "seeds": [0, 1, 2], **fields}, "s")
+
+
+@pytest.mark.filterwarnings("ignore:depth_scale='lns' with init='scaled'")
+def test_every_shipped_sweep_has_a_price():
+    started = time.perf_counter()
+    for path in FILES:
+        definition = build(SweepDefinition, read_yaml(path), str(path))
+        for scale in (None, *definition.scales):
+            found = price(definition.scaled(scale), Setting(device="h100", place=Place(device="cuda")))
+            assert found.runs >= len(found.kinds) > 0
+            assert found.seconds.value > 0 and found.memory_bytes > 12 * found.kinds[0].params_total
+    assert time.perf_counter() - started < 10
+
+
+def test_runs_of_one_shape_are_one_kind():
+    found = price(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}), Setting(workers=2))
+    assert [(kind.varied, kind.runs) for kind in found.kinds] == [({"n_layers": 4}, 6), ({"n_layers": 2}, 6)]
+    assert found.tokens == 12 * 5120 and found.bound == ""
+
+
+def test_tuning_runs_and_seeds_are_counted():
+    """2 depths x (3 rates at the first seed, then 2 more seeds at the best)."""
+    found = price(sweep(tune={"lr": [1e-3, 2e-3, 4e-3]}), Setting())
+    assert found.runs == 2 * (3 + 2) and found.bound == "at least"
+
+
+def test_proposals_are_an_upper_bound():
+    found = price(sweep(sampler="tpe", n_trials=7, seeds=[0, 1]), Setting())
+    assert found.runs == 14 and found.bound == "at most" and len(found.kinds) == 2
+
+
+@pytest.mark.parametrize(("workers", "end"), [(1, 10.0), (2, 6.0), (4, 4.0)])
+def test_makespan(workers, end):
+    assert makespan([4.0, 3.0, 2.0, 1.0], workers) == (5.0 if workers == 2 else end)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n_experts": 4, "top_k": 2}], ids=str)
+def test_training_flops_are_those_of_a_real_step(fields):
+    """By the plain loss: the counter does not know the in-place product of the one that keeps to a budget."""
+    config = RunConfig(**BASE, d_model=128, n_layers=3, vocab_size=512, **fields)
+    model = Decoder(config, 0)
+    model.use_kernels(experts="loop")
+    tokens_BT1 = torch.randint(512, (8, 65))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        logits_BTV = model(tokens_BT1[:, :-1])
+        F.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()).backward()
+    planned = price_of([config], Setting()).train_flops / config.n_steps
+    assert planned == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_what_changes_no_price_changes_no_shape():
+    run = RunConfig(**BASE)
+    assert shape_id(run) == shape_id(run.model_copy(update={"seed": 3, "lr": 1e-2, "depth_scale": "lns"}))
+    assert shape_id(run) != shape_id(run.model_copy(update={"train_tokens": 512}))
+    longer = run.model_copy(update={"train_tokens": 512})
+    assert shape_id(run, step_only=True) == shape_id(longer, step_only=True)
+    assert {*NEUTRAL, *AMOUNTS} <= set(RunConfig.model_fields)
+
+
+def test_measures_cost_what_they_run():
+    """Adding 10 pairs of layers to swap adds 10 x 2/3 passes over the blocks, and 10 over the head."""
+    run = RunConfig(**BASE, n_layers=12, measures=["permutation"], permutation_pairs=10, vocab_size=300)
+    more = run.model_copy(update={"permutation_pairs": 20})
+    head = 2 * 300 * 64
+    body = 2 * (12 * (4 * 64**2 + 3 * 64 * 176)) + 4 * 12 * 64 * 64
+    assert measuring_flops(more) - measuring_flops(run) == pytest.approx(256 * 10 * (2 / 3 * body + head))
+
+
+def test_a_calibrated_time_is_steps_and_measures():
+    run = RunConfig(**BASE, measures=["loss"], val_tokens=1000, observe_every=1000)
+    found = seconds(run, Place(), DEVICES["cpu"], Timing(step=2.0, forward=0.01))
+    assert found.calibrated and found.value == pytest.approx(DEVICES["cpu"].start + 10 * 2.0 + 1000 * 0.01)
+    assert not seconds(run, Place(), DEVICES["cpu"]).calibrated
+
+
+def test_a_shape_is_timed():
+    """A step of eight times the work takes longer; what is timed needs no calibration any more."""
+    small, large = (RunConfig(**BASE, n_layers=n, precision="fp32") for n in (1, 8))
+    first, second = (time_run(run, resolve(run)) for run in (small, large))
+    assert 0 < first.step < second.step and 0 < first.forward < second.forward
+    known = Setting(timings={shape_id(small, step_only=True): first})
+    found = price_of([small, large], known)
+    assert [kind.seconds.calibrated for kind in found.kinds] == [True, False] and not found.is_calibrated
+    both = sweep(base={**BASE, "precision": "fp32"}, space={"n_layers": [1, 8]})
+    assert [run.n_layers for run in uncalibrated(both, known)] == [8]
+
+
+def test_ways_to_fit_a_budget_fit_it():
+    definition, setting = sweep(), Setting()
+    whole = price(definition, setting)
+    budget = Budget(hours=0.6 * whole.seconds.value / 3600)
+    assert budget.excess(whole)
+    found = ways(definition, setting, budget)
+    assert len(found) == 3 and not any(budget.excess(way.price) for way in found)
+    assert found[0].change.startswith("2 workers") and found[0].price.train_flops == whole.train_flops
+    flops = [way.price.train_flops for way in found]
+    assert flops == sorted(flops, reverse=True)
+
+
+def test_memory_is_fitted_with_smaller_micro_batches():
+    definition, setting = sweep(base={**BASE, "batch_tokens": 4096, "train_tokens": 4096}), Setting()
+    budget = Budget(gigabytes=0.5 * price(definition, setting).memory_bytes / 1e9)
+    (way,) = ways(definition, setting, budget)
+    assert way.change.startswith("--runtime micro_batch=") and not budget.excess(way.price)
+
+
+def test_a_gpu_goes_by_its_name():
+    assert named_device("NVIDIA H100 80GB HBM3") == "h100" and named_device("NVIDIA RTX 4090") == "a100"
+
+
+def test_a_budget_refuses_with_ways_to_fit():
+    file = FILES[0].parent / "moe.yaml"
+    out, err = sparsedepth("plan", file, "--on", "h100", "--budget-gpu-gb", 80, code=2)
+    assert "params_total" in out and "to fit, 1: --runtime micro_batch=" in err
+    assert "is beyond the budget" in err.splitlines()[-1]
+
+
+@pytest.mark.slow  # three commands that import torch
+def test_planned_against_actual(tmp_path, monkeypatch):
+    """`sweep` says its price, keeps it, and each run's manifest and `status` compare it with what happened."""
+    file, results = tiny_definition(tmp_path), tmp_path / "results"
+    out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--dry-run")
+    assert "in all 4 runs" in out and not results.exists()
+    out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2)
+    assert "price: 4 runs" in out
+    runs = [run for seed in (0, 1) for run in configs(file, seed)]
+    manifests = [json.loads((results / "runs" / run.run_id / "manifest.json").read_text()) for run in runs]
+    assert all(facts["planned_seconds"] > 0 and facts["planned_memory_bytes"] > 0 for facts in manifests)
+    if sys.platform == "linux":
+        assert all(facts["peak_memory_bytes"] > 0 for facts in manifests)
+    found = planned_vs_actual.compare(results, runs)
+    assert found and found.runs == 4 and found.params == 0 and abs(found.flops) < 0.01
+    out, _ = sparsedepth("status", results)
+    assert "actual against planned, 4 runs: parameters exact, FLOPs +0.0%" in out
+    (results / planned_vs_actual.PLAN).write_text("{")
+    assert planned_vs_actual.compare(results, runs) is None and planned_vs_actual.planned(results, runs[0]) == {}
+
+
+def configs(file: Path, seed: int) -> list[RunConfig]:
+    definition = build(SweepDefinition, read_yaml(file), str(file))
+    return [definition.run_config({"n_layers": n}, seed) for n in (2, 3)]

@@ -1,0 +1,147 @@
+"""Tuning: which points are run, when the grid is extended, and when the best is flagged. Losses are made up."""
+
+import math
+
+import pytest
+from synthetic import make_run
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.plan.tune import extended, tune
+from sparsedepth.store.connection import open_store
+from sparsedepth.sweep.driver import claim
+
+GRID = {"lr": [1.0, 2.0, 4.0]}
+
+
+def losses(**by_lr):
+    """lr -> loss: lr_2=3.0."""
+    known = {float(name.removeprefix("lr_").replace("_", ".")): loss for name, loss in by_lr.items()}
+    return lambda point: known.get(point["lr"])
+
+
+def test_nothing_is_known_before_every_point_is():
+    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0))
+    assert found.points == [{"lr": 1.0}, {"lr": 2.0}, {"lr": 4.0}] and found.best is None
+
+
+def test_an_interior_best_needs_no_more():
+    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=2.5))
+    assert (len(found.points), found.best, found.at_edge) == (3, {"lr": 2.0}, ())
+
+
+def test_a_best_on_the_edge_extends_the_grid_once_by_its_ratio():
+    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5))
+    assert found.points[-1] == {"lr": 8.0} and found.best is None, "the new point is run first"
+    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.7))
+    assert (found.best, found.at_edge) == ({"lr": 4.0}, ())
+    found = tune(GRID, losses(lr_1=1.0, lr_2=2.0, lr_4=1.5, lr_0_5=1.7))
+    assert (found.points[0], found.best, found.at_edge) == ({"lr": 0.5}, {"lr": 1.0}, ())
+
+
+def test_a_best_that_is_still_on_the_edge_is_used_and_flagged():
+    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2, lr_16=0.0))
+    assert (len(found.points), found.best, found.at_edge) == (4, {"lr": 8.0}, ("lr",))
+
+
+def test_a_diverged_point_is_the_worst_and_not_missing():
+    found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=math.inf))
+    assert (found.best, found.at_edge) == ({"lr": 2.0}, ())
+    found = tune(GRID, losses(lr_1=math.inf, lr_2=math.inf, lr_4=math.inf, lr_0_5=math.inf))
+    assert (found.best, found.at_edge) == ({"lr": 0.5}, ("lr",)), "all diverged: lower once, then flagged"
+
+
+def test_two_fields_are_tuned_together():
+    def loss(point):
+        return abs(point["lr"] - 2.0) + point["weight_decay"]
+
+    found = tune({"lr": [1.0, 2.0, 4.0], "weight_decay": [0.1, 0.2, 0.4]}, loss)
+    assert len(found.points) == 3 * 4 and found.best == {"lr": 2.0, "weight_decay": 0.05}
+    assert found.at_edge == ("weight_decay",)
+
+
+def test_extended_values_are_the_same_number_on_every_machine():
+    assert extended([0.1, 0.3, 0.9], 0.9) == [0.1, 0.3, 0.9, 2.7]
+    assert extended([0.1, 0.3, 0.9], 0.1) == [0.0333333333333, 0.1, 0.3, 0.9]
+
+
+BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
+
+
+@pytest.fixture
+def definition() -> SweepDefinition:
+    values = {"name": "s", "question": "q", "hypothesis": "h", "base": BASE, "tune": {"lr": [0.001, 0.002, 0.004]}}
+    return build(SweepDefinition, {**values, "space": {"n_layers": [2, 3]}, "seeds": [5, 6, 7]}, "s.yaml")
+
+
+def finish(results, config: RunConfig, loss: float | None) -> None:
+    outcome = "diverged" if loss is None else "ok"
+    make_run(results, config, {"val_loss": loss, "outcome": outcome, "tokens_trained": config.train_tokens})
+
+
+def test_later_seeds_run_at_the_best_value_of_each_configuration(tmp_path, definition):
+    """n_layers 2: interior best 0.002. n_layers 3: the best is on the edge, then beyond it, and 0.004 diverges once."""
+    claim(tmp_path, definition)
+    plan, finished = Plan(definition), ResultsIndex(tmp_path, definition)
+
+    def runs():
+        return {(one.config.n_layers, one.config.lr, one.config.seed): one.config for one in plan.runs(finished)}
+
+    first = runs()
+    assert set(first) == {(depth, lr, 5) for depth in (2, 3) for lr in (0.001, 0.002, 0.004)}
+    assert plan.is_open(finished) and plan.expected == 6 + 2 * 2
+    values = {(2, 0.001): 3.0, (2, 0.002): 2.0, (2, 0.004): None, (3, 0.001): 1.0, (3, 0.002): 2.0, (3, 0.004): 3.0}
+    for (depth, lr), loss in values.items():
+        finish(tmp_path, first[depth, lr, 5], loss)
+    second = runs()
+    assert set(second) - set(first) == {(2, 0.002, 6), (2, 0.002, 7), (3, 0.0005, 5)}
+    assert plan.is_open(finished), "one configuration's extension is still to run"
+    finish(tmp_path, second[3, 0.0005, 5], 0.5)
+    third = runs()
+    assert set(third) - set(second) == {(3, 0.0005, 6), (3, 0.0005, 7)} and not plan.is_open(finished)
+    for key in set(third) - set(first):
+        if not (tmp_path / "runs" / third[key].run_id).exists():
+            finish(tmp_path, third[key], 1.5)
+
+    with open_store(tmp_path) as store:
+        rows = store.sql("select n_layers, lr, seed, tuning, tuned_fields from runs order by all").rows
+    assert {row[4] for row in rows} == {"lr"}
+    kept = {(depth, lr, seed): role for depth, lr, seed, role, _ in rows if role != "rejected"}
+    assert kept == {
+        **{(2, 0.002, seed): "best" for seed in (5, 6, 7)},
+        **{(3, 0.0005, seed): "edge" for seed in (5, 6, 7)},
+    }
+
+
+def test_a_run_that_failed_for_good_does_not_stop_the_tuning(tmp_path, definition):
+    plan = Plan(definition)
+    failed_permanently = {one.run_id for one in plan.runs() if one.config.lr == 0.004}
+    finished = ResultsIndex(tmp_path, definition, failed_permanently.__contains__)
+    for one in plan.runs():
+        if one.run_id not in failed_permanently:
+            finish(tmp_path, one.config, 3.0 - 100 * one.config.lr)
+    assert {one.config.lr for one in plan.runs(finished) if one.config.seed != 5} == {0.002}
+
+
+def test_tune_values_can_be_added_and_finished_runs_are_reused(tmp_path, definition):
+    for one in Plan(definition).runs():
+        finish(tmp_path, one.config, 3.0 - 100 * one.config.lr)
+    values = definition.model_dump(mode="json", exclude_unset=True)
+    wider = build(SweepDefinition, {**values, "tune": {"lr": [0.001, 0.002, 0.004, 0.008, 0.016]}}, "s.yaml")
+    claim(tmp_path, definition)
+    claim(tmp_path, wider)
+    plan, finished = Plan(wider), ResultsIndex(tmp_path, wider)
+    missing = [one.config.lr for one in plan.runs(finished) if not finished.is_complete(one.run_id)]
+    assert sorted(missing) == [0.008, 0.008, 0.016, 0.016]
+
+
+def test_where_higher_is_better_the_highest_wins(tmp_path, definition):
+    values = definition.model_dump(mode="json", exclude_unset=True)
+    definition = build(SweepDefinition, {**values, "objectives": ["usefulness"]}, "s.yaml")
+    plan, finished = Plan(definition), ResultsIndex(tmp_path, definition)
+    for one in plan.runs():
+        make_run(tmp_path, one.config, {"usefulness": {0.001: 0.5, 0.002: 0.9, 0.004: 0.7}[one.config.lr]})
+    assert {one.config.lr for one in plan.runs(finished) if one.config.seed != 5} == {0.002}

@@ -1,0 +1,109 @@
+"""The card's page: a panel per profile and per matrix, the numbers of the card in them, grey where they are missing."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
+
+from sparsedepth.plots.layer_profile import MAPS, PANELS, card, pairs_that_exist
+from sparsedepth.plots.layer_profile_page import card_page
+from sparsedepth.plots.style import MISSING
+
+RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}
+
+
+def full_card(n_layers):
+    rows, pairs = [], []
+    for name in (name for panel in PANELS for name in panel.series):
+        threshold = "@0.1" if "sparsity" in name else ""
+        rows += [(1, layer, name + threshold, 0.5 + layer / 8) for layer in range(1, n_layers + 1)]
+    rows += [(1, layer, "jacobian_deviation_se", 0.1) for layer in range(1, n_layers + 1)]
+    for name in MAPS:
+        places = zip(*np.nonzero(pairs_that_exist(name, n_layers)), strict=True)
+        pairs += [(1, layer, other, name, 0.1 * other + 0.01 * layer) for other, layer in places]
+    return card(
+        RUN,
+        pd.DataFrame(rows, columns=["step", "layer", "metric", "value"]),
+        pd.DataFrame(pairs, columns=["step", "layer", "other_layer", "metric", "value"]),
+    )
+
+
+def axes_by_title(page):
+    return {axis.get_title() or axis.get_title(loc="left"): axis for axis in page.axes}
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 12, 48])
+def test_every_score_has_its_place_at_any_depth(n_layers):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = card_page(full_card(n_layers))
+        page.canvas.draw()
+    wanted = {panel.title for panel in PANELS} | {
+        kind.title for name, kind in MAPS.items() if pairs_that_exist(name, n_layers).any()
+    }
+    if n_layers == 1:
+        wanted.remove("causal effect on later layers")  # there is none
+    assert wanted == set(axes_by_title(page)) - {""}
+    ticks = axes_by_title(page)["residual variance"].get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks) and len(ticks) <= 9
+
+
+def test_lines_and_maps_carry_the_numbers():
+    axes = axes_by_title(card_page(full_card(4)))
+    lines = axes["loss when leaving early"].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[0.625, 0.75, 0.875, 1.0]] * 2
+    assert [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()] == [
+        "|w| < 0.1",
+        "|w| / rms < 0.1",
+    ]
+    shown = axes["causal effect"].get_images()[1].get_array()
+    assert shown[3, 2] == pytest.approx(0.32)
+    assert shown.mask[2, 3] and shown.mask[2, 2] and not shown.mask[3, 2]
+    assert axes["residual variance"].get_yscale() == "log"
+    assert axes["loss increase without the block"].get_yscale() == "symlog"
+    assert isinstance(axes["causal effect"].get_images()[1].norm, LogNorm)
+    assert isinstance(axes["removal: loss increase"].get_images()[1].norm, SymLogNorm)
+
+
+def test_the_band_is_one_standard_error():
+    axis = axes_by_title(card_page(full_card(2)))["Jacobian's deviation from identity"]
+    heights = axis.collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (pytest.approx(0.525), pytest.approx(0.85))
+
+
+def test_missing_is_grey_and_no_pair_is_white():
+    found = full_card(3)
+    found.matrices["permutation_effect"][3, 1] = np.nan
+    here = (found.profiles["name"] == "lens_loss") & (found.profiles["layer"] == 2)
+    found.profiles.loc[here, "value"] = np.nan
+    axes = axes_by_title(card_page(found))
+    grey = axes["permutation: loss increase"].get_images()[0]
+    assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
+    assert tuple(grey.cmap(0)) == to_rgba(MISSING)
+    (span,) = axes["loss when leaving early"].patches
+    assert (span.get_x(), span.get_width()) == (1.5, 1.0)
+    assert not axes["block influence"].patches
+
+
+def test_only_what_was_measured_is_drawn():
+    found = full_card(3)
+    found.matrices.clear()
+    found.profiles["value"] = found.profiles["value"].where(found.profiles["name"] == "residual_variance")
+    assert list(axes_by_title(card_page(found))) == ["residual variance"]
+
+
+def test_what_is_not_positive_on_a_logarithmic_axis_is_counted():
+    found = full_card(2)
+    found.profiles.loc[found.profiles["name"] == "update_norm", "value"] = 0.0
+    page = card_page(found)
+    page.canvas.draw()
+    assert "Not shown on logarithmic axes: 2 values" in page.get_supxlabel()
+
+
+def test_the_title_names_a_measured_model():
+    assert card_page(full_card(2)).get_suptitle() == "run abc   2 layers   val_loss 2.500 nat/token"
+    named = replace(full_card(2), run={**RUN, "model": "gpt2", "val_loss": None})
+    assert card_page(named).get_suptitle() == "gpt2   2 layers"

@@ -1,0 +1,163 @@
+"""One run in its process: out of memory, taken by another, and left whole."""
+
+import time
+
+import pytest
+import torch
+from tiny import BASE, corpus
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.run import execute as module
+from sparsedepth.run import lease, train_and_measure
+from sparsedepth.run.execute import execute
+from sparsedepth.run.publish import publish
+from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.train_and_measure import Infeasible, Options, is_out_of_memory
+from sparsedepth.store import folder as record
+from sparsedepth.sweep.status import state_of
+from sparsedepth.train.loop import Interrupted, train
+
+CPU = RuntimeConfig(device="cpu", threads=1)
+
+
+def config(folder, **fields) -> RunConfig:
+    """Batches of four sequences; only the loss is measured."""
+    return build(RunConfig, {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), "measures": ["loss"], **fields}, "x")
+
+
+def shortage(limit: int, tried: list):
+    """A `train` that has memory for `limit` sequences per forward pass."""
+
+    def limited(model, config, runtime, *arguments, **options):
+        tried.append(runtime.micro_batch)
+        if (runtime.micro_batch or 4) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return train(model, config, runtime, *arguments, **options)
+
+    return limited
+
+
+def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatch):
+    tried: list[int | None] = []
+    monkeypatch.setattr(train_and_measure, "train", shortage(2, tried))
+    cfg = config(tmp_path)
+    made = record.read_run(execute(cfg, tmp_path / "results", Options(runtime=CPU)))
+    assert tried == [None, 2]
+    assert made.manifest["micro_batch"] == 2 and made.summary["tokens_trained"] == cfg.train_tokens
+    assert not (Scratch(tmp_path / "results", cfg.run_id).folder / "memory.json").exists()
+
+
+def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeypatch):
+    tried: list[int | None] = []
+    monkeypatch.setattr(train_and_measure, "train", shortage(0, tried))
+    cfg = config(tmp_path)
+    with pytest.raises(Infeasible, match="one sequence per forward pass: CUDA out of memory"):
+        execute(cfg, tmp_path / "results", Options(runtime=CPU))
+    assert tried == [None, 2, 1]
+    state = state_of(tmp_path / "results", cfg.run_id)
+    assert state.state == "infeasible" and "CUDA out of memory" in str(state.reason)
+    work = Scratch(tmp_path / "results", cfg.run_id)
+    assert not work.failures()
+    work.forget_failures()
+    assert state_of(tmp_path / "results", cfg.run_id).state != "infeasible"
+
+
+def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
+    cfg = config(tmp_path)
+    work = Scratch(tmp_path / "results", cfg.run_id)
+    work.folder.mkdir(parents=True)
+    assert work.lower_memory(4, "x") and work.lower_memory(3, "x") and work.micro_batch() == 2
+    tried: list[int | None] = []
+    monkeypatch.setattr(train_and_measure, "train", shortage(4, tried))
+    execute(cfg, tmp_path / "results", Options(runtime=CPU))
+    assert tried == [2]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error, expected):
+    assert is_out_of_memory(error) is expected
+
+
+def test_another_error_is_no_shortage(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(train_and_measure, "train", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        execute(config(tmp_path), tmp_path / "results", Options(runtime=CPU))
+
+
+def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkeypatch):
+    """The lock is taken while this process trains; the other one's result stands."""
+    cfg = config(tmp_path)
+    results = tmp_path / "results"
+    work = Scratch(results, cfg.run_id)
+
+    def overtaken(*arguments, **options):
+        trained = train(*arguments, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(lease, "GRACE_SECONDS", 0.0)
+            patch.setattr(lease, "BEAT_SECONDS", 60.0)
+            patch.setattr(train_and_measure, "train", train)
+            execute(cfg, results, Options(runtime=CPU))
+        made.append((results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns)
+        return trained
+
+    made: list[int] = []
+    monkeypatch.setattr(train_and_measure, "train", overtaken)
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 60.0)
+    with pytest.raises(Interrupted):
+        execute(cfg, results, Options(runtime=CPU))
+    assert [(results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns] == made
+    assert len(list((results / "runs").iterdir())) == 1 and not work.failures()
+
+
+def test_the_first_record_in_its_place_stands(tmp_path):
+    """Even where both believe that the run is theirs: the rename has one winner."""
+    cfg = config(tmp_path)
+    results = tmp_path / "results"
+    target = execute(cfg, results, Options(runtime=CPU))
+    before = (target / "complete").stat().st_mtime_ns
+    second = tmp_path / "second" / cfg.run_id
+    second.mkdir(parents=True)
+    (second / "complete").write_text("{}")
+    with lease.owned(tmp_path / "lock") as mine:
+        publish(second, target, mine)
+    assert (target / "complete").stat().st_mtime_ns == before and second.exists()
+    record.verify(target)
+
+
+def test_a_cut_short_copy_is_set_aside_and_made_again(tmp_path):
+    cfg = config(tmp_path)
+    results = tmp_path / "results"
+    target = execute(cfg, results, Options(runtime=CPU))
+    (target / "complete").unlink()
+    assert execute(cfg, results, Options(runtime=CPU)) == target
+    record.verify(target)
+    assert len(list((results / "work" / cfg.run_id).glob("damaged-*"))) == 1
+
+
+def test_progress_tells_the_time_left(tmp_path):
+    work = Scratch(tmp_path, "0" * 12)
+    work.folder.mkdir(parents=True)
+    speaker = module._Speaker(work)
+    speaker("training", 0.0, None)
+    time.sleep(0.6)
+    speaker("training", 0.5, 2.0)
+    said = work.progress()
+    assert said is not None and said.loss == 2.0 and said.left == pytest.approx(0.6, rel=0.5)
+    speaker("training", 0.6, 2.0)
+    assert work.progress() == said, "said again within half a second"
+    speaker("measuring", 0.9, 2.0)
+    assert work.progress() != said

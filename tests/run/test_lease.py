@@ -1,0 +1,128 @@
+"""Locks that fall with their process, beat while it lives, and can be taken from the silent."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from processes import until
+
+from sparsedepth.run import lease
+from sparsedepth.run.lease import Stopped, is_owned, owned
+
+HOLDER = """
+import sys, time, pathlib
+from sparsedepth.run.lease import owned
+with owned(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "GRACE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """A process that holds tmp_path / lock."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "lock"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_owned_while_it_is_held(tmp_path):
+    path = tmp_path / "new" / "lock"
+    assert not is_owned(path)
+    with owned(path) as mine:
+        assert is_owned(path) and mine.is_mine() and not mine.lost
+    assert not is_owned(path) and path.read_text() == ""
+
+
+def test_the_second_waits_for_the_first_however_long_that_beats(tmp_path, impatient):
+    path, order = tmp_path / "lock", []
+
+    def second() -> None:
+        with owned(path):
+            order.append("second")
+
+    with owned(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(3 * lease.GRACE_SECONDS)
+        order.append("first ends")
+    thread.join()
+    assert order == ["first ends", "second"]
+
+
+def test_a_stop_ends_the_wait(tmp_path):
+    with owned(tmp_path / "lock"), pytest.raises(Stopped), owned(tmp_path / "lock", lambda: True):
+        pytest.fail("both hold the lock")
+
+
+def test_it_falls_at_once_with_a_killed_process(tmp_path, holder):
+    assert is_owned(tmp_path / "lock")
+    holder.kill()
+    holder.wait()
+    assert not is_owned(tmp_path / "lock")
+    started = time.monotonic()
+    with owned(tmp_path / "lock"):
+        assert time.monotonic() - started < 1
+
+
+def test_it_is_taken_from_a_stopped_process_which_then_knows(tmp_path, holder, impatient):
+    path = tmp_path / "lock"
+    handle = os.open(path, os.O_RDONLY)
+    os.kill(holder.pid, signal.SIGSTOP)
+    with owned(path) as mine:
+        assert mine.is_mine() and is_owned(path)
+        assert not os.path.samestat(os.fstat(handle), path.stat()), "the old holder's file is still in place"
+        os.kill(holder.pid, signal.SIGCONT)
+        time.sleep(0.1)
+        assert mine.is_mine()
+    os.close(handle)
+
+
+def test_whoever_lost_it_is_told(tmp_path, impatient):
+    path = tmp_path / "lock"
+    with owned(path) as mine:
+        os.close(lease._take(path))
+        assert not mine.is_mine()
+        until(lambda: mine.lost, 5)
+
+
+def test_another_kernels_holder_is_judged_by_its_beat(tmp_path, impatient, monkeypatch):
+    """Its flock may not be seen here."""
+    path = tmp_path / "lock"
+    path.write_text("another-kernel")
+    beating = threading.Event()
+
+    def beat() -> None:
+        while not beating.wait(0.05):
+            os.utime(path)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    assert is_owned(path)
+    deadline = time.monotonic() + 3 * lease.GRACE_SECONDS
+    with pytest.raises(Stopped), owned(path, lambda: time.monotonic() > deadline):
+        pytest.fail("taken from a living holder")
+    beating.set()
+    thread.join()
+    with owned(path):
+        assert path.read_text() == lease.kernel()
+
+
+def test_looking_needs_no_permission_to_write(tmp_path):
+    path = tmp_path / "lock"
+    with owned(path):
+        path.chmod(0o400)
+        assert is_owned(path)

@@ -1,0 +1,40 @@
+"""Which loss compares runs."""
+
+import pandas as pd
+import pytest
+from synthetic import make_run
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store.best import best
+from sparsedepth.store.comparable_loss import in_terms_of, loss_in, loss_of
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.questions import ask
+
+
+@pytest.mark.parametrize(
+    ("lengths", "common", "outcomes", "expected"),
+    [
+        ((128, 128), (2.0, 3.0), ("ok", "ok"), "val_loss"),
+        ((128, 512), (2.0, 3.0), ("ok", "ok"), "val_loss_common"),
+        ((128, 512), (2.0, None), ("ok", "ok"), "val_loss"),
+        ((128, 512), (2.0, None), ("ok", "diverged"), "val_loss"),
+        ((128, 512, 256), (2.0, 3.0, None), ("ok", "ok", "diverged"), "val_loss_common"),
+    ],
+)
+def test_runs_of_several_contexts_are_compared_at_one(lengths, common, outcomes, expected, tmp_path):
+    for i, (seq_len, loss, outcome) in enumerate(zip(lengths, common, outcomes, strict=True)):
+        config = build(RunConfig, {"n_layers": 2, "seq_len": seq_len, "eval_seq_len": 128, "seed": i}, "test")
+        make_run(tmp_path, config, {"val_loss": 2.0 - i, "val_loss_common": loss, "outcome": outcome})
+    with open_store(tmp_path) as store:
+        runs = store.frame("select * from runs")
+        assert loss_of(runs) == loss_in(store) == expected
+        ranking = best(store)
+        assert ranking.by == expected
+        (row,) = ask(store, "best_per_depth").rows
+        assert row[ask(store, "best_per_depth").columns.index(expected)] == ranking.table.rows[0][-4]
+
+
+def test_frames_without_the_columns_have_one_loss():
+    assert loss_of(pd.DataFrame({"val_loss": [1.0]})) == "val_loss"
+    assert in_terms_of("val_loss_common", ("usefulness", "val_loss")) == ("usefulness", "val_loss_common")

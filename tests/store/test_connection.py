@@ -1,0 +1,323 @@
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from synthetic import make_run
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store.connection import open_store
+
+BASE = RunConfig(n_layers=2, weight_eps=(0.5, 0.25))
+
+
+@pytest.fixture
+def results(tmp_path):
+    for seed, loss in ((0, 3.0), (1, 3.5)):
+        make_run(
+            tmp_path / "results",
+            BASE.model_copy(update={"seed": seed}),
+            {"val_loss": loss},
+            layers=[
+                {"step": 1, "layer": layer, "metric": "residual_variance", "value": loss * layer, "n": 8}
+                for layer in (1, 2)
+            ],
+            curves=[{"step": 1, "train_loss": 4.0}],
+            heads=[{"step": 1, "layer": 1, "head": 1, "metric": "attention_sparsity@0.001", "value": 0.5}],
+            pairs=[{"step": 1, "layer": 1, "other_layer": 2, "metric": "causal_effect", "value": 0.1, "n": 8}],
+        )
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def store(results):
+    with open_store(results) as store:
+        yield store
+
+
+def test_runs_join_layers(store):
+    answer = store.sql(
+        "SELECT seed, sum(value) AS total FROM runs JOIN layers USING (run_id) GROUP BY seed ORDER BY seed"
+    )
+    assert answer.columns == ("seed", "total")
+    assert answer.rows == ((0, 9.0), (1, 10.5))
+
+
+def test_a_run_is_one_row_of_typed_columns(store, results):
+    answer = store.sql("SELECT * FROM runs WHERE seed = 0")
+    row = dict(zip(answer.columns, answer.rows[0], strict=True))
+    assert row["run_id"] == BASE.run_id and row["cell_id"] == BASE.cell_id
+    assert row["n_layers"] == 2 and row["lr"] == 1e-3 and row["renormalise_gates"] is True
+    assert row["weight_eps"] == "[0.5, 0.25]"
+    assert row["val_loss"] == 3.0 and row["outcome"] == "ok"
+    assert row["usefulness"] is None and row["top_k"] is None
+    assert row["folder"] == str(results / "runs" / BASE.run_id)
+    assert row["device"] == "cpu" and row["seconds"] == 1.5 and row["packages"] == '{"torch": "2.13.0"}'
+
+
+def test_seeds_of_one_configuration_share_a_cell(store):
+    assert store.sql("SELECT count(DISTINCT cell_id), count(DISTINCT run_id) FROM runs").rows == ((1, 2),)
+
+
+def test_a_frame_holds_the_same(store):
+    frame = store.frame("SELECT layer, value, n FROM layers ORDER BY value")
+    assert frame.to_dict("list") == {"layer": [1, 1, 2, 2], "value": [3.0, 3.5, 6.0, 7.0], "n": [8] * 4}
+    assert list(store.frame("SELECT layer FROM layers WHERE false").columns) == ["layer"]
+
+
+def test_the_schema_names_exactly_the_columns_there_are(store):
+    documented = [row[:3] for row in store.schema().rows if " = " not in row[1]]
+    for view in ("runs", "curves", "layers", "heads", "pairs", "tokens"):
+        described = [(view, row[0], row[1]) for row in store.sql(f"DESCRIBE {view}").rows]
+        assert described == [row for row in documented if row[0] == view]
+    assert ("layers", "metric = 'residual_variance'", "DOUBLE") in [row[:3] for row in store.schema().rows]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM runs SELECT count(*)",
+        "WITH a AS (SELECT 1 AS x) SELECT x FROM a",
+        "SUMMARIZE runs",
+        "SHOW TABLES",
+        "FROM layers PIVOT (avg(value) FOR metric IN ('residual_variance'))",
+        "SELECT * FROM range(3)",
+        "SELECT unnest([1, 2])",
+        "SELECT e.value FROM runs, json_each(packages) AS e",
+        "SELECT val_loss FROM runs; -- the end",
+    ],
+)
+def test_ordinary_questions_are_answered(store, text):
+    assert store.sql(text).rows
+
+
+# Which folders count
+
+
+def copy_into(folder, run):
+    return shutil.copytree(run, folder / run.name)
+
+
+def test_results_folders_run_folders_and_folders_of_them_open(results, tmp_path):
+    run = results / "runs" / BASE.run_id
+    copy_into(tmp_path / "flat", run)
+    copy_into(tmp_path / "machines" / "a" / "runs", run)
+    for path, n in ((results, 2), (results / "runs", 2), (run, 1), (tmp_path / "flat", 1), (tmp_path / "machines", 1)):
+        with open_store(path) as store:
+            assert store.sql("SELECT count(*) FROM runs").rows == ((n,),)
+            assert store.sql("SELECT count(DISTINCT run_id) FROM layers").rows == ((n,),)
+
+
+def test_a_folder_is_named_as_it_was_given(results, monkeypatch):
+    run = f"runs/{BASE.run_id}"
+    text = "SELECT folder FROM runs WHERE seed = 0"
+    monkeypatch.chdir(results.parent)
+    quoted = results.rename("it's")
+    for path, folder in ((quoted, f"it's/{run}"), (f"it's/{run}", f"it's/{run}"), (Path("it's").resolve(), None)):
+        with open_store(path) as store:
+            assert store.sql(text).rows == ((folder or str(Path("it's").resolve() / run),),)
+    monkeypatch.chdir(f"it's/{run}")
+    with open_store(".") as store:
+        assert store.sql(text).rows == ((".",),)
+
+
+def test_a_copy_counts_once(results, tmp_path):
+    copies = tmp_path / "copies"
+    copy_into(copies, results / "runs" / BASE.run_id)
+    make_run(copies, RunConfig(n_layers=3), {"val_loss": 1.0})
+    with open_store(results, copies / BASE.run_id, copies) as store:
+        assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((3, 7.5),)
+        assert store.sql("SELECT count(*) FROM layers").rows == ((4,),)
+
+
+def test_two_results_of_one_run_are_refused(results, tmp_path):
+    make_run(tmp_path / "other", BASE, {"val_loss": 2.0})
+    with pytest.raises(ValueError, match=f"run {BASE.run_id} lies in .* with different results"):
+        open_store(results, tmp_path / "other")
+
+
+def test_only_complete_runs_count(results):
+    run = results / "runs" / BASE.run_id
+    (run / "complete").unlink()
+    with open_store(results) as store:
+        assert store.sql("SELECT seed FROM runs").rows == ((1,),)
+    with pytest.raises(ValueError, match="no complete run under"):
+        open_store(run)
+
+
+def test_unfinished_work_beside_the_runs_is_not_looked_at(results):
+    work = copy_into(results / "work" / BASE.run_id, results / "runs" / BASE.run_id)
+    (work / "summary.json").write_text("damaged, and set aside")
+    with open_store(results) as store:
+        assert store.sql("SELECT count(*) FROM runs").rows == ((2,),)
+
+
+def test_links_and_hidden_folders_are_passed_over(results, tmp_path):
+    outside = make_run(tmp_path / "outside", RunConfig(n_layers=5), {})
+    (results / "runs" / outside.name).symlink_to(outside)
+    shutil.copytree(outside, results / "runs" / ".hidden" / outside.name)
+    with open_store(results) as store:
+        assert store.sql("SELECT count(*) FROM runs WHERE n_layers = 5").rows == ((0,),)
+
+
+def test_a_path_that_is_no_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"absent' cannot be read \(No such file.*name a folder"):
+        open_store(tmp_path / "absent")
+
+
+# The fence
+
+
+def fingerprint(folder: Path) -> str:
+    """Of every path below `folder`, with content and time of change."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        found.update(f"{path} {path.lstat().st_mtime_ns}".encode())
+        if path.is_file():
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+HOSTILE = [
+    "CREATE TABLE x AS SELECT 1",
+    "CREATE OR REPLACE VIEW runs AS SELECT 1",
+    "DROP VIEW runs",
+    "DELETE FROM runs",
+    "UPDATE runs SET val_loss = 0",
+    "INSERT INTO runs SELECT * FROM runs",
+    "TRUNCATE runs",
+    "ALTER VIEW runs RENAME TO walks",
+    "WITH gone AS (DELETE FROM runs RETURNING *) SELECT * FROM gone",
+    "ATTACH '{secret}' AS db",
+    "ATTACH '{target}' AS db",
+    "COPY runs TO '{target}'",
+    "COPY runs FROM '{secret}'",
+    "COPY (SELECT 1) TO '{target}' (FORMAT parquet)",
+    "EXPORT DATABASE '{target}'",
+    "IMPORT DATABASE '{target}'",
+    "SELECT * FROM read_csv('{secret}')",
+    "SELECT * FROM read_text('{secret}')",
+    "SELECT * FROM read_blob('{secret}')",
+    "SELECT * FROM read_json('{secret}')",
+    "SELECT * FROM read_parquet('{secret}')",
+    "SELECT * FROM '{secret}'",
+    "SELECT (SELECT content FROM read_text('{secret}'))",
+    "WITH a AS (FROM read_text('{secret}')) SELECT * FROM a",
+    "SELECT * FROM glob('/etc/*')",
+    "SELECT * FROM sniff_csv('{secret}')",
+    "SELECT * FROM query('SELECT * FROM read_text(''{secret}'')')",
+    "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('SELECT 1'))",
+    "SELECT * FROM read_csv('https://example.org/x.csv')",
+    "SELECT * FROM duckdb_settings()",
+    "SELECT * FROM arrow_scan(NULL, NULL, NULL)",
+    "SELECT * FROM enable_profiling(save_location := '{target}')",
+    "INSTALL httpfs",
+    "LOAD '{target}'",
+    "PRAGMA database_list",
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "RESET memory_limit",
+    "CALL enable_logging()",
+    "CHECKPOINT",
+    "BEGIN TRANSACTION",
+    "EXPLAIN ANALYZE SELECT 1",
+    "PREPARE p AS SELECT 1",
+    "EXECUTE p",
+    "SELECT 1; DROP VIEW runs",
+    "COMMIT; DROP VIEW runs",
+    "",
+    "-- only a comment",
+    "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+    "SELECT 1 FROM " + "(SELECT * FROM " * 2000 + "runs" + ")" * 2000,
+    "SELECT '" + "x" * 200_000 + "'",
+    "SELECT \udcff",
+    "SELECT \x00",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:30].encode("unicode_escape").decode())
+def test_a_hostile_query_reads_and_changes_nothing(tmp_path, results, store, text):
+    secret, target = tmp_path / "secret.csv", tmp_path / "target"
+    secret.write_text("token\nhunter2\n")
+    before = fingerprint(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        store.sql(text.replace("{secret}", str(secret)).replace("{target}", str(target)))
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 1000 and "hunter2" not in message
+    assert fingerprint(tmp_path) == before
+    assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((2, 6.5),)
+
+
+def test_local_variables_are_no_tables(store):
+    import pandas
+
+    hidden = pandas.DataFrame({"token": ["hunter2"]})
+    assert len(hidden) == 1
+    with pytest.raises(ValueError, match="hidden does not exist"):
+        store.sql("SELECT * FROM hidden")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WITH RECURSIVE t(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM t) SELECT count(*) FROM t",
+        "SELECT count(*) FROM range(10000000) a, range(10000000) b",
+        "SELECT sleep_ms(60000)",
+    ],
+)
+def test_endless_work_stops_at_the_time_limit(results, text):
+    with open_store(results, time_limit=0.3) as store:
+        for ask in (store.sql, store.frame):
+            start = time.monotonic()
+            with pytest.raises(ValueError, match=r"stopped after 0\.3 s"):
+                ask(text)
+            assert time.monotonic() - start < 10
+        assert store.sql("SELECT 1").rows == ((1,),)
+
+
+def test_an_answer_without_end_stops_at_the_row_limit(store):
+    for ask in (store.sql, store.frame):
+        with pytest.raises(ValueError, match="more than 1,000 rows; add LIMIT"):
+            ask("SELECT * FROM range(100000000000)", max_rows=1000)
+    assert len(store.sql("SELECT * FROM range(1000)", max_rows=1000).rows) == 1000
+    assert len(store.frame("SELECT * FROM range(1000)", max_rows=1000)) == 1000
+
+
+def test_too_much_memory_is_one_line_and_no_file(store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="Out of Memory"):
+        store.sql("SELECT string_agg(repeat('x', 1000000), '') FROM range(10000)")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("SELECT val_los FROM runs", 'Candidate bindings: "val_loss"'),
+        ("SELECT * FROM run", 'Did you mean "runs"'),
+        ("SELEC 1", "syntax error"),
+        ("SELECT CAST(outcome AS INTEGER) FROM runs", "Could not convert string 'ok'"),
+        ("PIVOT layers ON metric USING avg(value)", "values spelled out"),
+        ("SELECT 1; SELECT 2", "2 statements"),
+    ],
+)
+def test_broken_sql_says_what_is_wrong_in_one_line(store, text, says):
+    with pytest.raises(ValueError) as caught:
+        store.sql(text)
+    assert says in str(caught.value) and "\n" not in str(caught.value) and "LINE 1" not in str(caught.value)
+
+
+def test_the_store_needs_no_torch_and_says_nothing_at_exit(results):
+    code = (
+        "import sys; from sparsedepth.store.connection import open_store; from sparsedepth.store import best, render;"
+        f"store = open_store({str(results)!r}); print(store.sql('SELECT count(*) FROM runs').rows);"
+        "print([name for name in ('torch', 'transformers', 'datasets', 'pandas', 'seaborn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stdout.splitlines() == ["((2,),)", "[]"]
+    assert done.stderr == ""

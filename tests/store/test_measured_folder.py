@@ -1,0 +1,180 @@
+"""Records of measured models: whole or absent, and in one table with trained runs."""
+
+import os
+import shutil
+
+import pytest
+from synthetic import MANIFEST, make_run
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.plots.draw import draw
+from sparsedepth.recipe.choose import derive
+from sparsedepth.store import cache
+from sparsedepth.store import folder as record
+from sparsedepth.store.best import best
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.folder import DamagedRun, Measured, read_record, read_run, verify
+from sparsedepth.store.measured_folder import check_place, save_measured
+from sparsedepth.store.measured_model import MeasuredModel
+
+QWEN = MeasuredModel(
+    model="Qwen/Qwen3-0.6B",
+    family="qwen3",
+    n_layers=2,
+    d_model=1024,
+    n_heads=16,
+    n_kv_heads=8,
+    n_experts=0,
+    vocab_size=151_936,
+    params_total=596_049_920,
+    dtype="bfloat16",
+    weights_hash="0" * 12,
+    data_hash="1" * 12,
+    seq_len=128,
+)
+TRAINED = [RunConfig(n_layers=2, weight_decay=decay, seed=seed) for decay in (0.1, 0.3) for seed in (0, 1)]
+
+
+def profile(scale):
+    return [
+        {"step": 0, "layer": layer, "metric": metric, "value": scale * layer, "n": 8}
+        for layer in (1, 2)
+        for metric in ("residual_variance", "causal_effect", "affine_loss_increase")
+    ]
+
+
+def write(place, model=QWEN, loss=2.0):
+    save_measured(place, model, {"val_loss": loss, "usefulness": 0.5}, MANIFEST, {"layers": profile(loss), "pairs": []})
+    return place
+
+
+@pytest.fixture
+def results(tmp_path):
+    for config in TRAINED:
+        loss = 3.0 + config.weight_decay + 0.01 * config.seed
+        make_run(tmp_path, config, {"val_loss": loss, "usefulness": 0.2}, layers=profile(loss))
+    write(tmp_path / "models" / "qwen")
+    return tmp_path
+
+
+def test_what_is_written_is_read(tmp_path):
+    place = write(tmp_path / "models" / "any name")
+    read = read_record(place)
+    assert isinstance(read, Measured) and read.model == QWEN
+    assert read.run_id == QWEN.run_id == record.read_marker(place).run_id
+    assert read.summary["params_total"] == QWEN.params_total and read.summary["outcome"] == "ok"
+    assert read.tables["layers"].num_rows == 6 and read.tables["pairs"].num_rows == 0
+    assert sorted(os.listdir(place.parent)) == ["any name"]
+    verify(place)
+    with pytest.raises(ValueError, match="measured model, not a run"):
+        read_run(place)
+
+
+def test_the_name_of_the_record_hangs_on_every_fact():
+    for change in ({"weights_hash": "2" * 12}, {"data_hash": "2" * 12}, {"seq_len": 64}, {"model": "x"}):
+        assert QWEN.model_copy(update=change).run_id != QWEN.run_id
+
+
+def test_a_store_that_mixes_them(results):
+    with open_store(results) as store:
+        assert store.sql("SELECT count(*), count(model), count(lr), count(seed) FROM runs").rows == ((5, 1, 4, 4),)
+        known = "n_layers, d_model, n_heads, n_kv_heads, n_experts, vocab_size, seq_len, params_total, outcome, top_k"
+        answer = store.sql(f"SELECT {known} FROM runs WHERE model = 'Qwen/Qwen3-0.6B' AND cell_id = run_id")
+        assert answer.rows == ((2, 1024, 16, 8, 0, 151_936, 128, 596_049_920, "ok", None),)
+        assert store.sql("SELECT weight_eps FROM runs WHERE model IS NOT NULL").rows == (("[0.001, 0.0001, 0.01]",),)
+        assert store.sql("SELECT count(*) FROM layers JOIN runs USING (run_id) WHERE model LIKE 'Qwen%'").rows == (
+            (6,),
+        )
+
+
+def test_it_is_a_cell_of_its_own(results):
+    with open_store(results) as store:
+        table = best(store).table
+        assert table.columns[:3] == ("rank", "cell_id", "model") and table.columns[-4:] == (
+            "val_loss",
+            "lo",
+            "hi",
+            "note",
+        )
+        assert "weight_decay" in table.columns and "lr" not in table.columns  # lr varies in no trained run
+        assert [row[2] for row in table.rows] == [QWEN.model, None, None]
+        assert [row[-4] for row in table.rows] == pytest.approx([2.0, 3.105, 3.305])
+        assert [row[-5] for row in table.rows] == [1, 2, 2]
+        only = best(store, where="model IS NULL").table
+        assert "model" not in only.columns and len(only.rows) == 2
+
+
+def test_it_changes_no_effect_and_no_recipe(results):
+    with open_store(results) as store:
+        mixed = store.frame("SELECT * FROM runs ORDER BY run_id")
+        alone = store.frame("SELECT * FROM runs WHERE model IS NULL ORDER BY run_id")
+    assert [knob.settings for knob in find_knobs(mixed)] == [knob.settings for knob in find_knobs(alone)]
+    assert len(find_knobs(mixed)) == 1
+    assert derive(mixed) == derive(alone)
+    (tested,) = derive(mixed).tested
+    assert tested.contrast.effect.n == 2 and tested.contrast.effect.mean == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("figure", ["chain", "profiles"])
+def test_figures_are_drawn_beside_it(results, tmp_path, figure):
+    with open_store(results) as store:
+        draw(store, figure, tmp_path / "figure.svg")
+    assert "4 finished runs, 0 diverged" in (tmp_path / "figure.svg").read_text()  # it has no knob to compare
+
+
+def test_a_store_of_measured_models_alone(tmp_path):
+    write(tmp_path / "a")
+    write(tmp_path / "b", QWEN.model_copy(update={"model": "other"}), 2.5)
+    with open_store(tmp_path) as store:
+        assert [row[2] for row in best(store).table.rows] == [QWEN.model, "other"]
+        recipe = derive(store.frame("SELECT * FROM runs"))
+    assert recipe.abstained and "no finished run" in recipe.reason
+
+
+def test_the_cache_holds_it(results, monkeypatch):
+    monkeypatch.setattr(cache, "CACHE_FROM", 2)
+    for _ in range(2):
+        with open_store(results) as store:
+            assert store.sql("SELECT model, val_loss FROM runs ORDER BY model").rows[0] == (QWEN.model, 2.0)
+    assert (results / ".cache" / "index.json").exists()
+
+
+@pytest.mark.parametrize("name", ["model.json", "summary.json", "layers.parquet"])
+def test_damage_is_noticed(results, name):
+    place = results / "models" / "qwen"
+    content = (place / name).read_bytes()
+    (place / name).write_bytes(content.replace(content[40:41], bytes([content[40] ^ 1]), 1))
+    with pytest.raises(DamagedRun, match=name.replace(".", r"\.")):
+        open_store(results)
+
+
+def test_a_record_is_of_one_thing(results):
+    place = results / "models" / "qwen"
+    (place / "complete").unlink()
+    shutil.copy(record.run_folder(results, TRAINED[0].run_id) / "config.yaml", place)
+    with pytest.raises(ValueError, match="of a run or of a measured model"):
+        record.finish(place)
+
+
+def test_a_crash_leaves_nothing_and_a_failure_says_why(tmp_path, monkeypatch):
+    def crash(folder):
+        raise KeyboardInterrupt
+
+    place = tmp_path / "models" / "m"
+    place.mkdir(parents=True)  # an empty folder may be filled
+    with monkeypatch.context() as patched:
+        patched.setattr(record, "finish", crash)
+        with pytest.raises(KeyboardInterrupt):
+            write(place)
+    assert os.listdir(place.parent) == ["m"] and os.listdir(place) == []
+    write(place)
+    with pytest.raises(ValueError, match="not an empty folder"):
+        check_place(place)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "link", tmp_path / "file", tmp_path / "file" / "m", tmp_path / "runs" / "m"):
+        with pytest.raises(ValueError, match="name a") as caught:
+            check_place(bad)
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "nowhere").exists()
