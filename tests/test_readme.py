@@ -1,6 +1,6 @@
-"""README shows what the commands print: every console block is run and compared.
+"""The pages show what the commands print: every console block of every page is run and compared, every link followed.
 
-`python tests/test_readme.py` writes the true output into README.
+`python tests/test_readme.py [PAGE...]` writes the true output into the pages.
 """
 
 import os
@@ -13,11 +13,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED_PATH = re.compile(r"\b(?:sparsedepth|tests|sweeps|analysis|benchmarks|results)/[\w./-]*\w")
+"""A file or folder of the repository, as prose names it."""
+NAMED_OBJECT = re.compile(r"\bsparsedepth((?:\.\w+)+)")
+PLACEHOLDER = re.compile(r"/[A-Z_]+\b")
+"""What stands for a name of the reader's: results/models/NAME."""
 
 
 def run(command: str) -> str:
-    """What a command of README prints, with the commands of this environment first on the path."""
+    """What a command of a page prints, with the commands of this environment first on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "140"}
     done = subprocess.run(
@@ -36,22 +43,89 @@ def true_block(block: str) -> str:
     return "\n".join(f"$ {command}\n{run(command)}" for command in commands(block))
 
 
-@pytest.mark.parametrize("block", BLOCK.findall(README.read_text()), ids=lambda block: block.splitlines()[0][:60])
-def test_readme_shows_the_true_output(block):
-    assert commands(block) and block == true_block(block)
+def anchors(page: Path) -> set[str]:
+    """What `#...` may name in a page: its headings, as GitHub spells them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_two_commands_come_early():
-    top = README.read_text().splitlines()[:20]
-    assert any(line.startswith("make quickstart") for line in top)
-    assert any(line.startswith("make test") for line in top)
+def broken_links(page: Path) -> list[str]:
+    """The relative links of a page that lead nowhere."""
+    broken = []
+    for target in LINK.findall(page.read_text()):
+        path, _, anchor = target.partition("#")
+        aim = page.parent / path if path else page
+        if not aim.exists() or (anchor and anchor not in anchors(aim)):
+            broken.append(target)
+    return broken
 
 
-def test_every_path_that_readme_names_exists():
-    for target in re.findall(r"\]\(([^)]+)\)", README.read_text()):
-        assert (ROOT / target).exists(), target
+def missing_names(text: str) -> list[str]:
+    """The files, folders, modules and functions that a text names and the repository does not have."""
+    paths = [path for path in NAMED_PATH.findall(text) if not PLACEHOLDER.search(path)]
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    return missing + [dotted for dotted in NAMED_OBJECT.findall(text) if not _is_defined(dotted)]
+
+
+def _is_defined(dotted: str) -> bool:
+    """Whether `.part.module` or `.part.module.name` is there, without importing it."""
+    path = ROOT / "sparsedepth" / dotted[1:].replace(".", "/")
+    module = path.parent.with_suffix(".py")
+    return (
+        path.is_dir()
+        or path.with_suffix(".py").exists()
+        or (module.exists() and re.search(rf"^(def|class) {path.name}\b", module.read_text(), re.MULTILINE) is not None)
+    )
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(page, block, id=f"{page.stem}: {block.splitlines()[0][:60]}")
+        for page in PAGES
+        for block in BLOCK.findall(page.read_text())
+    ],
+)
+def test_a_page_shows_the_true_output(page, block):
+    assert commands(block) and block == true_block(block), f"`python tests/test_readme.py {name(page)}` rewrites it"
+
+
+def test_readme_is_short_and_starts_with_the_two_commands():
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 130
+    assert any(line.startswith("make quickstart") for line in lines[:20])
+    assert any(line.startswith("make test") for line in lines[:20])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_link_and_every_name_leads_somewhere(page):
+    assert not broken_links(page)
+    assert not missing_names(page.read_text())
+
+
+def test_a_broken_link_and_a_missing_name_are_seen(tmp_path):
+    """The test above can fail."""
+    page = tmp_path / "page.md"
+    page.write_text("# A heading, long\n[good](#a-heading-long) [bad](#other) [gone](gone.md) [self](page.md)")
+    assert broken_links(page) == ["#other", "gone.md"]
+    there = "`sparsedepth/model/decoder.py`, `sparsedepth.model.decoder.Decoder`, `results/models/NAME`"
+    assert not missing_names(there)
+    assert missing_names("`sparsedepth/gone.py`, `sparsedepth.model.decoder.gone`") == [
+        "sparsedepth/gone.py",
+        ".model.decoder.gone",
+    ]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name)
+def test_readme_leads_to_every_page_of_docs(page):
+    assert f"](docs/{page.name}" in README.read_text()
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    README.write_text(BLOCK.sub(lambda match: f"```console\n{true_block(match[1])}```", text))
+    for page in [Path(argument) for argument in sys.argv[1:]] or PAGES:
+        text = page.read_text()
+        page.write_text(BLOCK.sub(lambda match: f"```console\n{true_block(match[1])}```", text))
