@@ -14,6 +14,9 @@ AttentionKernel = Literal["sdpa", "flash", "reference"]
 ExpertsKernel = Literal["loop", "grouped", "megablocks"]
 Parallel = Literal["none", "ddp", "fsdp"]
 
+LOGITS_BYTES = 2**28
+"""What the fp32 logits of one piece of a batch may take (`model.head`); their copy in autocast's dtype is on top."""
+
 
 class RuntimeConfig(Section):
     """Where and how fast a run is computed."""

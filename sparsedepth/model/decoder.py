@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention, experts, fused, init
+from sparsedepth.model.head import Head
 from sparsedepth.model.norms import RMSNorm, make_norm
 
 Rotary = tuple[Tensor, Tensor]
@@ -295,7 +296,7 @@ class Decoder(nn.Module):
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.n_layers + 1))
         self.norm = make_norm(config)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = Head(config)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         if self.embed.weight.device.type != "meta":
@@ -367,6 +368,10 @@ class Decoder(nn.Module):
     def logits(self, x_BTD: Tensor) -> Tensor:
         """logits_BTV of a residual stream: final norm, then head."""
         return self.head(self.norm(x_BTD))
+
+    def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean loss of `logits` over the targets that are not -100, and loss_BT, nat/token; in bounded memory."""
+        return self.head.cross_entropy(self.norm(x_BTD), target_BT)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """logits_BTV."""

@@ -16,10 +16,7 @@ from typing import Literal
 from sparsedepth.config.cost import cost
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import Parallel
-
-LOGITS_BYTES = 2**28
-"""What the fp32 logits of one piece may take, as in `train.cross_entropy`."""
+from sparsedepth.config.runtime import LOGITS_BYTES, Parallel
 
 COMPILED = {"fp32": 0.99, "bf16": 0.73}
 """Share of a block's saved tensors that are left under torch.compile: counted for a dense one, d_ff = 3 d_model."""

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
-from sparsedepth.train.cross_entropy import cross_entropy
 from sparsedepth.train.devices import ALONE, Devices, whole
 from sparsedepth.train.feed import Feed
 from sparsedepth.train.optimizer import adamw, learning_rate
@@ -67,8 +66,8 @@ class _Collector:
 def losses(model: Decoder, tokens_BT1: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
     """The loss to minimise, its cross-entropy (nat/token), and the mean balance loss (NaN without experts)."""
     router_losses = _Collector()
-    x_BTD = model.norm(model.hidden(tokens_BT1[:, :-1], cast(list[Tensor], router_losses)))
-    entropy = cross_entropy(x_BTD.flatten(0, 1), model.head.weight, tokens_BT1[:, 1:].flatten())
+    x_BTD = model.hidden(tokens_BT1[:, :-1], cast(list[Tensor], router_losses))
+    entropy, _ = model.cross_entropy(x_BTD, tokens_BT1[:, 1:])
     if not router_losses.found:
         return entropy, entropy.detach(), entropy.new_tensor(math.nan)
     balance, z = torch.stack(router_losses.found).mean(0)

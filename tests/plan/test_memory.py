@@ -10,9 +10,7 @@ from tiny import BASE, ENVIRONMENT, corpus
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan import memory
 from sparsedepth.plan.memory import Place, added_bytes, peak_bytes, resident_bytes, saved_by_block
-from sparsedepth.train import cross_entropy
 from sparsedepth.train.loop import losses
 
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 96}
@@ -97,10 +95,6 @@ def test_the_peak_of_a_process(fields, tmp_path):
     out = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     assert out.returncode == 0, out.stderr
     assert int(out.stdout) == pytest.approx(peak_bytes(RunConfig(**shape)), rel=0.15)
-
-
-def test_the_logits_of_a_piece_are_those_of_the_loss():
-    assert memory.LOGITS_BYTES == cross_entropy.LOGITS_BYTES
 
 
 def test_what_lowers_the_peak():

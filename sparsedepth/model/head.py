@@ -1,0 +1,129 @@
+"""The head: logits of the normed stream, and their cross-entropy in pieces that keep to a memory budget.
+
+    z = adjust(x W'),   loss = mean over the n that count of ( logsumexp_v(z_nv) - z_n,target(n) )
+    dloss/dz = (softmax(z) - onehot(target)) / (number that count)
+
+A target of IGNORED does not count. `adjust` is the one place where logits are changed: training, measuring and the
+check of an export see it alike.
+
+z never exists for more tokens than fit LOGITS_BYTES. The gradient of a piece needs nothing but its logits, so it is
+taken in the forward pass while they are there, and the backward pass only scales it: the same products as the plain
+way, none twice. (PyTorch's own `linear_cross_entropy` does likewise from 2.13 on, but takes no budget in bytes and
+leaves autocast's dtype.)
+
+Shapes: N tokens in all, n of one piece, D d_model, V vocabulary; B sequences of T tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.runtime import LOGITS_BYTES
+
+IGNORED = -100
+"""The target of a position that does not count, as in F.cross_entropy."""
+
+
+class Head(nn.Linear):
+    """logits = adjust(x W') of the stream after the final norm; no bias."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.d_model, config.vocab_size, bias=False)
+
+    def adjust(self, z_NV: Tensor) -> Tensor:
+        """The logits, from the head's products; position by position. A soft cap, say, stands here."""
+        return z_NV
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.adjust(super().forward(input))
+
+    def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over the targets that count, to be differentiated, and loss_BT (`cross_entropy`)."""
+        mean, loss_N = cross_entropy(x_BTD.flatten(0, 1), self.weight, target_BT.flatten(), adjust=self.adjust)
+        return mean, loss_N.view_as(target_BT)
+
+
+def unchanged(z_NV: Tensor) -> Tensor:
+    return z_NV
+
+
+def cross_entropy(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    target_N: Tensor,
+    budget: int = LOGITS_BYTES,
+    adjust: Callable[[Tensor], Tensor] = unchanged,
+) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy in nat/token over the targets that count, 0 if none does; and loss_N, 0 where none counts.
+
+    Both are fp32; logits adjust(x W') keep to `budget` bytes. Products are in the dtype of autocast where it is on,
+    sums and the softmax in fp32. The mean is differentiable once, loss_N is not.
+    """
+    device = x_ND.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
+    rows = max(1, budget // (4 * len(weight_VD)))
+    gradients = torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)
+    return _CrossEntropy.apply(x_ND, weight_VD, target_N, adjust, rows, dtype, gradients)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_ND, weight_VD, target_N, adjust, rows, dtype, gradients):
+        total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
+        loss_N = torch.empty(len(x_ND), dtype=torch.float32, device=x_ND.device)
+        counts_N1 = (target_N != IGNORED)[:, None]
+        grad_x_ND = torch.empty_like(x_ND, dtype=dtype) if gradients else x_ND
+        grad_weight_VD = torch.zeros_like(weight_VD if gradients else weight_VD[:0], dtype=torch.float32)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            wide_VD = weight_VD.to(dtype)
+            each = (x_ND.to(dtype), target_N[:, None], counts_N1, loss_N[:, None], grad_x_ND)
+            for x_nD, target_n1, counts_n1, loss_n1, grad_nD in zip(*(x.split(rows) for x in each), strict=True):
+                target_n1 = target_n1 * counts_n1  # any index does where none counts
+                log_p_nV, before_adjust = _log_softmax(x_nD @ wide_VD.T, adjust, gradients)
+                loss_n1.copy_(-log_p_nV.gather(1, target_n1) * counts_n1)
+                total += loss_n1.sum()
+                if gradients:
+                    minus_one = torch.full_like(target_n1, -1, dtype=torch.float32)
+                    change_nV = before_adjust(log_p_nV.exp_().scatter_add_(1, target_n1, minus_one)).to(dtype)
+                    torch.mm(change_nV, wide_VD, out=grad_nD)
+                    grad_nD *= counts_n1
+                    _add_product(grad_weight_VD, change_nV.T, x_nD * counts_n1)
+                    del change_nV
+                del log_p_nV, before_adjust  # before the next piece's logits
+        n_counted = counts_N1.sum().clamp(min=1)
+        if gradients:
+            ctx.save_for_backward(grad_x_ND, grad_weight_VD, n_counted)
+            ctx.dtypes = x_ND.dtype, weight_VD.dtype
+        ctx.mark_non_differentiable(loss_N)
+        return total / n_counted, loss_N
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, _):
+        grad_x_ND, grad_weight_VD, n_counted = ctx.saved_tensors
+        scale = grad / n_counted
+        x_dtype, weight_dtype = ctx.dtypes
+        return (grad_x_ND * scale).to(x_dtype), (grad_weight_VD * scale).to(weight_dtype), *[None] * 5
+
+
+def _log_softmax(
+    z_nV: Tensor, adjust: Callable[[Tensor], Tensor], gradients: bool
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """log softmax(adjust(z)) in fp32, and what takes a gradient of adjusted logits to one of z."""
+    with torch.set_grad_enabled(gradients):
+        adjusted_nV = adjust(z_nV.requires_grad_(gradients))
+    log_p_nV = F.log_softmax(adjusted_nV.detach(), dim=-1, dtype=torch.float32)
+    if adjusted_nV is z_nV:  # nothing to keep: the logits are freed here
+        return log_p_nV, unchanged
+    return log_p_nV, lambda change_nV: torch.autograd.grad(adjusted_nV, z_nV, change_nV.to(adjusted_nV.dtype))[0]
+
+
+def _add_product(sum_VD: Tensor, left_Vn: Tensor, right_nD: Tensor) -> None:
+    """sum += left right, added in the sum's fp32 whatever the dtype of the product."""
+    if left_Vn.dtype == sum_VD.dtype:
+        sum_VD.addmm_(left_Vn, right_nD)
+    else:
+        sum_VD += left_Vn @ right_nD

@@ -1,0 +1,105 @@
+"""The head: one for training and measuring; its cross-entropy in pieces has the plain one's value and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.model.head import IGNORED, Head, cross_entropy
+
+N, D, V = 40, 6, 50
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements of any result."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def drawn(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    x_ND = torch.randn(N, D, generator=draws).to(dtype).requires_grad_()
+    weight_VD = torch.randn(V, D, generator=draws).to(dtype).requires_grad_()
+    return x_ND, weight_VD, torch.randint(V, (N,), generator=draws)
+
+
+def plainly(x_ND, weight_VD, target_N):
+    return F.cross_entropy(F.linear(x_ND, weight_VD).float(), target_N)
+
+
+@pytest.mark.parametrize("rows", [1, 7, N, 2 * N])
+def test_value_and_gradients_are_the_plain_ones(rows):
+    x_ND, weight_VD, target_N = drawn()
+    loss, loss_N = cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * rows)
+    gradients = torch.autograd.grad(3 * loss, (x_ND, weight_VD))
+    plain = plainly(x_ND, weight_VD, target_N)
+    expected = torch.autograd.grad(3 * plain, (x_ND, weight_VD))
+    torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(loss_N.mean(), plain, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            cross_entropy(x_ND, weight_VD, target_N, 4 * V * rows)[0], plain, atol=1e-6, rtol=1e-6
+        )
+
+
+def test_under_autocast_products_are_bf16_and_the_rest_fp32():
+    x_ND, weight_VD, target_N = drawn()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (loss, _), plain = cross_entropy(x_ND, weight_VD, target_N, 4 * V * 7), plainly(x_ND, weight_VD, target_N)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, plain, atol=1e-6, rtol=1e-6)
+    found, expected = (torch.autograd.grad(value, (x_ND, weight_VD)) for value in (loss, plain))
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=2e-2)
+    assert all(gradient.dtype == torch.float32 for gradient in found)
+
+
+@pytest.mark.parametrize(("rows", "largest"), [(8, 8 * V), (1, V * D)])
+def test_no_tensor_outgrows_the_budget(rows, largest):
+    """But for the head's gradient, which is as large as the head."""
+    x_ND, weight_VD, target_N = drawn()
+    with Largest() as seen:
+        cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * rows)[0].backward()
+    assert seen.elements == largest < N * V
+    with Largest() as plain:
+        plainly(x_ND, weight_VD, target_N).backward()
+    assert plain.elements == N * V
+
+
+@pytest.mark.parametrize("rows", [7, N])
+def test_a_target_of_minus_100_does_not_count(rows):
+    x_ND, weight_VD, target_N = drawn()
+    target_N[::3] = IGNORED
+    loss, loss_N = cross_entropy(x_ND, weight_VD, target_N, budget=4 * V * rows)
+    plain, plain_N = (F.cross_entropy(F.linear(x_ND, weight_VD), target_N, reduction=how) for how in ("mean", "none"))
+    torch.testing.assert_close((loss, loss_N), (plain, plain_N), atol=1e-6, rtol=1e-6)
+    gradients, expected = (torch.autograd.grad(value, (x_ND, weight_VD)) for value in (loss, plain))
+    torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-6)
+    loss, loss_N = cross_entropy(x_ND, weight_VD, torch.full_like(target_N, IGNORED))
+    assert loss == 0 and not loss_N.any() and not torch.autograd.grad(loss, x_ND)[0].any()
+
+
+def test_a_change_of_the_logits_reaches_training(monkeypatch):
+    """A soft cap, written where logits are made: loss and gradients are those of the capped logits."""
+    model = Decoder(ModelConfig(n_layers=1, d_model=16, n_heads=2, vocab_size=V, init_std=0.5))
+    draws = torch.Generator().manual_seed(0)
+    x_BTD, target_BT = torch.randn(2, 9, 16, generator=draws), torch.randint(V, (2, 9), generator=draws)
+    uncapped = model.cross_entropy(x_BTD, target_BT)[0]
+    monkeypatch.setattr(Head, "adjust", lambda _, z_NV: 2 * torch.tanh(z_NV / 2))
+    assert model.logits(x_BTD).abs().max() <= 2
+    loss, loss_BT = model.cross_entropy(x_BTD, target_BT)
+    plain_BT = F.cross_entropy(model.logits(x_BTD).transpose(1, 2), target_BT, reduction="none")
+    torch.testing.assert_close(loss_BT, plain_BT.detach(), atol=1e-6, rtol=1e-6)
+    assert abs(loss - uncapped) > 0.1
+    weights = (model.head.weight, model.norm.weight)
+    gradients, expected = (torch.autograd.grad(value, weights) for value in (loss, plain_BT.mean()))
+    torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-6)
