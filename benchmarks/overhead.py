@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.shards import prepare
+from sparsedepth.data.pipeline import prepare
 from sparsedepth.run.process import thread_environment
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record

@@ -49,12 +49,12 @@ def documents(config: DataConfig) -> Iterator[str]:
         texts = _read_hub(config)
     else:
         texts = _read_local(config)
-    found = False
+    is_empty = True
     for text in texts:
         if text.strip():
-            found = True
+            is_empty = False
             yield text
-    if not found:
+    if is_empty:
         raise ValueError(
             f"corpus={config.corpus!r} holds no text; name a file, folder or data set with documents in it"
         )

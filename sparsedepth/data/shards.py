@@ -1,43 +1,33 @@
-"""A corpus as token files, made once and then only read.
+"""Token files, with a record of what they hold.
 
-    ROOT/<data_id>/
+    DIR/
         train.bin, val.bin   ids, little-endian uint16 (uint32 from 65,537 tokens on), the eod id after each document
         tokenizer.json       unless the tokenizer is 'byte'
         manifest.json        what they were made from and by, their counts and checksums
 
 Training documents stand in the order of the corpus (batches shuffle them); held-out documents in the order of their
 hash, so that the first tokens of val.bin are a sample of all the held-out text and not of what came first.
-
-The folder is built beside its place, flushed to disk and renamed: it is whole or not there. A file lock makes a second
-process wait for the first and reuse its work.
 """
 
-import os
-import platform
-import shutil
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparsedepth.config.run import DataConfig, RunConfig
-from sparsedepth.data.corpus import STDLIB, documents, fingerprint
-from sparsedepth.data.split import Document, split
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, check_size, make_tokenizer, reopen_tokenizer
-from sparsedepth.files import digest, locked, sha256, sync_folder, write_json
-
-FORMAT = 1
-"""Raised when the same configuration would give other tokens than before."""
+from sparsedepth.data.split import Document
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, reopen_tokenizer
+from sparsedepth.files import sha256
 
 MANIFEST = "manifest.json"
+TRAIN, VAL = "train.bin", "val.bin"
+_UNSORTED = "val.unsorted"
 _CHARACTERS_AT_ONCE = 1_000_000
-Report = Callable[[str], None]
+"""Of text that is encoded in one call, so that a tokenizer can use every core and memory stays small."""
 
 
 class _Record(BaseModel):
@@ -105,219 +95,102 @@ class Corpus:
         return reopen_tokenizer(self.folder, self.manifest.eod)
 
 
-def data_id(config: DataConfig) -> str:
-    """12 hex digits that name the tokens: the hash of the fields that change them."""
-    fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
-    chosen = {name: getattr(config, name) for name in fields}
-    if config.corpus != STDLIB:
-        chosen["text_field"] = config.text_field
-    return digest({"format": FORMAT, **chosen})
-
-
-def prepare(config: RunConfig, root: Path, report: Report | None = None) -> Corpus:
-    """The corpus of `config` under `root`, tokenised now if it is not there yet, and verified by checksum.
-
-    Any number of processes may call this at once. `report` gets a line when work starts and ends. Raises ValueError for
-    a corpus or tokenizer that cannot be used, another `eod` than the tokenizer's, a damaged shard, and local text that
-    changed after it was tokenised.
-    """
-    say = report or (lambda line: None)
-    folder = root / data_id(config)
-    if not folder.exists():
-        if config.corpus != STDLIB and root.resolve().is_relative_to(Path(config.corpus).expanduser().resolve()):
-            raise ValueError(
-                f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
-            )
-        root.mkdir(parents=True, exist_ok=True)
-        busy = "another process is tokenising the same corpus; waiting for it"
-        with locked(root / f".{folder.name}.lock", lambda: say(busy)):
-            if not folder.exists():
-                _build(config, folder, say)
-    corpus = _open(config, folder)
-    if config.mask_documents and config.eod != corpus.manifest.eod:
-        raise ValueError(
-            f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {corpus.manifest.eod}; "
-            f"set eod={corpus.manifest.eod}"
-        )
-    return corpus
-
-
-def _build(config: RunConfig, folder: Path, say: Report) -> None:
-    for left_over in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died: we hold the lock
-        shutil.rmtree(left_over)
-    aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    aside.mkdir()
-    try:
-        say(f"tokenising corpus {config.corpus!r} with tokenizer {config.tokenizer!r}")
-        manifest = _tokenise(config, aside)
-        write_json(aside / MANIFEST, manifest.model_dump(mode="json"))
-        os.rename(aside, folder)
-        sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    say(
-        f"tokenised {manifest.train.documents:,} training documents ({manifest.train.tokens:,} tokens) "
-        f"and {manifest.val.documents:,} held-out ones ({manifest.val.tokens:,} tokens)"
-    )
-
-
-def _tokenise(config: RunConfig, folder: Path) -> Manifest:
-    def training_texts() -> Iterator[str]:
-        return (each.text for each in split(documents(config), config.val_fraction) if not each.held_out)
-
-    before = fingerprint(config.corpus)  # so that an edit while we read is found out later
-    tokenizer = make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
-    tokenizer.save(folder)
-    saved = folder / TOKENIZER_FILE
-    if saved.exists():
-        _sync(saved)
-    dtype = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4")
-    train, val = _write_shards(config, tokenizer, dtype, folder)
-    return Manifest(
-        data_id=data_id(config),
-        data_hash=digest([train.sha256, val.sha256]),
-        corpus=config.corpus,
-        fingerprint=before,
-        text_field=config.text_field,
-        tokenizer=config.tokenizer,
-        tokenizer_size=tokenizer.size,
-        tokenizer_sha256=sha256(saved) if saved.exists() else None,
-        eod=tokenizer.eod,
-        val_fraction=config.val_fraction,
-        max_corpus_tokens=config.max_corpus_tokens,
-        dtype=dtype.str,
-        train=train,
-        val=val,
-        versions=_versions(config),
-    )
-
-
-def _versions(config: DataConfig) -> dict[str, str]:
-    """The packages that had a part in the tokens."""
-    learned = config.tokenizer.startswith("bpe:")
-    packages = {
-        "sparsedepth": True,
-        "datasets": config.corpus != STDLIB,
-        "tokenizers": config.tokenizer != "byte",
-        "transformers": config.tokenizer != "byte" and not learned,
-    }
-    return {"python": platform.python_version()} | {name: version(name) for name, used in packages.items() if used}
-
-
-class _Writer:
-    """Appends documents to one token file."""
+class TokenFile:
+    """Documents as ids, appended one after the other."""
 
     def __init__(self, file: BinaryIO, dtype: np.dtype, eod: int) -> None:
-        self._file, self._dtype, self._eod = file, dtype, eod
+        self._file, self.dtype, self._eod = file, dtype, eod
         self.documents = self.tokens = self.bytes = 0
 
     def add(self, ids: list[int], n_bytes: int) -> None:
-        self._file.write(np.array([*ids, self._eod], dtype=self._dtype).tobytes())
+        self._file.write(np.array([*ids, self._eod], dtype=self.dtype).tobytes())
         self.documents += 1
         self.tokens += len(ids) + 1
         self.bytes += n_bytes
 
+    def flush(self) -> None:
+        self._file.flush()
+
     def shard(self, path: Path) -> Shard:
+        """What is on record of the documents, which stand in `path`."""
         return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
 
 
-def _write_shards(config: RunConfig, tokenizer: Tokenizer, dtype: np.dtype, folder: Path) -> tuple[Shard, Shard]:
-    most = config.max_corpus_tokens or sys.maxsize
-    spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
-    unsorted, ends = folder / "val.unsorted", (folder / "train.bin", folder / "val.bin")
-    with open(ends[0], "wb") as train_file, open(unsorted, "wb") as val_file, _progress(config.corpus) as show:
-        train, val = _Writer(train_file, dtype, tokenizer.eod), _Writer(val_file, dtype, tokenizer.eod)
-        # The stop stands before the split, which then still finds a document to hold out.
-        texts = _while(lambda: train.tokens < most, documents(config))
-        for batch in _in_batches(split(texts, config.val_fraction)):
-            encoded = tokenizer.encode([each.text for each in batch])
-            for document, ids in zip(batch, encoded, strict=True):
-                if document.held_out:
-                    spans.append((document.key, val.tokens, val.tokens + len(ids) + 1))
-                    val.add(ids, len(document.text.encode()))
-                elif train.tokens < most:
-                    train.add(ids, len(document.text.encode()))
-            show(train.documents + val.documents, train.tokens + val.tokens)
-    _sort_documents(unsorted, ends[1], sorted(spans), dtype)
-    for path in ends:
-        _sync(path)
-    return train.shard(ends[0]), val.shard(ends[1])
+class ShardWriter:
+    """Encodes documents, and appends each to the token file of its side."""
 
+    def __init__(self, folder: Path, tokenizer: Tokenizer, train: TokenFile, val: TokenFile, most: int) -> None:
+        self._folder, self._tokenizer, self._most = folder, tokenizer, most
+        self.train, self.val = train, val
+        self._spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
+        self._batch: list[Document] = []
+        self._n_characters = 0
 
-def _while(wanted: Callable[[], bool], texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        if not wanted():
-            return
-        yield text
+    @property
+    def is_full(self) -> bool:
+        """Whether the training tokens that were asked for are written."""
+        return self.train.tokens >= self._most
 
+    def add(self, document: Document) -> None:
+        """Take a document; it is written with the batch that it ends up in."""
+        self._batch.append(document)
+        self._n_characters += len(document.text)
+        if self._n_characters >= _CHARACTERS_AT_ONCE:
+            self._write_batch()
 
-def _in_batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Lists of about _CHARACTERS_AT_ONCE, so that a tokenizer can use every core and memory stays small."""
-    batch: list[Document] = []
-    length = 0
-    for document in documents:
-        batch.append(document)
-        length += len(document.text)
-        if length >= _CHARACTERS_AT_ONCE:
-            yield batch
-            batch, length = [], 0
-    if batch:
-        yield batch
+    def _write_batch(self) -> None:
+        encoded = self._tokenizer.encode([document.text for document in self._batch])
+        for document, ids in zip(self._batch, encoded, strict=True):
+            if document.held_out:
+                self._spans.append((document.key, self.val.tokens, self.val.tokens + len(ids) + 1))
+                self.val.add(ids, len(document.text.encode()))
+            elif not self.is_full:
+                self.train.add(ids, len(document.text.encode()))
+        self._batch, self._n_characters = [], 0
 
-
-def _sort_documents(unsorted: Path, path: Path, spans: list[tuple[int, int, int]], dtype: np.dtype) -> None:
-    ids = np.memmap(unsorted, dtype=dtype, mode="r")
-    with open(path, "wb") as file:
-        for _, start, end in spans:
-            file.write(ids[start:end].tobytes())
-    unsorted.unlink()
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    def finish(self) -> tuple[Shard, Shard]:
+        """Write what is left and sort the held-out documents; what the training and the held-out file hold."""
+        self._write_batch()
+        self.train.flush()
+        self.val.flush()
+        unsorted = self._folder / _UNSORTED
+        ids = np.memmap(unsorted, dtype=self.val.dtype, mode="r")
+        with open(self._folder / VAL, "wb") as file:
+            for _, start, end in sorted(self._spans):
+                file.write(ids[start:end].tobytes())
+        unsorted.unlink()
+        return self.train.shard(self._folder / TRAIN), self.val.shard(self._folder / VAL)
 
 
 @contextmanager
-def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
-    """A line on the terminal with documents and tokens so far; nothing where standard error is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda documents, tokens: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    counts = "{task.description} {task.fields[documents]:,} documents, {task.completed:,} tokens"
-    columns = (SpinnerColumn(), TextColumn(counts, markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"tokenising {corpus}:", total=None, documents=0)
-        yield lambda documents, tokens: progress.update(task, documents=documents, completed=tokens)
+def shard_writer(folder: Path, tokenizer: Tokenizer, max_train_tokens: int | None = None) -> Generator[ShardWriter]:
+    """Token files of `folder` to add documents to, and to finish."""
+    dtype, eod = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4"), tokenizer.eod
+    with open(folder / TRAIN, "wb") as train, open(folder / _UNSORTED, "wb") as val:
+        files = TokenFile(train, dtype, eod), TokenFile(val, dtype, eod)
+        yield ShardWriter(folder, tokenizer, *files, max_train_tokens or sys.maxsize)
 
 
-def _open(config: RunConfig, folder: Path) -> Corpus:
-    """The finished corpus in `folder`, each file checked against the manifest."""
-    fix = f"delete the folder {folder} and run again to tokenise the corpus anew"
+def open_shards(folder: Path) -> Corpus:
+    """The corpus in `folder`. Raises ValueError, with the fix, unless each file is the one that its manifest names."""
+    fix = remedy(folder)
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
         reason = "missing" if isinstance(error, OSError) else "damaged"
         raise ValueError(f"{folder / MANIFEST} is {reason}; {fix}") from None
     width = np.dtype(manifest.dtype).itemsize
-    shards = {"train.bin": manifest.train, "val.bin": manifest.val}
-    for name, shard in shards.items():
+    for name, shard in ((TRAIN, manifest.train), (VAL, manifest.val)):
         _check_file(folder / name, shard.sha256, shard.tokens * width, fix)
     if manifest.tokenizer_sha256 is not None:
         _check_file(folder / TOKENIZER_FILE, manifest.tokenizer_sha256, None, fix)
-    check_size(config.tokenizer, manifest.tokenizer_size, config.vocab_size)
-    now = fingerprint(config.corpus)
-    if now is not None and manifest.fingerprint not in (now, None):
-        raise ValueError(
-            f"corpus={config.corpus!r} has changed since {folder} was made from it: runs on the two texts cannot be "
-            f"compared; restore the text, or {fix}"
-        )
-    train, val = (np.memmap(folder / name, dtype=manifest.dtype, mode="r") for name in shards)
+    train, val = (np.memmap(folder / name, dtype=manifest.dtype, mode="r") for name in (TRAIN, VAL))
     return Corpus(folder=folder, manifest=manifest, train=train, val=val)
+
+
+def remedy(folder: Path) -> str:
+    """What mends token files that cannot be used."""
+    return f"delete the folder {folder} and run again to tokenise the corpus anew"
 
 
 def _check_file(path: Path, checksum: str, size: int | None, fix: str) -> None:

@@ -8,7 +8,7 @@ No special token is ever read out of a text: '<|endoftext|>' inside a document i
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,8 +77,8 @@ class FastTokenizer:
         self._backend.save(str(folder / TOKENIZER_FILE))
 
 
-def make_tokenizer(name: str, training_texts: Callable[[], Iterable[str]], max_size: int) -> Tokenizer:
-    """The tokenizer that `name` asks for; only 'bpe:SIZE' reads `training_texts()`.
+def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
+    """The tokenizer that `name` asks for; only 'bpe:SIZE' reads `training_texts`.
 
     Raises ValueError for a tokenizer that cannot be had, or has more than `max_size` (vocab_size) tokens.
     """
@@ -89,7 +89,7 @@ def make_tokenizer(name: str, training_texts: Callable[[], Iterable[str]], max_s
         if not (size.isascii() and size.isdigit()) or int(size) <= 256:
             raise ValueError(f"tokenizer={name!r} must be 'bpe:SIZE' with SIZE over 256, such as 'bpe:4096'")
         check_size(name, int(size), max_size)
-        tokenizer = _train_bpe(training_texts(), int(size))
+        tokenizer = _train_bpe(training_texts, int(size))
     else:
         tokenizer = _load(name)
     check_size(name, tokenizer.size, max_size)

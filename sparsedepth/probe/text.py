@@ -14,7 +14,8 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.batches import held_out
 from sparsedepth.data.corpus import HUB
-from sparsedepth.data.shards import Corpus, Report, prepare
+from sparsedepth.data.pipeline import Report, prepare
+from sparsedepth.data.shards import Corpus
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import Loaded
@@ -168,10 +169,10 @@ def measure_source(
 def tokenizer_of(model: Loaded, root: Path) -> Tokenizer:
     """The model's own tokenizer; one that a run learned is read from the run's data under `root`."""
     if model.config is None:
-        return make_tokenizer(_tokenizer_folder(model.folder), list, model.facts.vocab_size)
+        return make_tokenizer(_tokenizer_folder(model.folder), (), model.facts.vocab_size)
     if model.config.tokenizer.startswith("bpe:"):
         return prepare(model.config, root).tokenizer()
-    return make_tokenizer(model.config.tokenizer, list, model.config.vocab_size)
+    return make_tokenizer(model.config.tokenizer, (), model.config.vocab_size)
 
 
 def _config(model: Loaded, corpus: str | None, text_field: str, n_tokens: int) -> RunConfig:

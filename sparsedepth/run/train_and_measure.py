@@ -20,7 +20,8 @@ import torch
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.batches import batch, held_out
-from sparsedepth.data.shards import Corpus, prepare
+from sparsedepth.data.pipeline import prepare
+from sparsedepth.data.shards import Corpus
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import memory, planned_vs_actual

@@ -18,7 +18,7 @@ import yaml
 from sparsedepth import files
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.data.shards import prepare
+from sparsedepth.data.pipeline import prepare
 from sparsedepth.plan.definition_file import DEFINITION, planned_runs, read_definition
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.batches import batch, held_out, shuffled
-from sparsedepth.data.shards import Corpus, prepare
+from sparsedepth.data.pipeline import prepare
+from sparsedepth.data.shards import Corpus
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer, make_tokeni
 TEXTS = [f"the cat {i} sat on the mat, the cat {i} sat on the hat; naïve café №{i}\n" for i in range(50)]
 
 
-def nothing() -> list[str]:
+def nothing() -> Iterator[str]:
     raise AssertionError("this tokenizer learns nothing")
+    yield
 
 
 @pytest.fixture(scope="module")
 def bpe() -> FastTokenizer:
-    tokenizer = make_tokenizer("bpe:300", lambda: TEXTS, 300)
+    tokenizer = make_tokenizer("bpe:300", TEXTS, 300)
     assert isinstance(tokenizer, FastTokenizer)
     return tokenizer
 
@@ -51,7 +53,7 @@ def folder(tmp_path) -> Path:
 
 
 def test_bytes_are_ids():
-    tokenizer = make_tokenizer("byte", nothing, 257)
+    tokenizer = make_tokenizer("byte", nothing(), 257)
     assert isinstance(tokenizer, ByteTokenizer) and (tokenizer.size, tokenizer.eod) == (257, 256)
     assert tokenizer.encode(["aé", ""]) == [[97, 0xC3, 0xA9], []]
     assert tokenizer.decode([97, 256, 0xC3, 0xA9]) == "aé"
@@ -81,7 +83,7 @@ def test_bpe_is_the_same_in_every_process(bpe, tmp_path):
     bpe.save(tmp_path)
     script = (
         "import sys, pathlib, json\nfrom sparsedepth.data.tokenizer import make_tokenizer\n"
-        "make_tokenizer('bpe:300', lambda: json.loads(sys.argv[1]), 300).save(pathlib.Path(sys.argv[2]))"
+        "make_tokenizer('bpe:300', json.loads(sys.argv[1]), 300).save(pathlib.Path(sys.argv[2]))"
     )
     other = tmp_path / "other"
     other.mkdir()
@@ -90,7 +92,7 @@ def test_bpe_is_the_same_in_every_process(bpe, tmp_path):
 
 
 def test_folder_of_hugging_face(folder):
-    tokenizer = make_tokenizer(str(folder), nothing, 10)
+    tokenizer = make_tokenizer(str(folder), nothing(), 10)
     assert (tokenizer.size, tokenizer.eod) == (10, 1)  # the largest id is 9
     assert tokenizer.encode(["cat mat far cat", "mat"]) == [[3, 4, 9, 3], [4]]
     assert tokenizer.encode(["cat</s>mat"]) == [[2]]  # one unknown word, and no end of a document
@@ -99,30 +101,30 @@ def test_folder_of_hugging_face(folder):
 def test_folder_without_an_end_of_sequence_token(folder):
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(ValueError, match="has no end-of-sequence token"):
-        make_tokenizer(str(folder), nothing, 10)
+        make_tokenizer(str(folder), nothing(), 10)
 
 
 @pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:many", "bpe:256", "bpe:-1"])
 def test_bpe_needs_a_size(name):
     with pytest.raises(ValueError, match="must be 'bpe:SIZE' with SIZE over 256"):
-        make_tokenizer(name, nothing, 10_000)
+        make_tokenizer(name, nothing(), 10_000)
 
 
 def test_a_tokenizer_larger_than_the_embedding_names_both(folder):
     with pytest.raises(
         ValueError, match=r"'byte' has 257 tokens and the model vocab_size=256; set vocab_size to at least 257"
     ):
-        make_tokenizer("byte", nothing, 256)
+        make_tokenizer("byte", nothing(), 256)
     with pytest.raises(ValueError, match=r"'bpe:1000' has 1000 tokens and the model vocab_size=264"):
-        make_tokenizer("bpe:1000", nothing, 264)  # before it is trained
+        make_tokenizer("bpe:1000", nothing(), 264)  # before it is trained
     with pytest.raises(ValueError, match=r"has 10 tokens and the model vocab_size=9"):
-        make_tokenizer(str(folder), nothing, 9)
+        make_tokenizer(str(folder), nothing(), 9)
 
 
 def test_a_tokenizer_that_cannot_be_had_is_one_line():
     script = (
         "from sparsedepth.data.tokenizer import make_tokenizer\n"
-        "try:\n    make_tokenizer('nobody/nothing', list, 264)\nexcept ValueError as error:\n    print(error)"
+        "try:\n    make_tokenizer('nobody/nothing', [], 264)\nexcept ValueError as error:\n    print(error)"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)

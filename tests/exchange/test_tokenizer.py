@@ -14,7 +14,7 @@ TEXTS = [ODD, "", " ", "<|endoftext|>", "a" * 500, "\r\n" * 3, "".join(map(chr, 
 
 
 def _texts(folder):
-    return lambda: (path.read_text() for path in sorted(corpus(folder).iterdir()))
+    return [path.read_text() for path in sorted(corpus(folder).iterdir())]
 
 
 @pytest.fixture(scope="module", params=["byte", "bpe:300", "folder"])

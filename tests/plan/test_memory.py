@@ -76,7 +76,7 @@ import sys, json
 from pathlib import Path
 import pandas, torch, torch._dynamo
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.shards import prepare
+from sparsedepth.data.pipeline import prepare
 from sparsedepth.run.execute import execute
 torch.set_num_threads(1)
 config = RunConfig(**json.loads(sys.argv[1]))

@@ -12,7 +12,7 @@ from reference import run_config
 from safetensors.torch import save_file
 from tiny import corpus
 
-from sparsedepth.data.shards import prepare
+from sparsedepth.data.pipeline import prepare
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_stack
 from sparsedepth.probe.text import check_tokens, given_tokens, measure_source, tokenizer_of

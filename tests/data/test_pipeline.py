@@ -13,30 +13,31 @@ import numpy as np
 import pytest
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data import shards
-from sparsedepth.data.shards import Corpus, data_id, prepare
+from sparsedepth.data import pipeline
+from sparsedepth.data.pipeline import data_id, prepare
+from sparsedepth.data.shards import Corpus
 from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.files import sha256
 
 CHILD = """
 import os, pathlib, signal, sys
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data import shards
+from sparsedepth.data import pipeline, shards
 
 def die(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 
-def die_later(writer, ids, n_bytes, add=shards._Writer.add):
-    add(writer, ids, n_bytes)
-    if writer.documents == 40:
+def die_later(file, ids, n_bytes, add=shards.TokenFile.add):
+    add(file, ids, n_bytes)
+    if file.documents == 40:
         die()
 
 if sys.argv[3] == "in a shard":
-    shards._Writer.add = die_later
+    shards.TokenFile.add = die_later
 elif sys.argv[3] == "at the manifest":
-    shards.write_json = die
+    pipeline.write_json = die
 report = lambda line: print(line, flush=True)
-corpus = shards.prepare(RunConfig(corpus=sys.argv[1]), pathlib.Path(sys.argv[2]), report)
+corpus = pipeline.prepare(RunConfig(corpus=sys.argv[1]), pathlib.Path(sys.argv[2]), report)
 print(corpus.data_hash, flush=True)
 """
 
@@ -77,13 +78,13 @@ def test_bpe_is_trained_on_training_text_only(tmp_path, monkeypatch):
     for i in range(40):
         (folder / f"{i}.txt").write_text(f"word{i} " * 20)
     seen: list[str] = []
-    train_bpe = shards.make_tokenizer
+    train_bpe = pipeline.make_tokenizer
 
     def spy(name, training_texts, max_size):
-        seen.extend(training_texts())
-        return train_bpe(name, training_texts, max_size)
+        seen.extend(training_texts)
+        return train_bpe(name, seen, max_size)
 
-    monkeypatch.setattr(shards, "make_tokenizer", spy)
+    monkeypatch.setattr(pipeline, "make_tokenizer", spy)
     corpus = prepare(config(folder, tokenizer="bpe:264", val_fraction=0.3), tmp_path / "data")
     assert sorted(seen) == sorted(documents(corpus.train, corpus))
     assert len(documents(corpus.val, corpus)) == 40 - len(seen) > 0

@@ -1,0 +1,152 @@
+"""Text to tokens, made once and then only read: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
+
+    documents   the corpus, one text at a time                        `data.corpus`
+    split       each distinct text, with the side that it is on       `data.split`
+    tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
+    shards      the ids of each side, in a file                       `data.shards`
+
+The folder is built beside its place, flushed to disk and renamed: it is whole or not there. A file lock makes a second
+process wait for the first and reuse its work.
+"""
+
+import platform
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib.metadata import version
+from itertools import takewhile
+from pathlib import Path
+
+from sparsedepth.config.run import DataConfig, RunConfig
+from sparsedepth.data.corpus import STDLIB, documents, fingerprint
+from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, remedy, shard_writer
+from sparsedepth.data.split import split
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, check_size, make_tokenizer
+from sparsedepth.files import appearing, digest, locked, sha256, write_json
+
+FORMAT = 1
+"""Raised when the same configuration would give other tokens than before."""
+
+Report = Callable[[str], None]
+
+
+def data_id(config: DataConfig) -> str:
+    """12 hex digits that name the tokens: the hash of the fields that change them."""
+    fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
+    chosen = {name: getattr(config, name) for name in fields}
+    if config.corpus != STDLIB:
+        chosen["text_field"] = config.text_field
+    return digest({"format": FORMAT, **chosen})
+
+
+def prepare(config: RunConfig, root: Path, report: Report | None = None) -> Corpus:
+    """The corpus of `config` under `root`, tokenised now if it is not there yet, and verified by checksum.
+
+    Any number of processes may call this at once. `report` gets a line when work starts and ends. Raises ValueError for
+    a corpus or tokenizer that cannot be used, another `eod` than the tokenizer's, a damaged shard, and local text that
+    changed after it was tokenised.
+    """
+    say = report or (lambda line: None)
+    folder = root / data_id(config)
+    if not folder.exists():
+        if config.corpus != STDLIB and root.resolve().is_relative_to(Path(config.corpus).expanduser().resolve()):
+            raise ValueError(
+                f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
+            )
+        busy = "another process is tokenising the same corpus; waiting for it"
+        with locked(root / f".{folder.name}.lock", lambda: say(busy)):
+            if not folder.exists():
+                _make_folder(config, folder, say)
+    corpus = open_shards(folder)
+    _check_fits(config, corpus)
+    return corpus
+
+
+def _make_folder(config: RunConfig, folder: Path, say: Report) -> None:
+    for left_over in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died: we hold the lock
+        shutil.rmtree(left_over)
+    say(f"tokenising corpus {config.corpus!r} with tokenizer {config.tokenizer!r}")
+    with appearing(folder) as aside:
+        manifest = _tokenise(config, aside)
+        write_json(aside / MANIFEST, manifest.model_dump(mode="json"))
+    say(
+        f"tokenised {manifest.train.documents:,} training documents ({manifest.train.tokens:,} tokens) "
+        f"and {manifest.val.documents:,} held-out ones ({manifest.val.tokens:,} tokens)"
+    )
+
+
+def _tokenise(config: RunConfig, folder: Path) -> Manifest:
+    """Read the corpus (twice, where a tokenizer learns from it) and write its tokens."""
+    before = fingerprint(config.corpus)  # so that an edit while we read is found out later
+    first_pass = split(documents(config), config.val_fraction)
+    training_texts = (document.text for document in first_pass if not document.held_out)
+    tokenizer = make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
+    tokenizer.save(folder)
+    with shard_writer(folder, tokenizer, config.max_corpus_tokens) as writer, _progress(config.corpus) as show:
+        # The stop stands before the split, which then still finds a document to hold out.
+        texts = takewhile(lambda _: not writer.is_full, documents(config))
+        for document in split(texts, config.val_fraction):
+            writer.add(document)
+            show(writer.train.documents + writer.val.documents, writer.train.tokens + writer.val.tokens)
+        train, val = writer.finish()
+    saved = folder / TOKENIZER_FILE
+    return Manifest(
+        data_id=data_id(config),
+        data_hash=digest([train.sha256, val.sha256]),
+        corpus=config.corpus,
+        fingerprint=before,
+        text_field=config.text_field,
+        tokenizer=config.tokenizer,
+        tokenizer_size=tokenizer.size,
+        tokenizer_sha256=sha256(saved) if saved.exists() else None,
+        eod=tokenizer.eod,
+        val_fraction=config.val_fraction,
+        max_corpus_tokens=config.max_corpus_tokens,
+        dtype=writer.train.dtype.str,
+        train=train,
+        val=val,
+        versions=_versions(config),
+    )
+
+
+def _versions(config: DataConfig) -> dict[str, str]:
+    """The packages that had a part in the tokens."""
+    learned = config.tokenizer.startswith("bpe:")
+    packages = {
+        "sparsedepth": True,
+        "datasets": config.corpus != STDLIB,
+        "tokenizers": config.tokenizer != "byte",
+        "transformers": config.tokenizer != "byte" and not learned,
+    }
+    return {"python": platform.python_version()} | {name: version(name) for name, used in packages.items() if used}
+
+
+@contextmanager
+def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
+    """A line on the terminal with documents and tokens so far; nothing where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    counts = "{task.description} {task.fields[documents]:,} documents, {task.completed:,} tokens"
+    columns = (SpinnerColumn(), TextColumn(counts, markup=False), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(f"tokenising {corpus}:", total=None, documents=0)
+        yield lambda documents, tokens: progress.update(task, documents=documents, completed=tokens)
+
+
+def _check_fits(config: RunConfig, corpus: Corpus) -> None:
+    """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that is another now."""
+    manifest = corpus.manifest
+    check_size(config.tokenizer, manifest.tokenizer_size, config.vocab_size)
+    now = fingerprint(config.corpus)
+    if now is not None and manifest.fingerprint not in (now, None):
+        raise ValueError(
+            f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it: runs on the two texts "
+            f"cannot be compared; restore the text, or {remedy(corpus.folder)}"
+        )
+    if config.mask_documents and config.eod != manifest.eod:
+        raise ValueError(
+            f"eod={config.eod}, and tokenizer={config.tokenizer!r} ends a document with {manifest.eod}; "
+            f"set eod={manifest.eod}"
+        )
