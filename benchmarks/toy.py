@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparsedepth.config.toy import ToyConfig
+from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.network import Students, Weights, student_axes
 from sparsedepth.toy.training import Group
 

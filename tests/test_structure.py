@@ -28,11 +28,19 @@ TENSORS = {"model", "data", "train", "probe", "measure", "toy", "exchange"}
 ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report")
 MAY_NOT = {part: TENSORS for part in ROWS}
 
+TOY = {"config": "config", "record": "store", "exponents": "effects", "figure": "plots"}
+"""The toy stands in one folder: what each of its modules without torch counts as. The others are the part `toy`."""
+
 HEAVY = {"torch", "transformers", "datasets"}
 
 
 def part_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return part_named([*path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+def part_named(names: list[str]) -> str:
+    """Of a module's names below the package: ['toy', 'record'] counts as store."""
+    return TOY.get(names[1], "toy") if names[0] == "toy" and len(names) > 1 else names[0]
 
 
 def imports(path: Path) -> set[str]:
@@ -50,7 +58,7 @@ def imports(path: Path) -> set[str]:
 
 def parts_imported(path: Path) -> set[str]:
     return {
-        name.split(".")[1]
+        part_named(name.split(".")[1:])
         for name in imports(path)
         if name.startswith("sparsedepth.") and not name.endswith("__version__")
     }

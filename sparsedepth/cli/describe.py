@@ -38,7 +38,7 @@ def schema(
     """Print the JSON schema of a run, a sweep definition or a toy group."""
     from sparsedepth.config.run import RunConfig
     from sparsedepth.config.sweep import SweepDefinition
-    from sparsedepth.config.toy import ToyConfig
+    from sparsedepth.toy.config import ToyConfig
 
     models = {"run": RunConfig, "sweep": SweepDefinition, "toy": ToyConfig}
     print(json.dumps(models[kind].model_json_schema(), indent=2))

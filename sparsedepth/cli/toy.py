@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from sparsedepth.config.toy import ToyConfig, ToyDefinition
     from sparsedepth.effects.intervals import Estimate
-    from sparsedepth.effects.toy import Exponent
+    from sparsedepth.toy.config import ToyConfig, ToyDefinition
+    from sparsedepth.toy.exponents import Exponent
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def toy(
     """Train teacher-student networks and fit how their loss falls with depth. The same command continues; started
     twice at a time, it shares the work."""
     from sparsedepth.config.load import build, parse_settings, read_yaml
-    from sparsedepth.config.toy import ToyDefinition
+    from sparsedepth.toy.config import ToyDefinition
 
     definition = build(ToyDefinition, read_yaml(file), str(file)).scaled(scale)
     if changes := parse_settings(settings or []):
@@ -53,8 +53,8 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     from sparsedepth.cli.progress import bar
     from sparsedepth.run.process import stop_on_signals
     from sparsedepth.store.checksums import is_complete
-    from sparsedepth.store.toys import toy_folder
     from sparsedepth.toy.group import is_busy, make_group
+    from sparsedepth.toy.record import toy_folder
     from sparsedepth.train.loop import Interrupted
     from sparsedepth.train.runtime import find_device
 
@@ -104,8 +104,8 @@ def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:
 
 def print_exponents(results: Path) -> None:
     """A line per setting: its exponent with interval, and the plain slope."""
-    from sparsedepth.effects.toy import MIN_DEPTHS, exponents, varied
     from sparsedepth.store.connection import open_store
+    from sparsedepth.toy.exponents import MIN_DEPTHS, exponents, varied
 
     with open_store(results) as store:
         found = exponents(store.frame("select * from toys"))

@@ -120,7 +120,7 @@ def _trajectories(store: "Store", run: str | None) -> Drawing:
 
 
 def _toy(store: "Store", run: str | None) -> Drawing:
-    from sparsedepth.plots.toy import columns, data, page_of_toys
+    from sparsedepth.toy.figure import columns, data, page_of_toys
 
     toys = store.frame("select * from toys")
     if not len(toys):

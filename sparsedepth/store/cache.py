@@ -44,7 +44,7 @@ from sparsedepth.store.folder import (
     read_record,
 )
 from sparsedepth.store.schema import COLUMNS, RUN_COLUMNS, TABLES, Column
-from sparsedepth.store.toys import FOLDER as TOYS
+from sparsedepth.toy.record import FOLDER as TOYS
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

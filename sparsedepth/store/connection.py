@@ -28,9 +28,9 @@ from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
-from sparsedepth.store.toys import COLUMNS as TOY_COLUMNS
-from sparsedepth.store.toys import read_toys
 from sparsedepth.store.tuning import read_tuned, roles
+from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
+from sparsedepth.toy.record import read_toys
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,7 +4,9 @@ Derived from `RunConfig` (one column per field) and the glossary (one column or 
 mean two things. Nothing here reads a file.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
@@ -52,15 +54,17 @@ def _run_columns() -> tuple[Column, ...]:
 
 
 def config_type(name: str) -> str:
-    """The column type of a RunConfig field; a tuple is kept as JSON text, so that it can be grouped and compared."""
-    described = _CONFIG_SCHEMA[name]
-    options = described.get("anyOf", [described])
-    kind = next(option["type"] for option in options if option.get("type") != "null")
-    return {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN", "string": "VARCHAR", "array": "VARCHAR"}[
-        kind
-    ]
+    """The column type of a RunConfig field."""
+    return column_type(_CONFIG_SCHEMA[name])
 
 
+def column_type(field: Mapping[str, Any]) -> str:
+    """Of a field in a JSON schema; a tuple is kept as JSON text, so that it can be grouped and compared."""
+    options = field.get("anyOf", [field])
+    return _TYPES[next(option["type"] for option in options if option.get("type") != "null")]
+
+
+_TYPES = {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN", "string": "VARCHAR", "array": "VARCHAR"}
 _CONFIG_SCHEMA = RunConfig.model_json_schema()["properties"]
 
 

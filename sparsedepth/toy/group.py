@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from sparsedepth.config.toy import ToyConfig
 from sparsedepth.files import is_locked, locked
 from sparsedepth.store.checksums import is_complete
-from sparsedepth.store.toys import save_toy, toy_folder
+from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.network import student_axes
+from sparsedepth.toy.record import save_toy, toy_folder
 from sparsedepth.toy.training import Group, Progress, train
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsedepth.config.toy import ToyConfig
+from sparsedepth.toy.config import ToyConfig
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.config.toy import ToyConfig
+from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.network import Students, final_state, generator, teachers
 from sparsedepth.train import checkpoint
 from sparsedepth.train.loop import Interrupted

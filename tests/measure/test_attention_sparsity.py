@@ -5,8 +5,8 @@ import pytest
 import torch
 from parity import carry, reference
 from reference import attention_weights, run_config
+from stacks import ToyStack, identity, integers, known, normal
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import ToyStack, identity, integers, known, normal
 
 from sparsedepth.measure import attention_sparsity as module
 from sparsedepth.measure.attention_sparsity import attention_sparsity, attention_sums

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import known
+from stacks import known
 
 from sparsedepth.measure.bootstrap import bootstrap, finite
 

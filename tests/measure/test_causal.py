@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, causal_effects, run_config, skip_increases
-from toy import ToyStack, brackets, identity, integers, known, normal, residual_mlp
+from stacks import ToyStack, brackets, identity, integers, known, normal, residual_mlp
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.model.decoder import Decoder

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, largest_effects, run_config
-from toy import ToyStack, brackets, identity, integers, known, normal, residual_mlp
+from stacks import ToyStack, brackets, identity, integers, known, normal, residual_mlp
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.causal_maximum import causal_maximum, choose_positions

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, exit_losses, run_config
-from toy import ToyStack, brackets, identity, integers, known, normal
+from stacks import ToyStack, brackets, identity, integers, known, normal
 
 from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.model.decoder import Decoder

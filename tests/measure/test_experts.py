@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import expert_loads, run_config
-from toy import ToyStack, brackets, identity, integers, normal
+from stacks import ToyStack, brackets, identity, integers, normal
 
 from sparsedepth.measure.experts import effective_experts, expert_use, variation
 from sparsedepth.model.decoder import Decoder

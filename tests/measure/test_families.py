@@ -7,7 +7,7 @@ import torch
 from families import FAMILIES, tiny
 from parity import carry, reference
 from reference import run_config
-from toy import integers
+from stacks import integers
 from transformers import PreTrainedModel
 
 from sparsedepth.measure.suite import measure_run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, angles, branch_updates, cosine, run_config, states
-from toy import ToyStack, brackets, identity, integers, known, normal
+from stacks import ToyStack, brackets, identity, integers, known, normal
 
 from sparsedepth.measure import geometry as module
 from sparsedepth.measure.geometry import geometry

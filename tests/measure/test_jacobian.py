@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, jacobian_blocks, run_config
-from toy import ToyStack, brackets, identity, integers, normal
+from stacks import ToyStack, brackets, identity, integers, normal
 
 from sparsedepth.measure.jacobian import FORMS, jacobian_deviation
 from sparsedepth.model.decoder import Decoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, loss, run_config
-from toy import ToyStack, identity, integers, normal
+from stacks import ToyStack, identity, integers, normal
 
 from sparsedepth.measure import loss as module
 from sparsedepth.measure.loss import bits_per_byte, fork_losses, held_out_loss, relative_change

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
-from toy import ToyStack, brackets, integers, known, normal, residual_mlp
+from stacks import ToyStack, brackets, integers, known, normal, residual_mlp
 
 from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
 from sparsedepth.model.decoder import Decoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, permutation_effects, run_config
-from toy import ToyStack, brackets, integers, known, normal, residual_mlp
+from stacks import ToyStack, brackets, integers, known, normal, residual_mlp
 
 from sparsedepth.measure.permutation_neighbours import permutation_neighbours
 from sparsedepth.model.decoder import Decoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import run_config, states
-from toy import ToyStack, identity, integers, known, normal, residual_mlp
+from stacks import ToyStack, identity, integers, known, normal, residual_mlp
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.released_code import (

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, removal_drops, run_config
-from toy import ToyStack, brackets, identity, integers, normal, residual_mlp
+from stacks import ToyStack, brackets, identity, integers, normal, residual_mlp
 
 from sparsedepth.measure.removal import choose_ranges, removal, skip_range
 from sparsedepth.model.decoder import Decoder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, run_config
-from toy import integers
+from stacks import integers
 
 from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, cosine, run_config, states
-from toy import ToyStack, brackets, identity, integers, normal
+from stacks import ToyStack, brackets, identity, integers, normal
 
 from sparsedepth import quantities
 from sparsedepth.measure.suite import measure_run

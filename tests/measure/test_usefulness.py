@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, affine_increases, run_config
-from toy import ToyStack, brackets, identity, integers, known, normal, residual_mlp
+from stacks import ToyStack, brackets, identity, integers, known, normal, residual_mlp
 
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.model.decoder import Decoder

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, branch_updates, run_config, states
-from toy import ToyStack, brackets, identity, integers
+from stacks import ToyStack, brackets, identity, integers
 
 from sparsedepth.measure.variance import growth, residual_variance, variance_by_sequence
 from sparsedepth.model.decoder import Decoder

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from reference import FAMILIES, run_config
-from toy import ToyStack, identity, known, normal
+from stacks import ToyStack, identity, known, normal
 
 from sparsedepth.measure.weight_sparsity import weight_sparsity
 from sparsedepth.model.decoder import Decoder

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from toy import normal
+from stacks import normal
 
 from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.stack import AttentionForm

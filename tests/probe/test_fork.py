@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import FAMILIES, run_config, states
-from toy import ToyStack, identity, integers, normal, residual_mlp
+from stacks import ToyStack, identity, integers, normal, residual_mlp
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe import fork as module

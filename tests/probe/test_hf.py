@@ -3,7 +3,7 @@
 import pytest
 import torch
 from families import FAMILIES, tiny
-from toy import integers, normal
+from stacks import integers, normal
 
 from sparsedepth.probe.attention import attention_inputs, attention_rows
 from sparsedepth.probe.fork import probing, record

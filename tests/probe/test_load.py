@@ -13,7 +13,7 @@ import yaml
 from families import FAMILIES, tiny
 from reference import run_config
 from safetensors.torch import load_file, save_file
-from toy import integers
+from stacks import integers
 
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference import FAMILIES, ZOO, run_config
-from toy import integers
+from stacks import integers
 
 from sparsedepth.model.decoder import Decoder, Experts
 from sparsedepth.probe.attention import attention_rows

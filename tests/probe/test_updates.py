@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference import FAMILIES, branch_updates, run_config, states
-from toy import ToyStack, integers, normal
+from stacks import ToyStack, integers, normal
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing

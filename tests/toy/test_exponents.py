@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparsedepth.config.toy import ToyConfig
-from sparsedepth.effects.toy import SETTINGS, exponents, fit_power_law, varied
+from sparsedepth.toy.config import ToyConfig
+from sparsedepth.toy.exponents import SETTINGS, exponents, fit_power_law, varied
 
 DEPTHS = np.array([6, 12, 16, 24, 32, 48])
 

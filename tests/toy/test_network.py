@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparsedepth.config.toy import ToyConfig
+from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.network import Branch, Students, Weights, final_state, norm, student_axes, teachers
 
 

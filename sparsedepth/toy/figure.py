@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.intervals import Estimate
-from sparsedepth.effects.toy import Exponent, exponents, varied
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import GREY, SERIES, log_scale
+from sparsedepth.toy.exponents import Exponent, exponents, varied
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

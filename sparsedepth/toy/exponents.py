@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsedepth.config.toy import AXES, ToyConfig
 from sparsedepth.effects.intervals import Estimate, estimate
+from sparsedepth.toy.config import AXES, ToyConfig
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparsedepth.config.toy import ToyConfig
 from sparsedepth.plots.draw import draw
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.toys import save_toy
+from sparsedepth.toy.config import ToyConfig
+from sparsedepth.toy.record import save_toy
 
 
 def fill(results, **fields):

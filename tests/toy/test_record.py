@@ -4,10 +4,10 @@ import pytest
 from frames import config_of
 from synthetic import make_run
 
-from sparsedepth.config.toy import ToyConfig
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.toys import COLUMNS, save_toy
+from sparsedepth.toy.config import ToyConfig
+from sparsedepth.toy.record import COLUMNS, save_toy
 
 CONFIG = ToyConfig(n_layers=3, rho=(0.0, 1.0), teacher_seed=(7,))
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsedepth.config.toy import ToyConfig
 from sparsedepth.toy import training
+from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.training import Group, train
 from sparsedepth.train.loop import Interrupted
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.toy import ToyConfig, ToyDefinition
+from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
 FILE = Path(__file__).parents[2] / "sweeps" / "toy.yaml"
 WORDS = {"name": "a", "question": "b", "hypothesis": "c"}
