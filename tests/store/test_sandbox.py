@@ -79,7 +79,7 @@ def test_the_limits_hold_in_the_process_and_nothing_can_be_written(tmp_path):
     import subprocess
 
     code = (
-        "import os, signal, sys; from sparsedepth.store import fenced; sandbox.limit(5);"
+        "import os, signal, sys; from sparsedepth.store import sandbox; sandbox.limit(5);"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         f"handle = os.open({str(tmp_path / 'file')!r}, os.O_WRONLY | os.O_CREAT)\n"
         "try: os.write(handle, b'x')\n"
