@@ -1,6 +1,6 @@
 # `make quickstart` and `make test` work from an empty clone on a machine with Python >= 3.11, pip and make.
 # An environment you already have is used with PY=...: `make test PY=/path/to/python` (it is not changed if it has
-# everything; what is missing is installed into it).
+# everything; what is missing is installed into it). `make smoke` makes its own environment in build/ each time.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,8 +8,9 @@ TORCH ?= torch==2.13.0
 OUT ?= quickstart-results
 PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
+SMOKE = build/smoke
 
-.PHONY: quickstart test slow chaos lint install clean
+.PHONY: quickstart test smoke slow chaos lint install clean
 
 quickstart: install
 	@echo "== quickstart: 16 small decoders, about 5 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -26,6 +27,21 @@ test: install
 	@echo "== the default test suite: lint, types, tests; under 10 minutes on 2 cores =="
 	$(MAKE) --no-print-directory lint PY=$(PY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+# What a user gets: the package as it is built (no editable install), its dependencies alone, outside of the checkout.
+smoke: export PYTHONPATH =
+smoke:
+	@echo "== smoke: an empty environment, the package without what only developers need, the quickstart at scale tiny =="
+	rm -rf build
+	$(PYTHON) -m venv $(SMOKE)/venv
+	$(SMOKE)/venv/bin/pip install -q $(TORCH)
+	$(SMOKE)/venv/bin/pip install -q -c constraints.txt .
+	cd $(SMOKE) && venv/bin/sparsedepth sweep $(CURDIR)/sweeps/quickstart.yaml --scale tiny --out results
+	cd $(SMOKE) && venv/bin/sparsedepth query results "select run_id, val_loss from runs"
+	cd $(SMOKE) && venv/bin/sparsedepth recipe results -o recipe.yaml
+	cd $(SMOKE) && venv/bin/sparsedepth plot results -o figure.png
+	cd $(SMOKE) && venv/bin/sparsedepth report results -o report.html
+	@echo "== smoke: installed into an empty environment; sweep, query, recipe, plot and report work there =="
 
 slow: install
 	$(PY) -m pytest -m "slow or gpu"
