@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, Positive, Section
+from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, task_name
 from sparsedepth.files import digest
 
 DEFAULTS_VERSION = 1
@@ -49,7 +50,8 @@ class DataConfig(Section):
         Field(
             min_length=1,
             description="'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, "
-            "or 'hub:NAME[:CONFIG]' (streamed)",
+            "'hub:NAME[:CONFIG]' (streamed), or a task of known depth: 'task:state_tracking', 'task:k_hop', "
+            "'task:successor', 'task:arithmetic'",
         ),
     ] = "stdlib"
     text_field: Annotated[str, Field(description="column that holds the text, in JSON-lines, Parquet and hub data")] = (
@@ -166,7 +168,9 @@ def _add_preset(schema: dict[str, Any]) -> None:
     schema["properties"]["preset"] = {"enum": list(presets.PRESETS), "description": "fields of a paper's model"}
 
 
-class RunConfig(MeasureConfig, TrainConfig, DataConfig, ModelConfig):  # pydantic lists the fields of the last first
+class RunConfig(
+    MeasureConfig, TrainConfig, TaskConfig, DataConfig, ModelConfig
+):  # pydantic lists the fields of the last first
     """One run. Unknown keys, wrong types and impossible shapes raise ValueError (pydantic's ValidationError)."""
 
     model_config = ConfigDict(json_schema_extra=_add_preset)
@@ -200,8 +204,21 @@ class RunConfig(MeasureConfig, TrainConfig, DataConfig, ModelConfig):  # pydanti
                 f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} "
                 f"and divide batch_tokens={self.batch_tokens}"
             )
+        self._check_corpus()
         self._check_measures()
         return self
+
+    def _check_corpus(self) -> None:
+        """A task has its own fields and none of a text's; a text has none of a task's."""
+        if task_name(self.corpus) is not None:
+            for name in TEXT_ONLY:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} is about text, and corpus={self.corpus!r} makes its tokens; "
+                        f"leave {name} out"
+                    )
+        lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
+        check_task(self.corpus, self, self.vocab_size, lengths)
 
     def _check_measures(self) -> None:
         """Held-out text is read in whole sequences; usefulness fits maps with d_model + 1 unknowns per output."""

@@ -22,9 +22,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.runtime import LOGITS_BYTES
-
-IGNORED = -100
-"""The target of a position that does not count, as in F.cross_entropy."""
+from sparsedepth.config.task import IGNORED
 
 
 class Head(nn.Linear):

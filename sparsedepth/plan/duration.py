@@ -24,7 +24,8 @@ NEUTRAL = (
     "divergence_factor", "init", "init_std", "gate_init", "norm_eps", "rope_theta", "balance_loss", "router_z_loss",
     "renormalise_gates", "depth_scale", "mix_frac", "allow", "eod", "corpus", "text_field", "tokenizer",
     "val_fraction", "max_corpus_tokens", "chunk_len", "usefulness_threshold", "weight_eps", "weight_rel_eps",
-    "attention_tau", "attention_rel_tau", "log_every",
+    "attention_tau", "attention_rel_tau", "log_every", "task_group", "tracked", "n_operations", "operation_seed",
+    "task_form", "max_gap", "letters", "min_hops", "max_hops", "cycle_len", "modulus", "expression_len",
 )
 """Fields that change what a run finds, and (almost) nothing of what it costs."""
 

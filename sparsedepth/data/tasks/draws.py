@@ -1,0 +1,31 @@
+"""Random numbers of a task: a counter-based generator, so that any block of a stream is drawn without those before it.
+
+Philox (Salmon et al. 2011) with the key (task, stream) and the counter (block, 0, 0, 0) x 2^64. Only its raw bits are
+used, which NumPy keeps as they are from release to release; what is made of them is ours.
+"""
+
+import numpy as np
+
+
+class Draws:
+    """One block of a stream."""
+
+    def __init__(self, task: int, stream: int, block: int = 0):
+        self._bits = np.random.Philox(
+            key=np.array([task, stream], dtype=np.uint64), counter=np.array([0, block, 0, 0], dtype=np.uint64)
+        )
+
+    def below(self, n: int, *shape: int) -> np.ndarray:
+        """Whole numbers 0..n-1, int64; each has the probability 1/n to within 2^-32."""
+        size = int(np.prod(shape))
+        bits = self._bits.random_raw((size + 1) // 2).view(np.uint32)[:size].astype(np.uint64)
+        return ((bits * np.uint64(n)) >> np.uint64(32)).astype(np.int64).reshape(shape)
+
+    def up_to(self, limit: np.ndarray) -> np.ndarray:
+        """Whole numbers 0..limit-1, each with a limit of its own, at least 1."""
+        bits = self._bits.random_raw((limit.size + 1) // 2).view(np.uint32)[: limit.size].astype(np.uint64)
+        return ((bits * limit.ravel().astype(np.uint64)) >> np.uint64(32)).astype(np.int64).reshape(limit.shape)
+
+    def permutations(self, n_rows: int, n: int) -> np.ndarray:
+        """Permutations of 0..n-1, one a row, int64."""
+        return self._bits.random_raw(n_rows * n).reshape(n_rows, n).argsort(axis=1)

@@ -1,0 +1,101 @@
+"""The sequences of a task, as streams of random numbers: fresh ones at every step, others held out.
+
+    training   block b of step t, key (task, seed);   held out   block b, key (task, 2^63)   (`draws`)
+
+The batch of a step is a pure function of (task, seed, step), so resume carries no state; held-out sequences are a
+function of the task alone, so that runs of all seeds are scored on the same ones, and no seed of training reaches their
+stream. There is no file. Steps are drawn several at a time, BLOCK_TOKENS together: NumPy's cost is in its calls.
+
+Shapes: N sequences, T tokens of one sequence.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import TaskConfig, task_name
+from sparsedepth.data.sequences import Sequences
+from sparsedepth.data.tasks import arithmetic, k_hop, state_tracking, successor
+from sparsedepth.data.tasks.draws import Draws
+from sparsedepth.files import digest
+
+FORMAT = 1
+"""Raised when the same configuration would give other sequences than before."""
+
+HELD_OUT = 2**63
+"""The held-out stream; those of training are seeds, below 2^31."""
+
+BLOCK_TOKENS = 2**15
+"""What is drawn at a time, in tokens, a step at least."""
+
+Draw = Callable[[TaskConfig, Draws, int, int, bool], Sequences]
+"""(task, draws, n_sequences, seq_len, held_out) -> sequences"""
+
+DRAW: dict[str, Draw] = {
+    "state_tracking": state_tracking.draw,
+    "k_hop": k_hop.draw,
+    "successor": successor.draw,
+    "arithmetic": arithmetic.draw,
+}
+
+
+class TaskSource:
+    """The task that `config.corpus` names, in place of a text."""
+
+    bytes_per_token: None = None
+    eod: None = None
+
+    def __init__(self, config: RunConfig):
+        name = task_name(config.corpus)
+        assert name is not None
+        self.task = TaskConfig(**{field: getattr(config, field) for field in TaskConfig.model_fields})
+        self._name, self._draw = name, DRAW[name]
+        self._kept: tuple[tuple[int, ...], Sequences | None] = (), None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a record tells of it: the task's own fields."""
+        own = {name: value for name, value in self.task.model_dump(mode="json").items() if value is not None}
+        return {"corpus": f"task:{self._name}", **own, "format": FORMAT, "numpy": np.__version__}
+
+    @property
+    def data_hash(self) -> str:
+        """12 hex digits: equal if and only if the task is."""
+        own = self.task.model_dump(mode="json", exclude_none=True)
+        return digest({"format": FORMAT, "task": self._name, **own})
+
+    def batch(self, config: RunConfig, step: int) -> Sequences:
+        """The sequences of step `step` (from 0), batch_tokens // seq_len of them."""
+        per_step = config.batch_tokens // config.seq_len
+        steps = max(1, BLOCK_TOKENS // config.batch_tokens)
+        block, place = divmod(step, steps)
+        whole = self._block(config.seed, block, steps * per_step, config.seq_len)
+        return whole[place * per_step : (place + 1) * per_step]
+
+    def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
+        """n_tokens // seq_len held-out sequences behind those that the first `skip_tokens` tokens reach into."""
+        first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
+        if n < 1:
+            raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; ask for more")
+        size = max(1, BLOCK_TOKENS // seq_len)
+        blocks = range(first // size, (first + n - 1) // size + 1)
+        parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
+        whole = Sequences(
+            inputs=np.concatenate([part.inputs for part in parts]),
+            targets=np.concatenate([part.targets for part in parts]),
+            difficulty=np.concatenate([part.difficulty for part in parts if part.difficulty is not None]),
+        )
+        offset = first - blocks[0] * size
+        return whole[offset : offset + n]
+
+    def _block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
+        """One block; the last one is kept, since several steps are of it."""
+        key = (stream, block, n_sequences, seq_len)
+        kept, drawn = self._kept  # one read: batches are asked for in a thread of their own
+        if kept != key or drawn is None:
+            task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
+            drawn = self._draw(self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
+            self._kept = key, drawn
+        return drawn
