@@ -7,7 +7,7 @@ import sys
 
 from sparsedepth.effects.depth_slope import depth_slope, depth_slopes, exponent_text, slope_sentence
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.sentences import NOTHING, estimate_text, read_runs
+from sparsedepth.effects.sentences import NOTHING, chance_text, estimate_text, read_runs
 
 CLAIM = (
     "loss falls about as 1 / depth, exponent 1.2 +- 0.3 over dense models, because most layers average their errors "
@@ -30,13 +30,13 @@ def main(paths: list[str]) -> int:
         f"exponent {exponent_text(whole)}"
     )
     knobs = find_knobs(runs)
-    found = [contrast for knob in knobs for contrast in depth_slopes(runs, knob)]
-    for contrast in found:
+    slopes = [contrast for knob in knobs for contrast in depth_slopes(runs, knob)]
+    for contrast in slopes:
         print(f"  {slope_sentence(contrast)}")
-    if not found:
+    if not slopes:
         print("  no setting of a knob was run at two depths beside its baseline: recipes cannot be compared")
-    if len(found) > 1:
-        print(f"{len(found)} contrasts at 95% each: chance alone makes about {0.05 * len(found):.1f} of them stand out")
+    if len(slopes) > 1:
+        print(chance_text(len(slopes)))
     return 0
 
 

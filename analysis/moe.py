@@ -12,7 +12,7 @@ import pandas as pd
 
 from sparsedepth.effects.contrast import contrasts
 from sparsedepth.effects.knobs import find_knob, joint_knob
-from sparsedepth.effects.sentences import answer, sentence
+from sparsedepth.effects.sentences import answer, contrast_sentence
 
 CLAIM = (
     "usefulness 0.87 -> 0.94 and perplexity 17.56 -> 15.89 from Dense-400M to MoE-2B/400M; 0.81 -> 0.94 and 14.52 -> "
@@ -30,7 +30,7 @@ def against_wide_dense(runs: pd.DataFrame) -> Iterator[str]:
         both = joint_knob(runs, (experts, width), {**experts.settings[experts.baseline], **wide})
         for contrast in (one for outcome in OUTCOMES for one in contrasts(runs, both, outcome)):
             if "n_experts=0" not in contrast.setting:
-                yield sentence(contrast)
+                yield contrast_sentence(contrast)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.sentences import NOTHING, read_runs, sentence
+from sparsedepth.effects.sentences import NOTHING, contrast_sentence, read_runs
 from sparsedepth.store.comparable_loss import loss_of
 
 CLAIM = (
@@ -23,16 +23,16 @@ def main(paths: list[str]) -> int:
         return NOTHING
     objective = loss_of(runs)
     ladders = {depth: ladder(at_depth, objective) for depth, at_depth in runs.groupby(runs["n_layers"].astype(int))}
-    if not any(found.rungs for found in ladders.values()):
+    if not any(steps.rungs for steps in ladders.values()):
         print(f"no two of these {len(runs)} runs of one depth are a rung apart; run a recipe ladder", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {CLAIM}")
-    for depth, found in ladders.items():
-        whole = (found.whole,) if found.whole else ()
-        parts = (("added next", found.rungs), ("added last", found.last_in), ("the whole", whole))
+    for depth, steps in ladders.items():
+        whole = (steps.whole,) if steps.whole else ()
+        parts = (("added next", steps.rungs), ("added last", steps.last_in), ("the whole", whole))
         for heading, contrasts in parts:
             for contrast in contrasts:
-                print(f"  {heading}: {sentence(replace(contrast, n_layers=depth))}")
+                print(f"  {heading}: {contrast_sentence(replace(contrast, n_layers=depth))}")
     return 0
 
 

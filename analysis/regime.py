@@ -27,12 +27,12 @@ def main(paths: list[str]) -> int:
     with open_store(*paths) as store:
         layers = store.frame("select run_id, layer, value from layers where metric = 'angular_distance'")
         tokens = store.frame(TOKENS)
-    found = regimes(runs, layers)
-    if not found:
+    families = regimes(runs, layers)
+    if not families:
         print(f"no two of these {len(runs)} runs differ in n_layers alone; run a sweep over n_layers", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {CLAIM}\nMeasured, over the runs that differ in depth and seed alone:")
-    for family in found:
+    for family in families:
         for line in regime_lines(family):
             print(f"  {line}")
     if len(tokens):

@@ -24,7 +24,7 @@ from synthetic import make_run
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.report import effects_table, measure_effects
+from sparsedepth.effects.family import effects_table, measure_effects
 from sparsedepth.store import questions
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store

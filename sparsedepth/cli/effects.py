@@ -26,7 +26,7 @@ def effects(
     out: Out = None,
 ) -> None:
     """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link."""
-    from sparsedepth.effects import causal_evidence, report, text_report
+    from sparsedepth.effects import causal_evidence, family, text_report
     from sparsedepth.effects.knobs import find_knobs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
@@ -38,10 +38,10 @@ def effects(
     by = by or loss_of(runs)
     if chosen != "table":
         if part == "chain":
-            answer = text_report.chain_table(causal_evidence.weigh(runs))
+            table = text_report.chain_table(causal_evidence.weigh(runs))
         else:
-            answer = report.effects_table(report.measure_effects(runs, by, knob))
-        show(encode(answer, chosen), out)
+            table = family.effects_table(family.measure_effects(runs, by, knob))
+        show(encode(table, chosen), out)
         return
     text = []
     if part in ("all", "knobs"):

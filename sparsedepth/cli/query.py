@@ -81,7 +81,7 @@ def _ours(folders: list[str], ask: str | None, format: str) -> bytes:
             asks = {one.name: one.asks for one in questions.QUESTIONS.values()} | {EFFECTS: EFFECTS_ASK}
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == EFFECTS:
-            from sparsedepth.effects.report import effects_table, measure_effects
+            from sparsedepth.effects.family import effects_table, measure_effects
             from sparsedepth.store.comparable_loss import loss_of
 
             runs = store.frame("select * from runs")

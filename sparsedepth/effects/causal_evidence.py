@@ -12,6 +12,7 @@ sparsity; a random mask makes weights sparse without training having done so. 'c
 that intervention, at the models that were run; not that it is the way by which every knob acts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,28 +41,31 @@ EQUIVALENT = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mechanism:
-    """A field that sets one quantity of the chain directly."""
+class Intervention:
+    """A field that sets one quantity of the chain directly, without the others."""
 
     field: str
     moves: str
-    leaves: tuple[str, ...]
-    """What could act in its place, and must stand still."""
+    leaves: tuple[str, ...] = ()
+    """What could act in its place, and must stand still; without any, it is no evidence for a link by itself."""
 
 
-LEVERS = (
-    Mechanism(
+INTERVENTIONS = (
+    Intervention(
         field="depth_scale", moves="residual_variance_last", leaves=("weight_sparsity", "attention_sparsity_rel")
     ),
-    Mechanism(field="weight_density", moves="weight_sparsity", leaves=("attention_sparsity_rel",)),
+    Intervention(field="residual_gate", moves="residual_variance_last"),
+    Intervention(field="init", moves="residual_variance_last"),
+    Intervention(field="init_std", moves="residual_variance_last"),
+    Intervention(field="weight_density", moves="weight_sparsity", leaves=("attention_sparsity_rel",)),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Intervention:
-    """One setting of a lever, over all depths."""
+class InterventionEffect:
+    """One setting of an intervention."""
 
-    lever: Mechanism
+    intervention: Intervention
     moved: Contrast
     """The cause."""
     left: tuple[Contrast, ...]
@@ -72,7 +76,8 @@ class Intervention:
     def is_alone(self) -> bool:
         """Whether the cause moved, and all else that was to stand still did."""
         still = [stood_still(contrast) for contrast in self.left]
-        return self.moved.verdict != "not distinguishable" and len(still) == len(self.lever.leaves) and all(still)
+        all_measured = len(still) == len(self.intervention.leaves)
+        return self.moved.verdict != "not distinguishable" and all_measured and all(still)
 
     @property
     def shows(self) -> bool:
@@ -99,35 +104,43 @@ class Skill:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class LinkEvidence:
     """All there is on one link."""
 
+    cause: str
+    effect: str
+    word: Word
     links: tuple[Link, ...]
     """Pooled, within depth, that given the loss (unless the loss is part of it), within each knob, between knobs."""
     skill: Skill
-    interventions: tuple[Intervention, ...]
+    interventions: tuple[InterventionEffect, ...]
 
     @property
     def within(self) -> Link:
-        return next(one for one in self.links if one.scope == "within depth")
-
-    @property
-    def word(self) -> Word:
-        if self.within.verdict == "not distinguishable":
-            return "not distinguishable"
-        if any(one.shows for one in self.interventions):
-            return "causes"
-        return "predicts" if self.skill.lo is not None and self.skill.lo > 0 else "associated"
+        return within_depth(self.links)
 
 
-def weigh(runs: pd.DataFrame, seed: int = 0) -> list[Evidence]:
+def within_depth(links: Sequence[Link]) -> Link:
+    return next(link for link in links if link.scope == "within depth")
+
+
+def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[InterventionEffect]) -> Word:
+    """The word that the evidence on a link earns."""
+    if within_depth(links).verdict == "not distinguishable":
+        return "not distinguishable"
+    if any(tried.shows for tried in interventions):
+        return "causes"
+    return "predicts" if skill.lo is not None and skill.lo > 0 else "associated"
+
+
+def weigh(runs: pd.DataFrame, seed: int = 0) -> list[LinkEvidence]:
     """The evidence on every link of the chain that was measured, from the runs that stand for a configuration. `seed`
     draws the bootstraps."""
     runs = trained(runs)
     return [weigh_link(runs, cause, effect, seed) for cause, effect in links_of(runs)]
 
 
-def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Evidence:
+def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> LinkEvidence:
     """The evidence on one link."""
     knobs = [knob for knob in find_knobs(runs) if knob.is_pure]
     links = [link(runs, cause, effect, "pooled", seed), link(runs, cause, effect, "within depth", seed)]
@@ -136,27 +149,31 @@ def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Ev
         links.append(link(runs, cause, effect, "within depth", seed, given=loss))
     links += [link_within(runs, knob, cause, effect, seed) for knob in knobs]
     links.append(link_between(runs, knobs, cause, effect, seed))
-    return Evidence(
+    predicted, tried = skill(runs, cause, effect, seed), interventions(runs, cause, effect)
+    return LinkEvidence(
+        cause=cause,
+        effect=effect,
+        word=word_of(links, predicted, tried),
         links=tuple(links),
-        skill=skill(runs, cause, effect, seed),
-        interventions=tuple(interventions(runs, cause, effect)),
+        skill=predicted,
+        interventions=tuple(tried),
     )
 
 
-def interventions(runs: pd.DataFrame, cause: str, effect: str) -> list[Intervention]:
-    """Every setting of every lever on this cause that was run beside its baseline, nothing else changed."""
-    found = []
-    for lever in LEVERS:
-        knob = find_knob(runs, lever.field) if lever.moves == cause else None
+def interventions(runs: pd.DataFrame, cause: str, effect: str) -> list[InterventionEffect]:
+    """Every setting of every intervention on this cause that was run beside its baseline, nothing else changed."""
+    tried = []
+    for intervention in INTERVENTIONS:
+        knob = find_knob(runs, intervention.field) if intervention.moves == cause and intervention.leaves else None
         if knob is None or not knob.is_pure:
             continue
         for setting in list(knob.settings)[1:]:
             moved, moving = (compare(runs, knob, setting, name) for name in (cause, effect))
-            left = [compare(runs, knob, setting, name) for name in lever.leaves]
+            left = [compare(runs, knob, setting, name) for name in intervention.leaves]
             if moved is not None and moving is not None:
-                known = tuple(one for one in left if one is not None)
-                found.append(Intervention(lever=lever, moved=moved, left=known, effect=moving))
-    return found
+                known = tuple(contrast for contrast in left if contrast is not None)
+                tried.append(InterventionEffect(intervention=intervention, moved=moved, left=known, effect=moving))
+    return tried
 
 
 def skill(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Skill:

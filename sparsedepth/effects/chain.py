@@ -10,8 +10,8 @@ change in x and in y; do the knobs that move x more also move y more?
 
 The replicates of a cell are not independent observations of the chain: the bootstrap draws whole cells (between knobs:
 points) with replacement, and its percentiles are the 95% interval. A link is 'associated' only if that interval
-excludes 0. Association is not causation: `words` says what earns more. 2603.15389 itself shows a case (weight decay 1.0
-and 3.0) where variance falls and usefulness falls with it.
+excludes 0. Association is not causation: `causal_evidence` says what earns more. 2603.15389 itself shows a case (weight
+decay 1.0 and 3.0) where variance falls and usefulness falls with it.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.contrast import pairs
 from sparsedepth.effects.knobs import Knob, chosen_fields, keys, trained
+from sparsedepth.effects.pairs import pairs
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.student import LEVEL
 
@@ -105,14 +105,14 @@ def link_between(runs: pd.DataFrame, knobs: Sequence[Knob], cause: str, effect: 
     for knob in knobs:
         x, y = (pairs(runs, knob, name) for name in (cause, effect))
         both = x.assign(other=y["difference"]).dropna(subset=["difference", "other"])
-        found = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean()
-        points += list(found.itertuples(index=False, name=None))
+        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean()
+        points += list(changes.itertuples(index=False, name=None))
         used |= {*both["run_id"], *both["run_id_baseline"]}
     frame = pd.DataFrame(points, columns=[cause, effect], dtype=float).assign(
         cell_id=range(len(points)), run_id=range(len(points)), outcome="ok"
     )
-    found = _link(frame, frame, [cause, effect], "between knobs", np.zeros(len(frame)), seed)
-    return replace(found, n_runs=len(used))
+    between = _link(frame, frame, [cause, effect], "between knobs", np.zeros(len(frame)), seed)
+    return replace(between, n_runs=len(used))
 
 
 def _usable(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:

@@ -22,10 +22,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
 
-from sparsedepth.effects.contrast import Verdict, noise, unit_of, values_of
-from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, estimate, t_critical
+from sparsedepth.effects.contrast import noise
+from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, Judged, estimate, t_critical, verdict_of
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels, trained
-from sparsedepth.effects.sentences import counted, estimate_text
+from sparsedepth.effects.pairs import unit_of, values_of
+from sparsedepth.effects.sentences import counted, estimate_text, floor_text, number_text
 
 MIN_DEPTHS = 4
 """c, a and E fit any three depths exactly."""
@@ -34,7 +35,7 @@ A_RANGE = (0.05, 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponent:
+class DepthExponent:
     """a of E + c n_layers^-a; `lo` and `hi` bound its 95% profile interval."""
 
     value: float
@@ -49,36 +50,26 @@ class DepthSlope:
     setting: str
     slope: Estimate
     """Over lines, per doubling of n_layers."""
-    exponent: Exponent | None
+    exponent: DepthExponent | None
     depths: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlopeContrast:
-    """A setting's slope in depth against the baseline's, over the lines that both have."""
+class SlopeContrast(Judged):
+    """A setting's slope in depth against the baseline's (`effect` is their difference), over the lines of both."""
 
     knob: str
     outcome: str
     unit: str
-    """Of the slopes and `floor`."""
+    """Of the slopes, `effect` and `floor`."""
     at_setting: DepthSlope
     at_baseline: DepthSlope
-    difference: Estimate
     exponent_difference: Estimate | None
     """None unless both exponents are identified, with every pair left out in turn, too."""
-    floor: float | None
-    """None without two seeds in any cell."""
     n_seeds: int
     n_diverged: int
     """Runs of these lines that diverged, of either setting: their depths are missing from the slopes."""
     run_ids: tuple[str, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        mean = self.difference.mean
-        if mean is None or self.floor is None or not self.difference.excludes_zero or abs(mean) <= self.floor:
-            return "not distinguishable"
-        return "higher" if mean > 0 else "lower"
 
 
 def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> list[SlopeContrast]:
@@ -141,15 +132,17 @@ def _contrast(
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
     identified = at_setting.exponent and at_baseline.exponent
+    effect = estimate(slopes.to_numpy())
     return SlopeContrast(
         knob=knob.name,
         outcome=outcome,
         unit=f"{unit_of(outcome)} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        difference=estimate(slopes.to_numpy()),
-        exponent_difference=_exponent_difference(pairs) if identified else None,
+        effect=effect,
         floor=floor,
+        verdict=verdict_of(effect, floor),
+        exponent_difference=_exponent_difference(pairs) if identified else None,
         n_seeds=int(pairs["seed"].nunique()),
         n_diverged=n_diverged,
         run_ids=tuple(sorted(run_ids)),
@@ -179,7 +172,7 @@ def _sxx(line: pd.DataFrame) -> float:
 # Exponents
 
 
-def _exponent(lines: pd.DataFrame, column: str) -> Exponent | None:
+def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:
     """The exponent of lines that share c and a, each with its own E; None where they do not identify it."""
     n_free = lines["match"].nunique() + 2
     if lines["n_layers"].nunique() < MIN_DEPTHS or len(lines) <= n_free:
@@ -211,7 +204,7 @@ def _exponent(lines: pd.DataFrame, column: str) -> Exponent | None:
     ends = [_end(cost, float(found.x), edge, limit) for edge in (grid_G[0], grid_G[-1])]
     if ends[0] is None or ends[1] is None:
         return None
-    return Exponent(value=math.exp(found.x), lo=math.exp(ends[0]), hi=math.exp(ends[1]))
+    return DepthExponent(value=math.exp(found.x), lo=math.exp(ends[0]), hi=math.exp(ends[1]))
 
 
 def _end(cost: Callable[[float], float], best: float, edge: float, limit: float) -> float | None:
@@ -238,32 +231,27 @@ def _exponent_difference(pairs: pd.DataFrame) -> Estimate | None:
 # Sentences
 
 
-def slope_sentence(found: SlopeContrast) -> str:
+def slope_sentence(contrast: SlopeContrast) -> str:
     """'n_kv_heads=1 vs n_kv_heads=4: depth slope of val_loss not distinguishable: -0.02 nat/token per doubling ...'."""
-    floor = "no noise floor (one seed)" if found.floor is None else f"noise floor {found.floor:.3g}"
-    here, there = found.at_setting, found.at_baseline
+    here, there = contrast.at_setting, contrast.at_baseline
     parts = [
-        f"{here.setting} vs {there.setting}: depth slope of {found.outcome} {found.verdict}: "
-        f"{estimate_text(found.difference, found.unit)}",
-        f"{counted(found.difference.n, 'pair')} of lines over n_layers {', '.join(map(str, here.depths))}, "
-        f"{counted(found.n_seeds, 'seed')}, {floor}",
-        f"slopes {_number(here.slope.mean)} and {_number(there.slope.mean)}",
+        f"{here.setting} vs {there.setting}: depth slope of {contrast.outcome} {contrast.verdict}: "
+        f"{estimate_text(contrast.effect, contrast.unit)}",
+        f"{counted(contrast.effect.n, 'pair')} of lines over n_layers {', '.join(map(str, here.depths))}, "
+        f"{counted(contrast.n_seeds, 'seed')}, {floor_text(contrast.floor, contrast.unit)}",
+        f"slopes {number_text(here.slope.mean)} and {number_text(there.slope.mean)}",
         f"exponents {exponent_text(here)} and {exponent_text(there)}",
     ]
-    if found.exponent_difference is not None:
-        parts.append(f"their difference {estimate_text(found.exponent_difference, '1')}")
-    if found.n_diverged:
-        parts.append(f"{counted(found.n_diverged, 'run')} diverged, left out with its partner")
+    if contrast.exponent_difference is not None:
+        parts.append(f"their difference {estimate_text(contrast.exponent_difference, '1')}")
+    if contrast.n_diverged:
+        parts.append(f"{counted(contrast.n_diverged, 'run')} diverged, left out with its partner")
     return "; ".join(parts)
 
 
-def exponent_text(found: DepthSlope) -> str:
+def exponent_text(slope: DepthSlope) -> str:
     """'1.2 (0.8 to 1.9)', or why there is none."""
-    if found.exponent is not None:
-        return f"{found.exponent.value:.2f} (95% interval {found.exponent.lo:.2f} to {found.exponent.hi:.2f})"
-    few = len(found.depths) < MIN_DEPTHS
-    return f"not identified ({f'{len(found.depths)} depths, {MIN_DEPTHS} needed' if few else 'no bounded interval'})"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:+.3g}"
+    if slope.exponent is not None:
+        return f"{slope.exponent.value:.2f} (95% interval {slope.exponent.lo:.2f} to {slope.exponent.hi:.2f})"
+    few = len(slope.depths) < MIN_DEPTHS
+    return f"not identified ({f'{len(slope.depths)} depths, {MIN_DEPTHS} needed' if few else 'no bounded interval'})"

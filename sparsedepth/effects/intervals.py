@@ -1,4 +1,4 @@
-"""What a handful of paired differences can tell: mean, 95% interval, p-value, and the correction for asking often.
+"""What a handful of paired differences can tell: mean, 95% interval, p, verdict, and the correction for asking often.
 
     mean +- t(n-1, 0.975) s / sqrt(n)          p = P(|T_(n-1)| > |mean| / (s / sqrt(n)))
 
@@ -10,12 +10,18 @@ covers at most 1 - 2^(1-n) of the time (75% at n = 3). Student's interval covers
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from sparsedepth.store.student import MIN_VALUES as MIN_PAIRS
 from sparsedepth.store.student import t_critical, two_sided_p
+
+Verdict = Literal["lower", "higher", "not distinguishable"]
+
+ALPHA = 0.05
+"""The share of families without any effect in which Holm's correction lets one stand out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +61,41 @@ def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0) -> Est
     half = t_critical(n - 1) * error
     t = mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
     return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=two_sided_p(t, n - 1), n=n)
+
+
+def verdict_of(effect: Estimate, floor: float | None) -> Verdict:
+    """'lower' or 'higher' where the interval excludes 0 and the mean exceeds the floor, which is known."""
+    if effect.mean is None or floor is None or not effect.excludes_zero or abs(effect.mean) <= floor:
+        return "not distinguishable"
+    return "higher" if effect.mean > 0 else "lower"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """An effect and what may be said of it."""
+
+    effect: Estimate
+    floor: float | None
+    """The smallest effect that seeds do not explain; None where they cannot tell."""
+    verdict: Verdict
+    """Of this effect by itself (`verdict_of`)."""
+    p_holm: float | None = None
+    """Holm's p over the family that the effect was tested in; None outside a family, and with too few pairs."""
+
+    @property
+    def corrected_verdict(self) -> Verdict:
+        """The verdict among all of its family."""
+        beyond_chance = self.p_holm is not None and self.p_holm <= ALPHA
+        return self.verdict if beyond_chance else "not distinguishable"
+
+
+J = TypeVar("J", bound=Judged)
+
+
+def correct(family: Sequence[J]) -> list[J]:
+    """The same effects, each with Holm's p over all of them that have a p-value."""
+    adjusted = iter(holm([one.effect.p for one in family if one.effect.p is not None]))
+    return [replace(one, p_holm=None if one.effect.p is None else next(adjusted)) for one in family]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

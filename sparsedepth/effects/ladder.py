@@ -44,9 +44,8 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
     for knob in knobs:
         rest = _only(runs, knobs, top, knob)
         tried = [compare(rest, knob, setting, objective) for setting in list(knob.settings)[1:]]
-        found = [contrast for contrast in tried if contrast is not None]
-        rungs += found
-        measured = [contrast for contrast in found if contrast.effect.mean is not None]
+        rungs += [contrast for contrast in tried if contrast is not None]
+        measured = [contrast for contrast in tried if contrast is not None and contrast.effect.mean is not None]
         if measured:
             top[knob.name] = max(measured, key=lambda contrast: sign * (contrast.effect.mean or 0.0)).setting
     moved = [knob for knob in knobs if top[knob.name] != foot[knob.name]]
@@ -55,7 +54,7 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
     last = [compare(_only(runs, knobs, top, knob), knob, top[knob.name], objective) for knob in moved]
     both = joint_knob(runs, knobs, _values(knobs, foot))
     whole = compare(runs, both, setting_text(_values(knobs, top)), objective)
-    return Ladder(rungs=tuple(rungs), last_in=tuple(one for one in last if one is not None), whole=whole)
+    return Ladder(rungs=tuple(rungs), last_in=tuple(contrast for contrast in last if contrast is not None), whole=whole)
 
 
 def _only(runs: pd.DataFrame, knobs: Sequence[Knob], standing: Mapping[str, str], free: Knob) -> pd.DataFrame:

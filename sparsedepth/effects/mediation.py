@@ -7,8 +7,8 @@ Over pairs i of runs that differ in the knob alone, with d the setting less the 
 
 The 95% interval is the bootstrap's over contexts, the cells that a pair's runs belong to, redrawn as wholes. A share is
 given only where the total effect itself excludes 0: a share of nothing is no number. The knob is set, the mediator is
-not: what moves both mediator and outcome is taken for mediation (`interventions` has the mediator moved by itself), and
-noise in the mediator pulls b, and so the share, towards 0.
+not: what moves both mediator and outcome is taken for mediation (in `causal_evidence` the mediator is moved by itself),
+and noise in the mediator pulls b, and so the share, towards 0.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.chain import MIN_CELLS, percentiles, resamples
-from sparsedepth.effects.contrast import pairs
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import Knob
+from sparsedepth.effects.pairs import pairs
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
 PATHS: tuple[tuple[str, str], ...] = (
@@ -58,13 +58,13 @@ def mediations(runs: pd.DataFrame, knob: Knob, paths: Sequence[Sequence[str]] = 
     paths = [in_terms_of(loss, path) for path in paths]
     names = dict.fromkeys(name for path in paths for name in path)
     by_name = {name: pairs(runs, knob, name) for name in names if runs[name].notna().any()}
-    found = [
+    every_path = [
         mediation(by_name[mediator], by_name[outcome], knob, setting, mediator, outcome)
         for mediator, outcome in paths
         if mediator in by_name and outcome in by_name
         for setting in list(knob.settings)[1:]
     ]
-    return [one for one in found if one.total.n]
+    return [path for path in every_path if path.total.n]
 
 
 def mediation(

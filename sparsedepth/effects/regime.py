@@ -32,10 +32,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.contrast import values_of
-from sparsedepth.effects.depth_slope import Exponent, depth_slope
+from sparsedepth.effects.depth_slope import DepthExponent, depth_slope
 from sparsedepth.effects.intervals import t_critical
 from sparsedepth.effects.knobs import chosen_fields, depth_knob, plain, trained
+from sparsedepth.effects.pairs import values_of
 
 Regime = Literal["compositional", "procedural", "ensemble averaging", "undecided"]
 Signature = Literal["turn", "early", "update", "even", "stop", "loss"]
@@ -82,7 +82,7 @@ RULES: tuple[tuple[Regime, dict[Signature, tuple[str, ...]]], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Reading:
     signature: Signature
     meaning: str
     value: float | None
@@ -114,7 +114,7 @@ class FamilyRegime:
 
     family: str
     verdict: Regime
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Reading, ...]
     depths: tuple[int, ...]
     n_runs: int
     run_ids: tuple[str, ...]
@@ -207,20 +207,20 @@ def _early_angle(runs: pd.DataFrame, layers: pd.DataFrame, last: int) -> pd.Seri
 Ends = tuple[float | None, float | None, float | None]
 
 
-def _ends(found: TurnLaw | Exponent | None) -> Ends:
+def _ends(law: TurnLaw | DepthExponent | None) -> Ends:
     """Value and interval of an exponent."""
-    if found is None:
+    if law is None:
         return None, None, None
-    return found.b if isinstance(found, TurnLaw) else found.value, found.lo, found.hi
+    return law.b if isinstance(law, TurnLaw) else law.value, law.lo, law.hi
 
 
-def _read(signature: Signature, meaning: str, ends: Ends) -> Evidence:
+def _read(signature: Signature, meaning: str, ends: Ends) -> Reading:
     value, lo, hi = ends
     reading = UNKNOWN if value is None else UNCLEAR
     if lo is not None and hi is not None:
         inside = [name for name, (low, high) in SIGNATURES[signature].items() if low <= lo and hi <= high]
         reading = inside[0] if inside else UNCLEAR
-    return Evidence(signature=signature, meaning=meaning, value=value, lo=lo, hi=hi, reading=reading)
+    return Reading(signature=signature, meaning=meaning, value=value, lo=lo, hi=hi, reading=reading)
 
 
 def _hull(runs: pd.DataFrame, name: str) -> Ends:
@@ -244,16 +244,16 @@ def _names(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
 # Sentences
 
 
-def regime_lines(found: FamilyRegime) -> list[str]:
+def regime_lines(family: FamilyRegime) -> list[str]:
     """The verdict, and a line per piece of evidence."""
-    depths = ", ".join(map(str, found.depths))
-    lines = [f"{found.family}: {found.verdict} ({found.n_runs} runs, n_layers {depths})"]
-    return lines + [f"  {one.signature} {one.reading}: {one.meaning}: {_number(one)}" for one in found.evidence]
+    depths = ", ".join(map(str, family.depths))
+    lines = [f"{family.family}: {family.verdict} ({family.n_runs} runs, n_layers {depths})"]
+    return lines + [f"  {each.signature} {each.reading}: {each.meaning}: {_size(each)}" for each in family.evidence]
 
 
-def _number(one: Evidence) -> str:
-    if one.value is None:
-        return WANTED[one.signature]
-    if one.lo is None or one.hi is None:
-        return f"{one.value:.3g} (no interval from so few)"
-    return f"{one.value:.3g} (95% interval {one.lo:.3g} to {one.hi:.3g})"
+def _size(signature: Reading) -> str:
+    if signature.value is None:
+        return WANTED[signature.signature]
+    if signature.lo is None or signature.hi is None:
+        return f"{signature.value:.3g} (no interval from so few)"
+    return f"{signature.value:.3g} (95% interval {signature.lo:.3g} to {signature.hi:.3g})"

@@ -10,32 +10,32 @@ from collections.abc import Callable, Iterable, Sequence
 import pandas as pd
 
 from sparsedepth.effects.chain import Link
-from sparsedepth.effects.contrast import BASES, Contrast, Interaction, contrasts, interactions
+from sparsedepth.effects.contrast import Contrast, Interaction, contrasts, interactions
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.knobs import find_knob
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.store.connection import open_store
 
 NOTHING = 2
 """Exit status of a question that these runs cannot answer."""
 
 
-def sentence(contrast: Contrast) -> str:
+def contrast_sentence(contrast: Contrast) -> str:
     """'n_layers=24, n_kv_heads=1 vs n_kv_heads=4: val_loss lower by ...; on what the two were matched."""
     depth = "" if contrast.n_layers is None else f"n_layers={contrast.n_layers}, "
     basis = f". {basis_text(contrast)}" if contrast.effect.n else ""
     return f"{depth}{contrast.setting} vs {contrast.baseline}: {effect_text(contrast)}{basis}"
 
 
-def effect_text(contrast: Contrast) -> str:
-    """Outcome, verdict, size with interval, pairs, seeds, floor; divergences and missing values where there are any."""
+def effect_text(contrast: Contrast, verdict: str | None = None) -> str:
+    """Outcome, verdict, size with interval, pairs, seeds, floor; divergences and missing values where there are any.
+    `verdict` stands in place of the contrast's own."""
     parts = [f"{contrast.outcome} unknown"]
     if contrast.effect.n:
-        floor = "no noise floor (one seed)"
-        if contrast.floor is not None:
-            size = f"x{math.exp(contrast.floor):.3g}" if contrast.unit == "ln ratio" else f"{contrast.floor:.3g}"
-            floor = f"noise floor {size}"
+        size = estimate_text(contrast.effect, contrast.unit)
+        floor = floor_text(contrast.floor, contrast.unit)
         parts = [
-            f"{contrast.outcome} {contrast.verdict}: {estimate_text(contrast.effect, contrast.unit)}",
+            f"{contrast.outcome} {verdict or contrast.verdict}: {size}",
             f"{counted(contrast.effect.n, 'pair')}, {counted(contrast.n_seeds, 'seed')}, {floor}",
         ]
     if contrast.n_diverged or contrast.n_baseline_diverged:
@@ -47,42 +47,61 @@ def effect_text(contrast: Contrast) -> str:
     return "; ".join(parts)
 
 
-def estimate_text(found: Estimate, unit: str) -> str:
+def estimate_text(effect: Estimate, unit: str) -> str:
     """'-0.021 nat/token (95% interval -0.031 to -0.011)', or a ratio 'x0.43 (...)' for logarithms."""
-    if found.mean is None:
+    if effect.mean is None:
         return "no pair with the number"
 
     def number(value: float) -> str:
-        if unit == "ln ratio":
-            return f"x{math.exp(value):.3g}"
-        return f"{value if abs(value) > 1e-12 else 0.0:+.3g}"
+        return size_text(value if abs(value) > 1e-12 else 0.0, unit, "+")
 
-    shown = number(found.mean) if unit in ("ln ratio", "1", "") else f"{number(found.mean)} {unit}"
-    if found.lo is None or found.hi is None:
+    shown = number(effect.mean) if unit in ("ln ratio", "1", "") else f"{number(effect.mean)} {unit}"
+    if effect.lo is None or effect.hi is None:
         return f"{shown} (no interval from so few)"
-    return f"{shown} (95% interval {number(found.lo)} to {number(found.hi)})"
+    return f"{shown} (95% interval {number(effect.lo)} to {number(effect.hi)})"
+
+
+def size_text(value: float, unit: str, sign: str = "", times: str = "x") -> str:
+    """A difference to three digits, or the ratio whose logarithm it is."""
+    return f"{times}{math.exp(value):.3g}" if unit == "ln ratio" else f"{value:{sign}.3g}"
+
+
+def number_text(value: float | None, sign: str = "+") -> str:
+    return "unknown" if value is None else f"{value:{sign}.3g}"
+
+
+def floor_text(floor: float | None, unit: str) -> str:
+    return "no noise floor (one seed)" if floor is None else f"noise floor {size_text(floor, unit)}"
+
+
+def holm_text(p_holm: float | None) -> str:
+    return "" if p_holm is None else f", Holm p {p_holm:.2g}"
 
 
 def basis_text(contrast: Contrast) -> str:
     """'Matched: tokens, flops; setting / baseline: params_total 0.93'."""
     matched = [basis for basis in BASES if contrast.matches(basis)]
-    others = [f"{basis} {_ratio(contrast.ratios[basis])}" for basis in BASES if basis not in matched]
+    others = [f"{basis} {ratio_text(contrast.ratios[basis])}" for basis in BASES if basis not in matched]
     apart = f"; setting / baseline: {', '.join(others)}" if others else ""
     return f"Matched: {', '.join(matched) or 'nothing'}{apart}"
 
 
+def ratio_text(ratio: tuple[float, float] | None) -> str:
+    """'0.9', or '0.9 to 1.2' where the pairs differ."""
+    return "unknown" if ratio is None else " to ".join(dict.fromkeys(f"{end:.3g}" for end in ratio))
+
+
 def interaction_sentence(interaction: Interaction) -> str:
     """How the effect at the deepest depth differs from that at the shallowest."""
-    text = estimate_text(interaction.difference, interaction.unit)
     return (
         f"{interaction.setting} vs {interaction.baseline}, effect at n_layers={interaction.deep} less that at "
-        f"n_layers={interaction.shallow}: {interaction.outcome} {interaction.verdict}: {text}; "
-        f"{counted(interaction.difference.n, 'pair')} of pairs"
+        f"n_layers={interaction.shallow}: {interaction.outcome} {interaction.verdict}: "
+        f"{estimate_text(interaction.effect, interaction.unit)}; {counted(interaction.effect.n, 'pair')} of pairs"
     )
 
 
-def link_sentence(link: Link) -> str:
-    """'weight_sparsity -> residual_variance_last, within depth: associated: rho -0.61 (...); 24 runs in 8 cells'."""
+def link_text(link: Link) -> str:
+    """'within depth: associated: rho -0.61 (...); 24 runs in 8 cells'."""
     rho = "rho undefined (too few runs, or one side is constant)" if link.rho is None else f"rho {link.rho:+.2f}"
     if link.lo is not None and link.hi is not None:
         rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f})"
@@ -90,13 +109,17 @@ def link_sentence(link: Link) -> str:
         rho += " (no interval from so few configurations)"
     out = f"; left out: {link.n_missing} not measured, {link.n_diverged} diverged"
     return (
-        f"{link.cause} -> {link.effect}, {link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} in "
+        f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} in "
         f"{counted(link.n_cells, 'cell')}{out if link.n_missing or link.n_diverged else ''}"
     )
 
 
 def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def chance_text(n: int) -> str:
+    return f"{n} contrasts at 95% each: chance alone makes about {0.05 * n:.1f} of them stand out"
 
 
 def answer(
@@ -117,19 +140,19 @@ def answer(
             f"{' and '.join(knob.fields)} change only together: no effect can be ascribed to {field}", file=sys.stderr
         )
         return NOTHING
-    found = [contrast for outcome in outcomes for contrast in contrasts(runs, knob, outcome)] if knob else []
-    if knob is None or not found:
+    measured = [contrast for outcome in outcomes for contrast in contrasts(runs, knob, outcome)] if knob else []
+    if knob is None or not measured:
         print(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {claim}\nMeasured, against {knob.baseline} ({', '.join(knob.fields)} differ, nothing else):")
-    for contrast in found:
-        print(f"  {sentence(contrast)}")
-    for interaction in (one for outcome in outcomes for one in interactions(runs, knob, outcome)):
+    for contrast in measured:
+        print(f"  {contrast_sentence(contrast)}")
+    for interaction in (each for outcome in outcomes for each in interactions(runs, knob, outcome)):
         print(f"  {interaction_sentence(interaction)}")
     for line in details(runs) if details else ():
         print(f"  {line}")
-    if len(found) > 1:
-        print(f"{len(found)} contrasts at 95% each: chance alone makes about {0.05 * len(found):.1f} of them stand out")
+    if len(measured) > 1:
+        print(chance_text(len(measured)))
     return 0
 
 
@@ -144,10 +167,3 @@ def read_runs(paths: Sequence[str]) -> pd.DataFrame | None:
     except ValueError as error:
         print(error, file=sys.stderr)
         return None
-
-
-def _ratio(ratio: tuple[float, float] | None) -> str:
-    if ratio is None:
-        return "unknown"
-    low, high = (f"{end:.3g}" for end in ratio)
-    return low if low == high else f"{low} to {high}"

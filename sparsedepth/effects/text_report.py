@@ -4,19 +4,22 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from sparsedepth.effects.causal_evidence import Evidence, Intervention, Skill, weigh
-from sparsedepth.effects.contrast import BASES, Contrast
-from sparsedepth.effects.depth_slope import depth_slopes, slope_sentence
-from sparsedepth.effects.knobs import Knob, find_knobs
+from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence, Skill, weigh
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.depth_slope import slope_sentence
+from sparsedepth.effects.family import all_knobs, choose, measure_effects, measure_interactions, measure_slopes, needed
+from sparsedepth.effects.intervals import ALPHA
+from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.mediation import Mediation, mediations
-from sparsedepth.effects.report import ALPHA, Effect, corrected, measure_effects, measure_interactions, needed
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.effects.sentences import (
     basis_text,
     counted,
     effect_text,
     estimate_text,
+    holm_text,
     interaction_sentence,
-    link_sentence,
+    link_text,
 )
 from sparsedepth.store.query_result import QueryResult
 
@@ -37,56 +40,48 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     """Effects by knob and depth on every basis, their interaction with depth, and the slopes in depth."""
     effects = measure_effects(runs, outcome, knob)
     yield EXPLAINED
-    for each in {one.knob.name: one.knob for one in effects}.values():
-        mine = [one for one in effects if one.knob.name == each.name]
-        yield ""
+    for each in choose(all_knobs(needed(runs, outcome)), knob):
+        of_knob = [one for one in effects if one.knob == each.name]
         together = f" (with {', '.join(each.fields[1:])}: no effect can be ascribed to one of them)"
-        yield f"{each.name}{'' if each.is_pure or each.name == 'n_layers' else together}"
-        for place in dict.fromkeys((one.n_layers, one.setting) for one in mine):
-            yield from _place_lines([one for one in mine if (one.n_layers, one.setting) == place])
-    yield from _interaction_lines(runs, outcome, knob, sorted({one.knob.name for one in effects}))
+        yield f"\n{each.name}{'' if each.is_pure or each.name == 'n_layers' else together}"
+        for place in dict.fromkeys((one.n_layers, one.setting) for one in of_knob):
+            yield from _place_lines([one for one in of_knob if (one.n_layers, one.setting) == place])
+    yield from _depth_lines(runs, outcome, knob)
 
 
-def _place_lines(effects: Sequence[Effect]) -> Iterator[str]:
+def _place_lines(contrasts: Sequence[Contrast]) -> Iterator[str]:
     """One setting at one depth: bases that have the same pairs share a line."""
-    first = effects[0]
+    first = contrasts[0]
     depth = "" if first.n_layers is None else f"n_layers={first.n_layers}, "
-    yield f"  {depth}{first.setting} vs {first.knob.baseline}"
-    by_runs: dict[tuple[str, ...], list[Effect]] = {}
-    for one in effects:
-        by_runs.setdefault(one.contrast.run_ids if one.contrast else (), []).append(one)
+    yield f"  {depth}{first.setting} vs {first.baseline}"
+    by_runs: dict[tuple[str, ...], list[Contrast]] = {}
+    for contrast in contrasts:
+        by_runs.setdefault(contrast.run_ids, []).append(contrast)
     for same in by_runs.values():
-        bases = ", ".join(f"equal {one.basis}" for one in same)
-        found = same[0].contrast
-        yield f"    {bases}: {'no matched runs' if found is None else _told(found, same[0])}"
+        bases = ", ".join(f"equal {contrast.basis}" for contrast in same)
+        yield f"    {bases}: {_corrected_text(same[0]) if same[0].has_pairs else 'no matched runs'}"
 
 
-def _told(found: Contrast, effect: Effect) -> str:
-    text = effect_text(found)
-    p = "" if effect.p_holm is None else f", Holm p {effect.p_holm:.2g}"
-    if effect.verdict != found.verdict:
-        text = text.replace(
-            f"{found.outcome} {found.verdict}:", f"{found.outcome} not distinguishable among so many:", 1
-        )
-    unmatched = [basis for basis in BASES if not found.matches(basis)]
-    return f"{text}{p}{f'. {basis_text(found)}' if unmatched else ''}"
+def _corrected_text(contrast: Contrast) -> str:
+    by_chance = contrast.corrected_verdict != contrast.verdict
+    text = effect_text(contrast, "not distinguishable among so many" if by_chance else None)
+    matched = all(contrast.matches(basis) for basis in BASES)
+    return f"{text}{holm_text(contrast.p_holm)}{'' if matched else f'. {basis_text(contrast)}'}"
 
 
-def _interaction_lines(runs: pd.DataFrame, outcome: str, knob: str | None, names: Sequence[str]) -> Iterator[str]:
-    found = measure_interactions(runs, outcome, knob)
-    if found:
-        yield f"\nDo effects on {outcome} change with depth? (Holm over {counted(len(found), 'interaction')})"
-    for one in found:
-        p = "" if one.p_holm is None else f", Holm p {one.p_holm:.2g}"
-        chance = "; not distinguishable among so many" if one.verdict != one.interaction.verdict else ""
-        yield f"  {interaction_sentence(one.interaction)}{p}{chance}"
-    cut = needed(runs, outcome)
-    slopes = [slope for each in find_knobs(cut) if each.name in names for slope in depth_slopes(cut, each, outcome)]
-    adjusted = corrected([slope.difference.p for slope in slopes])
+def _depth_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator[str]:
+    family = measure_interactions(runs, outcome, knob)
+    if family:
+        yield f"\nDo effects on {outcome} change with depth? (Holm over {counted(len(family), 'interaction')})"
+    for interaction in family:
+        by_chance = interaction.corrected_verdict != interaction.verdict
+        chance = "; not distinguishable among so many" if by_chance else ""
+        yield f"  {interaction_sentence(interaction)}{holm_text(interaction.p_holm)}{chance}"
+    slopes = measure_slopes(runs, outcome, knob)
     if slopes:
         yield f"\nDoes {outcome} run differently with depth? (Holm over {counted(len(slopes), 'slope')})"
-    for slope, p in zip(slopes, adjusted, strict=True):
-        yield f"  {slope_sentence(slope)}{'' if p is None else f'; Holm p {p:.2g}'}"
+    for slope in slopes:
+        yield f"  {slope_sentence(slope)}{'' if slope.p_holm is None else f'; Holm p {slope.p_holm:.2g}'}"
 
 
 # The chain
@@ -94,33 +89,32 @@ def _interaction_lines(runs: pd.DataFrame, outcome: str, knob: str | None, names
 
 def chain_lines(runs: pd.DataFrame, knobs: Sequence[Knob]) -> Iterator[str]:
     """Every link with its word and all that the word rests on; then what passes through mediators, by knob."""
-    evidence = weigh(runs)
-    if not evidence:
+    chain = weigh(runs)
+    if not chain:
         yield "no two quantities of the chain were measured in the same runs"
-    for one in evidence:
-        yield f"{one.within.cause} -> {one.within.effect}: {one.word}"
-        yield from (f"  {line}" for line in evidence_lines(one))
-    found = [one for knob in knobs for one in mediations(runs, knob)]
-    known = [one for one in found if one.share is not None]
-    if found:
+    for link in chain:
+        yield heading_of(link)
+        yield from (f"  {line}" for line in evidence_lines(link))
+    paths = [path for knob in knobs for path in mediations(runs, knob)]
+    shared = [path for path in paths if path.share is not None]
+    if paths:
         yield "\nHow much of a knob's effect passes through a mediator? (b mean(d_m) / mean(d_y); contexts resampled)"
-    yield from (f"  {_mediation_text(one)}" for one in known)
-    if len(found) > len(known):
-        yield f"  no total effect to share out, or no spread: {counted(len(found) - len(known), 'path')}"
+    yield from (f"  {_mediation_text(path)}" for path in shared)
+    if len(paths) > len(shared):
+        yield f"  no total effect to share out, or no spread: {counted(len(paths) - len(shared), 'path')}"
 
 
-def evidence_lines(one: Evidence) -> Iterator[str]:
+def heading_of(link: LinkEvidence) -> str:
+    return f"{link.cause} -> {link.effect}: {link.word}"
+
+
+def evidence_lines(link: LinkEvidence) -> Iterator[str]:
     """All that the word of a link rests on."""
-    yield from (_short(link_sentence(each)) for each in one.links)
-    yield _skill_text(one.skill)
-    yield from (_intervention_text(each) for each in one.interventions)
-    if not one.interventions:
+    yield from map(link_text, link.links)
+    yield _skill_text(link.skill)
+    yield from map(_intervention_text, link.interventions)
+    if not link.interventions:
         yield "no intervention moved this cause by itself in these runs"
-
-
-def _short(sentence: str) -> str:
-    """A link's sentence without its two names, which stand above it."""
-    return sentence.partition(", ")[2]
 
 
 def _skill_text(skill: Skill) -> str:
@@ -131,35 +125,32 @@ def _skill_text(skill: Skill) -> str:
     return f"held-out depths, each of {depths} predicted by the others: skill {skill.value:+.2f}{interval}"
 
 
-def _intervention_text(one: Intervention) -> str:
-    alone = "alone" if one.is_alone else "not shown to be alone"
-    left = "; ".join(f"{each.outcome} {estimate_text(each.effect, each.unit)}" for each in one.left)
+def _intervention_text(tried: InterventionEffect) -> str:
+    alone = "alone" if tried.is_alone else "not shown to be alone"
+    moved, left = tried.moved, [f"{one.outcome} {estimate_text(one.effect, one.unit)}" for one in tried.left]
+    sizes = "; ".join([estimate_text(moved.effect, moved.unit), *left])
     return (
-        f"intervention {one.moved.setting}: {one.moved.outcome} {one.moved.verdict} {alone} "
-        f"({estimate_text(one.moved.effect, one.moved.unit)}{f'; {left}' if left else ''}); "
-        f"{effect_text(one.effect)}"
+        f"intervention {moved.setting}: {moved.outcome} {moved.verdict} {alone} ({sizes}); {effect_text(tried.effect)}"
     )
 
 
-def _mediation_text(one: Mediation) -> str:
+def _mediation_text(path: Mediation) -> str:
     interval = "no interval from so few configurations"
-    if one.lo is not None and one.hi is not None:
-        interval = f"95% interval {one.lo:.2f} to {one.hi:.2f}"
+    if path.lo is not None and path.hi is not None:
+        interval = f"95% interval {path.lo:.2f} to {path.hi:.2f}"
     return (
-        f"{one.setting} vs {one.baseline} -> {one.mediator} -> {one.outcome}: share {one.share:.2f} ({interval}); "
-        f"{counted(one.total.n, 'pair')} in {counted(one.n_contexts, 'context')}"
+        f"{path.setting} vs {path.baseline} -> {path.mediator} -> {path.outcome}: share {path.share:.2f} ({interval}); "
+        f"{counted(path.total.n, 'pair')} in {counted(path.n_contexts, 'context')}"
     )
 
 
-def chain_table(evidence: Sequence[Evidence]) -> QueryResult:
+def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
     """One row per link and scope, with the link's word."""
     columns = ("cause", "effect", "word", "scope", "rho", "lo", "hi", "runs", "cells", "missing", "diverged")
     rows = []
-    for one in evidence:
-        for link in one.links:
-            counts = (link.n_runs, link.n_cells, link.n_missing, link.n_diverged)
-            rows.append((link.cause, link.effect, one.word, link.scope, link.rho, link.lo, link.hi, *counts))
-        skill, counts = one.skill, (one.within.n_runs, one.within.n_cells, one.within.n_missing, one.within.n_diverged)
-        names = (one.within.cause, one.within.effect, one.word, "held-out skill")
-        rows.append((*names, skill.value, skill.lo, skill.hi, *counts))
+    for one in chain:
+        head, skill = (one.cause, one.effect, one.word), one.skill
+        scopes = [(link.scope, link.rho, link.lo, link.hi, link) for link in one.links]
+        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, one.within)]:
+            rows.append((*head, *numbers, link.n_runs, link.n_cells, link.n_missing, link.n_diverged))
     return QueryResult(columns=columns, rows=tuple(rows))

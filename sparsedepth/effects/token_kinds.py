@@ -51,11 +51,11 @@ def token_kinds(tokens: pd.DataFrame) -> list[TokenKind]:
     return found
 
 
-def kind_sentence(found: TokenKind) -> str:
+def kind_sentence(kind: TokenKind) -> str:
     """'early stop: 8 tokens (0.4% of the sample); first in their sequence 100%, ...'."""
-    document = "unknown" if found.first_in_document is None else f"{found.first_in_document:.0%}"
-    ids = ", ".join(f"{token} ({share:.0%})" for token, share in found.commonest)
+    document = "unknown" if kind.first_in_document is None else f"{kind.first_in_document:.0%}"
+    ids = ", ".join(f"{token} ({share:.0%})" for token, share in kind.commonest)
     return (
-        f"{found.kind}: {counted(found.n, 'token')} ({found.share:.1%} of the sample); first in their sequence "
-        f"{found.first_in_sequence:.0%}, in their document {document}; commonest ids {ids}"
+        f"{kind.kind}: {counted(kind.n, 'token')} ({kind.share:.1%} of the sample); first in their sequence "
+        f"{kind.first_in_sequence:.0%}, in their document {document}; commonest ids {ids}"
     )

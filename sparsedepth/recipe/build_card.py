@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import BASES, contrasts, interactions, unit_of
+from sparsedepth.effects.contrast import contrasts, interactions
 from sparsedepth.effects.knobs import Knob, Plain, labels, plain, trained, tuned_fields
+from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import counted, effect_text, interaction_sentence
 from sparsedepth.files import digest, sha256
 from sparsedepth.recipe.card import (

@@ -21,7 +21,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import BASES, Contrast, compare, noise, values_of
+from sparsedepth.effects.contrast import Contrast, compare, noise
 from sparsedepth.effects.intervals import holm
 from sparsedepth.effects.knobs import (
     DERIVED,
@@ -37,6 +37,7 @@ from sparsedepth.effects.knobs import (
     trained,
     tuned_fields,
 )
+from sparsedepth.effects.pairs import BASES, values_of
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
 

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.contrast import Contrast, unit_of, values_of
+from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import Knob, Plain, labels, trained
+from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.card import Outcome
 from sparsedepth.recipe.choose import Recipe, Tested, compare_cells, derive

@@ -23,9 +23,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.contrast import Contrast, compare, contrasts, pairs
-from sparsedepth.effects.intervals import MIN_PAIRS, Estimate
+from sparsedepth.effects.contrast import Contrast, compare, contrasts
+from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, verdict_of
 from sparsedepth.effects.knobs import Knob
+from sparsedepth.effects.pairs import pairs
 from sparsedepth.store.student import t_critical, two_sided_p
 
 
@@ -50,7 +51,7 @@ def predicted(runs: pd.DataFrame, knob: Knob, objective: str, depth: int) -> lis
         floor = None
         if contrast.floor is not None and leverage is not None:
             floor = contrast.floor * math.sqrt(effect.n * leverage)
-        found.append(replace(contrast, n_layers=depth, effect=effect, floor=floor))
+        found.append(replace(contrast, n_layers=depth, effect=effect, floor=floor, verdict=verdict_of(effect, floor)))
     return found
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.effects.causal_evidence import Evidence, weigh
+from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.sentences import counted, sentence
-from sparsedepth.effects.text_report import evidence_lines
+from sparsedepth.effects.sentences import contrast_sentence, counted
+from sparsedepth.effects.text_report import evidence_lines, heading_of
 from sparsedepth.plan.definition_file import read_definition
 from sparsedepth.plots.runs import chosen, trained
 from sparsedepth.recipe.build_card import fill
@@ -96,9 +96,7 @@ def content(
         advice=advice,
         runs=runs_table,
         effects=table_of_effects(found) if found else None,
-        links=tuple(
-            (f"{one.within.cause} -> {one.within.effect}: {one.word}", tuple(evidence_lines(one))) for one in links
-        ),
+        links=tuple((heading_of(one), tuple(evidence_lines(one))) for one in links),
         failures=failures,
         methods=table_of_methods([*names, *(name for one in links for name in (one.within.cause, one.within.effect))]),
         provenance=table_of_provenance(runs),
@@ -154,7 +152,7 @@ def summarise(
     known: pd.DataFrame | None,
     advice: Advice | None,
     found: Sequence[Contrast],
-    links: Sequence[Evidence],
+    links: Sequence[LinkEvidence],
     failures: Table,
 ) -> list[str]:
     """What these runs say, in plain sentences, the most important first."""
@@ -171,7 +169,7 @@ def summarise(
     at_depth = sorted(
         (one for one in on_loss if (one.n_layers or 0) == deepest), key=lambda one: -abs(one.effect.mean or 0.0)
     )
-    said += [f"{sentence(one)}." for one in at_depth[:MOST_IN_SUMMARY]]
+    said += [f"{contrast_sentence(one)}." for one in at_depth[:MOST_IN_SUMMARY]]
     earned = sorted((one for one in links if one.word in SHOWS), key=lambda one: list(SHOWS).index(one.word))
     said += [_together(one) for one in earned[:MOST_IN_SUMMARY]]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
@@ -180,7 +178,7 @@ def summarise(
     return said
 
 
-def _together(one: Evidence) -> str:
+def _together(one: LinkEvidence) -> str:
     link = one.within
     assert link.rho is not None and link.lo is not None and link.hi is not None
     return (

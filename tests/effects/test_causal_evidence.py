@@ -30,12 +30,12 @@ def runs_with(sparser=0.0, slope=1.0, at_24=1.0, noise=0.02, seed=0):
 
 def test_a_cause_was_moved_alone_and_its_effect_with_it():
     found = weigh_link(runs_with(), *LINK)
-    (lever,) = found.interventions
-    assert (lever.moved.verdict, lever.effect.verdict, lever.is_alone) == ("lower", "higher", True)
+    (tried,) = found.interventions
+    assert (tried.moved.verdict, tried.effect.verdict, tried.is_alone) == ("lower", "higher", True)
     assert found.word == "causes"
 
 
-def test_a_lever_that_moves_something_else_too_shows_nothing():
+def test_an_intervention_that_moves_something_else_too_shows_nothing():
     found = weigh_link(runs_with(sparser=0.1), *LINK)
     assert [one.is_alone for one in found.interventions] == [False]
     assert found.word == "predicts"
@@ -64,7 +64,7 @@ def test_skill_by_hand():
 def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
     runs = runs_with(slope=0.0, noise=1.0, seed=5)
     assert weigh_link(runs, *LINK).word == "not distinguishable"
-    assert [(one.within.cause, one.within.effect) for one in weigh(runs)] == [
+    assert [(one.cause, one.effect) for one in weigh(runs)] == [
         ("weight_sparsity", "residual_variance_last"),
         ("attention_sparsity_rel", "residual_variance_last"),
         LINK,

@@ -8,8 +8,9 @@ import pytest
 from frames import config_of, grid, knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import compare, contrasts, interactions, noise, pairs
+from sparsedepth.effects.contrast import compare, contrasts, interactions, noise
 from sparsedepth.effects.knobs import depth_knob
+from sparsedepth.effects.pairs import pairs
 
 LOSS = {
     # (depth_scale, seed): val_loss
@@ -164,9 +165,9 @@ def test_interaction_with_depth_by_hand():
 
     runs = grid({"n_layers": [12, 24], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}, outcome)
     (found,) = interactions(runs, knob_of(runs, "depth_scale"), "val_loss")
-    assert (found.shallow, found.deep, found.difference.n) == (12, 24, 3)
-    assert found.difference.mean == pytest.approx(-0.3)
-    assert found.difference.lo == pytest.approx(-0.3 - 4.30265 * 0.1, abs=1e-4)  # s = sqrt(.03) and s / sqrt(3) = .1
+    assert (found.shallow, found.deep, found.effect.n) == (12, 24, 3)
+    assert found.effect.mean == pytest.approx(-0.3)
+    assert found.effect.lo == pytest.approx(-0.3 - 4.30265 * 0.1, abs=1e-4)  # s = sqrt(.03) and s / sqrt(3) = .1
     assert found.verdict == "not distinguishable"
 
 

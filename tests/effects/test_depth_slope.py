@@ -31,13 +31,13 @@ def test_a_slope_contrast_by_hand():
     # per doubling: -.10 in every line of 4 heads; -.11, -.12, -.13 of 1: differences -.01, -.02, -.03
     assert found.at_baseline.slope.mean == pytest.approx(-0.10)
     assert found.at_setting.slope.mean == pytest.approx(-0.12)
-    assert found.difference.mean == pytest.approx(-0.02)
-    assert found.difference.hi == pytest.approx(-0.02 + 4.30265 * 0.01 / math.sqrt(3), abs=1e-6)
+    assert found.effect.mean == pytest.approx(-0.02)
+    assert found.effect.hi == pytest.approx(-0.02 + 4.30265 * 0.01 / math.sqrt(3), abs=1e-6)
     # noise: cells of 4 heads have sd .02, those of 1 head .02, .01, 0; Sxx = 1 + 0 + 1 = 2, so a difference has noise^2
     noise = math.sqrt((3 * 0.0004 + 0.0004 + 0.0001 + 0) / 6)
     assert found.floor == pytest.approx(2.17881 * noise * math.sqrt(3 * 2 / 2) / 3, rel=1e-4)  # t with 12 df
     assert found.verdict == "not distinguishable"
-    assert (found.n_seeds, found.difference.n, found.at_setting.depths) == (3, 3, (4, 8, 16))
+    assert (found.n_seeds, found.effect.n, found.at_setting.depths) == (3, 3, (4, 8, 16))
     assert (found.at_setting.exponent, found.exponent_difference) == (None, None)
     said = slope_sentence(found)
     assert said.startswith(
@@ -51,7 +51,7 @@ def test_a_clear_difference_is_called():
     runs = by_hand()
     steep = (runs["n_kv_heads"] == 1) * np.log2(runs["n_layers"])
     (found,) = depth_slopes(runs.assign(val_loss=runs["val_loss"] - 0.2 * steep), knob_of(runs, "n_kv_heads"))
-    assert found.verdict == "lower" and found.difference.mean == pytest.approx(-0.22)
+    assert found.verdict == "lower" and found.effect.mean == pytest.approx(-0.22)
     (other,) = depth_slopes(runs.assign(val_loss=runs["val_loss"] + 0.2 * steep), knob_of(runs, "n_kv_heads"))
     assert other.verdict == "higher"
 
@@ -61,8 +61,8 @@ def test_lines_are_cut_to_the_depths_that_both_have():
     runs.loc[(runs["n_kv_heads"] == 1) & (runs["n_layers"] == 16) & (runs["seed"] == 0), "outcome"] = "diverged"
     runs.loc[(runs["n_kv_heads"] == 4) & (runs["n_layers"] > 4) & (runs["seed"] == 2), "val_loss"] = None
     (found,) = depth_slopes(runs, knob_of(runs, "n_kv_heads"))
-    assert found.difference.n == 2  # seed 2 has one depth left, and no slope
-    assert found.difference.mean == pytest.approx((-0.01 - 0.02) / 2)
+    assert found.effect.n == 2  # seed 2 has one depth left, and no slope
+    assert found.effect.mean == pytest.approx((-0.01 - 0.02) / 2)
     assert found.n_diverged == 1 and "1 run diverged" in slope_sentence(found)
 
 
@@ -72,7 +72,7 @@ def test_other_choices_are_matched():
     runs.loc[runs["n_kv_heads"] == 1, "depth_scale"] = "lns"
     runs.loc[runs["seed"] == 0, "depth_scale"] = "none"
     (found,) = depth_slopes(runs, knob_of(runs, "n_kv_heads"))
-    assert found.difference.n == 1
+    assert found.effect.n == 1
 
 
 def test_one_depth_has_no_slope():
@@ -131,7 +131,7 @@ def test_intervals_cover_and_noise_is_seldom_called():
         noise = 0.01 * generator.standard_normal(len(runs))
         (found,) = depth_slopes(runs.assign(val_loss=runs["val_loss"] + noise), knob)
         exponent = found.at_setting.exponent
-        covered.append((found.difference.covers(0), found.exponent_difference.covers(0), exponent.lo < 1 < exponent.hi))
+        covered.append((found.effect.covers(0), found.exponent_difference.covers(0), exponent.lo < 1 < exponent.hi))
         called.append(found.verdict != "not distinguishable")
     assert (np.mean(covered, axis=0) >= 0.87).all(), np.mean(covered, axis=0)
     assert np.mean(called) <= 0.10, np.mean(called)

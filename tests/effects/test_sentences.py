@@ -7,7 +7,7 @@ from synthetic import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import contrasts, interactions
-from sparsedepth.effects.sentences import answer, interaction_sentence, link_sentence, sentence
+from sparsedepth.effects.sentences import answer, contrast_sentence, interaction_sentence, link_text
 
 SIZES = {"params_total": 1000, "params_active": 1000, "train_flops": 1e9, "tokens_trained": 2048}
 
@@ -24,7 +24,7 @@ def only(runs, outcome):
 
 def test_a_distinguishable_effect():
     runs = runs_with(lambda lns, seed: {"val_loss": 3 + 0.01 * seed - (0.1 + 0.001 * seed) * lns})
-    assert sentence(only(runs, "val_loss")) == (
+    assert contrast_sentence(only(runs, "val_loss")) == (
         "n_layers=12, depth_scale=lns vs depth_scale=none: val_loss lower: -0.101 nat/token (95% interval -0.103 to "
         "-0.0985); 3 pairs, 3 seeds, noise floor 0.0216. Matched: tokens, params_total, params_active, flops"
     )
@@ -34,7 +34,7 @@ def test_variance_is_told_as_a_ratio_and_an_unmatched_basis_is_named():
     runs = runs_with(
         lambda lns, seed: {"residual_variance_last": (100 + seed) / (1 + lns), "train_flops": 1e9 * (1 + lns)}
     )
-    text = sentence(only(runs, "residual_variance_last"))
+    text = contrast_sentence(only(runs, "residual_variance_last"))
     assert "residual_variance_last lower: x0.5 (95% interval x0.5 to x0.5)" in text
     assert text.endswith("Matched: tokens, params_total, params_active; setting / baseline: flops 2")
 
@@ -44,10 +44,12 @@ def test_divergence_and_missing_numbers_are_said():
     runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] > 0), "outcome"] = "diverged"
     assert (
         "(no interval from so few); 1 pair, 1 seed, no noise floor (one seed); diverged: 2 of the setting, 0"
-        in sentence(only(runs, "val_loss"))
+        in contrast_sentence(only(runs, "val_loss"))
     )
-    assert sentence(only(runs, "causal_score")).endswith("causal_score unknown; diverged: 2 of the setting, 0 of the "
-        "baseline; not measured in 1 pair")  # fmt: skip
+    unknown = contrast_sentence(only(runs, "causal_score"))
+    assert unknown.endswith(
+        "causal_score unknown; diverged: 2 of the setting, 0 of the baseline; not measured in 1 pair"
+    )
 
 
 def test_interactions_and_links():
@@ -59,8 +61,8 @@ def test_interactions_and_links():
     )
     counts = {"n_runs": 24, "n_cells": 8, "n_missing": 0, "n_diverged": 1}
     one = Link(cause="usefulness", effect="val_loss", scope="pooled", rho=-0.5, lo=-0.8, hi=-0.1, **counts)
-    assert link_sentence(one) == (
-        "usefulness -> val_loss, pooled: associated: rho -0.50 (95% interval -0.80 to -0.10); 24 runs in 8 cells; "
+    assert link_text(one) == (
+        "pooled: associated: rho -0.50 (95% interval -0.80 to -0.10); 24 runs in 8 cells; "
         "left out: 0 not measured, 1 diverged"
     )
 

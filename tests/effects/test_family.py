@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from frames import config_of, grid, knob_of, runs_frame
 
-from sparsedepth.effects import report
-from sparsedepth.effects.contrast import BASES, contrasts, contrasts_on_bases, pairs
-from sparsedepth.effects.intervals import holm
-from sparsedepth.effects.report import corrected, effects_table, measure_effects, measure_interactions
+from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
+from sparsedepth.effects.family import effects_table, family_of, measure_effects, measure_interactions
+from sparsedepth.effects.intervals import correct, holm
+from sparsedepth.effects.pairs import BASES, pairs
 
 
 def experts(train_tokens, n_experts, seed, loss):
@@ -27,14 +27,14 @@ def two_budgets():
 
 def test_each_basis_pairs_the_runs_that_agree_in_it(two_budgets):
     found = measure_effects(two_budgets, "val_loss", "n_experts")
-    told = {one.basis: one.contrast and one.contrast.effect.mean for one in found}
+    told = {one.basis: one.effect.mean for one in found}
     assert told == {
         "tokens": pytest.approx(-0.2),
         "params_total": None,
         "params_active": pytest.approx(-0.2),  # made up equal
         "flops": pytest.approx(0.1),
     }
-    assert all(one.contrast is None or one.contrast.matches(one.basis) for one in found)
+    assert all(one.matches(one.basis) == one.has_pairs for one in found)
     assert [row[6] for row in effects_table(found).rows if row[4] == "params_total"] == ["no matched runs"]
 
 
@@ -72,11 +72,11 @@ def test_holm_is_taken_over_all_knobs_even_if_one_is_shown():
 
     runs = grid({"depth_scale": ["none", "lns"], "n_kv_heads": [4, 2, 1], "seed": range(4)}, outcome)
     whole = [one for one in measure_effects(runs) if one.basis == "tokens"]
-    p_values = [one.contrast.effect.p for one in whole if one.contrast]
+    p_values = [one.effect.p for one in whole if one.effect.p is not None]
     assert len(whole) == 3 and [one.p_holm for one in whole] == holm(p_values)
     shown = [one for one in measure_effects(runs, knob="depth_scale") if one.basis == "tokens"]
-    assert shown == [one for one in whole if one.knob.name == "depth_scale"]
-    assert [one.verdict for one in shown] == ["lower"]
+    assert shown == [one for one in whole if one.knob == "depth_scale"]
+    assert [one.corrected_verdict for one in shown] == ["lower"]
 
 
 def test_interactions_are_corrected_together():
@@ -86,11 +86,11 @@ def test_interactions_are_corrected_together():
 
     axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": range(3)}
     found = measure_interactions(grid(axes, outcome))
-    assert {one.interaction.knob: one.verdict for one in found} == {
+    assert {one.knob: one.corrected_verdict for one in found} == {
         "depth_scale": "lower",
         "n_kv_heads": "not distinguishable",
     }
-    assert [one.p_holm for one in found] == corrected([one.interaction.difference.p for one in found])
+    assert found == correct(found) and [one.p_holm for one in found] == holm([one.effect.p for one in found])
 
 
 def test_wrong_questions_are_refused(two_budgets):
@@ -138,12 +138,12 @@ def test_without_an_effect_a_store_claims_one_in_at_most_5_percent():
             assert one.n_layers is not None
             by_depth[one.n_layers][at][1]["tokens"].append(one)
     claims = [
-        [one for one in report._on_basis(family, "val_loss", "tokens") if one.verdict != "not distinguishable"]
-        for family in by_depth.values()
+        [one for one in family_of(by_knob, "tokens") if one.corrected_verdict != "not distinguishable"]
+        for by_knob in by_depth.values()
     ]
     uncorrected = [
-        any(one.verdict != "not distinguishable" for _, found in family for one in found["tokens"])
-        for family in by_depth.values()
+        any(one.verdict != "not distinguishable" for _, found in by_knob for one in found["tokens"])
+        for by_knob in by_depth.values()
     ]
     assert np.mean([bool(one) for one in claims]) <= 0.05
     assert np.mean(uncorrected) > 0.10

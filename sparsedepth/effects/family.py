@@ -1,0 +1,134 @@
+"""Every effect that a store shows: each knob at each depth on four bases, and its interaction with depth.
+
+Many comparisons are made at once, so that some stand out by chance. p-values are Holm's, over all contrasts of one
+outcome on one basis (over all interactions; over all depth slopes): in at most 5% of stores without any effect is a
+single one called 'lower' or 'higher' on that basis. A corrected verdict needs three things: the interval excludes 0,
+the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not distinguishable'.
+
+Intervals are Student's, over pairs. A bootstrap over 3 to 8 seeds covers too seldom (see `intervals`); with many pairs
+the two agree.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sparsedepth.effects.contrast import Contrast, Interaction, contrasts_on_bases, interactions
+from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
+from sparsedepth.effects.intervals import correct, estimate
+from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, design_of, find_knobs, trained
+from sparsedepth.effects.pairs import BASES, unit_of
+from sparsedepth.store.query_result import QueryResult
+
+
+def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
+    """Every setting of every knob (depth last) at every depth on every basis; of one knob, with a name. All of them
+    make up the family that p-values are corrected for. A contrast without pairs: no two runs match on its basis.
+
+    Raises ValueError for an outcome that is no number of `runs`, or a knob that these runs do not vary.
+    """
+    unit_of(outcome)
+    runs = needed(runs, outcome)
+    knobs = all_knobs(runs)
+    wanted = {each.name for each in choose(knobs, knob)}
+    design = design_of(runs)
+    by_knob = [(each, contrasts_on_bases(runs, each, outcome, design)) for each in knobs]
+    return [effect for basis in BASES for effect in family_of(by_knob, basis) if effect.knob in wanted]
+
+
+def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contrast]]]], basis: str) -> list[Contrast]:
+    """The contrasts on a basis, corrected together: one at every place where any basis, or none, has a pair."""
+    family = []
+    for knob, by_basis in by_knob:
+        places = {(one.n_layers, one.setting): one for contrasts in by_basis.values() for one in contrasts}
+        here = {(one.n_layers, one.setting): one for one in by_basis[basis]}
+        order = list(knob.settings)
+        for place in sorted(places, key=lambda place: (place[0] or 0, order.index(place[1]))):
+            family.append(here.get(place) or _without_pairs(places[place], basis))
+    return correct(family)
+
+
+def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
+    """The same setting at the same depth on a basis on which no two runs match."""
+    nothing = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing", "noise_df"), 0)
+    unknown = dict.fromkeys(("baseline_mean", "noise", "floor"))
+    return replace(
+        contrast,
+        basis=basis,
+        effect=estimate([]),
+        verdict="not distinguishable",
+        ratios=dict.fromkeys(BASES),
+        run_ids=(),
+        **nothing,
+        **unknown,
+    )
+
+
+def measure_interactions(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Interaction]:
+    """Every knob x depth interaction, corrected over all knobs; of one knob, with a name. Raises as above."""
+    runs = needed(runs, outcome)
+    wanted = {each.name for each in choose(all_knobs(runs), knob)}
+    family = correct([one for each in find_knobs(runs) for one in interactions(runs, each, outcome)])
+    return [one for one in family if one.knob in wanted]
+
+
+def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:
+    """Every setting's slope in depth against its baseline's, corrected over the knobs shown. Raises as above."""
+    runs = needed(runs, outcome)
+    wanted = {each.name for each in choose(all_knobs(runs), knob)}
+    return correct([s for each in find_knobs(runs) if each.name in wanted for s in depth_slopes(runs, each, outcome)])
+
+
+def all_knobs(runs: pd.DataFrame) -> list[Knob]:
+    """The knobs, and depth last."""
+    depth = depth_knob(runs)
+    return [*find_knobs(runs), *([depth] if depth else [])]
+
+
+def needed(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """The rows and columns that contrasts look at: frames of 200 columns are slow to cut."""
+    runs = trained(runs)
+    sizes = (
+        "n_heads",
+        "n_kv_heads",
+        "d_model",
+        "d_ff",
+        "d_expert",
+        "n_experts",
+        "top_k",
+        "n_shared_experts",
+        "n_layers",
+    )
+    facts = ("run_id", "cell_id", "seed", "outcome", "model", "tuning", "tuned_fields")
+    names = dict.fromkeys((*facts, outcome, *BASES.values(), *sizes, *chosen_fields(runs)))
+    runs = runs[[name for name in names if name in runs.columns]]
+    # Arrow's strings are slow to walk one by one, which is what keys and labels do.
+    return runs.astype({name: object for name, kind in runs.dtypes.items() if isinstance(kind, pd.StringDtype)})
+
+
+def choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
+    """All knobs, or the one that a field belongs to. Raises ValueError."""
+    chosen = [knob for knob in knobs if name is None or name in knob.fields]
+    if not chosen:
+        known = ", ".join(knob.name for knob in knobs)
+        raise ValueError(
+            f"no two runs differ in {name} alone; these runs vary: {known}"
+            if known
+            else "no two runs differ in one field alone: there is no effect to show; run a sweep"
+        )
+    return chosen
+
+
+def effects_table(effects: Iterable[Contrast]) -> QueryResult:
+    """One row per effect; NULL where there is no matched pair, or too few."""
+    columns = ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict", "effect", "lo", "hi", "unit")
+    columns += ("p", "p_holm", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged", "at_edge")
+    rows = []
+    for one in effects:
+        verdict = one.corrected_verdict if one.has_pairs else "no matched runs"
+        place = (one.knob, one.setting, one.baseline, one.n_layers, one.basis, one.outcome, verdict)
+        size = (one.effect.mean, one.effect.lo, one.effect.hi, one.unit, one.effect.p, one.p_holm)
+        left_out = (one.n_diverged, one.n_at_edge) if one.has_pairs else (None, None)
+        rows.append((*place, *size, one.noise, one.floor, one.baseline_mean, one.effect.n, one.n_seeds, *left_out))
+    return QueryResult(columns=columns, rows=tuple(rows))

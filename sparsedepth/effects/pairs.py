@@ -1,0 +1,123 @@
+"""Matched pairs: two runs that differ in one knob's setting and in nothing else that could matter.
+
+A pair is two runs with the same seed, the same depth and the same value of every other field, one at the knob's
+baseline and one at another setting. Variances are compared as ratios: their difference is taken between natural
+logarithms.
+
+On a *basis* (equal tokens, FLOPs, total or active parameters) only pairs that agree in it to 1% count, and the fields
+that a sweep moves to get there (COMPENSATES) may differ as well: a setting that costs more per token may stand beside a
+baseline that trained longer. Every comparison is between ends of schedules; nothing is interpolated along a curve.
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.effects.knobs import Design, Knob, design_of, keys, labels, trained
+
+LOGGED = ("residual_variance_last", "residual_variance_growth")
+"""Positive outcomes that range over orders of magnitude."""
+
+BASES = {
+    "tokens": "tokens_trained",
+    "params_total": "params_total",
+    "params_active": "params_active",
+    "flops": "train_flops",
+}
+"""What two runs can have in common, by the name that a sweep's `matched` uses -> the column that tells."""
+MATCH_TOLERANCE = 0.01
+"""A basis counts as matched if every pair agrees to 1%."""
+SIZES = ("d_model", "d_ff", "d_expert")
+COMPENSATES: dict[str, tuple[str, ...]] = {
+    "tokens": (),
+    "params_total": SIZES,
+    "params_active": SIZES,
+    "flops": (*SIZES, "train_tokens"),
+}
+"""Basis -> what two runs that agree in it may differ in, beside the knob."""
+
+
+def unit_of(outcome: str) -> str:
+    """The unit of a difference in this outcome. Raises ValueError for a name that is no number of `runs`."""
+    quantity = quantities.run_quantity(outcome)
+    if quantity is None or quantity.sql_type == "VARCHAR":
+        numbers = [one.name for one in quantities.RUNS if one.sql_type == "DOUBLE"]
+        known = ", ".join(name for name in numbers if not name.endswith(("_lo", "_hi")))
+        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; choose one of: {known}")
+    return "ln ratio" if outcome in LOGGED else quantity.unit
+
+
+def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
+    """The outcome on the scale on which it is compared; NaN where it is missing or the run diverged."""
+    values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
+    if outcome in LOGGED:
+        values = np.log(values.where(values > 0))
+    return values.where(runs["outcome"] == "ok")
+
+
+def pairs(
+    runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None, design: Design | None = None
+) -> pd.DataFrame:
+    """Every matched pair of a knob, one row each; on a basis, those that agree in it, every run in one pair at most.
+    `design` is that of these runs, where it is known already.
+
+    Columns: setting, n_layers, seed, match (everything else but depth, as a key), run_id, cell_id, value (on the
+    compared scale), difference, diverged, at_edge (of either run), one ratio per basis; n_layers_baseline,
+    run_id_baseline, cell_id_baseline, baseline (its value), diverged_baseline.
+    """
+    unit_of(outcome)
+    side = _sides(trained(runs), knob, outcome, basis, design or design_of(runs))
+    base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "seed"])
+    rest = side[side["setting"] != knob.baseline]
+    found = rest.merge(base, on="context", suffixes=("", "_baseline"))
+    for name in BASES:
+        found[name] = found[name] / found[f"{name}_baseline"]
+    if basis is not None:
+        found = _nearest(found, basis)
+    found["difference"] = found["value"] - found["value_baseline"]
+    found["at_edge"] = found["at_edge"] | found["at_edge_baseline"]
+    named = found.rename(columns={"value_baseline": "baseline"})
+    kept = ["setting", "n_layers", "n_layers_baseline", "seed", "match", "run_id", "run_id_baseline", "cell_id"]
+    kept += ["cell_id_baseline", "value", "baseline", "difference", "diverged", "diverged_baseline", "at_edge"]
+    return named[[*kept, *BASES]]
+
+
+def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, design: Design) -> pd.DataFrame:
+    """One row per run that can be half of a pair; two runs of one `context` may be paired."""
+    at_depth = {"n_layers", *design.with_depth}
+    free = {*knob.fields, *(COMPENSATES[basis] if basis else ())}
+    others = [name for name in design.chosen if name not in free]
+    side = pd.DataFrame(
+        {
+            "setting": labels(runs, knob),
+            "context": keys(runs, others),
+            "match": keys(runs, [name for name in others if name not in at_depth]),
+            "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
+            "n_layers": runs["n_layers"].astype(int),
+            "seed": runs["seed"],
+            "run_id": runs["run_id"],
+            "cell_id": runs["cell_id"],
+            "value": values_of(runs, outcome),
+            "diverged": runs["outcome"] == "diverged",
+            "at_edge": runs["tuning"] == "edge" if "tuning" in runs.columns else False,
+            **{name: pd.to_numeric(runs[column], errors="coerce").astype(float) for name, column in BASES.items()},
+        }
+    )
+    return side.drop_duplicates(["context", "setting", "size"])
+
+
+def _nearest(found: pd.DataFrame, basis: str) -> pd.DataFrame:
+    """The pairs that agree in a basis: of those that share a run, the one of equal sizes, else the nearest."""
+    gap = (found[basis] - 1).abs()
+    found = found.assign(gap=gap, moved=found["size"] != found["size_baseline"])[gap <= MATCH_TOLERANCE]
+    found = found.sort_values(["moved", "gap", "run_id", "run_id_baseline"]).drop_duplicates("run_id")
+    return found.drop_duplicates(["setting", "run_id_baseline"]).sort_index()
+
+
+def rounding_sd(outcome: str, *depths: int) -> float:
+    """Standard deviation that rounding alone gives a difference of runs at these depths: usefulness counts layers, so
+    it moves in steps h of 1/n_layers, and seeds may agree by chance. A rounding error has variance h^2 / 12."""
+    steps = {"usefulness": [1 / depth for depth in depths], "effective_layers": [1.0 for _ in depths]}.get(outcome, [])
+    return math.sqrt(sum(step**2 for step in steps) / 12)
