@@ -2,9 +2,9 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from sparsedepth.scaling.fit import Fit
     from sparsedepth.scaling.tables import Report
+    from sparsedepth.scaling.uncertainty import Bootstrap
 
 COLUMNS = "model_size, num_tokens, d_model, n_layers, loss"
 Source = Annotated[Path, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
@@ -35,9 +36,9 @@ def register(parent: typer.Typer) -> None:
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
     fit: "Fit"
+    boot: "Bootstrap | None"
     all_points: "pd.DataFrame"
     """With those that were left out."""
-    warnings: tuple[str, ...]
 
 
 @app.command()
@@ -60,18 +61,17 @@ def fit(
     from sparsedepth.scaling.tables import Report
 
     _check_format(format)
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, starts, seed)
-    found = fitted.fit
-    free = [name for name in found.law.names if name.startswith("a_") and name not in found.law.fixed]
+    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, bootstrap, seed, starts)
+    law_fit = fitted.fit
+    free = [name for name in law_fit.law.names if name.startswith("a_") and name not in law_fit.law.fixed]
     report = Report(
         source=str(source),
-        fit=found,
+        fit=law_fit,
         n_excluded=exclude_highest,
-        boot=uncertainty.bootstrap(found, bootstrap, seed) if bootstrap else None,
-        profiles={name: uncertainty.profile(found, name) for name in free},
-        held_out=uncertainty.held_out(found, min(folds, found.n_points), seed) if folds else None,
-        scan=uncertainty.exclusion_scan(fitted.all_points, found.law) if scan else (),
-        warnings=fitted.warnings,
+        boot=fitted.boot,
+        profiles={name: uncertainty.profile(law_fit, name) for name in free},
+        held_out=uncertainty.held_out(law_fit, min(folds, law_fit.n_points), seed) if folds else None,
+        scan=uncertainty.exclusion_scan(fitted.all_points, law_fit.law) if scan else (),
     )
     _print_report(report, format)
 
@@ -92,11 +92,10 @@ def plot(
 ) -> None:
     """Draw the parts of the law, each with the points less the other parts, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
-    from sparsedepth.scaling.uncertainty import bootstrap as refit
 
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, seed=seed)
-    data = draw_law(fitted.fit, refit(fitted.fit, bootstrap, seed) if bootstrap else None, out)
-    for warning in fitted.warnings:
+    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, bootstrap, seed)
+    data = draw_law(fitted.fit, fitted.boot, out)
+    for warning in fitted.fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
@@ -118,28 +117,26 @@ def optimum(
     """The width and depth that the fitted law puts lowest at a parameter budget."""
     from sparsedepth.scaling.optimum import optimum as best_shape
     from sparsedepth.scaling.tables import optimum_table
-    from sparsedepth.scaling.uncertainty import bootstrap as refit
     from sparsedepth.store.render import render
 
     _check_format(format)
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, seed=seed)
-    found = best_shape(fitted.fit, refit(fitted.fit, bootstrap, seed) if bootstrap else None, params, tokens)
-    aside = sys.stdout if format == "table" else sys.stderr
-    sizes = found.sizes
+    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, bootstrap, seed)
+    shape = best_shape(fitted.fit, fitted.boot, params, tokens)
+    aside, sizes = _aside(format), shape.sizes
     print(
         f"{fitted.fit.law.text()}\nat {params:.4g} parameters = {sizes.block:.3g} d_model^2 n_layers + "
         f"{sizes.table:.4g} d_model (from the points, to {sizes.worst:.1%} at worst)",
         file=aside,
     )
-    print(render(optimum_table(found), format))
-    if found.loss is None:
+    print(render(optimum_table(shape), format))
+    if shape.loss is None:
         print("loss: give --tokens, since the law has a data term", file=aside)
-    if found.n_at_edge:
+    if shape.n_at_edge:
         print(
-            f"{found.n_at_edge} bootstrap refits have no best shape; they stand in the intervals at the edge",
+            f"{shape.n_at_edge} bootstrap refits have no best shape; they stand in the intervals at the edge",
             file=aside,
         )
-    for warning in (*found.warnings, *fitted.warnings):
+    for warning in (*shape.warnings, *fitted.fit.warnings):
         print(f"warning: {warning}", file=aside)
 
 
@@ -150,13 +147,15 @@ def _fitted(
     without: list[str] | None,
     n_excluded: int,
     where: str | None,
+    n_replicates: int,
+    seed: int,
     starts: int = 60,
-    seed: int = 0,
 ) -> Fitted:
     """The law of the options at the source's points."""
     from sparsedepth.scaling.fit import fit as fit_law
     from sparsedepth.scaling.law import TERMS, Law
     from sparsedepth.scaling.points import exclude_highest, other_differences, read_points
+    from sparsedepth.scaling.uncertainty import bootstrap
 
     left_out = set(without or ())
     if unknown := left_out - {term.name for term in TERMS}:
@@ -167,23 +166,23 @@ def _fitted(
         minus_layers=minus_layers,
     )
     points = read_points(source, where)
-    found = fit_law(exclude_highest(points, n_excluded), law, starts, seed)
-    warnings = found.warnings
+    law_fit = fit_law(exclude_highest(points, n_excluded), law, starts, seed)
     if source.is_dir() and (names := other_differences(source, where)):
-        warnings += (f"runs also differ in {', '.join(names)}, which the law does not know; narrow with --where",)
-    return Fitted(fit=found, all_points=points, warnings=warnings)
+        warning = f"runs also differ in {', '.join(names)}, which the law does not know; narrow with --where"
+        law_fit = replace(law_fit, warnings=(*law_fit.warnings, warning))
+    return Fitted(fit=law_fit, boot=bootstrap(law_fit, n_replicates, seed) if n_replicates else None, all_points=points)
 
 
 def _exponents(texts: list[str]) -> dict[str, float]:
     """'a_l=1' -> {'a_l': 1.0}. Raises ValueError."""
-    found = {}
+    values = {}
     for text in texts:
         name, _, value = text.partition("=")
         try:
-            found[name] = float(value)
+            values[name] = float(value)
         except ValueError:
             raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1") from None
-    return found
+    return values
 
 
 def _check_format(format: str) -> None:
@@ -200,11 +199,15 @@ def _print_report(report: "Report", format: str) -> None:
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))
         return
-    aside = sys.stdout if format == "table" else sys.stderr
-    for line in heading(report):
-        print(line, file=aside)
+    aside = _aside(format)
+    print(*heading(report), sep="\n", file=aside)
     print(render(parameter_table(report), format))
     if report.scan:
         print(f"\n{render(scan_table(report.scan), format)}")
     for line in closing(report):
         print(line, file=aside)
+
+
+def _aside(format: str) -> TextIO:
+    """Where the remarks go: away from a table for programs."""
+    return sys.stdout if format == "table" else sys.stderr

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from sparsedepth.scaling.law import Design, Law, Term, coefficients, design
+from sparsedepth.scaling.law import Design, Law, Stated, Term, design
 from sparsedepth.scaling.solve import covariance, solve
 
 LEVEL = 0.95
@@ -88,42 +88,22 @@ class Fit:
 
     def parameters(self) -> list[Parameter]:
         """Coefficients, exponents, E, and what each term adds at the geometric mean of its predictor."""
-        found: list[Parameter] = []
-        for k, term in enumerate(self.law.terms):
-            found.append(self._positive(f"c_{term.symbol}", f"nat/token x ({term.unit})^a", self._combination(k, True)))
-            found.append(self._plain(f"a_{term.symbol}"))
-        found.append(self._positive("E", "nat/token", self._unit("e")))
-        for k, term in enumerate(self.law.terms):
-            found.append(self._positive(f"{term.name}_part", "nat/token at mean", self._combination(k, False)))
-        return found
+        return [self._parameter(stated) for stated in self.plan.stated()]
 
-    def _unit(self, name: str) -> np.ndarray:
-        return np.eye(len(self.theta))[self.law.index(name)]
-
-    def _combination(self, k: int, at_one: bool) -> np.ndarray:
-        """ln of a term at predictor 1, or at the geometric mean, as a sum of parameters."""
-        symbol = self.law.terms[k].symbol
-        shift = self.plan.centre[k] if at_one else 0.0
-        return self._unit(f"g_{symbol}") + shift * self._unit(f"a_{symbol}")
-
-    def _error(self, by_P: np.ndarray) -> float | None:
-        used = np.flatnonzero(by_P)  # the others may be NaN
-        variance = float(by_P[used] @ self.covariance[np.ix_(used, used)] @ by_P[used])
-        return float(np.sqrt(variance)) if np.isfinite(variance) and variance > 0 else None
-
-    def _plain(self, name: str) -> Parameter:
-        value, error = float(self.theta[self.law.index(name)]), self._error(self._unit(name))
-        half = None if error is None else self.t_critical * error
-        ends = (None, None) if half is None else (value - half, value + half)
-        return Parameter(name=name, unit="1", value=value, stderr=error, lo=ends[0], hi=ends[1])
-
-    def _positive(self, name: str, unit: str, by_P: np.ndarray) -> Parameter:
-        value, error = float(np.exp(by_P @ self.theta)), self._error(by_P)
+    def _parameter(self, stated: Stated) -> Parameter:
+        value, error = float(stated.of(self.theta)), self._error(stated.weights)
         if error is None:
-            return Parameter(name=name, unit=unit, value=value, stderr=None, lo=None, hi=None)
+            return Parameter(name=stated.name, unit=stated.unit, value=value, stderr=None, lo=None, hi=None)
         half = min(self.t_critical * error, 300.0)  # beyond that exp overflows, and nothing is known of the value
-        lo, hi = (float(np.exp(by_P @ self.theta + sign * half)) for sign in (-1, 1))
-        return Parameter(name=name, unit=unit, value=value, stderr=value * error, lo=lo, hi=hi)
+        lo, hi = (float(stated.value(stated.weights @ self.theta + sign * half)) for sign in (-1, 1))
+        stderr = value * error if stated.is_log else error
+        return Parameter(name=stated.name, unit=stated.unit, value=value, stderr=stderr, lo=lo, hi=hi)
+
+    def _error(self, weights_P: np.ndarray) -> float | None:
+        """The standard error of a sum of parameters."""
+        used = np.flatnonzero(weights_P)  # the others may be NaN
+        variance = float(weights_P[used] @ self.covariance[np.ix_(used, used)] @ weights_P[used])
+        return float(np.sqrt(variance)) if np.isfinite(variance) and variance > 0 else None
 
     @property
     def t_critical(self) -> float:
@@ -141,23 +121,23 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     n_free = int(law.free.sum())
     if len(points) <= n_free:
         raise ValueError(f"{len(points)} points cannot fit {n_free} parameters; add points, fix or leave out terms")
-    found = solve(plan, starts(plan, n_starts, np.random.default_rng(seed)))
-    one = found.best()
-    covariance_RPP, condition_R = covariance(plan, one)
-    cost = float(one.cost[0])
+    solutions = solve(plan, starts(plan, n_starts, np.random.default_rng(seed)))
+    best = solutions.best()
+    covariance_RPP, condition_R = covariance(plan, best)
+    cost = float(best.cost[0])
     draft = Fit(
         plan=plan,
         points=points,
-        theta=one.theta[0],
+        theta=best.theta[0],
         covariance=covariance_RPP[0],
         cost=cost,
-        gradient=float(one.gradient[0]),
+        gradient=float(best.gradient[0]),
         n_starts=n_starts,
-        n_reached=int((found.cost <= cost * (1 + SAME) + 1e-24).sum()),
+        n_reached=int((solutions.cost <= cost * (1 + SAME) + 1e-24).sum()),
         condition=float(condition_R[0]),
         warnings=tuple(dropped),
     )
-    return replace(draft, warnings=(*draft.warnings, *_doubts(draft, bool(one.converged[0]))))
+    return replace(draft, warnings=(*draft.warnings, *_doubts(draft, bool(best.converged[0]))))
 
 
 def starts(plan: Design, n_starts: int, generator: np.random.Generator) -> np.ndarray:
@@ -249,14 +229,3 @@ def _doubt(parameter: Parameter, found: Fit) -> Sequence[str]:
     if (name == "E" or name.endswith("_part")) and parameter.value < NEGLIGIBLE:
         return [f"{name} is at its bound, 0: the points leave nothing to it"]
     return []
-
-
-def coefficient_values(plan: Design, theta_RP: np.ndarray) -> dict[str, np.ndarray]:
-    """The values of `Fit.parameters` by name, one value for each row of parameters."""
-    log_c_RK = coefficients(theta_RP, plan.centre)
-    values = {}
-    for k, term in enumerate(plan.law.terms):
-        values[f"c_{term.symbol}"] = np.exp(log_c_RK[:, k])
-        values[f"a_{term.symbol}"] = theta_RP[:, len(plan.law.terms) + k]
-        values[f"{term.name}_part"] = np.exp(theta_RP[:, k])
-    return {**values, "E": np.exp(theta_RP[:, -1])}

@@ -91,6 +91,24 @@ class Law:
         return term.factor * (np.asarray(values, dtype=float) - shift)
 
 
+@dataclass(frozen=True)
+class Stated:
+    """A number as the law is stated with it: a sum of a fit's parameters, or its exponential."""
+
+    name: str
+    unit: str
+    weights: np.ndarray
+    """Of the parameters in the sum, (P,)."""
+    is_log: bool = True
+
+    def of(self, theta: np.ndarray) -> np.ndarray:
+        """Its value under each row of parameters."""
+        return self.value(theta @ self.weights)
+
+    def value(self, total: np.ndarray) -> np.ndarray:
+        return np.exp(total) if self.is_log else total
+
+
 @dataclass(frozen=True, kw_only=True)
 class Design:
     """The points as a fit sees them."""
@@ -106,6 +124,17 @@ class Design:
     @property
     def n_points(self) -> int:
         return len(self.y)
+
+    def stated(self) -> list[Stated]:
+        """Coefficients, exponents, E, and what each term adds at the geometric mean of its predictor."""
+        parameter = dict(zip(self.law.names, np.eye(len(self.law.names)), strict=True))
+        numbers, parts = [], []
+        for term, centre in zip(self.law.terms, self.centre, strict=True):
+            g, a = parameter[f"g_{term.symbol}"], parameter[f"a_{term.symbol}"]
+            numbers.append(Stated(f"c_{term.symbol}", f"nat/token x ({term.unit})^a", g + centre * a))
+            numbers.append(Stated(f"a_{term.symbol}", "1", a, is_log=False))
+            parts.append(Stated(f"{term.name}_part", "nat/token at mean", g))
+        return [*numbers, Stated("E", "nat/token", parameter["e"]), *parts]
 
 
 def design(points: pd.DataFrame, law: Law) -> Design:
@@ -133,12 +162,6 @@ def jacobian(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.nda
     share_RKN = term_RKN / loss_RN[:, None]
     by_RPN = np.concatenate([share_RKN, -z_KN * share_RKN, (e_R[:, None] / loss_RN)[:, None]], axis=1)
     return np.log(loss_RN), by_RPN
-
-
-def coefficients(theta_RP: np.ndarray, centre_K: np.ndarray) -> np.ndarray:
-    """ln c of every term, (R, K), in the law's units."""
-    n_terms = len(centre_K)
-    return theta_RP[:, :n_terms] + theta_RP[:, n_terms : 2 * n_terms] * centre_K
 
 
 def predict(theta_RP: np.ndarray, plan: Design, points: pd.DataFrame) -> np.ndarray:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.fit import LEVEL, Fit
+from sparsedepth.scaling.fit import Fit
 from sparsedepth.scaling.law import predict
-from sparsedepth.scaling.uncertainty import Bootstrap
+from sparsedepth.scaling.uncertainty import Bootstrap, percentiles
 
 SIZE_ERROR = 0.05
 """Points whose size the formula misses by more than this are not of one family."""
@@ -155,12 +155,7 @@ def _spread(
         return (None, None), 0, None
     depth_R, at_edge_R = _depths(found, sizes, params, boot.theta)
     loss_R = _loss(found, boot.theta, *shape, tokens)
-    return (_ends(sizes.width(params, depth_R)), _ends(depth_R)), int(at_edge_R.sum()), _ends(loss_R)
-
-
-def _ends(values_R: np.ndarray) -> Ends:
-    lo, hi = np.quantile(values_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(lo), float(hi)
+    return (percentiles(sizes.width(params, depth_R)), percentiles(depth_R)), int(at_edge_R.sum()), percentiles(loss_R)
 
 
 def _outside(

@@ -1,7 +1,7 @@
 """A fitted depth law as rows and lines: what `sparsedepth scaling` prints, for people and for programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sparsedepth.scaling.fit import Fit, log_correlations
@@ -17,51 +17,47 @@ class Report:
     source: str
     fit: Fit
     n_excluded: int
-    boot: Bootstrap | None = None
-    profiles: Mapping[str, Profile] = field(default_factory=dict)
-    held_out: HeldOut | None = None
-    scan: Sequence[tuple[int, Fit]] = ()
-    warnings: tuple[str, ...] = ()
+    boot: Bootstrap | None
+    profiles: Mapping[str, Profile]
+    held_out: HeldOut | None
+    scan: Sequence[tuple[int, Fit]]
 
 
 def parameter_table(report: Report) -> QueryResult:
     """One row per parameter; lo and hi are Student's interval from the Jacobian."""
+    unknown = (None, None)
     rows = []
-    for one in report.fit.parameters():
-        boot = report.boot.intervals.get(one.name, (None, None)) if report.boot else (None, None)
-        profile = report.profiles.get(one.name)
-        sides = (profile.lo, profile.hi) if profile else (None, None)
-        rows.append((one.name, one.value, one.stderr, one.lo, one.hi, *boot, *sides, one.unit))
+    for number in report.fit.parameters():
+        boot = report.boot.intervals.get(number.name, unknown) if report.boot else unknown
+        profile = report.profiles.get(number.name)
+        sides = (profile.lo, profile.hi) if profile else unknown
+        rows.append((number.name, number.value, number.stderr, number.lo, number.hi, *boot, *sides, number.unit))
     intervals = ("lo", "hi", "bootstrap_lo", "bootstrap_hi", "profile_lo", "profile_hi")
     return QueryResult(columns=("name", "value", "stderr", *intervals, "unit"), rows=tuple(rows))
 
 
 def scan_table(scan: Sequence[tuple[int, Fit]]) -> QueryResult:
     """One row per number of excluded losses: points, exponents with standard errors, E, objective."""
-    names = sorted({name for _, one in scan for name in one.law.names if name.startswith("a_")})
+    names = sorted({name for _, fit in scan for name in fit.law.names if name.startswith("a_")})
     rows = []
-    for n_excluded, one in scan:
-        known = {parameter.name: parameter for parameter in one.parameters()}
-        values = [value for name in names for value in _pair(known.get(name))]
-        rows.append((n_excluded, one.n_points, *values, known["E"].value, one.objective))
+    for n_excluded, fit in scan:
+        known = {number.name: number for number in fit.parameters()}
+        exponents = [getattr(known.get(name), part, None) for name in names for part in ("value", "stderr")]
+        rows.append((n_excluded, fit.n_points, *exponents, known["E"].value, fit.objective))
     columns = [column for name in names for column in (name, f"{name}_stderr")]
     return QueryResult(columns=("excluded", "points", *columns, "E", "objective"), rows=tuple(rows))
 
 
-def _pair(parameter: Any) -> tuple[float | None, float | None]:
-    return (None, None) if parameter is None else (parameter.value, parameter.stderr)
-
-
 def heading(report: Report) -> list[str]:
     """The law, the points, the optimum and its convergence, in a line each."""
-    found = report.fit
+    fit = report.fit
     left_out = f" ({report.n_excluded} highest losses and their ties left out)" if report.n_excluded else ""
-    units = ", ".join(f"{term.symbol}: {term.unit}" for term in found.law.terms)
+    units = ", ".join(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
     return [
-        f"{found.law.text()}   [{units}]",
-        f"{found.n_points} points of {report.source}{left_out}",
-        f"objective 100 x MSE(ln L) = {found.objective:.5g}; {found.n_reached} of {found.n_starts} starts reached it; "
-        f"gradient cosine {found.gradient:.0e}; condition number {found.condition:.3g}",
+        f"{fit.law.text()}   [{units}]",
+        f"{fit.n_points} points of {report.source}{left_out}",
+        f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
+        f"gradient cosine {fit.gradient:.0e}; condition number {fit.condition:.3g}",
     ]
 
 
@@ -78,54 +74,56 @@ def closing(report: Report) -> list[str]:
             f"them to a better optimum than the one next to the fit"
         )
     if report.held_out:
-        one = report.held_out
+        error = report.held_out
         lines.append(
-            f"held out ({one.n_folds} folds): rmse of ln L {one.rmse:.4g}, against {one.rmse_fitted:.4g} at the points "
-            f"of the fit; mean relative error {one.mean_abs:.2%}"
+            f"held out ({error.n_folds} folds): rmse of ln L {error.rmse:.4g}, against {error.rmse_fitted:.4g} at the "
+            f"points of the fit; mean relative error {error.mean_abs:.2%}"
         )
-    return [*lines, *(f"warning: {warning}" for warning in report.warnings)]
+    return [*lines, *(f"warning: {warning}" for warning in report.fit.warnings)]
 
 
 def as_object(report: Report) -> dict[str, Any]:
     """The report in JSON's types; a missing value is None."""
-    found, one = report.fit, report.held_out
-    parameters, scan = parameter_table(report), scan_table(report.scan) if report.scan else None
+    fit, boot, error = report.fit, report.boot, report.held_out
+    correlations = log_correlations(fit.plan).items()
     return {
-        "law": found.law.text(),
-        "units": {term.symbol: term.unit for term in found.law.terms},
+        "law": fit.law.text(),
+        "units": {term.symbol: term.unit for term in fit.law.terms},
         "source": report.source,
-        "n_points": found.n_points,
+        "n_points": fit.n_points,
         "n_excluded": report.n_excluded,
-        "objective": found.objective,
+        "objective": fit.objective,
         "convergence": {
-            "gradient_cosine": found.gradient,
-            "n_starts": found.n_starts,
-            "n_reached": found.n_reached,
-            "condition": found.condition,
-            "bootstrap_replicates": report.boot.n_replicates if report.boot else None,
-            "bootstrap_converged": report.boot.n_converged if report.boot else None,
+            "gradient_cosine": fit.gradient,
+            "n_starts": fit.n_starts,
+            "n_reached": fit.n_reached,
+            "condition": fit.condition,
+            "bootstrap_replicates": boot and boot.n_replicates,
+            "bootstrap_converged": boot and boot.n_converged,
         },
-        "parameters": [dict(zip(parameters.columns, row, strict=True)) for row in parameters.rows],
-        "log_correlations": [
-            {"terms": list(names), "value": value} for names, value in log_correlations(found.plan).items()
-        ],
-        "held_out": one and {"n_folds": one.n_folds, "rmse": one.rmse, "rmse_fitted": one.rmse_fitted},
-        "exclusion_scan": scan and [dict(zip(scan.columns, row, strict=True)) for row in scan.rows],
-        "warnings": list(report.warnings),
+        "parameters": _objects(parameter_table(report)),
+        "log_correlations": [{"terms": list(names), "value": value} for names, value in correlations],
+        "held_out": error and {"n_folds": error.n_folds, "rmse": error.rmse, "rmse_fitted": error.rmse_fitted},
+        "exclusion_scan": _objects(scan_table(report.scan)) if report.scan else None,
+        "warnings": list(fit.warnings),
     }
+
+
+def _objects(table: QueryResult) -> list[dict[str, Any]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 def optimum_table(found: Optimum) -> QueryResult:
     """Width, depth and loss at the budget, with bootstrap intervals."""
 
-    def row(name: str, value: float | None, ends: tuple[float, float] | None, rounded: int | None, unit: str) -> tuple:
-        return (name, value, *(ends or (None, None)), rounded, unit)
-
+    d_model, n_layers, loss = (
+        interval or (None, None) for interval in (found.d_model_interval, found.n_layers_interval, found.loss_interval)
+    )
     return QueryResult(
         columns=("name", "value", "bootstrap_lo", "bootstrap_hi", "rounded", "unit"),
         rows=(
-            row("d_model", found.d_model, found.d_model_interval, found.d_model_rounded, ""),
-            row("n_layers", found.n_layers, found.n_layers_interval, found.n_layers_rounded, ""),
-            row("loss", found.loss, found.loss_interval, None, "nat/token, at the rounded shape"),
+            ("d_model", found.d_model, *d_model, found.d_model_rounded, ""),
+            ("n_layers", found.n_layers, *n_layers, found.n_layers_rounded, ""),
+            ("loss", found.loss, *loss, None, "nat/token, at the rounded shape"),
         ),
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.fit import LEVEL, Fit, coefficient_values, fit, starts
+from sparsedepth.scaling.fit import LEVEL, Fit, fit, starts
 from sparsedepth.scaling.law import Law, predict
 from sparsedepth.scaling.points import exclude_highest
 from sparsedepth.scaling.solve import solve
@@ -80,11 +80,10 @@ def bootstrap(found: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Boo
         cost_R, converged_R = np.where(better_R, other.cost, cost_R), converged_R | other.converged
     moved_R = cost_R < first.cost * (1 - 1e-6)
     kept_RP = theta_RP[converged_R]
-    tail = (1 - LEVEL) / 2
     intervals = {
-        name: (float(np.quantile(values, tail)), float(np.quantile(values, 1 - tail)))
-        for name, values in coefficient_values(found.plan, kept_RP).items()
-        if len(kept_RP) and name not in found.law.fixed
+        stated.name: percentiles(stated.of(kept_RP))
+        for stated in found.plan.stated()
+        if len(kept_RP) and stated.name not in found.law.fixed
     }
     return Bootstrap(
         theta=kept_RP,
@@ -93,6 +92,12 @@ def bootstrap(found: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Boo
         n_converged=len(kept_RP),
         n_moved=int(moved_R.sum()),
     )
+
+
+def percentiles(values_R: np.ndarray) -> tuple[float, float]:
+    """The ends of the 95% percentile interval of refits."""
+    lo, hi = np.quantile(values_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(lo), float(hi)
 
 
 def profile(found: Fit, name: str) -> Profile:
