@@ -9,58 +9,83 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sparsedepth.config.role import KNOB, RECORD, SHAPE, Role, roles
+
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
+"""What the sizes that are left out follow from (`Role.is_filled`)."""
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-CONDITIONS: dict[str, tuple[str, object]] = {
-    "mix_frac": ("norm", "mix"),
-    "norm_groups": ("norm_kind", "group"),
-    "gate_init": ("residual_gate", "layerscale"),
-    "eod": ("mask_documents", True),
-    "qk_norm_over": ("qk_norm", True),
-}
-"""Field -> the field, and its value, without which it has no effect."""
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):
-    """The decoder: shapes first, then the axes that the papers vary."""
+    """The decoder: shapes first, then the axes that the papers vary. A field says what it is for (`Role`)."""
 
-    n_layers: Annotated[Count, Field(description="number of decoder blocks")] = 12
-    d_model: Annotated[Count, Field(description="width of the residual stream")] = 64
-    n_heads: Annotated[Count, Field(description="query heads")] = 4
+    n_layers: Annotated[Count, Role(kind="depth", bears_on="step")] = 12
+    """number of decoder blocks"""
+    d_model: Annotated[Count, Role(kind="capacity", bears_on="step", naming=9, is_matched=True)] = 64
+    """width of the residual stream"""
+    n_heads: Annotated[Count, SHAPE] = 4
+    """query heads"""
     n_kv_heads: Annotated[
         Count | None,
-        Field(description="key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"),
+        Role(
+            bears_on="step",
+            sparser="less",
+            naming=3,
+            is_filled=True,
+            confound="Fewer key/value heads also mean fewer parameters: see the ratios and equal params_total.",
+        ),
     ] = None
-    d_ff: Annotated[
-        Count | None, Field(description="width of the dense SwiGLU; default 8/3 d_model, up to a multiple of 8")
-    ] = None
-    vocab_size: Annotated[Count, Field(description="rows of the embedding; at least the tokenizer's size")] = 264
-    seq_len: Annotated[int, Field(ge=2, description="training context, in tokens")] = 256
-    n_experts: Annotated[int, Field(ge=0, description="experts per block; 0 = dense")] = 0
-    top_k: Annotated[int | None, Field(ge=1, description="experts used per token; only with n_experts")] = None
-    d_expert: Annotated[
-        Count | None,
-        Field(description="width of one expert; default d_ff / (top_k + n_shared_experts), the dense active size"),
-    ] = None
-    n_shared_experts: Annotated[
-        int, Field(ge=0, description="experts of width d_expert that every token uses, added with weight 1; MoE only")
+    """key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"""
+    d_ff: Annotated[Count | None, Role(kind="capacity", bears_on="step", is_filled=True, is_matched=True)] = None
+    """width of the dense SwiGLU; default 8/3 d_model, up to a multiple of 8"""
+    vocab_size: Annotated[Count, Role(kind="capacity", bears_on="step")] = 264
+    """rows of the embedding; at least the tokenizer's size"""
+    seq_len: Annotated[
+        int,
+        Field(ge=2),
+        Role(
+            bears_on="step",
+            sparser="more",
+            naming=2,
+            confound="A longer context means fewer sequences per step at the same tokens: batch_tokens are fixed, and "
+            "val_loss_common scores all at one length.",
+        ),
+    ] = 256
+    """training context, in tokens"""
+    n_experts: Annotated[
+        int,
+        Field(ge=0),
+        Role(
+            bears_on="step",
+            sparser="more",
+            naming=4,
+            confound="Experts bring parameters at the same cost per token: see equal params_total and equal flops.",
+        ),
     ] = 0
-    n_dense_layers: Annotated[
-        int, Field(ge=0, description="first layers that keep a dense SwiGLU of width d_ff; with n_experts")
-    ] = 0
-    renormalise_gates: Annotated[
-        bool, Field(description="top-k gates sum to 1 (Mixtral) or keep their softmax values (OLMoE)")
-    ] = True
-    balance_loss: Annotated[NonNegative, Field(description="weight of the per-layer load-balance loss")] = 0.01
-    router_z_loss: Annotated[NonNegative, Field(description="weight of the per-layer router z loss")] = 0.001
+    """experts per block; 0 = dense"""
+    top_k: Annotated[int | None, Field(ge=1), Role(bears_on="step", needs_experts=True)] = None
+    """experts used per token; only with n_experts"""
+    d_expert: Annotated[Count | None, Role(bears_on="step", needs_experts=True, is_filled=True, is_matched=True)] = None
+    """width of one expert; default d_ff / (top_k + n_shared_experts), the dense active size"""
+    n_shared_experts: Annotated[int, Field(ge=0), Role(bears_on="step", needs_experts=True)] = 0
+    """experts of width d_expert that every token uses, added with weight 1; MoE only"""
+    n_dense_layers: Annotated[int, Field(ge=0), Role(bears_on="step", needs_experts=True)] = 0
+    """first layers that keep a dense SwiGLU of width d_ff; with n_experts"""
+    renormalise_gates: Annotated[bool, Role(needs_experts=True)] = True
+    """top-k gates sum to 1 (Mixtral) or keep their softmax values (OLMoE)"""
+    balance_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.01
+    """weight of the per-layer load-balance loss"""
+    router_z_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.001
+    """weight of the per-layer router z loss"""
     norm: Annotated[
         Literal["pre", "post", "sandwich", "peri", "mix", "deepnorm"],
         Field(
@@ -68,16 +93,16 @@ class ModelConfig(Section):
             "x + N(F(N x)); peri: sandwich with a norm on the embedding; mix: first blocks post, the rest pre; "
             "deepnorm N((2 n_layers)^(1/4) x + F x) with smaller initial weights"
         ),
+        Role(bears_on="step", naming=7),
     ] = "pre"
-    mix_frac: Annotated[
-        float, Field(gt=0, lt=1, description="share of the blocks, from the first, that are post; with norm mix")
-    ] = 0.25
-    norm_kind: Annotated[
-        Literal["rms", "group"],
-        Field(description="rms: RMSNorm; group: mean 0 and variance 1 within each group of channels of a token"),
-    ] = "rms"
-    norm_groups: Annotated[Count, Field(description="groups of channels; with norm_kind group")] = 4
-    norm_eps: Annotated[Positive, Field(description="epsilon of every norm")] = 1e-6
+    mix_frac: Annotated[float, Field(gt=0, lt=1), Role(only_with=("norm", "mix"))] = 0.25
+    """share of the blocks, from the first, that are post; with norm mix"""
+    norm_kind: Annotated[Literal["rms", "group"], SHAPE] = "rms"
+    """rms: RMSNorm; group: mean 0 and variance 1 within each group of channels of a token"""
+    norm_groups: Annotated[Count, Role(bears_on="step", only_with=("norm_kind", "group"))] = 4
+    """groups of channels; with norm_kind group"""
+    norm_eps: Annotated[Positive, KNOB] = 1e-6
+    """epsilon of every norm"""
     depth_scale: Annotated[
         Literal[
             "none",
@@ -93,6 +118,7 @@ class ModelConfig(Section):
             "their input; after_branch: what attention and FFN add; after_attention, after_ffn: what that one adds; "
             "after_residual: the stream after each addition"
         ),
+        Role(naming=5, moves="residual_variance_last"),
     ] = "none"
     residual_gate: Annotated[
         Literal["none", "layerscale", "skipinit", "admin"],
@@ -101,28 +127,32 @@ class ModelConfig(Section):
             "skipinit: a number on each branch, from 0; admin: a vector on the stream, from profiled variances; "
             "with norm post"
         ),
+        Role(bears_on="step", moves="residual_variance_last"),
     ] = "none"
-    gate_init: Annotated[Positive, Field(description="initial gates; with residual_gate layerscale")] = 1e-4
+    gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"))] = 1e-4
+    """initial gates; with residual_gate layerscale"""
     init: Annotated[
         Literal["normal", "scaled", "depth_scaled"],
         Field(
             description="scaled: the two output projections of a block start 1/sqrt(2 n_layers) smaller; "
             "depth_scaled: 1/sqrt(2 l) smaller in block l"
         ),
+        Role(naming=6, moves="residual_variance_last"),
     ] = "normal"
-    init_std: Annotated[Positive, Field(description="standard deviation of every initial weight")] = 0.02
+    init_std: Annotated[Positive, Role(moves="residual_variance_last")] = 0.02
+    """standard deviation of every initial weight"""
     weight_density: Annotated[
-        float,
-        Field(
-            gt=0, le=1, description="share of the entries of the blocks' matrices that exist; the rest are 0 forever"
-        ),
+        float, Field(gt=0, le=1), Role(bears_on="step", sparser="less", moves="weight_sparsity")
     ] = 1.0
-    tie_embeddings: Annotated[bool, Field(description="the head is the embedding's transpose")] = False
-    rope_theta: Annotated[Positive, Field(description="base of the rotary frequencies")] = 10000.0
-    sliding_window: Annotated[
-        Count | None, Field(description="tokens that a token sees, itself included; null = all before it")
-    ] = None
-    mask_documents: Annotated[bool, Field(description="no attention across the documents of a packed sequence")] = False
+    """share of the entries of the blocks' matrices that exist; the rest are 0 forever"""
+    tie_embeddings: Annotated[bool, SHAPE] = False
+    """the head is the embedding's transpose"""
+    rope_theta: Annotated[Positive, KNOB] = 10000.0
+    """base of the rotary frequencies"""
+    sliding_window: Annotated[Count | None, SHAPE] = None
+    """tokens that a token sees, itself included; null = all before it"""
+    mask_documents: Annotated[bool, SHAPE] = False
+    """no attention across the documents of a packed sequence"""
     eod: Annotated[
         int | None,
         Field(
@@ -130,15 +160,14 @@ class ModelConfig(Section):
             description="id that ends a document; with mask_documents, where the default is that of the tokenizers "
             "byte (256) and bpe (0)",
         ),
+        Role(kind="record", only_with=("mask_documents", True)),
     ] = None
-    qk_norm: Annotated[bool, Field(description="RMSNorm on queries and keys, before the rotation")] = False
-    qk_norm_over: Annotated[
-        Literal["head", "all"], Field(description="what qk_norm norms at once: each head (Qwen3), or all (OLMoE)")
-    ] = "head"
-    allow: Annotated[
-        tuple[Literal["lns_with_scaled_init"], ...],
-        Field(strict=False, description="self-defeating combinations that are wanted all the same, by name"),
-    ] = ()
+    qk_norm: Annotated[bool, SHAPE] = False
+    """RMSNorm on queries and keys, before the rotation"""
+    qk_norm_over: Annotated[Literal["head", "all"], Role(bears_on="step", only_with=("qk_norm", True))] = "head"
+    """what qk_norm norms at once: each head (Qwen3), or all (OLMoE)"""
+    allow: Annotated[tuple[Literal["lns_with_scaled_init"], ...], Field(strict=False), RECORD] = ()
+    """self-defeating combinations that are wanted all the same, by name"""
 
     @model_validator(mode="before")
     @classmethod
@@ -211,8 +240,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _check_conditions(self) -> Self:
         """A field away from its default must have the field that gives it a meaning, so that no knob turns nothing."""
-        for name, (owner, value) in CONDITIONS.items():
-            if getattr(self, name) != type(self).model_fields[name].default and getattr(self, owner) != value:
+        for name, role in roles(ModelConfig).items():
+            owner, value = role.only_with or (name, getattr(self, name))
+            if getattr(self, name) != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
                 raise ValueError(
                     f"{name}={getattr(self, name)} has no meaning with {owner}={getattr(self, owner)!r}; "
                     f"set {owner}={value!r}, or leave {name} out"

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
 from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, Positive, Section
+from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role
 from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, task_name
 from sparsedepth.files import digest
 
@@ -39,7 +40,7 @@ Measure = Literal[
 ON_REQUEST: tuple[Measure, ...] = ("neighbours", "jacobian", "removal", "causal_maximum", "trajectories", "released")
 """These cost more than the scores of the papers and what a few forward passes give."""
 
-Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)]
+Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False), THRESHOLD]
 
 
 class DataConfig(Section):
@@ -53,59 +54,68 @@ class DataConfig(Section):
             "'hub:NAME[:CONFIG]' (streamed), or a task of known depth: 'task:state_tracking', 'task:k_hop', "
             "'task:successor', 'task:arithmetic'",
         ),
+        DATA,
     ] = "stdlib"
-    text_field: Annotated[str, Field(description="column that holds the text, in JSON-lines, Parquet and hub data")] = (
-        "text"
-    )
-    tokenizer: Annotated[
-        str,
-        Field(
-            min_length=1,
-            description="'byte', 'bpe:SIZE' (trained on the corpus), or a local folder or hub name of a tokenizer",
-        ),
-    ] = "byte"
-    val_fraction: Annotated[
-        float, Field(gt=0, lt=0.5, description="share of documents held out, chosen by their hash")
-    ] = 0.05
-    max_corpus_tokens: Annotated[
-        Count | None, Field(description="stop reading the corpus after this many training tokens")
-    ] = None
+    text_field: Annotated[str, DATA] = "text"
+    """column that holds the text, in JSON-lines, Parquet and hub data"""
+    tokenizer: Annotated[str, Field(min_length=1), DATA] = "byte"
+    """'byte', 'bpe:SIZE' (trained on the corpus), or a local folder or hub name of a tokenizer"""
+    val_fraction: Annotated[float, Field(gt=0, lt=0.5), DATA] = 0.05
+    """share of documents held out, chosen by their hash"""
+    max_corpus_tokens: Annotated[Count | None, DATA] = None
+    """stop reading the corpus after this many training tokens"""
     chunk_len: Annotated[
         Count | None,
         Field(
             description="unit of shuffling, in tokens; default seq_len. Set it to the longest seq_len of a sweep and "
             "every run reads the same text in the same step"
         ),
+        KNOB,
     ] = None
 
 
 class TrainConfig(Section):
     """The optimiser and its schedule: AdamW, linear warm-up, cosine."""
 
-    train_tokens: Annotated[Count, Field(description="tokens to train on")] = 2_097_152
-    batch_tokens: Annotated[Count, Field(description="tokens per optimiser step")] = 8192
-    lr: Annotated[Positive, Field(description="peak learning rate")] = 1e-3
-    warmup_frac: Annotated[Fraction, Field(description="share of the steps that warm up linearly from 0")] = 0.05
-    min_lr_frac: Annotated[Fraction, Field(description="learning rate at the end / peak")] = 0.1
-    weight_decay: Annotated[NonNegative, Field(description="AdamW lambda; a step shrinks weights by lr * lambda")] = 0.1
-    weight_decay_on: Annotated[
-        Literal["all", "matrices", "no_embed_norm"],
-        Field(description="which parameters decay: all, every matrix, or all but embeddings and norms"),
-    ] = "matrices"
-    beta1: Annotated[float, Field(ge=0, lt=1, description="AdamW beta 1")] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1, description="AdamW beta 2")] = 0.95
-    adam_eps: Annotated[Positive, Field(description="AdamW epsilon")] = 1e-8
-    grad_clip: Annotated[NonNegative, Field(description="largest global gradient norm; 0 = no clipping")] = 1.0
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="initial weights and order of the text")] = 0
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Field(description="bf16: matrix products under autocast, weights in fp32; auto: bf16 on a GPU that has it"),
-    ] = "auto"
-    log_every: Annotated[Count, Field(description="steps between two rows of the curves")] = 10
-    observe_every: Annotated[Count, Field(description="steps between two observations of residual variance")] = 50
-    divergence_factor: Annotated[
-        float, Field(gt=1, description="a loss above this multiple of the first step's ends the run as diverged")
-    ] = 2.0
+    train_tokens: Annotated[Count, Role(kind="capacity", bears_on="amount")] = 2_097_152
+    """tokens to train on"""
+    batch_tokens: Annotated[Count, SHAPE] = 8192
+    """tokens per optimiser step"""
+    lr: Annotated[Positive, Role(naming=8)] = 1e-3
+    """peak learning rate"""
+    warmup_frac: Annotated[Fraction, KNOB] = 0.05
+    """share of the steps that warm up linearly from 0"""
+    min_lr_frac: Annotated[Fraction, KNOB] = 0.1
+    """learning rate at the end / peak"""
+    weight_decay: Annotated[
+        NonNegative,
+        Role(
+            sparser="more",
+            naming=1,
+            confound="Weight decay changes AdamW's time scale, as a smaller lr would: see the learning rate.",
+        ),
+    ] = 0.1
+    """AdamW lambda; a step shrinks weights by lr * lambda"""
+    weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], KNOB] = "matrices"
+    """which parameters decay: all, every matrix, or all but embeddings and norms"""
+    beta1: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.9
+    """AdamW beta 1"""
+    beta2: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.95
+    """AdamW beta 2"""
+    adam_eps: Annotated[Positive, KNOB] = 1e-8
+    """AdamW epsilon"""
+    grad_clip: Annotated[NonNegative, SHAPE] = 1.0
+    """largest global gradient norm; 0 = no clipping"""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), Role(kind="replicate")] = 0
+    """initial weights and order of the text"""
+    precision: Annotated[Literal["auto", "fp32", "bf16"], Role(kind="numerics", bears_on="step")] = "auto"
+    """bf16: matrix products under autocast, weights in fp32; auto: bf16 on a GPU that has it"""
+    log_every: Annotated[Count, RECORD] = 10
+    """steps between two rows of the curves"""
+    observe_every: Annotated[Count, Role(kind="record", bears_on="amount")] = 50
+    """steps between two observations of residual variance"""
+    divergence_factor: Annotated[float, Field(gt=1), THRESHOLD] = 2.0
+    """a loss above this multiple of the first step's ends the run as diverged"""
 
     @property
     def n_steps(self) -> int:
@@ -115,52 +125,42 @@ class TrainConfig(Section):
 class MeasureConfig(Section):
     """What is measured, how much held-out text each measure reads, and at which thresholds."""
 
-    measures: Annotated[
-        tuple[Measure, ...], Field(min_length=1, strict=False, description="groups of quantities to measure")
-    ] = tuple(name for name in get_args(Measure) if name not in ON_REQUEST)
+    measures: Annotated[tuple[Measure, ...], Field(min_length=1, strict=False), AMOUNT] = tuple(
+        name for name in get_args(Measure) if name not in ON_REQUEST
+    )
+    """groups of quantities to measure"""
 
-    val_tokens: Annotated[Count, Field(description="held-out tokens of the validation loss, at most")] = 131_072
-    eval_seq_len: Annotated[
-        int | None,
-        Field(ge=2, description="common context at which every run is scored too; default seq_len"),
-    ] = None
-    measure_tokens: Annotated[Count, Field(description="held-out tokens of each score, at most")] = 8192
-    fit_tokens: Annotated[
-        Count, Field(description="held-out tokens on which usefulness fits its maps (disjoint from the scored ones)")
-    ] = 16_384
-    usefulness_threshold: Annotated[
-        Positive, Field(description="a layer is useful if its replacement raises the loss by more than this share")
-    ] = 0.1
-    permutation_pairs: Annotated[
-        Count | None, Field(description="pairs of layers to swap, drawn at random; default all")
-    ] = None
-    removal_ranges: Annotated[
-        Count | None, Field(description="ranges of layers to remove, drawn at random; default all; with 'removal'")
-    ] = None
-    jacobian_probes: Annotated[
-        int | None, Field(ge=2, description="random probes of each block's Jacobian; null = exact; with 'jacobian'")
-    ] = 4
-    weight_eps: Annotated[Thresholds, Field(description="|w| below which a weight is zero; the first leads")] = (
-        1e-3,
-        1e-4,
-        1e-2,
-    )
-    weight_rel_eps: Annotated[Thresholds, Field(description="the same as multiples of the matrix's rms")] = (0.1, 0.01)
-    attention_tau: Annotated[Thresholds, Field(description="attention weight below which an entry is zero")] = (
-        1e-3,
-        1e-4,
-        1e-2,
-    )
-    attention_rel_tau: Annotated[Thresholds, Field(description="the same as multiples of uniform attention 1/i")] = (
-        0.1,
-        0.01,
-    )
+    val_tokens: Annotated[Count, AMOUNT] = 131_072
+    """held-out tokens of the validation loss, at most"""
+    eval_seq_len: Annotated[int | None, Field(ge=2), AMOUNT] = None
+    """common context at which every run is scored too; default seq_len"""
+    measure_tokens: Annotated[Count, AMOUNT] = 8192
+    """held-out tokens of each score, at most"""
+    fit_tokens: Annotated[Count, AMOUNT] = 16_384
+    """held-out tokens on which usefulness fits its maps (disjoint from the scored ones)"""
+    usefulness_threshold: Annotated[Positive, THRESHOLD] = 0.1
+    """a layer is useful if its replacement raises the loss by more than this share"""
+    permutation_pairs: Annotated[Count | None, AMOUNT] = None
+    """pairs of layers to swap, drawn at random; default all"""
+    removal_ranges: Annotated[Count | None, AMOUNT] = None
+    """ranges of layers to remove, drawn at random; default all; with 'removal'"""
+    jacobian_probes: Annotated[int | None, Field(ge=2), AMOUNT] = 4
+    """random probes of each block's Jacobian; null = exact; with 'jacobian'"""
+    weight_eps: Thresholds = (1e-3, 1e-4, 1e-2)
+    """|w| below which a weight is zero; the first leads"""
+    weight_rel_eps: Thresholds = (0.1, 0.01)
+    """the same as multiples of the matrix's rms"""
+    attention_tau: Thresholds = (1e-3, 1e-4, 1e-2)
+    """attention weight below which an entry is zero"""
+    attention_rel_tau: Thresholds = (0.1, 0.01)
+    """the same as multiples of uniform attention 1/i"""
 
 
 class MeasureOnlyConfig(MeasureConfig):
     """How to measure a model that exists already."""
 
-    seq_len: Annotated[int, Field(ge=2, description="context of the measured windows, in tokens")] = 256
+    seq_len: Annotated[int, Field(ge=2), AMOUNT] = 256
+    """context of the measured windows, in tokens"""
 
 
 def _add_preset(schema: dict[str, Any]) -> None:

@@ -4,9 +4,7 @@ It goes to every process of a sweep as JSON. What 'auto' came to is recorded in 
 the number of devices change rounding.
 """
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from sparsedepth.config.run import Count, Positive, Section
 
@@ -21,24 +19,22 @@ LOGITS_BYTES = 2**28
 class RuntimeConfig(Section):
     """Where and how fast a run is computed."""
 
-    device: Annotated[str, Field(description="auto, cpu, cuda or cuda:0")] = "auto"
-    threads: Annotated[Count | None, Field(description="CPU threads; default all")] = None
-    compile: Annotated[bool, Field(description="compile each block with torch.compile")] = False
-    attention_kernel: Annotated[
-        AttentionKernel | Literal["auto"], Field(description="what computes attention; auto: flash-attn if it can")
-    ] = "auto"
-    experts_kernel: Annotated[
-        ExpertsKernel | Literal["auto"],
-        Field(description="what multiplies tokens and experts; auto: grouped if it can"),
-    ] = "auto"
-    parallel: Annotated[
-        Parallel, Field(description="one model on several devices, under torchrun: ddp copies it, fsdp shards it")
-    ] = "none"
-    micro_batch: Annotated[
-        Count | None,
-        Field(description="sequences of one forward pass on one device; default the device's share of the batch"),
-    ] = None
-    checkpoint_seconds: Annotated[Positive, Field(description="time between two checkpoints")] = 30.0
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:0"""
+    threads: Count | None = None
+    """CPU threads; default all"""
+    compile: bool = False
+    """compile each block with torch.compile"""
+    attention_kernel: AttentionKernel | Literal["auto"] = "auto"
+    """what computes attention; auto: flash-attn if it can"""
+    experts_kernel: ExpertsKernel | Literal["auto"] = "auto"
+    """what multiplies tokens and experts; auto: grouped if it can"""
+    parallel: Parallel = "none"
+    """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
+    micro_batch: Count | None = None
+    """sequences of one forward pass on one device; default the device's share of the batch"""
+    checkpoint_seconds: Positive = 30.0
+    """time between two checkpoints"""
 
 
 DEFAULT = RuntimeConfig()

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from sparsedepth.config.model import Count, Section
+from sparsedepth.config.role import DATA
 
 TASK = "task:"
 
@@ -47,43 +48,41 @@ class TaskConfig(Section):
     task_group: Annotated[
         Group | None,
         Field(description="state_tracking: group of the operations; A5 and S5 (not solvable) need depth, Z60, A4xZ5 "
-              "and S3 (solvable) in theory do not"),
+              "and S3 (solvable) in theory do not"), DATA
     ] = None  # fmt: skip
     tracked: Annotated[
         Literal["point", "element"] | None,
         Field(description="state_tracking: state is where one of the moved points is (S5: 5 states), or the product of "
-              "all operations (A5, Z60, A4xZ5: 60 states)"),
+              "all operations (A5, Z60, A4xZ5: 60 states)"), DATA
     ] = None  # fmt: skip
     n_operations: Annotated[
         Count | None,
         Field(description="state_tracking: operations are this many random elements that generate the group; null = "
-              "every element"),
+              "every element"), DATA
     ] = None  # fmt: skip
-    operation_seed: Annotated[
-        int | None, Field(ge=0, le=2**31 - 1, description="state_tracking: which random elements; with n_operations")
-    ] = None
+    operation_seed: Annotated[int | None, Field(ge=0, le=2**31 - 1), DATA] = None
+    """state_tracking: which random elements; with n_operations"""
     task_form: Annotated[
         Literal["labels", "text"] | None,
         Field(description="state_tracking: labels: the state is the target at every position; text: the state is "
-              "written now and then, and the next token is the target"),
+              "written now and then, and the next token is the target"), DATA
     ] = None  # fmt: skip
     max_gap: Annotated[
         Count | None,
         Field(description="state_tracking: 1 to this many operations, drawn evenly, before the state is written; with "
-              "task_form text"),
+              "task_form text"), DATA
     ] = None  # fmt: skip
-    letters: Annotated[int | None, Field(ge=3, description="k_hop: letters of the alphabet")] = None
-    min_hops: Annotated[int | None, Field(ge=0, description="k_hop, successor: smallest k")] = None
+    letters: Annotated[int | None, Field(ge=3, description="k_hop: letters of the alphabet"), DATA] = None
+    min_hops: Annotated[int | None, Field(ge=0, description="k_hop, successor: smallest k"), DATA] = None
     max_hops: Annotated[
         int | None,
         Field(ge=0, description="k_hop, successor: largest k, drawn evenly from min_hops on, for each sequence of "
-              "k_hop, each query of successor"),
+              "k_hop, each query of successor"), DATA
     ] = None  # fmt: skip
-    cycle_len: Annotated[int | None, Field(ge=2, description="successor: nodes of the cycle")] = None
-    modulus: Annotated[int | None, Field(ge=2, description="arithmetic: numbers are 0 to modulus - 1")] = None
-    expression_len: Annotated[
-        Count | None, Field(description="arithmetic: operations of an expression, drawn evenly from 1 to this many")
-    ] = None
+    cycle_len: Annotated[int | None, Field(ge=2, description="successor: nodes of the cycle"), DATA] = None
+    modulus: Annotated[int | None, Field(ge=2, description="arithmetic: numbers are 0 to modulus - 1"), DATA] = None
+    expression_len: Annotated[Count | None, DATA] = None
+    """arithmetic: operations of an expression, drawn evenly from 1 to this many"""
 
     @model_validator(mode="before")
     @classmethod

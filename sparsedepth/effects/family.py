@@ -14,10 +14,11 @@ from dataclasses import replace
 
 import pandas as pd
 
+from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.effects.contrast import Contrast, Interaction, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.intervals import correct, estimate
-from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, design_of, find_knobs, trained
+from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, trained
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store.query_result import QueryResult
 
@@ -89,17 +90,7 @@ def all_knobs(runs: pd.DataFrame) -> list[Knob]:
 def needed(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     """The rows and columns that contrasts look at: frames of 200 columns are slow to cut."""
     runs = trained(runs)
-    sizes = (
-        "n_heads",
-        "n_kv_heads",
-        "d_model",
-        "d_ff",
-        "d_expert",
-        "n_experts",
-        "top_k",
-        "n_shared_experts",
-        "n_layers",
-    )
+    sizes = ("n_layers", *FILLED_FROM, *DERIVED)
     facts = ("run_id", "cell_id", "seed", "outcome", "model", "tuning", "tuned_fields")
     names = dict.fromkeys((*facts, outcome, *BASES.values(), *sizes, *chosen_fields(runs)))
     runs = runs[[name for name in names if name in runs.columns]]

@@ -10,8 +10,8 @@ A *knob* is a set of RunConfig fields that move together, led by the field that 
 Never knobs: the seed (a replicate), depth (the stratum), and how a run is measured; runs measured differently are not
 paired.
 Models that were only measured (`model` is not NULL) have no known choices: they make no knob and no pair.
-The *baseline* of a knob is its least sparse setting: no weight decay, the shortest context, the most key/value heads,
-no experts; for any other field RunConfig's default, or else the smallest value.
+The *baseline* of a knob is its least sparse setting (`Role.sparser`): no weight decay, the shortest context, the most
+key/value heads, no experts; for a field that has none RunConfig's default, or else the smallest value.
 """
 
 import json
@@ -23,19 +23,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.run import MeasureConfig, ModelConfig, RunConfig
+from sparsedepth.config.model import FILLED_FROM
+from sparsedepth.config.role import fields_where, roles
+from sparsedepth.config.run import ModelConfig, RunConfig
 
 Plain = bool | int | float | str | tuple | None
 
-EXPERTS = ("n_experts", "top_k", "d_expert")
-OF_EXPERTS = ("n_shared_experts", "n_dense_layers", "renormalise_gates", "balance_loss", "router_z_loss")
+ROLES = roles(RunConfig)
+OF_EXPERTS = fields_where(RunConfig, lambda role: role.needs_experts)
 """Without effect in a dense model: part of the same choice where they follow n_experts."""
-DERIVED = ("n_kv_heads", "d_ff", "d_expert")
-SIZES = ("d_model", "d_ff", "d_expert")
+EXPERTS = ("n_experts", *(name for name in OF_EXPERTS if RunConfig.model_fields[name].default is None))
+DERIVED = fields_where(RunConfig, lambda role: role.is_filled)
+SIZES = fields_where(RunConfig, lambda role: role.is_matched)
 """What a sweep solves for to match its runs."""
-WITHOUT_EFFECT = ("allow", "eod", "log_every", "observe_every")
-NEVER_KNOBS = ("seed", "n_layers", "divergence_factor", *MeasureConfig.model_fields, *WITHOUT_EFFECT)
-LEADERS = ("weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "norm", "lr", "d_model")
+WITHOUT_EFFECT = fields_where(RunConfig, lambda role: role.kind == "record")
+NEVER_KNOBS = fields_where(RunConfig, lambda role: role.kind in ("replicate", "depth", "measure", "record"))
+LEADERS = tuple(sorted((name for name in ROLES if ROLES[name].naming), key=lambda name: ROLES[name].naming or 0))
 """Of two fields that determine each other, the one that stands first here names the knob."""
 
 
@@ -131,11 +134,7 @@ def chosen_fields(runs: pd.DataFrame) -> list[str]:
 
 
 def _is_derived(runs: pd.DataFrame, name: str) -> bool:
-    sizes = [
-        field
-        for field in ("d_model", "n_heads", *DERIVED, "n_experts", "top_k", "n_shared_experts")
-        if field in runs.columns
-    ]
+    sizes = [field for field in dict.fromkeys((*FILLED_FROM, *DERIVED)) if field in runs.columns]
     first = ~keys(runs, sizes).duplicated()
     columns = [[plain(value) for value in runs.loc[first, field]] for field in sizes]
     return all(_follows(name, tuple(zip(sizes, row, strict=True))) for row in zip(*columns, strict=True))
@@ -264,8 +263,8 @@ def _sparsity_rank(name: str, setting: Mapping[str, Plain]) -> tuple[float, floa
     if name == "n_experts":
         active = setting.get("top_k")
         return (float(number > 0), -float(active if isinstance(active, int) else 1) / max(number, 1.0))
-    if name == "n_kv_heads":
-        return (0.0, -number)
-    if name in ("weight_decay", "seq_len", "n_layers"):
+    if ROLES[name].sparser:
+        return (0.0, number if ROLES[name].sparser == "more" else -number)
+    if ROLES[name].kind == "depth":
         return (0.0, number)
     return (float(value != plain(RunConfig.model_fields[name].default)), number)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.effects.knobs import Design, Knob, design_of, keys, labels, trained
+from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels, trained
 
 LOGGED = ("residual_variance_last", "residual_variance_growth")
 """Positive outcomes that range over orders of magnitude."""
@@ -29,7 +29,6 @@ BASES = {
 """What two runs can have in common, by the name that a sweep's `matched` uses -> the column that tells."""
 MATCH_TOLERANCE = 0.01
 """A basis counts as matched if every pair agrees to 1%."""
-SIZES = ("d_model", "d_ff", "d_expert")
 COMPENSATES: dict[str, tuple[str, ...]] = {
     "tokens": (),
     "params_total": SIZES,

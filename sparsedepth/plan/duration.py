@@ -11,30 +11,13 @@ in fp32. What measuring costs is counted in forward passes of the whole model: a
 from dataclasses import dataclass
 
 from sparsedepth.config.cost import cost
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import digest
 from sparsedepth.plan.memory import Place, is_bf16
 
 OBSERVED_TOKENS = 1024
 """Held-out tokens of one observation of residual variance during training."""
-
-# fmt: off
-NEUTRAL = (
-    "seed", "lr", "warmup_frac", "min_lr_frac", "weight_decay", "weight_decay_on", "beta1", "beta2", "adam_eps",
-    "divergence_factor", "init", "init_std", "gate_init", "norm_eps", "rope_theta", "balance_loss", "router_z_loss",
-    "renormalise_gates", "depth_scale", "mix_frac", "allow", "eod", "corpus", "text_field", "tokenizer",
-    "val_fraction", "max_corpus_tokens", "chunk_len", "usefulness_threshold", "weight_eps", "weight_rel_eps",
-    "attention_tau", "attention_rel_tau", "log_every", "task_group", "tracked", "n_operations", "operation_seed",
-    "task_form", "max_gap", "letters", "min_hops", "max_hops", "cycle_len", "modulus", "expression_len",
-)
-"""Fields that change what a run finds, and (almost) nothing of what it costs."""
-
-AMOUNTS = (
-    "train_tokens", "measures", "val_tokens", "eval_seq_len", "measure_tokens", "fit_tokens", "permutation_pairs",
-    "removal_ranges", "jacobian_probes", "observe_every",
-)
-# fmt: on
-"""Fields that say how much is to be done, not how long a step of it takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +73,9 @@ class Seconds:
 
 def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
     """What a run's price depends on; with `step_only` what the time of one step depends on."""
-    left_out = {*NEUTRAL, *(AMOUNTS if step_only else ())}
-    found = {name: value for name, value in config.model_dump(mode="json").items() if name not in left_out}
-    return {**found, "weight_density": config.weight_density < 1}
+    bearing = ("step",) if step_only else ("step", "amount")
+    values = config.model_dump(mode="json", include=set(fields_where(RunConfig, lambda role: role.bears_on in bearing)))
+    return {**values, "weight_density": config.weight_density < 1}
 
 
 def shape_id(config: RunConfig, *, step_only: bool = False) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import contrasts, interactions
 from sparsedepth.effects.knobs import Knob, Plain, labels, plain, trained, tuned_fields
@@ -209,14 +210,8 @@ def _learning_rate(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe) -> li
 
 def _confounds(recipe: Recipe) -> list[str]:
     """Other explanations of the settings tested, each with what is known of it here."""
-    known = {
-        "seq_len": "A longer context means fewer sequences per step at the same tokens: batch_tokens are fixed, and "
-        "val_loss_common scores all at one length.",
-        "n_kv_heads": "Fewer key/value heads also mean fewer parameters: see the ratios and equal params_total.",
-        "n_experts": "Experts bring parameters at the same cost per token: see equal params_total and equal flops.",
-        "weight_decay": "Weight decay changes AdamW's time scale, as a smaller lr would: see the learning rate.",
-    }
-    lines = [text for name, text in known.items() if any(one.knob.name == name for one in recipe.tested)]
+    tested = {one.knob.name for one in recipe.tested}
+    lines = [role.confound for name, role in roles(RunConfig).items() if role.confound and name in tested]
     lines += [
         f"{' and '.join(one.fields)} change only together: no effect can be ascribed to one of them."
         for one in recipe.tested

@@ -20,6 +20,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, compare, noise
 from sparsedepth.effects.intervals import holm
@@ -42,7 +43,7 @@ from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
 
 ALPHA = 0.05
-BUDGET = ("d_model", "d_ff", "vocab_size", "train_tokens", "corpus", "text_field", "tokenizer", "val_fraction")
+BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Knobs that are controls: more of them is no sparser, and losses on other text or tokens do not compare."""
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 """Objectives that a longer context changes by itself."""

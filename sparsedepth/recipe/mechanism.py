@@ -15,6 +15,8 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.causal_evidence import weigh
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import find_knobs
@@ -22,13 +24,7 @@ from sparsedepth.recipe.card import Intervention, Mechanism, Verdict, word_of
 from sparsedepth.recipe.choose import Recipe
 from sparsedepth.recipe.predict import measured, predicted
 
-INTERVENTIONS = {
-    "depth_scale": "residual_variance_last",
-    "residual_gate": "residual_variance_last",
-    "init": "residual_variance_last",
-    "init_std": "residual_variance_last",
-    "weight_density": "weight_sparsity",
-}
+INTERVENTIONS = {name: role.moves for name, role in roles(RunConfig).items() if role.moves}
 """Knob -> the link that it moves without the others."""
 
 

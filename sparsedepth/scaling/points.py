@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsedepth.config.run import MeasureConfig, RunConfig
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
@@ -52,8 +53,8 @@ def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
 
 def other_differences(source: Path, where: str | None = None) -> list[str]:
     """Fields of a results folder's runs, other than sizes, that differ between the points: the law is blind to them."""
-    never = {*OF_SIZE, *MeasureConfig.model_fields, "log_every", "observe_every", "allow"}
-    names = [name for name in RunConfig.model_fields if name not in never]
+    names = fields_where(RunConfig, lambda role: role.kind not in ("measure", "record"))
+    names = [name for name in names if name not in OF_SIZE]
     counts = ", ".join(f"count(DISTINCT coalesce(CAST({name} AS VARCHAR), 'NULL'))" for name in names)
     text = f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND model IS NULL AND ({where or 'true'}\n)"
     with open_store(source) as store:

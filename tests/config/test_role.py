@@ -1,0 +1,95 @@
+"""The role of every field: true to what it does to a run's cost; and the groups of fields that follow from roles."""
+
+import pytest
+
+from sparsedepth.config.cost import cost
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import DataConfig, MeasureConfig, MeasureOnlyConfig, RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.task import OPTIONAL, TASK_DEFAULTS, TaskConfig
+from sparsedepth.effects import knobs
+from sparsedepth.plan.duration import measuring_flops, shape
+from sparsedepth.recipe.choose import BUDGET
+from sparsedepth.recipe.mechanism import INTERVENTIONS
+
+ROLES = roles(RunConfig)
+MOE = {"n_experts": 4, "top_k": 2}
+ALL_MEASURES = ["loss", "usefulness", "permutation", "removal", "jacobian"]
+OTHER = {
+    "n_layers": 14, "d_model": 128, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 300, "seq_len": 128,
+    "n_experts": 8, "top_k": 1, "d_expert": 24, "n_shared_experts": 1, "n_dense_layers": 1, "renormalise_gates": False,
+    "balance_loss": 0.1, "router_z_loss": 0.1, "norm": "peri", "mix_frac": 0.5, "norm_kind": "group", "norm_groups": 8,
+    "norm_eps": 1e-5, "depth_scale": "lns", "residual_gate": "layerscale", "gate_init": 1e-3, "init": "scaled",
+    "init_std": 0.01, "weight_density": 0.5, "tie_embeddings": True, "rope_theta": 500.0, "sliding_window": 16,
+    "mask_documents": True, "eod": 7, "qk_norm": True, "qk_norm_over": "all", "allow": ["lns_with_scaled_init"],
+    "corpus": "text.txt", "text_field": "body", "tokenizer": "bpe:300", "val_fraction": 0.1, "max_corpus_tokens": 9999,
+    "chunk_len": 512, "train_tokens": 81_920, "batch_tokens": 4096, "lr": 1e-2, "warmup_frac": 0.2, "min_lr_frac": 0.0,
+    "weight_decay": 0.3, "weight_decay_on": "all", "beta1": 0.8, "beta2": 0.99, "adam_eps": 1e-6, "grad_clip": 0.0,
+    "seed": 1, "precision": "bf16", "log_every": 1, "observe_every": 1, "divergence_factor": 3.0, "measures": ["loss"],
+    "val_tokens": 4096, "eval_seq_len": 64, "measure_tokens": 4096, "fit_tokens": 4096, "usefulness_threshold": 0.2,
+    "permutation_pairs": 3, "removal_ranges": 3, "jacobian_probes": 2, "weight_eps": [1e-5], "weight_rel_eps": [0.2],
+    "attention_tau": [1e-5], "attention_rel_tau": [0.2],
+    "task_group": "A5", "tracked": "element", "n_operations": 2, "operation_seed": 3, "task_form": "text", "max_gap": 2,
+    "letters": 5, "min_hops": 2, "max_hops": 3, "cycle_len": 6, "modulus": 7, "expression_len": 4,
+}  # fmt: skip
+"""Another value of every field than that of the run below."""
+
+
+def pair(field: str) -> tuple[RunConfig, RunConfig]:
+    """Two runs that differ in a field, which has an effect in both."""
+    role = ROLES[field]
+    fields = {"train_tokens": 40_960, "observe_every": 2, "measures": ALL_MEASURES, "precision": "fp32"}
+    fields |= MOE if role.needs_experts or field == "n_experts" else {}
+    fields |= dict([role.only_with]) if role.only_with else {}
+    if field in TaskConfig.model_fields:
+        task = next(name for name in TASK_DEFAULTS if field in (*TASK_DEFAULTS[name], *OPTIONAL.get(name, ())))
+        fields |= {"corpus": f"task:{task}", "vocab_size": 264}
+        fields |= {"operation_seed": {"n_operations": 2}, "max_gap": {"task_form": "text"}}.get(field, {})
+    return RunConfig(**fields), RunConfig(**fields | {field: OTHER[field]})
+
+
+def amounts(config: RunConfig) -> tuple:
+    """What a run costs as far as it is counted: parameters and FLOPs of a step; steps and measuring."""
+    return cost(config), (config.n_steps, measuring_flops(config))
+
+
+def test_every_field_of_every_section_has_one_role():
+    assert set(ROLES) == set(RunConfig.model_fields) == set(OTHER)
+    assert set(roles(MeasureOnlyConfig)) == {*MeasureConfig.model_fields, "seq_len"}
+    assert all(ROLES[name].kind in ("data", "knob") for name in DataConfig.model_fields)
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_a_role_says_what_a_field_does_to_the_cost(field):
+    before, after = pair(field)
+    assert getattr(before, field) != getattr(after, field)
+    step, amount = (a != b for a, b in zip(amounts(before), amounts(after), strict=True))
+    bears_on = ROLES[field].bears_on
+    if step:  # the other way round does not hold: a kernel may be slower at equal FLOPs
+        assert bears_on == "step", f"{field} changes {amounts(before)[0]} into {amounts(after)[0]}"
+    elif amount:
+        assert bears_on in ("amount", "step")
+    assert (shape(before) == shape(after)) == (bears_on == "nothing")
+    if bears_on == "amount":
+        assert amount and shape(before, step_only=True) == shape(after, step_only=True)
+
+
+def test_groups_of_fields_are_those_that_were_listed_by_hand():
+    """As they stood before roles; max_corpus_tokens and tasks joined the budgets: their losses do not compare."""
+    assert knobs.SIZES == ("d_model", "d_ff", "d_expert")
+    free = SweepDefinition.model_fields["free"].annotation
+    assert all(repr(name) in repr(free) for name in knobs.SIZES)
+    assert knobs.DERIVED == ("n_kv_heads", "d_ff", "d_expert")
+    assert knobs.EXPERTS == ("n_experts", "top_k", "d_expert")
+    others = ("n_shared_experts", "n_dense_layers", "renormalise_gates", "balance_loss", "router_z_loss")
+    assert ("top_k", "d_expert", *others) == knobs.OF_EXPERTS
+    assert set(knobs.WITHOUT_EFFECT) == {"allow", "eod", "log_every", "observe_every"}
+    never = {"seed", "n_layers", "divergence_factor", *MeasureConfig.model_fields, *knobs.WITHOUT_EFFECT}
+    assert set(knobs.NEVER_KNOBS) == never
+    leaders = ("weight_decay", "seq_len", "n_kv_heads", "n_experts", "depth_scale", "init", "norm", "lr", "d_model")
+    assert leaders == knobs.LEADERS
+    budget = {"d_model", "d_ff", "vocab_size", "train_tokens", "corpus", "text_field", "tokenizer", "val_fraction"}
+    assert set(BUDGET) == budget | {"max_corpus_tokens", *TaskConfig.model_fields}
+    damping = dict.fromkeys(("depth_scale", "residual_gate", "init", "init_std"), "residual_variance_last")
+    assert {**damping, "weight_density": "weight_sparsity"} == INTERVENTIONS
+    assert [name for name in ROLES if ROLES[name].confound] == ["n_kv_heads", "seq_len", "n_experts", "weight_decay"]
