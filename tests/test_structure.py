@@ -11,7 +11,6 @@ PACKAGE = Path(__file__).parent.parent / "sparsedepth"
 ROOT = PACKAGE.parent
 
 LEVELS = [
-    {"definitions"},
     {"files", "quantities"},
     {"config"},
     {"model", "data", "store"},

@@ -1,11 +1,12 @@
 """Commands that explain: what is measured, and what can be configured."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from sparsedepth import quantities
+from sparsedepth.quantities.record import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -17,17 +18,17 @@ def metrics(
     name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
 ) -> None:
     """List every measured quantity: definition, unit, source."""
-    found = [quantity for quantity in quantities.ALL if name is None or name in quantity.name]
-    if not found:
+    columns = [column for column in quantities.ALL if name is None or name in column.name]
+    if not columns:
         raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists them all")
-    for table in ("runs", "curves", "layers", "heads", "pairs", "tokens"):
-        rows = [quantity for quantity in found if quantity.table == table]
-        if rows:
-            print(f"{table}")
-        for quantity in rows:
-            unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
-            source = f" ({quantity.source})" if quantity.source else ""
-            print(f"  {quantity.name}{unit}: {quantity.meaning}{source}")
+    for view in get_args(Table):
+        shown = [column for column in columns if column.view == view]
+        if shown:
+            print(view)
+        for column in shown:
+            unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
+            source = f" ({column.source})" if column.source else ""
+            print(f"  {column.name}{unit}: {column.meaning}{source}")
 
 
 def schema(

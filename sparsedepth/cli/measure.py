@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -118,14 +118,14 @@ def _check_source(data: str | None, tokens: Path | None, fit_tokens: Path | None
 
 def _groups(scores: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """--scores as the field `measures`."""
-    from sparsedepth.config.run import Measure
+    from sparsedepth.quantities.measures import MEASURES
 
     if scores is None:
         return {}
     if "measures" in chosen:
         raise ValueError("--scores and --set measures=... say the same; give one of them")
-    known = get_args(Measure)
-    names = list(known) if scores == "all" else [name.strip() for name in scores.split(",")]
+    known = [measure.name for measure in MEASURES]
+    names = known if scores == "all" else [name.strip() for name in scores.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"--scores {unknown[0]!r} is not one of all, {', '.join(known)}")

@@ -50,15 +50,11 @@ def bar(title: str) -> Generator[Callable[..., None], None, None]:
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """What was measured, with units and intervals; missing values are left out."""
-    for quantity in quantities.RUNS:
-        value = summary.get(quantity.name)
-        if value is None or quantity.name.endswith(("_lo", "_hi")):
-            continue
-        low, high = summary.get(f"{quantity.name}_lo"), summary.get(f"{quantity.name}_hi")
-        interval = f"  [{low:.4g}, {high:.4g}]" if low is not None and high is not None else ""
+    for column, value, ends in quantities.with_intervals(summary):
+        interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
         shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        unit = f" {quantity.unit}" if quantity.unit not in ("", "1") else ""
-        print(f"  {quantity.name:26} {shown}{unit}{interval}")
+        unit = f" {column.unit}" if column.unit not in ("", "1") else ""
+        print(f"  {column.name:26} {shown}{unit}{interval}")
 
 
 def counted(states: list[RunState], *, is_grid: bool = True) -> str:

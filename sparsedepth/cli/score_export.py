@@ -1,41 +1,16 @@
 """What `measure` found, for programs: one JSON object per score, or one CSV line per value."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
+from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
+from sparsedepth.quantities.record import Column
 
 if TYPE_CHECKING:
     from sparsedepth.measure.rows import Measurements
-
-ROWS_OF = {
-    "causal_score": "causal_effect",
-    "permutation_score": "permutation_effect",
-    "usefulness": "affine_loss_increase",
-    "usefulness_loss_increase": "affine_loss_increase",
-    "usefulness_identity": "skip_loss_increase",
-    "removal_score": "removal_drop",
-    "residual_variance_last": "residual_variance",
-    "residual_variance_growth": "residual_growth",
-    "lens_loss_increase": "lens_loss",
-    "early_exit_loss_increase": "early_exit_loss",
-}
-"""The rows that a global score sums up, where they bear another name."""
-
-FIRST_THRESHOLD = {
-    "weight_sparsity": "weight_eps",
-    "weight_sparsity_rel": "weight_rel_eps",
-    "attention_sparsity": "attention_tau",
-    "attention_sparsity_rel": "attention_rel_tau",
-}
-
-NO_TOKENS = ("weight_sparsity",)
-"""What is read from the weights alone."""
-OF_WEIGHTS = ("attention_sparsity", "attention_entropy", "attention_sink")
-"""Rows whose n counts attention weights, not tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,90 +25,71 @@ class Scores:
 
     def objects(self) -> list[dict[str, Any]]:
         """Per score: its definition, its global value with interval, and its rows as a list or a matrix."""
-        measured = [quantity for quantity in quantities.RUNS if self._is_score(quantity)]
-        found = [self._object(quantity, self._metric(quantity.name)) for quantity in measured]
-        taken = {one["metric"] for one in found}
-        for quantity, metric in self._row_metrics():
-            if metric not in taken:
-                taken.add(metric)
-                found.append(self._object(quantity, metric))
-        return found
-
-    def _is_score(self, quantity: quantities.Quantity) -> bool:
-        is_part = quantity.name.endswith(("_lo", "_hi", "_se")) or quantity.unit == "token"
-        return not is_part and self.found.summary.get(quantity.name) is not None
-
-    def _metric(self, name: str) -> str:
-        if name in FIRST_THRESHOLD:
-            return f"{name}@{getattr(self.config, FIRST_THRESHOLD[name])[0]:g}"
-        return ROWS_OF.get(name, name)
-
-    def _row_metrics(self) -> Iterable[tuple[quantities.Quantity, str]]:
-        for rows, known in ((self.found.layers, quantities.LAYERS), (self.found.pairs, quantities.PAIRS)):
-            by_name = {quantity.name: quantity for quantity in known}
+        scores = [
+            self._object(column, self._metric(column), value, ends)
+            for column, value, ends in with_intervals(self.found.summary)
+            if not column.part and column.unit != "token"
+        ]
+        shown = {score["metric"] for score in scores}
+        for rows, known in ((self.found.layers, LAYERS), (self.found.pairs, PAIRS)):
+            by_name = {column.name: column for column in known}
             for metric in dict.fromkeys(row["metric"] for row in rows):
-                yield by_name[metric.partition("@")[0]], metric
+                if metric not in shown:
+                    shown.add(metric)
+                    scores.append(self._object(by_name[metric.partition("@")[0]], metric))
+        return scores
 
-    def _object(self, quantity: quantities.Quantity, metric: str) -> dict[str, Any]:
-        name = quantity.name if quantity.table == "runs" else metric
-        of_run = self.found.summary if quantity.table == "runs" else {}
-        low, high = of_run.get(f"{name}_lo"), of_run.get(f"{name}_hi")
-        layers = [row for row in self.found.layers if row["metric"] == metric]
-        pairs = [row for row in self.found.pairs if row["metric"] == metric]
-        content: dict[str, Any] = {
-            "name": name,
-            "definition": quantity.meaning,
-            "source": quantity.source,
-            "unit": quantity.unit,
-            "global": of_run.get(name),
-            "interval": None if low is None or high is None else [low, high],
-            "n_tokens": self._tokens(name, [*layers, *pairs]),
+    def _metric(self, column: Column) -> str:
+        """The rows behind a column of `runs`."""
+        quantity = column.quantity
+        assert quantity
+        at = f"@{getattr(self.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
+        return (quantity.rows or quantity.name) + at
+
+    def _object(
+        self, column: Column, metric: str, value: Any = None, ends: tuple[Any, Any] | None = None
+    ) -> dict[str, Any]:
+        """A column of `runs` with its value and interval and the rows behind it, or rows alone."""
+        layers, pairs = (
+            [row for row in rows if row["metric"] == metric] for rows in (self.found.layers, self.found.pairs)
+        )
+        error = self.found.summary.get(f"{column.name}_se") if column.view == "runs" else None
+        return {
+            "name": column.name if column.view == "runs" else metric,
+            "definition": column.meaning,
+            "source": column.source,
+            "unit": column.unit,
+            "global": value,
+            "interval": list(ends) if ends else None,
+            "n_tokens": self._tokens(column, [*layers, *pairs]),
             "metric": metric if layers or pairs else None,
+            **({} if error is None else {"standard_error": error}),
+            **_by_layer(layers),
+            **_by_pair(pairs, self.n_layers),
         }
-        if of_run.get(f"{name}_se") is not None:
-            content["standard_error"] = of_run[f"{name}_se"]
-        if layers:
-            first = min(row["layer"] for row in layers)
-            content |= {"first_layer": first, "per_layer": _filled(layers, first)}
-        if pairs:
-            first = min(1, *(row["layer"] for row in pairs))
-            content |= {"matrix_first_layer": first, "matrix": _matrix(pairs, first, self.n_layers)}
-        return content
 
-    def _tokens(self, name: str, rows: list[dict[str, Any]]) -> int | None:
-        if name.startswith(NO_TOKENS):
+    def _tokens(self, column: Column, rows: list[dict[str, Any]]) -> int | None:
+        """Tokens behind a value; None where it is read from the weights alone."""
+        if column.measure == "weights":
             return None
-        if name.startswith("val_") and "val_loss_tokens" in self.found.summary:
+        if column.measure == "loss":
             tokens = self.found.summary["val_loss_tokens"]
             return None if tokens is None else int(tokens)
-        if rows and not name.startswith(OF_WEIGHTS):
+        if rows and column.measure != "attention":  # whose rows count attention weights
             return max(row["n"] for row in rows)
         return self.n_tokens
 
     def values(self) -> list[tuple[Any, ...]]:
         """One row per value: COLUMNS."""
-        summary = self.found.summary
-        units = {(quantity.table, quantity.name): quantity.unit for quantity in quantities.ALL}
-        rows: list[tuple[Any, ...]] = [
-            (
-                name,
-                None,
-                None,
-                None,
-                value,
-                summary.get(f"{name}_lo"),
-                summary.get(f"{name}_hi"),
-                n,
-                units["runs", name],
-            )
-            for name, value in summary.items()
-            if value is not None and not name.endswith(("_lo", "_hi"))
-            for n in (self._tokens(name, []) if units["runs", name] != "token" else None,)
-        ]
-        for table in ("layers", "heads", "pairs"):
-            for row in getattr(self.found, table):
+        units = {(column.view, column.name): column.unit for column in ALL}
+        rows: list[tuple[Any, ...]] = []
+        for column, value, ends in with_intervals(self.found.summary):
+            n = self._tokens(column, []) if column.unit != "token" else None
+            rows.append((column.name, None, None, None, value, *(ends or (None, None)), n, column.unit))
+        for view in ("layers", "heads", "pairs"):
+            for row in getattr(self.found, view):
                 place = (row["layer"], row.get("other_layer"), row.get("head"))
-                unit = units[table, row["metric"].partition("@")[0]]
+                unit = units[view, row["metric"].partition("@")[0]]
                 rows.append((row["metric"], *place, row["value"], None, None, row["n"], unit))
         return rows
 
@@ -158,12 +114,18 @@ FORMATS: dict[str, Callable[[Scores], str]] = {"json": to_json, "csv": to_csv}
 """Beside 'table', which is for people."""
 
 
-def _filled(rows: list[dict[str, Any]], first: int) -> list[float | None]:
+def _by_layer(rows: list[dict[str, Any]]) -> dict[str, Any]:
     values = {row["layer"]: row["value"] for row in rows}
-    return [values.get(layer) for layer in range(first, max(values) + 1)]
+    if not values:
+        return {}
+    first = min(values)
+    return {"first_layer": first, "per_layer": [values.get(layer) for layer in range(first, max(values) + 1)]}
 
 
-def _matrix(rows: list[dict[str, Any]], first: int, n_layers: int) -> list[list[float | None]]:
+def _by_pair(rows: list[dict[str, Any]], n_layers: int) -> dict[str, Any]:
     values = {(row["layer"], row["other_layer"]): row["value"] for row in rows}
+    if not values:
+        return {}
+    first = min(1, *(layer for layer, _ in values))
     layers = range(first, n_layers + 1)
-    return [[values.get((a, b)) for b in layers] for a in layers]
+    return {"matrix_first_layer": first, "matrix": [[values.get((a, b)) for b in layers] for a in layers]}

@@ -5,7 +5,7 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 Where a run is written and on what device it runs are not part of it: `run_id` names the *result*.
 """
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -14,31 +14,16 @@ from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, 
 from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role
 from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, task_name
 from sparsedepth.files import digest
+from sparsedepth.quantities.measures import MEASURES
 
 DEFAULTS_VERSION = 1
 """Raised when a default changes meaning: `run_id` hashes only what differs from the defaults, so new fields
 keep old ids valid and a changed default must not."""
 
-Measure = Literal[
-    "usefulness",
-    "loss",
-    "weights",
-    "variance",
-    "attention",
-    "geometry",
-    "experts",
-    "early_exit",
-    "causal",
-    "permutation",
-    "neighbours",
-    "jacobian",
-    "removal",
-    "causal_maximum",
-    "trajectories",
-    "released",
-]
-ON_REQUEST: tuple[Measure, ...] = ("neighbours", "jacobian", "removal", "causal_maximum", "trajectories", "released")
-"""These cost more than the scores of the papers and what a few forward passes give."""
+if TYPE_CHECKING:
+    Measure = str
+else:
+    Measure = Literal[tuple(measure.name for measure in MEASURES)]
 
 Thresholds = Annotated[tuple[Positive, ...], Field(min_length=1, strict=False), THRESHOLD]
 
@@ -126,7 +111,7 @@ class MeasureConfig(Section):
     """What is measured, how much held-out text each measure reads, and at which thresholds."""
 
     measures: Annotated[tuple[Measure, ...], Field(min_length=1, strict=False), AMOUNT] = tuple(
-        name for name in get_args(Measure) if name not in ON_REQUEST
+        measure.name for measure in MEASURES if not measure.on_request
     )
     """groups of quantities to measure"""
 
@@ -224,7 +209,7 @@ class RunConfig(
         """Held-out text is read in whole sequences; usefulness fits maps with d_model + 1 unknowns per output."""
         least = {
             "val_tokens": max(self.seq_len, self.eval_seq_len or 0),
-            "measure_tokens": max(self.seq_len, self.d_model + 2 if "released" in self.measures else 0),
+            "measure_tokens": max(self.seq_len, self.d_model + 2 if "released_code" in self.measures else 0),
             "fit_tokens": max(self.seq_len, self.d_model + 2),
         }
         for name, tokens in least.items():

@@ -16,6 +16,7 @@ decay 1.0 and 3.0) where variance falls and usefulness falls with it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
@@ -23,23 +24,16 @@ import pandas as pd
 
 from sparsedepth.effects.knobs import Knob, chosen_fields, keys, trained
 from sparsedepth.effects.pairs import pairs
+from sparsedepth.quantities import of_stage
+from sparsedepth.quantities.record import Stage
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.student import LEVEL
 
 Scope = Literal["pooled", "within depth"]
 
-LINKS: tuple[tuple[str, str], ...] = (
-    ("weight_sparsity", "residual_variance_last"),
-    ("attention_sparsity", "residual_variance_last"),
-    ("attention_sparsity_rel", "residual_variance_last"),
-    ("residual_variance_last", "usefulness"),
-    ("residual_variance_last", "usefulness_loss_increase"),
-    ("residual_variance_last", "causal_score"),
-    ("residual_variance_last", "permutation_score"),
-    ("usefulness", "val_loss"),
-    ("usefulness_loss_increase", "val_loss"),
-    ("causal_score", "val_loss"),
-    ("permutation_score", "val_loss"),
+STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
+LINKS: tuple[tuple[str, str], ...] = tuple(
+    link for cause, effect in pairwise(STAGES) for link in product(of_stage(cause), of_stage(effect))
 )
 """val_loss stands for the loss that compares the runs (`links_of`)."""
 

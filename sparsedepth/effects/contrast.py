@@ -22,8 +22,8 @@ from sparsedepth.effects.knobs import Design, Knob, design_of
 from sparsedepth.effects.pairs import (
     BASES,
     COMPENSATES,
-    LOGGED,
     MATCH_TOLERANCE,
+    is_ratio,
     pairs,
     rounding_sd,
     unit_of,
@@ -161,7 +161,7 @@ def _contrast(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth:
         n_layers=depth,
         outcome=outcome,
         unit=unit_of(outcome),
-        baseline_mean=math.exp(baseline) if baseline is not None and outcome in LOGGED else baseline,
+        baseline_mean=math.exp(baseline) if baseline is not None and is_ratio(outcome) else baseline,
         effect=uncertainty.effect,
         noise=uncertainty.noise,
         noise_df=uncertainty.noise_df,

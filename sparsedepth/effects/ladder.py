@@ -34,10 +34,7 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
 
     Raises ValueError for an objective that is no number of `runs`, or has no better direction.
     """
-    quantity = quantities.run_quantity(objective)
-    if quantity is None or not quantity.better:
-        raise ValueError(f"objective {objective!r} must be a run quantity with a better direction, such as val_loss")
-    sign = 1 if quantity.better == "high" else -1
+    sign = quantities.sign(quantities.rankable(objective).name)
     knobs = sorted(find_knobs(runs), key=lambda knob: order.index(knob.name) if knob.name in order else len(order))
     foot = {knob.name: knob.baseline for knob in knobs}
     top, rungs = dict(foot), list[Contrast]()

@@ -13,24 +13,32 @@ and noise in the mediator pulls b, and so the share, towards 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.chain import MIN_CELLS, percentiles, resamples
+from sparsedepth.effects.chain import MIN_CELLS, STAGES, percentiles, resamples
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
+from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
-PATHS: tuple[tuple[str, str], ...] = (
-    ("weight_sparsity", "residual_variance_last"),
-    ("attention_sparsity_rel", "residual_variance_last"),
-    ("residual_variance_last", "usefulness"),
-    ("residual_variance_last", "usefulness_loss_increase"),
-    ("residual_variance_last", "val_loss"),
-    ("usefulness", "val_loss"),
-    ("usefulness_loss_increase", "val_loss"),
+NAMES = (
+    "weight_sparsity",
+    "attention_sparsity_rel",
+    "residual_variance_last",
+    "usefulness",
+    "usefulness_loss_increase",
+    "val_loss",
+)
+PATHS: tuple[tuple[str, str], ...] = tuple(
+    path
+    for cause, effect in combinations(STAGES, 2)
+    if cause != "sparsity" or effect == "variance"
+    for path in product(of_stage(cause), of_stage(effect))
+    if set(path) <= set(NAMES)
 )
 """Mediator -> outcome; val_loss stands for the loss that compares the runs."""
 

@@ -17,9 +17,6 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels, trained
 
-LOGGED = ("residual_variance_last", "residual_variance_growth")
-"""Positive outcomes that range over orders of magnitude."""
-
 BASES = {
     "tokens": "tokens_trained",
     "params_total": "params_total",
@@ -40,18 +37,22 @@ COMPENSATES: dict[str, tuple[str, ...]] = {
 
 def unit_of(outcome: str) -> str:
     """The unit of a difference in this outcome. Raises ValueError for a name that is no number of `runs`."""
-    quantity = quantities.run_quantity(outcome)
-    if quantity is None or quantity.sql_type == "VARCHAR":
-        numbers = [one.name for one in quantities.RUNS if one.sql_type == "DOUBLE"]
-        known = ", ".join(name for name in numbers if not name.endswith(("_lo", "_hi")))
+    quantity = quantities.IN_RUNS.get(outcome)
+    if quantity is None or quantity.type == "VARCHAR":
+        known = ", ".join(name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE")
         raise ValueError(f"outcome {outcome!r} is not a measured number of a run; choose one of: {known}")
-    return "ln ratio" if outcome in LOGGED else quantity.unit
+    return "ln ratio" if quantity.is_ratio else quantity.unit
+
+
+def is_ratio(outcome: str) -> bool:
+    """Whether runs are compared by the ratio of this outcome: as the difference of its logarithms."""
+    return outcome in quantities.IN_RUNS and quantities.IN_RUNS[outcome].is_ratio
 
 
 def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
     """The outcome on the scale on which it is compared; NaN where it is missing or the run diverged."""
     values = pd.to_numeric(runs[outcome], errors="coerce").astype(float)
-    if outcome in LOGGED:
+    if is_ratio(outcome):
         values = np.log(values.where(values > 0))
     return values.where(runs["outcome"] == "ok")
 

@@ -84,12 +84,9 @@ def _fenced(language: str, text: str) -> str:
 
 def _scores(summary: Mapping[str, Any]) -> str:
     rows = ["| score | value | 95% interval | unit |", "|---|---|---|---|"]
-    for quantity in quantities.RUNS:
-        value = summary.get(quantity.name)
-        if isinstance(value, bool | str | None) or quantity.name.endswith(("_lo", "_hi")):
-            continue
-        low, high = summary.get(f"{quantity.name}_lo"), summary.get(f"{quantity.name}_hi")
-        interval = "" if low is None or high is None else f"{low:.4g} to {high:.4g}"
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-        rows.append(f"| {quantity.name} | {shown} | {interval} | {quantity.unit} |")
+    for column, value, ends in quantities.with_intervals(summary):
+        if not isinstance(value, bool | str):
+            interval = f"{ends[0]:.4g} to {ends[1]:.4g}" if ends else ""
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            rows.append(f"| {column.name} | {shown} | {interval} | {column.unit} |")
     return "\n".join(rows)

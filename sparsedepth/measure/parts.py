@@ -350,5 +350,5 @@ PARTS: dict[Measure, Callable[[Task], Measurements]] = {
     "removal": _removal,
     "causal_maximum": _causal_maximum,
     "trajectories": _trajectories,
-    "released": _released,
+    "released_code": _released,
 }

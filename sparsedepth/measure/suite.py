@@ -19,12 +19,22 @@ from sparsedepth.measure.rows import Measurements, Row, layer_rows
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.probe.fork import MAX_TOKENS
 from sparsedepth.probe.stack import Stack
+from sparsedepth.quantities import ALL
 
 
 def observe_variance(stack: Stack, tokens_NT: Tensor, step: int) -> list[Row]:
     """Layer rows of the residual variance alone: one pass over a small fixed batch, to be called along training."""
     by_layer = variance_by_sequence(stack, tokens_NT).mean(0)
     return layer_rows(step, "residual_variance", [finite(value) for value in by_layer], tokens_NT.numel(), first=0)
+
+
+def check_records(measure: str, made: Measurements) -> None:
+    """Whatever a measure makes has a record in `sparsedepth.quantities` that names this measure."""
+    names = {("runs", name) for name in made.summary} | {("tokens", name) for row in made.tokens for name in row}
+    for view in ("layers", "heads", "pairs"):
+        names |= {(view, row["metric"].partition("@")[0]) for row in getattr(made, view)}
+    unknown = names - {(column.view, column.name) for column in ALL if column.measure == measure}
+    assert not unknown, f"measure {measure!r} makes {sorted(unknown)}, which sparsedepth.quantities has no record of"
 
 
 def measure_run(
@@ -56,9 +66,11 @@ def measure_run(
         eod=eod,
     )
     whole = Measurements()
-    wanted = [part for name, part in PARTS.items() if name in config.measures]
-    for done, part in enumerate(wanted, start=1):
-        whole.extend(part(task))
+    wanted = [(name, part) for name, part in PARTS.items() if name in config.measures]
+    for done, (name, part) in enumerate(wanted, start=1):
+        made = part(task)
+        check_records(name, made)
+        whole.extend(made)
         if progress:
             progress(done / len(wanted))
     return whole

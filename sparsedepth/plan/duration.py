@@ -4,8 +4,7 @@
     step    = 3 f batch_tokens / rate + 3 n_layers pieces launch              where nothing was timed
 
 f are the forward FLOPs of a token, F those of measuring and observing, `forward` the seconds of a token's forward pass
-in fp32. What measuring costs is counted in forward passes of the whole model: a fork costs the blocks behind it
-(`probe.fork`), a score of L layers L / 2 passes, one of P pairs of layers 2 P / 3.
+in fp32. What measuring costs is counted in forward passes of the whole model (`quantities.measures`).
 """
 
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import digest
 from sparsedepth.plan.memory import Place, is_bf16
+from sparsedepth.quantities.measures import MEASURES
 
 OBSERVED_TOKENS = 1024
 """Held-out tokens of one observation of residual variance during training."""
@@ -88,8 +88,8 @@ def measuring_flops(config: RunConfig) -> float:
     head = 2 * config.vocab_size * config.d_model
     body, tokens = counted.flops_per_token - head, config.measure_tokens
     observed = (config.n_steps // config.observe_every) * max(OBSERVED_TOKENS, config.seq_len) * body
-    passes = {name: _passes(config, name) for name in config.measures}
-    scored = tokens * sum(in_blocks * body + in_head * head for in_blocks, in_head in passes.values())
+    passes = [measure.passes(config) for measure in MEASURES if measure.name in config.measures]
+    scored = tokens * sum(in_blocks * body + in_head * head for in_blocks, in_head in passes)
     whole = 0.0
     if "loss" in config.measures:
         common = config.eval_seq_len not in (None, config.seq_len)
@@ -97,32 +97,6 @@ def measuring_flops(config: RunConfig) -> float:
     if "usefulness" in config.measures:
         whole += config.fit_tokens * (body + 8 * config.n_layers * config.d_model**2)
     return observed + scored + whole
-
-
-def _passes(config: RunConfig, measure: str) -> tuple[float, float]:
-    """Passes over all blocks, and over the head, that each of measure_tokens tokens makes in one part of the suite."""
-    n_layers = config.n_layers
-    all_pairs = n_layers * (n_layers - 1) / 2
-    pairs = min(config.permutation_pairs or all_pairs, all_pairs)
-    ranges = min(config.removal_ranges or all_pairs + n_layers, all_pairs + n_layers)
-    by_layer, by_pair = (1 + (n_layers - 1) / 2, n_layers + 1), (1 + 2 / 3 * pairs, pairs + 1)
-    everything = (2 * by_layer[0] + 2 / 3 * all_pairs, 2 * n_layers + all_pairs)
-    return {
-        "usefulness": by_layer,
-        "variance": (1, 0),
-        "attention": (2, 0),
-        "geometry": (1, 0),
-        "experts": (1 if config.n_experts else 0, 0),
-        "early_exit": (2, 2 * n_layers + 2),
-        "causal": by_layer,
-        "permutation": by_pair,
-        "neighbours": by_layer,
-        "jacobian": (1 + 3.0 * (config.jacobian_probes or config.d_model), 0),
-        "removal": (1 + ranges / 3, ranges + 1),
-        "causal_maximum": (4 * by_layer[0], 0),
-        "trajectories": (1, 0),
-        "released": everything,
-    }.get(measure, (0, 0))
 
 
 def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | None = None) -> Seconds:

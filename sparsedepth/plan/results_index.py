@@ -22,8 +22,7 @@ class ResultsIndex:
         failed_permanently: Callable[[str], bool] = lambda run_id: False,
     ):
         self.results, self.objective, self.failed_permanently = results, definition.objective, failed_permanently
-        quantity = quantities.run_quantity(definition.objective)
-        self.sign = -1.0 if quantity and quantity.better == "high" else 1.0
+        self.sign = -quantities.sign(definition.objective)
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
 

@@ -199,13 +199,9 @@ def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "ma
     or that the sweep does not measure."""
     directions: list[Literal["minimize", "maximize"]] = []
     for name in definition.objectives:
-        quantity = quantities.run_quantity(name)
-        if quantity is None or not quantity.better:
-            known = ", ".join(entry.name for entry in quantities.RUNS if entry.better)
-            raise ValueError(f"objective={name!r} is not a quantity that can be optimised; choose of: {known}")
-        measure = quantities.measured_by(name)
+        quantity = quantities.rankable(name)
         measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
-        if measure is not None and measure not in measures:
-            raise ValueError(f"objective={name!r} needs {measure!r} among the measures of the sweep's base")
+        if quantity.measure and quantity.measure not in measures:
+            raise ValueError(f"objective={name!r} needs {quantity.measure!r} among the measures of the sweep's base")
         directions.append("minimize" if quantity.better == "low" else "maximize")
     return directions

@@ -17,7 +17,6 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import (
     GREY,
-    LABELS,
     LINEAR_BELOW,
     caption,
     groups,
@@ -27,6 +26,8 @@ from sparsedepth.plots.style import (
     log_scale,
     setting_styles,
 )
+from sparsedepth.quantities import BY_LAYER
+from sparsedepth.quantities.record import Quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "skip_loss_increase", "jacobian_deviation")
-LOG = (VARIANCE,)
-SYMLOG = ("affine_loss_increase", "skip_loss_increase")
 ALL_RUNS = "n_layers"
 """Names the row of a store in which nothing but depth was varied."""
 
@@ -89,7 +88,8 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
         top = top.assign(panel="training", x=top["step"] * top["batch_tokens"])
         parts.append(top[["run_id", "panel", "x", "value"]])
     drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(chosen, on="run_id")
-    drawn = drawn[~drawn["panel"].isin((*LOG, "training")) | (drawn["value"] > 0)]
+    logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
+    drawn = drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)]
     by = ["knob", "setting", "n_layers", "panel", "x"]
     rows = drawn.groupby(by, sort=False)["value"].agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
     settings = {str(knob): tuple(dict.fromkeys(part["setting"])) for knob, part in moved.groupby("knob", sort=False)}
@@ -145,8 +145,12 @@ def page_of_lines(found: Lines) -> "Figure":
     return page
 
 
+def _quantity(panel: str) -> Quantity:
+    return BY_LAYER[VARIANCE if panel == "training" else panel]
+
+
 def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, settings: Sequence[str]) -> None:
-    name = VARIANCE if panel == "training" else panel
+    quantity = _quantity(panel)
     styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
     deepest = shown["n_layers"].max()
     for (setting, depth), line in groups(shown, "setting", "n_layers"):
@@ -159,14 +163,14 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, settings: Sequence[s
         if full:
             axis.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.14, linewidth=0)
     axis.set_xlabel("tokens" if panel == "training" else "layer")
-    axis.set_ylabel(LABELS[name])
+    axis.set_ylabel(quantity.axis_label)
     axis.tick_params(labelbottom=True, labelleft=True)
     if shown.empty:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY, fontsize=8)
         return
-    if name in LOG:
+    if quantity.scale == "log":
         log_scale(axis, "y", [*shown["low"], *shown["high"]])
-    elif name in SYMLOG and shown["high"].max() > 10 * LINEAR_BELOW:
+    elif quantity.scale == "symlog" and shown["high"].max() > 10 * LINEAR_BELOW:
         axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
     if panel == "training":
         from matplotlib.ticker import EngFormatter

@@ -6,6 +6,7 @@ per depth is the least-squares fit on the axes' scales.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,17 @@ import pandas as pd
 
 from sparsedepth.effects.chain import Link, Scope, link
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.style import GREY, LABELS, depth_colours, groups, knob_markers, log_scale
+from sparsedepth.plots.style import GREY, depth_colours, groups, knob_markers, log_scale
+from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
-PANELS: tuple[tuple[str, str], ...] = (
-    ("weight_sparsity", "residual_variance_last"),
-    ("residual_variance_last", "usefulness_loss_increase"),
-    ("usefulness_loss_increase", "val_loss"),
-    ("attention_sparsity_rel", "residual_variance_last"),
-    ("residual_variance_last", "causal_score"),
-    ("causal_score", "val_loss"),
+WALKS = (
+    ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
+    ("attention_sparsity_rel", "residual_variance_last", "causal_score", "val_loss"),
 )
 """Two rows, each read from left to right. Usefulness is drawn in its continuous form: the count moves in steps of 1/L
 and is 0 for many small models. val_loss stands for the loss that compares the runs."""
-LOG = ("residual_variance_last",)
+PANELS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
 MIN_POINTS = 4
 """Distinct values of x that a regression line needs."""
 SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
@@ -55,7 +53,7 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     points["knob"] = [_knob_label(away, mixed) for away in changed(finished, knobs)]
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
-        points[name] = values.where(values > 0) if name in LOG else values
+        points[name] = values.where(values > 0) if is_log(name) else values
     scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
     return Correlations(
         points=points[["run_id", "n_layers", "knob", *names]].reset_index(drop=True),
@@ -92,19 +90,23 @@ def draw_correlations(found: Correlations, axes: list[Any]) -> None:
                 legend=False,
             )
         for (depth,), runs in groups(shown, "n_layers"):
-            line = regression(runs[x], runs[y], x in LOG, y in LOG)
+            line = regression(runs[x], runs[y], is_log(x), is_log(y))
             if line is not None:
                 axis.plot(*line, color=colours[depth], linewidth=1.1, alpha=0.75, zorder=1)
         for which, name in (("x", x), ("y", y)):
-            if name in LOG and len(shown):
+            if is_log(name) and len(shown):
                 log_scale(axis, which, shown[name])
-        if x not in LOG:
+        if not is_log(x):
             axis.xaxis.set_major_locator(MaxNLocator(4))
-        axis.set(xlabel=LABELS[x], ylabel=LABELS[y])
+        axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
         lines = [_rho_text(one) for one in found.links[panel]]
         if found.dropped[panel]:
             lines.append(f"not shown: {found.dropped[panel]} of {len(points)} (NULL)")
         axis.set_title("\n".join(lines), color=GREY, fontsize=7.5, linespacing=1.35)
+
+
+def is_log(name: str) -> bool:
+    return IN_RUNS[name].scale == "log"
 
 
 def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray] | None:

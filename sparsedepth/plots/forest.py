@@ -18,7 +18,8 @@ from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, LABELS, MISSING, caption, depth_colours, inert
+from sparsedepth.plots.style import GREY, MISSING, caption, depth_colours, inert
+from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], is_ladd
     for axis, (name, rows) in zip(axes, panels.items(), strict=True):
         here = labels if shared else list(dict.fromkeys(row.label for row in rows))
         _draw_forest(axis, rows, here, depths, colours)
-        axis.set_title(LABELS[name], fontsize=8.5)
+        axis.set_title(axis_label(name), fontsize=8.5)
     swatches = [Line2D([], [], linestyle="", marker="o", color=c, label=f"{d} layers") for d, c in colours.items()]
     page.legend(handles=swatches, loc="outside upper left", ncols=6, handletextpad=0.1, columnspacing=1.2)
     text = (

@@ -7,7 +7,7 @@ NaN here, and stays missing. Definitions, units and sources of the metrics are i
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,117 +15,106 @@ import pandas as pd
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.effects.knobs import plain
 from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.quantities import BY_LAYER, BY_PAIR
+from sparsedepth.quantities.record import Scale
 from sparsedepth.store.comparable_loss import loss_of
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
-Scale = Literal["linear", "log", "symlog"]
-"""symlog is for relative increases of the loss, which span decades and may be negative."""
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Panel:
-    title: str
+    """Drawn if one of its series was measured."""
+
     series: Mapping[str, str]
-    """Metric without threshold -> label. The panel is drawn if one of them was measured."""
-    scale: Scale = "linear"
+    """Metric without threshold -> label."""
+    title: str
+
+    @property
+    def scale(self) -> Scale:
+        return BY_LAYER[next(iter(self.series))].scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class Map:
-    title: str
+    name: str
     first: int = 1
     """The first layer that has pairs."""
     diagonal: bool = False
     """Whether a layer makes a pair with itself."""
-    scale: Scale = "linear"
     later: str = "later layer"
     """What `other_layer` is."""
     layer: str = "layer"
 
+    @property
+    def title(self) -> str:
+        return BY_PAIR[self.name].axis_label.replace("\n", " ")
+
+    @property
+    def scale(self) -> Scale:
+        return BY_PAIR[self.name].scale
+
+
+def _alone(name: str) -> Panel:
+    return Panel({name: ""}, BY_LAYER[name].words.replace("\n", " "))
+
 
 PANELS: tuple[Panel, ...] = (
-    Panel(title="residual variance", series={"residual_variance": ""}, scale="log"),
+    _alone("residual_variance"),
+    Panel({"attention_variance": "attention", "ffn_variance": "feed-forward"}, "variance of what is added"),
+    _alone("residual_growth"),
     Panel(
-        title="variance of what is added",
-        series={"attention_variance": "attention", "ffn_variance": "feed-forward"},
-        scale="log",
-    ),
-    Panel(title="growth of residual variance", series={"residual_growth": ""}, scale="log"),
-    Panel(
-        title="norms",
-        series={
-            "state_norm": "stream",
-            "update_norm": "update",
-            "attention_norm": "attention",
-            "ffn_norm": "feed-forward",
-        },
-        scale="log",
+        {"state_norm": "stream", "update_norm": "update", "attention_norm": "attention", "ffn_norm": "feed-forward"},
+        "norms",
     ),
     Panel(
-        title="update ratio: ‖added‖ / ‖stream‖",
-        series={"update_ratio": "block", "attention_ratio": "attention", "ffn_ratio": "feed-forward"},
-        scale="log",
+        {"update_ratio": "block", "attention_ratio": "attention", "ffn_ratio": "feed-forward"},
+        "update ratio: ‖added‖ / ‖stream‖",
     ),
     Panel(
-        title="update cosine: cos(added, stream)",
-        series={"update_cosine": "block", "attention_cosine": "attention", "ffn_cosine": "feed-forward"},
+        {"update_cosine": "block", "attention_cosine": "attention", "ffn_cosine": "feed-forward"},
+        "update cosine: cos(added, stream)",
     ),
-    Panel(title="block influence", series={"block_influence": ""}),
+    _alone("block_influence"),
     Panel(
-        title="angles of the stream",
-        series={"angular_distance": "layer before", "angle_to_end": "last layer", "update_angle": "next update"},
+        {"angular_distance": "layer before", "angle_to_end": "last layer", "update_angle": "next update"},
+        "angles of the stream",
     ),
+    Panel({"lens_loss": "logit lens", "early_exit_loss": "through last block"}, "loss when leaving early"),
+    _alone("causal_effect"),
     Panel(
-        title="loss when leaving early",
-        series={"lens_loss": "logit lens", "early_exit_loss": "through last block"},
-    ),
-    Panel(title="causal effect on later layers", series={"causal_effect": ""}),
-    Panel(
-        title="loss increase without the block",
-        series={"affine_loss_increase": "affine map instead", "skip_loss_increase": "left out"},
-        scale="symlog",
+        {"affine_loss_increase": "affine map instead", "skip_loss_increase": "left out"},
+        "loss increase without the block",
     ),
     Panel(
-        title="Jacobian's deviation from identity",
-        series={"jacobian_deviation": "per token", "jacobian_deviation_averaged": "of the mean"},
+        {"jacobian_deviation": "per token", "jacobian_deviation_averaged": "of the mean"},
+        "Jacobian's deviation from identity",
     ),
-    Panel(title="Jacobian deviation, released code", series={"jacobian_deviation_released": ""}),
-    Panel(title="weight sparsity", series={"weight_sparsity": "|w| <", "weight_sparsity_rel": "|w| / rms <"}),
-    Panel(
-        title="attention sparsity",
-        series={"attention_sparsity": "weight <", "attention_sparsity_rel": "weight / uniform <"},
-    ),
-    Panel(title="attention entropy / uniform", series={"attention_entropy_rel": ""}),
-    Panel(title="attention entropy", series={"attention_entropy": ""}),
-    Panel(title="attention on the first token", series={"attention_sink": ""}),
-    Panel(title="effective experts", series={"effective_experts": ""}),
-    Panel(title="variation of expert load", series={"expert_load_variation": ""}),
-    Panel(title="router entropy", series={"router_entropy": ""}),
+    _alone("jacobian_deviation_released"),
+    Panel({"weight_sparsity": "|w| <", "weight_sparsity_rel": "|w| / rms <"}, "weight sparsity"),
+    Panel({"attention_sparsity": "weight <", "attention_sparsity_rel": "weight / uniform <"}, "attention sparsity"),
+    *map(_alone, ("attention_entropy_rel", "attention_entropy", "attention_sink")),
+    *map(_alone, ("effective_experts", "expert_load_variation", "router_entropy")),
 )
 """In reading order: the stream, what it does to the loss, the weights. Left out: `state_cosine`, which is 1 - block
 influence, and weight sparsity by kind of matrix, seven lines per threshold that `query` tabulates better; and
 trajectories, a figure of their own."""
 
 MAPS: dict[str, Map] = {
-    "causal_effect": Map(title="causal effect", scale="log", layer="skipped layer"),
-    "permutation_effect": Map(title="permutation: loss increase", scale="symlog", later="swapped with layer"),
-    "removal_drop": Map(
-        title="removal: loss increase", diagonal=True, scale="symlog", layer="first removed", later="last removed"
-    ),
-    "angular_distance": Map(title="angular distance (rad)", first=0),
-    "angular_distance_last_token": Map(title="angular distance, last token (rad)", first=0),
-    "causal_maximum": Map(title="largest causal effect, later tokens", scale="log", layer="skipped layer"),
-    "causal_maximum_current": Map(title="largest causal effect, all tokens", scale="log", layer="skipped layer"),
+    kind.name: kind
+    for kind in (
+        Map(name="causal_effect", layer="skipped layer"),
+        Map(name="permutation_effect", later="swapped with layer"),
+        Map(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
+        Map(name="angular_distance", first=0),
+        Map(name="angular_distance_last_token", first=0),
+        Map(name="causal_maximum", layer="skipped layer"),
+        Map(name="causal_maximum_current", layer="skipped layer"),
+    )
 }
 
-LEADING: Mapping[str, str] = {
-    "weight_sparsity": "weight_eps",
-    "weight_sparsity_rel": "weight_rel_eps",
-    "attention_sparsity": "attention_tau",
-    "attention_sparsity_rel": "attention_rel_tau",
-}
+LEADING: Mapping[str, str] = {name: quantity.threshold for name, quantity in BY_LAYER.items() if quantity.threshold}
 """Thresholded metric -> config field whose first entry is its leading threshold."""
 
 

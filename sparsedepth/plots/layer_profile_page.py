@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import MAPS, PANELS, Card, Panel, Scale, pairs_that_exist
+from sparsedepth.plots.layer_profile import MAPS, PANELS, Card, Panel, pairs_that_exist
 from sparsedepth.plots.style import GREY, LINEAR_BELOW, MISSING, SERIES, inert, layer_ticks, log_scale
+from sparsedepth.quantities import BY_LAYER
+from sparsedepth.quantities.record import Scale
 
 if TYPE_CHECKING:
     from matplotlib.colors import Normalize
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 COLUMNS = 4
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
-UNITS = {quantity.name: quantity.unit for quantity in quantities.LAYERS}
 
 
 def card_page(card: Card) -> "Figure":
@@ -70,7 +70,7 @@ def _caption(card: Card) -> str:
 def _draw_panel(axis: Any, panel: Panel, card: Card) -> None:
     lines = list(_lines(panel, card))
     axis.set_title(panel.title, fontsize=8.5)
-    units = {UNITS[name] for name in panel.series} - {"1", "share"}
+    units = {BY_LAYER[name].unit for name in panel.series} - {"1", "share"}
     axis.set_ylabel(", ".join(sorted(units)), fontsize=8)
     for (label, line), (colour, marker, dashes) in zip(lines, SERIES, strict=False):
         axis.plot(

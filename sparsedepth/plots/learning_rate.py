@@ -15,7 +15,8 @@ from sparsedepth.effects.knobs import changed, find_knobs, keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import check_comparable, chosen, trained
-from sparsedepth.plots.style import GREY, LABELS, caption, groups, inert, line_handle, log_scale, setting_styles
+from sparsedepth.plots.style import GREY, caption, groups, inert, line_handle, log_scale, setting_styles
+from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
 
 if TYPE_CHECKING:
@@ -116,6 +117,6 @@ def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, st
             colours: Any = {"edgecolor": colour} if mark == "o" else {"color": colour}
             axis.scatter(here["lr"], here[loss], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
     log_scale(axis, "x", points["lr"])
-    axis.set(xlabel=LABELS["lr"], ylabel=LABELS[loss])
+    axis.set(xlabel="learning rate", ylabel=axis_label(loss))
     axis.xaxis.label.set_color(GREY)
     axis.tick_params(labelleft=True)

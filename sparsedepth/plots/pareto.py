@@ -15,7 +15,8 @@ from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, LABELS, caption, depth_colours, groups, knob_markers
+from sparsedepth.plots.style import GREY, caption, depth_colours, groups, knob_markers
+from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
 
 if TYPE_CHECKING:
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
 
     from sparsedepth.store.connection import Store
 
-SIGNS = {"train_flops": 1, "val_loss": 1, "val_loss_common": 1, "usefulness_loss_increase": -1}
-"""Quantity -> 1 where low is better, -1 where high is."""
 PANELS = (
     ("train_flops", "val_loss"),
     ("train_flops", "usefulness_loss_increase"),
     ("usefulness_loss_increase", "val_loss"),
 )
 """val_loss stands for the loss that compares the runs."""
+NAMES = ("train_flops", OWN, COMMON, "usefulness_loss_increase")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Front:
 
     @property
     def quantities(self) -> list[str]:
-        return [name for name in SIGNS if name in self.cells and self.cells[name].notna().any()]
+        return [name for name in NAMES if name in self.cells and self.cells[name].notna().any()]
 
 
 def pareto(store: "Store", run: str | None = None) -> Drawing:
@@ -69,7 +69,7 @@ def front(runs: pd.DataFrame) -> Front:
         cells[f"{name}_se"] = by_cell[name].sem()
     named = [name for name in names if cells[name].notna().any()]
     cells = cells.dropna(subset=named)
-    cells["on_front"] = undominated(cells[named].to_numpy() * [SIGNS[name] for name in named])
+    cells["on_front"] = undominated(cells[named].to_numpy() * [-sign(name) for name in named])
     return Front(cells=cells.reset_index(), n_diverged=len(diverged))
 
 
@@ -118,8 +118,8 @@ def _draw_front(
     from matplotlib.ticker import EngFormatter
 
     x, y = panel
-    best = cells[undominated(cells[[x, y]].to_numpy() * [SIGNS[x], SIGNS[y]])].sort_values(x)
-    where = "post" if SIGNS[x] > 0 else "pre"
+    best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
+    where = "pre" if sign(x) > 0 else "post"
     axis.step(best[x], best[y], where=where, color=GREY, linewidth=1.0, zorder=1)
     dense = len(cells) > 40
     if not dense:
@@ -134,7 +134,7 @@ def _draw_front(
                 edgecolor="black" if on_front else "white", linewidth=1.1 if on_front else 0.3,
                 alpha=1 if on_front else 0.75,
             )  # fmt: skip
-    axis.set(xlabel=LABELS[x], ylabel=LABELS[y])
+    axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if x == "train_flops":
         if cells[x].max() > 5 * cells[x].min():
             axis.set_xscale("log")

@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.style import GREY, LABELS, LINEAR_BELOW, depth_colours, log_scale
+from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, log_scale
+from sparsedepth.quantities import BY_LAYER
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
-LOG = ("residual_variance",)
+LOG = tuple(name for name in METRICS if BY_LAYER[name].scale == "log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def draw_profiles(found: Profiles, axes: Sequence[Any], colours: dict[int, str] 
     colours = colours or depth_colours(found.layers["n_layers"])
     for axis, metric in zip(axes, METRICS, strict=True):
         shown = found.layers[found.layers["metric"] == metric]
-        axis.set(xlabel="layer / number of layers", ylabel=LABELS[metric], xlim=(0, 1.02))
+        axis.set(xlabel="layer / number of layers", ylabel=BY_LAYER[metric].axis_label, xlim=(0, 1.02))
         if shown.empty:
             axis.set_title("not measured in these runs", color=GREY, fontsize=7.5)
             continue

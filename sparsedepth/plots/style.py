@@ -49,26 +49,6 @@ RC: dict[Any, Any] = {
     "ytick.labelsize": 8,
 }
 
-LABELS = {
-    "weight_sparsity": "weight sparsity\n(share of weights)",
-    "attention_sparsity": "attention sparsity\n(share of weights)",
-    "attention_sparsity_rel": "attention sparsity, relative to uniform\n(share of weights)",
-    "residual_variance_last": "residual variance, last layer",
-    "residual_variance": "residual variance",
-    "usefulness": "usefulness (share of layers)",
-    "usefulness_loss_increase": "usefulness: loss increase with\na layer replaced, mean",
-    "causal_score": "causal score",
-    "permutation_score": "permutation score",
-    "val_loss": "validation loss (nat/token)",
-    "val_loss_common": "validation loss at one context\n(nat/token)",
-    "causal_effect": "causal effect on later layers",
-    "affine_loss_increase": "loss increase with the layer\nreplaced by an affine map",
-    "skip_loss_increase": "loss increase with\nthe layer left out",
-    "jacobian_deviation": "Jacobian's deviation\nfrom identity",
-    "train_flops": "training cost (FLOP)",
-    "lr": "learning rate",
-}
-
 
 def depth_colours(depths: Iterable[int]) -> dict[int, str]:
     """Shallow is light, deep is dark; the palest yellow, lost on paper, is left out."""

@@ -196,11 +196,7 @@ def _place(depth: int | None, depths: Sequence[int]) -> Place:
 
 def direction(objective: str) -> int:
     """-1 if lower is better, +1 if higher is."""
-    quantity = quantities.run_quantity(objective)
-    if quantity is None or not quantity.better:
-        known = ", ".join(q.name for q in quantities.RUNS if q.better)
-        raise ValueError(f"objective {objective!r} has no better direction; choose one of: {known}")
-    return 1 if quantity.better == "high" else -1
+    return quantities.sign(quantities.rankable(objective).name)
 
 
 def _test(runs: pd.DataFrame, knobs: Sequence[Knob], draft: Recipe) -> tuple[tuple[Tested, ...], float | None]:

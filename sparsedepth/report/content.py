@@ -218,7 +218,7 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
 
 def table_of_methods(names: Sequence[str]) -> Table:
     """The definition of every measured quantity that the page names."""
-    named = [quantity for quantity in quantities.RUNS if quantity.name in names]
+    named = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
     return table_of(columns, ((one.name, one.unit, one.meaning, one.source or "–") for one in named))
 

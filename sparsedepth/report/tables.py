@@ -103,9 +103,10 @@ def _repeats(runs: pd.DataFrame, name: str) -> bool:
 
 def meaning_of(name: str) -> str:
     """One line on a column of `runs`, with its unit."""
-    if (quantity := quantities.run_quantity(name)) is not None:
-        unit = f" [{quantity.unit}]" if quantity.unit not in ("", "1") else ""
-        return f"{quantity.meaning}{unit}"
+    column = next((column for column in quantities.RUNS if column.name == name), None)
+    if column is not None:
+        unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
+        return f"{column.meaning}{unit}"
     field = RunConfig.model_fields.get(name)
     return (field.description or "") if field is not None else ""
 

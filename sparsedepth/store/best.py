@@ -12,7 +12,6 @@ where it is none of them.
 Where a sweep tuned fields, a configuration is ranked at its best values alone; those that were only tried do not count.
 """
 
-import difflib
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -81,7 +80,7 @@ def best(
     SQL condition that is wrong, and where no run is left.
     """
     by = by or loss_in(store)
-    quantity = _ranked_quantity(by)
+    quantity = quantities.rankable(by)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
@@ -93,7 +92,7 @@ def best(
     if not rows:
         raise ValueError(f"no run has {' and '.join(conditions)}; {_known_depths(store)}")
     cells = _cells(rows)
-    sign = 1 if quantity.better == "low" else -1
+    sign = -quantities.sign(by)
 
     def place(cell: _Cell) -> tuple[bool, bool, float, str]:
         mean = cell.score[0]
@@ -119,21 +118,6 @@ def heading(ranking: Ranking) -> str:
         f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds with 95% interval (Student's): "
         f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}"
     )
-
-
-def _ranked_quantity(by: str) -> quantities.Quantity:
-    quantity = quantities.run_quantity(by)
-    rankable = [other.name for other in quantities.RUNS if other.better]
-    if quantity is None:
-        near = difflib.get_close_matches(by, rankable, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(rankable)}"
-        raise ValueError(f"there is no measured quantity {by!r}; {hint}")
-    if not quantity.better:
-        raise ValueError(
-            f"{by!r} has no better direction ({quantity.meaning}); rank by one of {', '.join(rankable)}, "
-            f"or sort by it in SQL"
-        )
-    return quantity
 
 
 def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
 from sparsedepth.files import digest, write_bytes, write_json, write_text
-from sparsedepth.quantities import Table
+from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.evals import FOLDER as EVALS
 from sparsedepth.store.folder import (
     CONFIG,
@@ -43,7 +43,7 @@ from sparsedepth.store.folder import (
     read_marker,
     read_record,
 )
-from sparsedepth.store.schema import COLUMNS, RUN_COLUMNS, TABLES, Column
+from sparsedepth.store.schema import COLUMNS, RUN_COLUMNS, TABLES
 from sparsedepth.toy.record import FOLDER as TOYS
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _run_row(run: Run | Measured) -> dict[str, Any]:
     facts = {name: run.manifest.get(name) for name in FACTS}
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
-    summary = {quantity.name: run.summary.get(quantity.name) for quantity in quantities.RUNS}
+    summary = {column.name: run.summary.get(column.name) for column in quantities.RUNS}
     values = {"run_id": run.run_id, **_config_columns(run), **summary, **facts}
     return {column.name: _typed(run, column, values.get(column.name)) for column in RUN_COLUMNS}
 
@@ -259,7 +259,7 @@ def _typed(run: Run | Measured, column: Column, value: Any) -> Any:
     )
     if not fits:
         in_config = column.name in RunConfig.model_fields
-        in_summary = quantities.run_quantity(column.name) is not None
+        in_summary = column in quantities.RUNS
         name = (
             (CONFIG if isinstance(run, Run) else MODEL)
             if in_config

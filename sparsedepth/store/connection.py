@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import duckdb
 import pyarrow as pa
 
-from sparsedepth.quantities import Table
+from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import CACHE_KEY, CachedTable, find_runs, load, unique, view_schema
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
@@ -117,9 +117,9 @@ class Store:
             for column in chain.from_iterable(views.values())
         ]
         metrics = [
-            (view, f"metric = '{metric.name}'", metric.sql_type, metric.unit, metric.meaning)
-            for view, quantities in METRICS.items()
-            for metric in quantities
+            (view, f"metric = '{metric.name}'", metric.type, metric.unit, metric.meaning)
+            for view, metrics in METRICS.items()
+            for metric in metrics
         ]
         return QueryResult(columns=("view", "name", "type", "unit", "meaning"), rows=(*columns, *metrics))
 

@@ -20,8 +20,8 @@ from pydantic import Field
 from sparsedepth.config.load import build
 from sparsedepth.config.model import Section
 from sparsedepth.files import appearing, digest, write_json
+from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, is_complete, parse_marker, read_verified, seal
-from sparsedepth.store.schema import Column
 
 FOLDER = "evals"
 FILE = "evaluation.json"

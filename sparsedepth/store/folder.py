@@ -38,7 +38,7 @@ from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import sha256, write_bytes, write_json, write_text
-from sparsedepth.quantities import Table
+from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.checksums import (
     MARKER,
     RUN_ID,
@@ -50,7 +50,7 @@ from sparsedepth.store.checksums import (
     seal,
 )
 from sparsedepth.store.measured_model import MeasuredModel
-from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES, Column
+from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 
 WEIGHTS = "model.safetensors"
 CONFIG, MODEL = "config.yaml", "model.json"
@@ -117,7 +117,7 @@ def write_manifest(folder: Path, facts: Row) -> None:
 def write_summary(folder: Path, summary: Row) -> None:
     """Write summary.json: the quantities of quantities.RUNS, those not given as null. NaN and Inf count as missing."""
     _refuse_complete(folder)
-    names = [quantity.name for quantity in quantities.RUNS]
+    names = [column.name for column in quantities.RUNS]
     for name in summary:
         assert name in names, f"{name!r} is not in quantities.RUNS; nearest: {_nearest(name, names)}"
     assert summary.get("outcome") in ("ok", "diverged"), f"outcome={summary.get('outcome')!r}, not ok or diverged"

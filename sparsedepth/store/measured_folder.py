@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sparsedepth.files import appearing, write_json
-from sparsedepth.quantities import Table
+from sparsedepth.quantities.record import Table
 from sparsedepth.store import folder as record
 from sparsedepth.store.measured_model import MeasuredModel
 

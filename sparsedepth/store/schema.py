@@ -5,25 +5,14 @@ mean two things. Nothing here reads a file.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.quantities import Table
+from sparsedepth.quantities.record import Column, Table
 
 TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens")
 """The tables of many rows per run; `runs` has one row per run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    view: str
-    name: str
-    type: str
-    """BIGINT, DOUBLE, VARCHAR or BOOLEAN."""
-    meaning: str
-    unit: str = ""
 
 
 def _run_columns() -> tuple[Column, ...]:
@@ -35,7 +24,7 @@ def _run_columns() -> tuple[Column, ...]:
         column("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
         column("model", "VARCHAR", "a model that was only measured, as it was named; NULL for a trained run"),
         *(column(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
-        *(column(quantity.name, quantity.sql_type, quantity.meaning, quantity.unit) for quantity in quantities.RUNS),
+        *quantities.RUNS,
         column("folder", "VARCHAR", "where the run's files lie"),
         column("device", "VARCHAR", "hardware that trained it (manifest)"),
         column("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
@@ -68,14 +57,6 @@ _TYPES = {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN", "string
 _CONFIG_SCHEMA = RunConfig.model_json_schema()["properties"]
 
 
-def _wide_columns(quantities: tuple[quantities.Quantity, ...]) -> tuple[Column, ...]:
-    """One column per quantity."""
-    return tuple(
-        Column(view=one.table, name=one.name, type=one.sql_type, meaning=one.meaning, unit=one.unit)
-        for one in quantities
-    )
-
-
 def _metric_columns(view: Table, places: dict[str, str]) -> tuple[Column, ...]:
     """The long form: one row per place and metric."""
     return (
@@ -93,11 +74,11 @@ def _metric_columns(view: Table, places: dict[str, str]) -> tuple[Column, ...]:
 
 _BLOCK = "block, from 1 to n_layers; 0 = the embedding's output"
 FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
-    "curves": _wide_columns(quantities.CURVES),
+    "curves": quantities.CURVES,
     "layers": _metric_columns("layers", {"layer": _BLOCK}),
     "heads": _metric_columns("heads", {"layer": _BLOCK, "head": "query head of the block, from 1 to n_heads"}),
     "pairs": _metric_columns("pairs", {"layer": _BLOCK, "other_layer": "the second, later block of the pair"}),
-    "tokens": _wide_columns(quantities.TOKENS),
+    "tokens": quantities.TOKENS,
 }
 """The columns of a run folder's Parquet files."""
 
@@ -129,7 +110,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
 }
 """The columns of every view, in order."""
 
-METRICS: dict[Table, tuple[quantities.Quantity, ...]] = {
+METRICS: dict[Table, tuple[Column, ...]] = {
     "layers": quantities.LAYERS,
     "heads": quantities.HEADS,
     "pairs": quantities.PAIRS,

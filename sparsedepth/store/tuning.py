@@ -57,8 +57,7 @@ def read_tuned(results: Path) -> Tuned | None:
 
 def roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, Role]:
     """run_id -> its role. A configuration that was tried at one value only has none: it was not tuned."""
-    quantity = quantities.run_quantity(tuned.objective)
-    sign = -1.0 if quantity and quantity.better == "high" else 1.0
+    sign = -quantities.sign(tuned.objective)
     held = [name for name in RunConfig.model_fields if name not in (*tuned.fields, "seed", "allow")]
     groups = defaultdict(list)
     for run in runs:

@@ -77,8 +77,7 @@ class Best:
 
     def __init__(self, results: Path, objective: str):
         self.results, self.objective = results, objective
-        quantity = quantities.run_quantity(objective)
-        self.sign = -1.0 if quantity is not None and quantity.better == "high" else 1.0
+        self.sign = -quantities.sign(objective)
         self.values: dict[str, float | None] = {}
 
     def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:

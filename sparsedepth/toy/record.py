@@ -16,9 +16,10 @@ import yaml
 
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.files import appearing, write_bytes, write_json, write_text
+from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Marker, is_complete, parse_marker, read_verified, seal
 from sparsedepth.store.folder import arrow_type
-from sparsedepth.store.schema import Column, column_type
+from sparsedepth.store.schema import column_type
 from sparsedepth.toy.config import AXES, ToyConfig
 
 FOLDER = "toys"

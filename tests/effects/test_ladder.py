@@ -49,5 +49,5 @@ def test_the_best_setting_of_a_rung_carries_the_next():
 def test_no_ladder_and_no_direction():
     nothing = ladder(designed([({}, 3.0)]), "val_loss_common")
     assert (nothing.rungs, nothing.last_in, nothing.whole) == ((), (), None)
-    with pytest.raises(ValueError, match="must be a run quantity with a better direction"):
+    with pytest.raises(ValueError, match="no measured quantity 'train_loss_typo'; did you mean 'train_loss'"):
         ladder(designed(CELLS), "train_loss_typo")

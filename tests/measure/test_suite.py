@@ -13,9 +13,11 @@ from stacks import integers
 from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.measure.parts import PARTS
-from sparsedepth.measure.suite import measure_run, observe_variance
+from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.suite import check_records, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
+from sparsedepth.quantities.measures import MEASURES
 
 TEXT = np.random.default_rng(7).integers(0, 40, 4000)
 BUDGET = {"val_tokens": 640, "measure_tokens": 64, "fit_tokens": 320, "eval_seq_len": 8}
@@ -43,6 +45,10 @@ def test_every_name_is_the_glossarys_and_every_value_a_number(family):
     expected = {name for name in names[names.index("val_loss") :] if re.sub("_(lo|hi)$", "", name) not in routed}
     assert set(found.summary) == expected
     assert all(math.isfinite(value) for value in found.summary.values())
+    for column in quantities.RUNS:
+        if (value := found.summary.get(column.name)) is not None and column.quantity and not column.part:
+            low, high = column.quantity.range
+            assert low - 1e-6 <= value <= high + 1e-6, (column.name, value)
     for rows, known in (
         (found.layers, quantities.LAYERS),
         (found.heads, quantities.HEADS),
@@ -183,13 +189,23 @@ def test_only_what_is_asked_for_is_measured():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_glossary_knows_which_part_fills_a_column(part):
+    columns = {column.name: column for column in quantities.RUNS}
     summary = measured("moe", fields={"measures": [part]}).summary
-    assert summary and {quantities.measured_by(name) for name in summary} == {part}
+    assert summary and {columns[name].measure for name in summary} == {part}
+
+
+def test_the_suite_runs_every_measure_and_none_without_a_record():
+    assert list(PARTS) == [measure.name for measure in MEASURES]
+    made = Measurements(summary={"val_loss": 1.0}, layers=[{"metric": "causal_effect"}])
+    with pytest.raises(AssertionError, match=r"measure 'loss' makes .*causal_effect.* no record"):
+        check_records("loss", made)
+    with pytest.raises(AssertionError, match=r"new_score"):
+        check_records("loss", Measurements(summary={"new_score": 1.0}))
 
 
 def test_measured_forms_differ_from_the_released_ones_as_stated():
     """The transposed in-sample map is a worse stand-in: more blocks seem useful. Normalised, the variance is near 1."""
-    summary = measured(fields={"measures": ["usefulness", "variance", "released"]}).summary
+    summary = measured(fields={"measures": ["usefulness", "variance", "released_code"]}).summary
     assert summary["usefulness_released"] >= summary["usefulness"]
     assert summary["residual_variance_last_released"] == pytest.approx(1, rel=0.1)
     assert summary["residual_variance_last"] != pytest.approx(1, rel=0.5)

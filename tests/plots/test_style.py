@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from sparsedepth.plots.correlations import PANELS
 from sparsedepth.plots.profiles import METRICS
-from sparsedepth.plots.style import LABELS, depth_colours, knob_markers, log_scale
+from sparsedepth.plots.style import depth_colours, knob_markers, log_scale
+from sparsedepth.quantities import axis_label
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
@@ -25,7 +26,11 @@ def test_shapes_are_distinct():
 
 
 def test_everything_drawn_has_a_label():
-    assert {name for panel in PANELS for name in panel} | set(METRICS) <= set(LABELS)
+    drawn = {name for panel in PANELS for name in panel} | set(METRICS)
+    labels = {name: axis_label(name) for name in drawn}
+    assert len(set(labels.values())) == len(drawn) and all("_" not in label for label in labels.values())
+    assert labels["weight_sparsity"] == "weight sparsity\n(share of weights)"
+    assert labels["val_loss"] == "validation loss (nat/token)"
 
 
 @pytest.mark.parametrize("values", [[50, 400], [1, 90], [0.5, 20_000], [7, 7.5]])

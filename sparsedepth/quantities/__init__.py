@@ -1,0 +1,79 @@
+"""Every measured quantity, once: what it is, its unit, formula and source, and all that follows from it.
+
+A name here is the key of a record in `measure`, the column or the `metric` value in the store, and the label in a plot.
+Layers count from 1 to n_layers; layer 0 is the embedding's output. Metrics of the layer and head tables that have a
+threshold carry it: `weight_sparsity@0.001`, `attention_sparsity_rel@0.1`; the column of `runs` is at the first
+threshold of the config field.
+
+A new measure is a `Measure` in `measures.py` and a `Quantity` per number that it makes in `scores.py` or `stream.py`.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparsedepth.quantities.record import Column, Quantity, Stage, Table
+from sparsedepth.quantities.scores import EARLY_EXIT, EFFECTIVENESS, JACOBIAN, LOSS, RELEASED_CODE, REMOVAL, WEIGHTS
+from sparsedepth.quantities.stream import ATTENTION, EXPERTS, GEOMETRY, TRAJECTORIES, VARIANCE
+from sparsedepth.quantities.training import CURVES as TRAINING_CURVES
+from sparsedepth.quantities.training import RUN
+
+QUANTITIES: tuple[Quantity, ...] = (
+    *RUN, *TRAINING_CURVES, *LOSS, *VARIANCE, *WEIGHTS, *ATTENTION, *EFFECTIVENESS, *JACOBIAN, *EXPERTS, *GEOMETRY,
+    *EARLY_EXIT, *REMOVAL, *TRAJECTORIES, *RELEASED_CODE,
+)  # fmt: skip
+
+ALL: tuple[Column, ...] = tuple(column for quantity in QUANTITIES for column in quantity.columns())
+
+
+def _of(view: Table) -> tuple[Column, ...]:
+    return tuple(column for column in ALL if column.view == view)
+
+
+RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS = map(_of, ("runs", "curves", "layers", "heads", "pairs", "tokens"))
+"""Columns of the wide tables, metrics of the long ones (layers, heads, pairs), in the order in which they are shown."""
+
+IN_RUNS: dict[str, Quantity] = {column.name: column.quantity for column in RUNS if column.quantity and not column.part}
+"""The quantities that are columns of `runs`."""
+BY_LAYER: dict[str, Quantity] = {
+    column.name: column.quantity for column in LAYERS if column.quantity and not column.part
+}
+BY_PAIR: dict[str, Quantity] = {column.name: column.quantity for column in PAIRS if column.quantity}
+RANKABLE: tuple[str, ...] = tuple(name for name, quantity in IN_RUNS.items() if quantity.better)
+"""Those that have a better direction."""
+
+
+def of_stage(stage: Stage) -> tuple[str, ...]:
+    """The quantities that stand at one stage of the chain."""
+    return tuple(quantity.name for quantity in QUANTITIES if quantity.stage == stage)
+
+
+def rankable(name: str) -> Quantity:
+    """A column of `runs` that has a better direction. Raises ValueError for another name."""
+    if name not in IN_RUNS:
+        near = difflib.get_close_matches(name, RANKABLE, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(RANKABLE)}"
+        raise ValueError(f"there is no measured quantity {name!r}; {hint}")
+    quantity = IN_RUNS[name]
+    if not quantity.better:
+        raise ValueError(f"{name!r} has no better direction ({quantity.formula}); choose one of {', '.join(RANKABLE)}")
+    return quantity
+
+
+def sign(name: str) -> int:
+    """1 where more of a column of `runs` is better, else -1: sign x value is to be as large as it can."""
+    return 1 if name in IN_RUNS and IN_RUNS[name].better == "high" else -1
+
+
+def axis_label(name: str) -> str:
+    """What stands on the axis of a column of `runs` or of a metric by layer."""
+    return (IN_RUNS.get(name) or BY_LAYER[name]).axis_label
+
+
+def with_intervals(summary: Mapping[str, Any]) -> Iterator[tuple[Column, Any, tuple[Any, Any] | None]]:
+    """The columns of `runs` that have a value, each with its interval where there is one; ends do not come alone."""
+    for column in RUNS:
+        value = summary.get(column.name)
+        if value is not None and column.part not in ("lo", "hi"):
+            low, high = summary.get(f"{column.name}_lo"), summary.get(f"{column.name}_hi")
+            yield column, value, None if low is None or high is None else (low, high)

@@ -1,0 +1,153 @@
+"""The record of a measured quantity, of the measure that makes it, and of a column that the store keeps of it."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal, Protocol
+
+Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens"]
+SqlType = Literal["DOUBLE", "BIGINT", "VARCHAR"]
+Better = Literal["", "low", "high"]
+Scale = Literal["linear", "log", "symlog"]
+"""symlog: logarithmic away from 0, for relative loss increases, which span decades and may be negative."""
+Stage = Literal["", "sparsity", "variance", "effectiveness", "loss"]
+Part = Literal["", "lo", "hi", "se"]
+
+_PARTS: dict[Part, str] = {
+    "": "{meaning}",
+    "lo": "lower end of the 95% bootstrap interval (over sequences)",
+    "hi": "upper end of the 95% bootstrap interval (over sequences)",
+    "se": "standard error of {name} over the random probes; 0 where exact",
+}
+_RANGES = {"share": (0.0, 1.0), "share of layers": (0.0, 1.0), "rad": (0.0, math.pi)}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A measured number: columns, axis labels, links of the chain and directions are derived from this record."""
+
+    name: str
+    """Key in `measure`, column of `runs`, value of `metric`."""
+    formula: str
+    """x_l is the residual stream after block l, u_l = x_l - x_(l-1), a_ij an attention weight, E a mean over tokens;
+    @ stands for the threshold that a metric's name carries."""
+    unit: str = "1"
+    _: KW_ONLY
+    tables: tuple[Table, ...] = ("runs",)
+    measure: str = ""
+    """The measure that makes it; '' = training leaves it."""
+    source: str = ""
+    better: Better = ""
+    """Empty where neither direction is."""
+    bounds: tuple[float, float] | None = None
+    """Least and largest value; None = those of its unit (`range`)."""
+    label: str = ""
+    """Its name in a figure, where the words of its name will not do; with the unit only where that says more."""
+    scale: Scale = "linear"
+    """Of its axis."""
+    is_ratio: bool = False
+    """Positive, and differs between runs by orders of magnitude: they are compared by the ratio of their values."""
+    stage: Stage = ""
+    """Where it stands in the chain sparsity -> variance -> effectiveness -> loss."""
+    has_interval: bool = False
+    """`runs` holds NAME_lo and NAME_hi."""
+    has_error: bool = False
+    """NAME_se stands beside it in `runs` and `layers`."""
+    in_runs: str = "mean over layers of {}"
+    """What `runs` holds of a quantity that other tables hold by place."""
+    rows: str = ""
+    """The metric that the column of `runs` sums up, where it has another name."""
+    threshold: str = ""
+    """The config field of its thresholds; `runs` is at the first."""
+    type: SqlType = "DOUBLE"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return self.bounds or _RANGES.get(self.unit, (0.0, math.inf))
+
+    @property
+    def words(self) -> str:
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def axis_label(self) -> str:
+        if "(" in self.words or self.unit in ("", "1"):
+            return self.words
+        return f"{self.words}{' ' if len(self.words) < 24 else chr(10)}({self.unit})"
+
+    def columns(self) -> "Iterator[Column]":
+        """What the store keeps of it: a column in wide tables (runs, curves, tokens), a metric in the others."""
+        for table in self.tables:
+            parts: list[Part] = [""]
+            parts += ["lo", "hi"] if self.has_interval and table == "runs" else []
+            parts += ["se"] if self.has_error else []
+            for part in parts:
+                yield Column(
+                    view=table,
+                    name=f"{self.name}_{part}" if part else self.name,
+                    type=self.type,
+                    meaning=_PARTS[part].format(name=self.name, meaning=self._meaning(table)),
+                    unit=self.unit,
+                    part=part,
+                    quantity=self,
+                )
+
+    def _meaning(self, table: Table) -> str:
+        if table != "runs":
+            over = {"heads": ", of the head", "layers": ", mean over heads"} if "heads" in self.tables else {}
+            return self.formula + over.get(table, "")
+        formula = self.formula.replace("@", f"{self.threshold}[0]")
+        return self.in_runs.format(formula) if len(self.tables) > 1 else formula
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a view, or in the long tables (layers, heads, pairs) a value of their column `metric`."""
+
+    view: str
+    name: str
+    type: str
+    """BIGINT, DOUBLE, VARCHAR or BOOLEAN."""
+    meaning: str
+    unit: str = ""
+    part: Part = ""
+    """What it holds of its quantity: the value (''), an end of its interval or its standard error."""
+    quantity: Quantity | None = field(default=None, repr=False)
+    """None for what is configured or noted, not measured."""
+
+    @property
+    def measure(self) -> str:
+        return self.quantity.measure if self.quantity else ""
+
+    @property
+    def source(self) -> str:
+        return self.quantity.source if self.quantity and not self.part else ""
+
+
+class Sizes(Protocol):
+    """The fields of a run's configuration that decide what a measure costs."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def n_experts(self) -> int: ...
+    @property
+    def permutation_pairs(self) -> int | None: ...
+    @property
+    def removal_ranges(self) -> int | None: ...
+    @property
+    def jacobian_probes(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A name in the config field `measures`."""
+
+    name: str
+    passes: Callable[[Sizes], tuple[float, float]]
+    """Passes over all blocks, and over the head, that each of measure_tokens tokens makes."""
+    _: KW_ONLY
+    on_request: bool = False
+    """Left out of the default: it costs more than the papers' scores and what a few forward passes give."""
