@@ -1,10 +1,11 @@
-"""Records of the measures as rows for the store, under the glossary's names; a missing value is None."""
+"""What measures found, as rows for the store under the names of `sparsedepth.quantities`; a missing value is None."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.quantities import ALL
 
 Row = dict[str, Any]
 Summary = dict[str, float | int | None]
@@ -12,8 +13,10 @@ Summary = dict[str, float | int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Rows for the store; n is what is behind a value."""
+    """Rows for the store; n is the sample behind a value."""
 
+    step: int
+    """optimiser steps that the model was trained"""
     summary: Summary = field(default_factory=dict)
     """columns of `runs`"""
     layers: list[Row] = field(default_factory=list)
@@ -23,45 +26,45 @@ class Measurements:
     pairs: list[Row] = field(default_factory=list)
     """step, layer, other_layer, metric, value, n (tokens)"""
     tokens: list[Row] = field(default_factory=list)
-    """a sample of tokens: step, sequence, position and what the glossary lists"""
+    """a sample of tokens: step, sequence, position and the rest of quantities.TOKENS"""
+
+    def add_score(self, name: str, estimate: Estimate) -> None:
+        """A global score and the ends of its interval."""
+        self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
+
+    def add_layers(self, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1) -> None:
+        """One value per layer from `first` on; `n` is the sample behind each, or the one behind all."""
+        sizes = [n] * len(values) if isinstance(n, int) else n
+        for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
+            self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
+
+    def add_heads(self, metric: str, by_head: Iterable[Iterable[float]], n: int) -> None:
+        """One value per layer and head of an array [L, H]."""
+        for layer, values in enumerate(by_head, start=1):
+            for head, value in enumerate(values, start=1):
+                place = {"step": self.step, "layer": layer, "head": head}
+                self.heads.append({**place, "metric": metric, "value": float(value), "n": n})
+
+    def add_pairs(self, metric: str, values: Mapping[tuple[int, int], float | None], n: int) -> None:
+        """One value per pair of layers."""
+        for (layer, other), value in values.items():
+            place = {"step": self.step, "layer": layer, "other_layer": other}
+            self.pairs.append({**place, "metric": metric, "value": value, "n": n})
+
+    def check_records(self, measure: str) -> None:
+        """Whatever a measure makes has a record in `sparsedepth.quantities`, which names this measure."""
+        made = {("runs", name) for name in self.summary} | {("tokens", name) for row in self.tokens for name in row}
+        for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
+            made |= {(view, row["metric"].partition("@")[0]) for row in rows}
+        unknown = made - {(column.view, column.name) for column in ALL if column.measure == measure}
+        assert not unknown, (
+            f"measure {measure!r} makes {sorted(unknown)}, which has no record in sparsedepth.quantities"
+        )
 
     def extend(self, other: "Measurements") -> None:
-        """Add the rows of another part."""
+        """Add what another measure found."""
         self.summary.update(other.summary)
         self.layers.extend(other.layers)
         self.heads.extend(other.heads)
         self.pairs.extend(other.pairs)
         self.tokens.extend(other.tokens)
-
-
-def interval(name: str, estimate: Estimate) -> Summary:
-    """A global score and the ends of its interval."""
-    return {name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi}
-
-
-def layer_rows(
-    step: int, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1
-) -> list[Row]:
-    """One row per layer from `first` on; `n` is the sample behind each value, or the one behind all."""
-    sizes = [n] * len(values) if isinstance(n, int) else n
-    return [
-        {"step": step, "layer": layer, "metric": metric, "value": value, "n": size}
-        for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first)
-    ]
-
-
-def head_rows(step: int, metric: str, by_head: Any, n: int) -> list[Row]:
-    """One row per layer and head of an array [L, H]."""
-    return [
-        {"step": step, "layer": layer, "head": head, "metric": metric, "value": float(value), "n": n}
-        for layer, values in enumerate(by_head, start=1)
-        for head, value in enumerate(values, start=1)
-    ]
-
-
-def pair_rows(step: int, metric: str, effects: Mapping[tuple[int, int], float | None], n: int) -> list[Row]:
-    """One row per pair of layers."""
-    return [
-        {"step": step, "layer": a, "other_layer": b, "metric": metric, "value": value, "n": n}
-        for (a, b), value in effects.items()
-    ]

@@ -1,4 +1,4 @@
-"""The measures of one trained model that its config asks for, as rows under the glossary's names.
+"""The measures of one model that its config asks for, as rows under the names of `sparsedepth.quantities`.
 
 Held-out text: the scores read its first measure_tokens tokens; usefulness fits its maps on the fit_tokens after them,
 so on no scored token; the validation loss reads its first val_tokens. All at seq_len, the context that the model was
@@ -13,28 +13,36 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.measure.attention_sparsity import HeadValues, attention_sparsity
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.parts import PARTS, HeldOut, Task
-from sparsedepth.measure.rows import Measurements, Row, layer_rows
-from sparsedepth.measure.variance import variance_by_sequence
+from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.causal_maximum import MARGIN, SPACING, causal_maximum
+from sparsedepth.measure.context import HeldOut, MeasureContext
+from sparsedepth.measure.early_exit import early_exit
+from sparsedepth.measure.effective_layers import share_above
+from sparsedepth.measure.experts import expert_use
+from sparsedepth.measure.geometry import geometry
+from sparsedepth.measure.jacobian import jacobian_deviation
+from sparsedepth.measure.loss import bits_per_byte, held_out_loss
+from sparsedepth.measure.permutation import permutation_effect
+from sparsedepth.measure.permutation_neighbours import permutation_neighbours
+from sparsedepth.measure.released_code import (
+    affine_increase_in_sample,
+    causal_misaligned,
+    normalised_last_variance,
+    permutation_weighted,
+)
+from sparsedepth.measure.removal import removal
+from sparsedepth.measure.rows import Measurements, Row
+from sparsedepth.measure.trajectories import trajectories
+from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.measure.variance import residual_variance, variance_by_sequence
+from sparsedepth.measure.weight_sparsity import weight_sparsity
 from sparsedepth.probe.fork import MAX_TOKENS
 from sparsedepth.probe.stack import Stack
-from sparsedepth.quantities import ALL
-
-
-def observe_variance(stack: Stack, tokens_NT: Tensor, step: int) -> list[Row]:
-    """Layer rows of the residual variance alone: one pass over a small fixed batch, to be called along training."""
-    by_layer = variance_by_sequence(stack, tokens_NT).mean(0)
-    return layer_rows(step, "residual_variance", [finite(value) for value in by_layer], tokens_NT.numel(), first=0)
-
-
-def check_records(measure: str, made: Measurements) -> None:
-    """Whatever a measure makes has a record in `sparsedepth.quantities` that names this measure."""
-    names = {("runs", name) for name in made.summary} | {("tokens", name) for row in made.tokens for name in row}
-    for view in ("layers", "heads", "pairs"):
-        names |= {(view, row["metric"].partition("@")[0]) for row in getattr(made, view)}
-    unknown = names - {(column.view, column.name) for column in ALL if column.measure == measure}
-    assert not unknown, f"measure {measure!r} makes {sorted(unknown)}, which sparsedepth.quantities has no record of"
+from sparsedepth.quantities import IN_RUNS
+from sparsedepth.quantities.measures import MEASURES
+from sparsedepth.quantities.scores import MATRICES
 
 
 def measure_run(
@@ -52,25 +60,248 @@ def measure_run(
     """The measures in config.measures, in fp32; the model is left as it was found.
 
     `bytes_per_token` is that of the held-out text; without it bits per byte are missing. `eod` ends a document of it;
-    without it the ends are not known. `progress` is told the share of the parts that is done. Raises ValueError where
-    the fit tokens do not exceed d_model + 1.
+    without it the ends are not known. `progress` is given the share of the measures that is done. Raises ValueError
+    where the fit tokens do not exceed d_model + 1.
     """
-    task = Task(
+    context = MeasureContext(
         stack=stack,
         config=config,
         held_out=held_out,
-        step=step,
         seed=seed,
         max_tokens=max_tokens,
         bytes_per_token=bytes_per_token,
         eod=eod,
     )
-    whole = Measurements()
-    wanted = [(name, part) for name, part in PARTS.items() if name in config.measures]
-    for done, (name, part) in enumerate(wanted, start=1):
-        made = part(task)
-        check_records(name, made)
-        whole.extend(made)
+    measurements = Measurements(step=step)
+    wanted = [measure.name for measure in MEASURES if measure.name in config.measures]
+    for done, name in enumerate(wanted, start=1):
+        made = Measurements(step=step)
+        SUITE[name](context, made)
+        made.check_records(name)
+        measurements.extend(made)
         if progress:
             progress(done / len(wanted))
-    return whole
+    return measurements
+
+
+def observe_variance(stack: Stack, tokens_NT: Tensor, step: int) -> list[Row]:
+    """Layer rows of the residual variance alone: one pass over a small fixed batch, to be called along training."""
+    made = Measurements(step=step)
+    by_layer = variance_by_sequence(stack, tokens_NT).mean(0)
+    made.add_layers("residual_variance", [finite(value) for value in by_layer], tokens_NT.numel(), first=0)
+    return made.layers
+
+
+# One function per measure: it runs the measure on the context's tokens, and says which names its numbers go by.
+
+
+def _usefulness(context: MeasureContext, made: Measurements) -> None:
+    threshold = context.config.usefulness_threshold
+    result = usefulness(context.stack, context.fit, context.scored, threshold, context.rng(), context.max_tokens)
+    made.add_score("usefulness", result.share)
+    made.add_score("usefulness_loss_increase", result.mean_increase)
+    for percent in (2, 5, 20):
+        made.summary[f"usefulness_{percent}pct"] = share_above(result.affine_increase, percent / 100)
+    share = result.share.value
+    made.summary["effective_layers"] = None if share is None else share * context.stack.n_layers
+    made.add_layers("affine_loss_increase", result.affine_increase, result.n_tokens)
+
+
+def _loss(context: MeasureContext, made: Measurements) -> None:
+    config = context.config
+    val_NS = context.sequences(config.seq_len, config.val_tokens)
+    val = held_out_loss(context.stack, val_NS, context.rng(), context.max_tokens)
+    common = val
+    if config.eval_seq_len not in (None, config.seq_len):
+        common_NS = context.sequences(config.eval_seq_len, config.val_tokens)
+        common = held_out_loss(context.stack, common_NS, context.rng(), context.max_tokens)
+    made.add_score("val_loss", val.loss)
+    made.add_score("val_loss_common", common.loss)
+    known = context.bytes_per_token is not None and val.loss.value is not None
+    bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None
+    made.summary.update({"val_loss_tokens": val.n_tokens, "val_bits_per_byte": bits})
+
+
+def _weights(context: MeasureContext, made: Measurements) -> None:
+    for name in ("weight_sparsity", "weight_sparsity_rel"):
+        thresholds = getattr(context.config, IN_RUNS[name].threshold)
+        result = weight_sparsity(context.stack, thresholds, relative=name.endswith("_rel"))
+        made.summary[name] = result.total[thresholds[0]]
+        for threshold, shares in result.by_layer.items():
+            made.add_layers(f"{name}@{threshold:g}", shares, result.entries)
+            for kind in MATRICES:
+                if kind in result.by_kind[threshold]:
+                    by_layer, n = result.by_kind[threshold][kind], result.entries_by_kind[kind]
+                    made.add_layers(f"{name}_{kind}@{threshold:g}", by_layer, n)
+
+
+def _variance(context: MeasureContext, made: Measurements) -> None:
+    result = residual_variance(context.stack, context.inputs, context.rng(), context.max_tokens)
+    made.add_score("residual_variance_last", result.last)
+    made.add_score("residual_variance_growth", result.growth_rate)
+    made.add_layers("residual_variance", result.by_layer, result.n_tokens, first=0)
+    made.add_layers("residual_growth", result.growth_by_layer, result.n_tokens)
+    for name, branch in (("attention_variance", result.attention), ("ffn_variance", result.ffn)):
+        if branch is not None:
+            made.add_score(name, branch.mean)
+            made.add_layers(name, branch.by_layer, result.n_tokens)
+
+
+def _attention(context: MeasureContext, made: Measurements) -> None:
+    taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
+    result = attention_sparsity(context.stack, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
+
+    def add(metric: str, values: HeadValues, n: int) -> None:
+        made.add_layers(metric, values.by_layer.tolist(), n * values.by_head.shape[1])
+        made.add_heads(metric, values.by_head, n)
+
+    for name, by_threshold in (("attention_sparsity", result.absolute), ("attention_sparsity_rel", result.relative)):
+        made.add_score(name, next(iter(by_threshold.values())).total)
+        for threshold, values in by_threshold.items():
+            add(f"{name}@{threshold:g}", values, result.weights_per_head)
+    for name, values in (
+        ("attention_entropy", result.entropy),
+        ("attention_entropy_rel", result.relative_entropy),
+        ("attention_sink", result.sink),
+    ):
+        made.add_score(name, values.total)
+        add(name, values, result.rows_per_head)
+
+
+def _geometry(context: MeasureContext, made: Measurements) -> None:
+    result = geometry(context.stack, context.inputs, context.rng(), context.max_tokens)
+    made.add_score("angular_distance_middle", result.angular_distance_middle)
+    made.add_score("angular_distance_last_token", result.angular_distance_last_token)
+    made.add_pairs("angular_distance", result.angles, result.n_tokens)
+    made.add_pairs("angular_distance_last_token", result.angles_last_token, len(context.inputs))
+    for name, profile in result.profiles.items():
+        made.add_layers(name, profile.by_layer, result.n_tokens, first=profile.first)
+        if name in IN_RUNS:
+            made.add_score(name, profile.mean)
+
+
+def _experts(context: MeasureContext, made: Measurements) -> None:
+    result = expert_use(context.stack, context.inputs, context.rng(), context.max_tokens)
+    if result is None:
+        return
+    for name, mean, by_layer in (
+        ("effective_experts", result.mean_effective_experts, result.effective_experts),
+        ("expert_load_variation", result.mean_variation, result.variation),
+        ("router_entropy", result.mean_router_entropy, result.router_entropy),
+    ):
+        made.add_score(name, mean)
+        made.add_layers(name, by_layer, result.n_tokens)
+
+
+def _early_exit(context: MeasureContext, made: Measurements) -> None:
+    result = early_exit(context.stack, context.scored, context.rng(), context.max_tokens)
+    for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
+        made.add_score(f"{name}_increase", exits.mean_increase)
+        made.add_layers(name, [estimate.value for estimate in exits.by_layer], result.n_tokens, first=0)
+
+
+def _causal(context: MeasureContext, made: Measurements) -> None:
+    result = causal_effect(context.stack, context.scored, context.rng(), context.max_tokens)
+    made.add_score("causal_score", result.score)
+    made.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
+    made.summary["score_tokens"] = result.n_tokens
+    made.add_layers("causal_effect", result.by_layer, result.n_tokens)
+    made.add_layers("skip_loss_increase", result.skip_increase, result.n_tokens)
+    made.add_pairs("causal_effect", result.effects, result.n_tokens)
+
+
+def _permutation(context: MeasureContext, made: Measurements) -> None:
+    n_pairs = context.config.permutation_pairs
+    result = permutation_effect(context.stack, context.scored, context.rng(), n_pairs, context.max_tokens)
+    made.add_score("permutation_score", result.score)
+    made.add_pairs("permutation_effect", result.effects, result.n_tokens)
+
+
+def _neighbours(context: MeasureContext, made: Measurements) -> None:
+    result = permutation_neighbours(context.stack, context.scored, context.rng(), context.max_tokens)
+    made.add_score("permutation_neighbours", result.score)
+
+
+def _jacobian(context: MeasureContext, made: Measurements) -> None:
+    n_probes, most = context.config.jacobian_probes, context.max_tokens
+    result = jacobian_deviation(context.stack, context.inputs, context.rng(), n_probes, max_tokens=most)
+    for form, deviation in result.forms.items():
+        name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
+        made.add_score(name, deviation.score)
+        made.summary[f"{name}_se"] = deviation.score_standard_error
+        made.add_layers(name, deviation.by_layer, result.n_tokens)
+        made.add_layers(f"{name}_se", deviation.standard_error, result.n_tokens)
+
+
+def _removal(context: MeasureContext, made: Measurements) -> None:
+    n_ranges = context.config.removal_ranges
+    result = removal(context.stack, context.scored, context.rng(), n_ranges, context.max_tokens)
+    made.add_score("removal_score", result.score)
+    made.add_score("removal_range_score", result.range_score)
+    made.add_pairs("removal_drop", result.drops, result.n_tokens)
+
+
+def _causal_maximum(context: MeasureContext, made: Measurements) -> None:
+    for name, tokens in (("causal_maximum", "future"), ("causal_maximum_current", "current")):
+        if tokens == "future" and context.config.seq_len <= SPACING + MARGIN:
+            continue  # no position has enough tokens before and after it: the score does not exist
+        most = context.max_tokens
+        result = causal_maximum(context.stack, context.inputs, context.rng(), tokens=tokens, max_tokens=most)
+        made.add_score(name, result.score)
+        made.add_pairs(name, result.effects, result.n_tokens)
+
+
+def _trajectories(context: MeasureContext, made: Measurements) -> None:
+    result = trajectories(context.stack, context.inputs, context.rng(), context.eod, context.max_tokens)
+    if result is None:
+        return
+    made.add_score("early_stop_share", result.early_stop_share)
+    made.add_score("even_share", result.even_share)
+    for name, values in (
+        ("trajectory_mean", result.mean),
+        ("trajectory_pc1", result.components[0]),
+        ("trajectory_pc2", result.components[1]),
+        ("early_stop_ideal", result.early_stop),
+        ("even_ideal", result.even),
+    ):
+        made.add_layers(name, [finite(value) for value in values], result.n_tokens)
+    for i, share in enumerate(result.variance_shares, start=1):
+        made.summary[f"trajectory_pc{i}_share"] = share
+    made.tokens.extend({"step": made.step, **point} for point in result.points)
+
+
+def _released_code(context: MeasureContext, made: Measurements) -> None:
+    """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
+    stack, scored, most = context.stack, context.scored, context.max_tokens
+    effects = list(causal_misaligned(stack, context.inputs, stack.final_norm, most).values())
+    shifted = [effect for effect in effects if effect is not None]
+    pairs = permutation_effect(stack, scored, context.rng(), None, most).effects
+    known = {pair: effect for pair, effect in pairs.items() if effect is not None}
+    increases = affine_increase_in_sample(stack, scored, max_tokens=most)
+    made.summary.update(
+        causal_score_released=sum(shifted) / len(shifted) if shifted and len(shifted) == len(effects) else None,
+        permutation_score_released=permutation_weighted(known, stack.n_layers),
+        usefulness_released=share_above(increases, context.config.usefulness_threshold),
+        residual_variance_last_released=normalised_last_variance(stack, context.inputs, stack.final_norm, most),
+    )
+
+
+SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
+    "usefulness": _usefulness,
+    "loss": _loss,
+    "weights": _weights,
+    "variance": _variance,
+    "attention": _attention,
+    "geometry": _geometry,
+    "experts": _experts,
+    "early_exit": _early_exit,
+    "causal": _causal,
+    "permutation": _permutation,
+    "neighbours": _neighbours,
+    "jacobian": _jacobian,
+    "removal": _removal,
+    "causal_maximum": _causal_maximum,
+    "trajectories": _trajectories,
+    "released_code": _released_code,
+}
+"""By the names of `sparsedepth.quantities.measures`, in whose order they run."""

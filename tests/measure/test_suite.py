@@ -12,9 +12,8 @@ from stacks import integers
 
 from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
-from sparsedepth.measure.parts import PARTS
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.measure.suite import check_records, measure_run, observe_variance
+from sparsedepth.measure.suite import SUITE, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.quantities.measures import MEASURES
@@ -39,7 +38,7 @@ def base(metric):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_name_is_the_glossarys_and_every_value_a_number(family):
-    found = measured(family, fields={"measures": list(PARTS)})
+    found = measured(family, fields={"measures": list(SUITE)})
     routed = {"effective_experts", "expert_load_variation", "router_entropy"} if family != "moe" else set()
     names = [quantity.name for quantity in quantities.RUNS]
     expected = {name for name in names[names.index("val_loss") :] if re.sub("_(lo|hi)$", "", name) not in routed}
@@ -187,7 +186,7 @@ def test_only_what_is_asked_for_is_measured():
     assert not found.pairs and not found.heads
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", SUITE)
 def test_the_glossary_knows_which_part_fills_a_column(part):
     columns = {column.name: column for column in quantities.RUNS}
     summary = measured("moe", fields={"measures": [part]}).summary
@@ -195,12 +194,12 @@ def test_the_glossary_knows_which_part_fills_a_column(part):
 
 
 def test_the_suite_runs_every_measure_and_none_without_a_record():
-    assert list(PARTS) == [measure.name for measure in MEASURES]
-    made = Measurements(summary={"val_loss": 1.0}, layers=[{"metric": "causal_effect"}])
+    assert list(SUITE) == [measure.name for measure in MEASURES]
+    made = Measurements(step=0, summary={"val_loss": 1.0}, layers=[{"metric": "causal_effect"}])
     with pytest.raises(AssertionError, match=r"measure 'loss' makes .*causal_effect.* no record"):
-        check_records("loss", made)
+        made.check_records("loss")
     with pytest.raises(AssertionError, match=r"new_score"):
-        check_records("loss", Measurements(summary={"new_score": 1.0}))
+        Measurements(step=0, summary={"new_score": 1.0}).check_records("loss")
 
 
 def test_measured_forms_differ_from_the_released_ones_as_stated():

@@ -11,8 +11,7 @@ from reference import ZOO
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.measure.parts import PARTS
-from sparsedepth.measure.suite import measure_run
+from sparsedepth.measure.suite import SUITE, measure_run
 from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.stack import DecoderStack
@@ -35,7 +34,7 @@ BASE = {
     "measure_tokens": 32,
     "fit_tokens": 64,
     "jacobian_probes": 2,
-    "measures": list(PARTS),
+    "measures": list(SUITE),
 }
 CHANCE = math.log(12)
 THREE_LAYERS = {"causal_score_released", "angular_distance_middle"}
