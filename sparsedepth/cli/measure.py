@@ -1,17 +1,12 @@
 """`sparsedepth measure`: every score of the papers on a model that exists already, ours or anybody's."""
 
 import sys
-import time
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from sparsedepth.config.run import MeasureOnlyConfig
-    from sparsedepth.measure.rows import Measurements
     from sparsedepth.probe.load import Loaded
     from sparsedepth.probe.text import GivenTokens
 
@@ -50,63 +45,35 @@ def measure(
     fp32: Annotated[bool, typer.Option("--fp32", help="widen the weights when loading; default as stored")] = False,
 ) -> None:
     """Measure a run, or a Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE ... from safetensors."""
-    from sparsedepth.cli.progress import print_summary
+    from sparsedepth.cli.progress import bar, print_summary
     from sparsedepth.cli.score_export import FORMATS, Scores
     from sparsedepth.config.load import parse_settings
-    from sparsedepth.probe.load import load_stack
     from sparsedepth.probe.text import given_tokens
-    from sparsedepth.store.measured_folder import check_place
+    from sparsedepth.run.measure_model import Request, measure_model
     from sparsedepth.train.runtime import find_device
 
     if format not in ("table", *FORMATS):
         raise ValueError(f"--format {format!r} is not one of table, {', '.join(FORMATS)}")
     _check_source(data, tokens, fit_tokens)
     chosen = parse_settings(settings or [])
-    chosen |= _groups(scores, chosen)
-    given = None if tokens is None else given_tokens(tokens, fit_tokens)
-    if out is not None:
-        check_place(out)
-    started, clock = datetime.now(UTC), time.perf_counter()
-    where = find_device(device)
-    loaded = load_stack(model, device=where, dtype="fp32" if fp32 else "checkpoint")
-    config = _config(loaded, given, seq_len, chosen)
-    found, n_scored, data_hash = _measured(loaded, config, given, data)
+    request = Request(
+        model=model,
+        settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_groups(scores, chosen)},
+        data=data,
+        given=None if tokens is None else given_tokens(tokens, fit_tokens),
+        out=out,
+        device=find_device(device),
+        dtype="fp32" if fp32 else "checkpoint",
+    )
+    with bar("loading the model") as report:
+        measured = measure_model(request, report)
     if format == "table":
-        print(_title(loaded, given, fit_tokens))
-        print_summary(found.summary)
+        print(_title(measured.loaded, request.given, fit_tokens))
+        print_summary(measured.measurements.summary)
     else:
-        print(FORMATS[format](Scores(found=found, config=config, n_layers=loaded.facts.n_layers, n_tokens=n_scored)))
+        print(FORMATS[format](Scores(measured)))
     if out is not None:
-        made = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
-        _save(out, loaded, config, found, data_hash, made, where)
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
-
-
-def _measured(
-    loaded: "Loaded", config: "MeasureOnlyConfig", given: "GivenTokens | None", data: str | None
-) -> "tuple[Measurements, int, str]":
-    """What was found, on how many tokens, and the name of the text."""
-    import tempfile
-
-    from sparsedepth.cli.progress import bar
-    from sparsedepth.measure.suite import measure_run
-    from sparsedepth.probe.text import check_tokens, measure_source
-
-    if given is not None:
-        check_tokens(given, loaded)
-    with tempfile.TemporaryDirectory() as scratch, bar("reading the text") as report:
-        root = Path(scratch) if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
-        text = given or measure_source(loaded, data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
-        found = measure_run(
-            loaded.stack,
-            config,
-            text,
-            text.bytes_per_token,
-            step=0 if loaded.config is None else loaded.config.n_steps,
-            eod=text.eod,
-            progress=lambda done: report("measuring", done),
-        )
-        return found, text(config.seq_len, config.measure_tokens, 0)[:, 1:].size, text.data_hash
 
 
 def _check_source(data: str | None, tokens: Path | None, fit_tokens: Path | None) -> None:
@@ -132,28 +99,6 @@ def _groups(scores: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
     return {"measures": list(dict.fromkeys(names))}
 
 
-def _config(
-    loaded: "Loaded", given: "GivenTokens | None", seq_len: int | None, chosen: dict[str, Any]
-) -> "MeasureOnlyConfig":
-    """A run's own measuring fields, those that given tokens decide, and what the command line says. ValueError."""
-    from sparsedepth.config.load import build
-    from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
-
-    own = loaded.config
-    fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
-    if given is not None:
-        counts = {"val_tokens": given.n_scored, "measure_tokens": given.n_scored, "fit_tokens": given.n_fit}
-        fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
-    fields |= {} if seq_len is None else {"seq_len": seq_len}
-    config = build(MeasureOnlyConfig, {**fields, **chosen}, "measure")
-    if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
-        raise ValueError(
-            f"seq_len={config.seq_len}, eval_seq_len={config.eval_seq_len}: the given tokens have {given.seq_len} and "
-            f"a target per sequence; leave both out"
-        )
-    return config
-
-
 def _title(loaded: "Loaded", given: "GivenTokens | None", fit_tokens: Path | None) -> str:
     facts = loaded.facts
     sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
@@ -164,46 +109,4 @@ def _title(loaded: "Loaded", given: "GivenTokens | None", fit_tokens: Path | Non
     return (
         f"{title}\n{len(given.scored)} sequences of {given.seq_len} tokens scored; "
         f"maps fitted on {len(given.fit)} others{split}"
-    )
-
-
-def _save(
-    out: Path,
-    loaded: "Loaded",
-    config: "MeasureOnlyConfig",
-    found: "Measurements",
-    data_hash: str,
-    made: dict[str, Any],
-    device: Any,
-) -> None:
-    """The record in place of a run's."""
-    import torch
-
-    from sparsedepth.config.load import build
-    from sparsedepth.probe.load import weights_hash
-    from sparsedepth.run.manifest import code_version, device_facts, package_versions
-    from sparsedepth.store.measured_folder import save_measured
-    from sparsedepth.store.measured_model import MeasuredModel
-    from sparsedepth.train.runtime import Runtime
-
-    facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
-    hashes = {"weights_hash": weights_hash(loaded.folder), "data_hash": data_hash}
-    about = {**config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}
-    model = build(MeasuredModel, about, "measure")
-    runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
-    manifest = {
-        "run_id": model.run_id,
-        "code": code_version(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        **made,
-        **device_facts(runtime),
-        "data_hash": data_hash,
-        "packages": package_versions(),
-    }
-    save_measured(
-        out,
-        model,
-        found.summary,
-        manifest,
-        {"layers": found.layers, "heads": found.heads, "pairs": found.pairs, "tokens": found.tokens},
     )

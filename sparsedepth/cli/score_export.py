@@ -2,26 +2,20 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.run import MeasureOnlyConfig
 from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
 
 if TYPE_CHECKING:
-    from sparsedepth.measure.rows import Measurements
+    from sparsedepth.run.measure_model import Measured
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scores:
     """Everything that one measurement found."""
 
-    found: "Measurements"
-    config: MeasureOnlyConfig
-    n_layers: int
-    n_tokens: int
-    """Tokens that the scores read."""
+    def __init__(self, measured: "Measured"):
+        self.measured, self.found = measured, measured.measurements
 
     def objects(self) -> list[dict[str, Any]]:
         """Per score: its definition, its global value with interval, and its rows as a list or a matrix."""
@@ -43,7 +37,7 @@ class Scores:
         """The rows behind a column of `runs`."""
         quantity = column.quantity
         assert quantity
-        at = f"@{getattr(self.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
+        at = f"@{getattr(self.measured.config, quantity.threshold)[0]:g}" if quantity.threshold else ""
         return (quantity.rows or quantity.name) + at
 
     def _object(
@@ -65,7 +59,7 @@ class Scores:
             "metric": metric if layers or pairs else None,
             **({} if error is None else {"standard_error": error}),
             **_by_layer(layers),
-            **_by_pair(pairs, self.n_layers),
+            **_by_pair(pairs, self.measured.loaded.facts.n_layers),
         }
 
     def _tokens(self, column: Column, rows: list[dict[str, Any]]) -> int | None:
@@ -77,7 +71,7 @@ class Scores:
             return None if tokens is None else int(tokens)
         if rows and column.measure != "attention":  # whose rows count attention weights
             return max(row["n"] for row in rows)
-        return self.n_tokens
+        return self.measured.n_tokens
 
     def values(self) -> list[tuple[Any, ...]]:
         """One row per value: COLUMNS."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from sparsedepth.measure.bootstrap import Estimate
 from sparsedepth.quantities import ALL
+from sparsedepth.quantities.record import Table
 
 Row = dict[str, Any]
 Summary = dict[str, float | int | None]
@@ -51,9 +52,14 @@ class Measurements:
             place = {"step": self.step, "layer": layer, "other_layer": other}
             self.pairs.append({**place, "metric": metric, "value": value, "n": n})
 
+    def tables(self) -> dict[Table, list[Row]]:
+        """The rows by the table that they go to."""
+        return {"layers": self.layers, "heads": self.heads, "pairs": self.pairs, "tokens": self.tokens}
+
     def check_records(self, measure: str) -> None:
         """Whatever a measure makes has a record in `sparsedepth.quantities`, which names this measure."""
-        made = {("runs", name) for name in self.summary} | {("tokens", name) for row in self.tokens for name in row}
+        made: set[tuple[str, str]] = {("runs", name) for name in self.summary}
+        made |= {("tokens", name) for row in self.tokens for name in row}
         for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
             made |= {(view, row["metric"].partition("@")[0]) for row in rows}
         unknown = made - {(column.view, column.name) for column in ALL if column.measure == measure}
@@ -64,7 +70,5 @@ class Measurements:
     def extend(self, other: "Measurements") -> None:
         """Add what another measure found."""
         self.summary.update(other.summary)
-        self.layers.extend(other.layers)
-        self.heads.extend(other.heads)
-        self.pairs.extend(other.pairs)
-        self.tokens.extend(other.tokens)
+        for table, rows in self.tables().items():
+            rows.extend(other.tables()[table])

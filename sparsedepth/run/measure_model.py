@@ -1,0 +1,123 @@
+"""A model that exists already, from its name to its record: load it, take the tokens, measure, write."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
+from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.suite import measure_run
+from sparsedepth.probe.load import Dtype, Loaded, load_stack, weights_hash
+from sparsedepth.probe.text import GivenTokens, HeldOutText, check_tokens, measure_source
+from sparsedepth.run.manifest import code_version, device_facts, package_versions
+from sparsedepth.store.measured_folder import check_place, save_measured
+from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.train.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    model: str
+    """run folder, local Hugging Face folder or hub name"""
+    settings: dict[str, Any]
+    """fields of MeasureOnlyConfig that were asked for"""
+    data: str | None = None
+    """a corpus; None = a run's own, else the default one"""
+    given: GivenTokens | None = None
+    """exactly these tokens in place of a corpus"""
+    out: Path | None = None
+    """folder of the record"""
+    device: torch.device
+    dtype: Dtype = "checkpoint"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    loaded: Loaded
+    config: MeasureOnlyConfig
+    measurements: Measurements
+    n_tokens: int
+    """that the scores read"""
+
+
+def measure_model(request: Request, report: Callable[[str, float], None]) -> Measured:
+    """Every measure of the config on the request's tokens; `report` gets the phase and the share that is done.
+
+    Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
+    or not safe, tokens that are not its own, and settings that do not fit.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    if request.out is not None:
+        check_place(request.out)
+    loaded = load_stack(request.model, device=request.device, dtype=request.dtype)
+    config = measuring_config(loaded, request)
+    with tempfile.TemporaryDirectory() as scratch:
+        report("reading the text", 0.0)
+        text = _tokens(loaded, config, request, Path(scratch))
+        measurements = measure_run(
+            loaded.stack,
+            config,
+            text,
+            text.bytes_per_token,
+            step=0 if loaded.config is None else loaded.config.n_steps,
+            eod=text.eod,
+            progress=lambda done: report("measuring", done),
+        )
+        n_tokens = text(config.seq_len, config.measure_tokens, 0)[:, 1:].size
+    measured = Measured(loaded=loaded, config=config, measurements=measurements, n_tokens=n_tokens)
+    if request.out is not None:
+        times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
+        _write(request.out, measured, text.data_hash, times, request.device)
+    return measured
+
+
+def measuring_config(loaded: Loaded, request: Request) -> MeasureOnlyConfig:
+    """A run's own measuring fields, over them what given tokens decide, over these the request's. Raises ValueError."""
+    own, given = loaded.config, request.given
+    fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
+    if given is not None:
+        counts = {"val_tokens": given.n_scored, "measure_tokens": given.n_scored, "fit_tokens": given.n_fit}
+        fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
+    config = build(MeasureOnlyConfig, {**fields, **request.settings}, "measure")
+    if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
+        raise ValueError(
+            f"seq_len={config.seq_len}, eval_seq_len={config.eval_seq_len}: the given tokens have {given.seq_len} and "
+            f"a target per sequence; leave both out"
+        )
+    return config
+
+
+def _tokens(loaded: Loaded, config: MeasureOnlyConfig, request: Request, scratch: Path) -> GivenTokens | HeldOutText:
+    """The given tokens, or held-out text, tokenised beside a run's other data or in `scratch`."""
+    if request.given is not None:
+        check_tokens(request.given, loaded)
+        return request.given
+    root = scratch if loaded.config is None else loaded.folder.resolve().parent.parent / "data"
+    return measure_source(loaded, request.data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
+
+
+def _write(out: Path, measured: Measured, data_hash: str, times: dict[str, Any], device: torch.device) -> None:
+    """The record, in place of a run's."""
+    loaded, found = measured.loaded, measured.measurements
+    facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
+    hashes = {"weights_hash": weights_hash(loaded.folder), "data_hash": data_hash}
+    about = {**measured.config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}
+    model = build(MeasuredModel, about, "measure")
+    manifest = {
+        "run_id": model.run_id,
+        "code": code_version(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        **times,
+        **device_facts(Runtime(device=device, precision="fp32", threads=torch.get_num_threads())),
+        "data_hash": data_hash,
+        "packages": package_versions(),
+    }
+    save_measured(out, model, found.summary, manifest, found.tables())
