@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.probe.stack import AttentionForm
 
 
 class ToyStack:
@@ -45,9 +46,9 @@ class ToyStack:
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return x_BTD
 
-    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         assert self.queries_keys_of
-        return self.queries_keys_of(layer, x_BTD)
+        return *self.queries_keys_of(layer, x_BTD), AttentionForm()
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         return self.matrices_of[layer - 1]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap
-from sparsedepth.probe.attention import attention_inputs, attention_rows
+from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import AttentionForm, Stack
 
@@ -78,7 +78,7 @@ def attention_sparsity(
         for tokens_BT in batches(stack, tokens_NT, max_tokens):
             inputs = itertools.islice(stream(stack, tokens_BT), stack.n_layers)
             sums = [
-                attention_sums(*attention_inputs(stack, layer, x_BTD), taus=taus, relative_taus=relative_taus)
+                attention_sums(*stack.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
                 for layer, x_BTD in enumerate(inputs, start=1)
             ]
             parts.append(torch.stack(sums, dim=1))

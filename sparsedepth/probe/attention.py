@@ -14,13 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparsedepth.probe.stack import AttentionForm, Stack
-
-
-def attention_inputs(stack: Stack, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-    """q_BHTK, k_BGTK and the form of a layer's attention: the stack's own where it has one, else plain attention."""
-    own = getattr(stack, "attention_inputs", None)
-    return own(layer, x_BTD) if own else (*stack.queries_keys(layer, x_BTD), AttentionForm())
+from sparsedepth.probe.stack import AttentionForm
 
 
 def attention_rows(

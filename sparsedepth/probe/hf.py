@@ -197,16 +197,6 @@ class HfStack:
         q_BHTK = reached.q_BHTK if math.isclose(scale, 1) else reached.q_BHTK * scale
         return q_BHTK, reached.k_BGTK, AttentionForm(window=_window(reached.mask), softcap=reached.softcap)
 
-    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Raises ValueError where the weights are not softmax(q k / sqrt(K)): `attention_inputs` says what they are."""
-        q_BHTK, k_BGTK, form = self.attention_inputs(layer, x_BTD)
-        if form != AttentionForm():
-            raise ValueError(
-                f"layer {layer} of {self.model.config.model_type} attends with window={form.window}, "
-                f"softcap={form.softcap}, which queries and keys alone do not say; use attention_inputs"
-            )
-        return q_BHTK, k_BGTK
-
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """By the names of `DecoderStack.matrices`; a dense expert beside the routed ones is 'shared'."""
         found: dict[str, Tensor] = {}

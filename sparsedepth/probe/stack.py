@@ -68,11 +68,10 @@ class Stack(Protocol):
         """x_L as the head reads it."""
         ...
 
-    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+    def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G).
 
-        The attention weights are softmax(q k / sqrt(K)) over the causal entries; a stack whose attention has another
-        form says it in `attention_inputs` (`sparsedepth.probe.attention`).
+        The attention weights follow from them and the form (`sparsedepth.probe.attention`).
         """
         ...
 
@@ -156,14 +155,12 @@ class DecoderStack:
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return self.model.norm(x_BTD)
 
-    def queries_keys(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        block = self._block(layer)
-        return block.attention.queries_keys(block.attention_input(x_BTD), self.model.rotary(x_BTD.shape[1]))
-
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and the window and documents that limit what they see."""
-        form = AttentionForm(window=self.model.config.sliding_window, documents=self._context(x_BTD)[1])
-        return *self.queries_keys(layer, x_BTD), form
+        block = self._block(layer)
+        rotary, document_BT = self._context(x_BTD)
+        form = AttentionForm(window=self.model.config.sliding_window, documents=document_BT)
+        return *block.attention.queries_keys(block.attention_input(x_BTD), rotary), form
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""

@@ -5,7 +5,7 @@ import torch
 from families import FAMILIES, tiny
 from stacks import integers, normal
 
-from sparsedepth.probe.attention import attention_inputs, attention_rows
+from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import probing, record
 from sparsedepth.probe.hf import FAMILIES as MODEL_TYPES
 from sparsedepth.probe.hf import HfStack
@@ -53,16 +53,11 @@ def test_attention_weights_are_the_models(family):
     with probing(stack):
         states = record(stack, TOKENS)
         for layer in range(1, 5):
-            q, k, form = attention_inputs(stack, layer, states[layer - 1])
+            q, k, form = stack.attention_inputs(layer, states[layer - 1])
             forms.append(form)
             rows = [attention_rows(q, k, start, start + 4, form)[0] for start in (0, 4, 8)]
             rows = torch.cat([torch.nn.functional.pad(row, (0, 12 - row.shape[-1])) for row in rows], dim=2)
             torch.testing.assert_close(rows, expected[layer - 1], rtol=0, atol=1e-5)
-            if form == AttentionForm():
-                assert torch.equal(stack.queries_keys(layer, states[layer - 1])[0], q)
-            else:
-                with pytest.raises(ValueError, match="attention_inputs"):
-                    stack.queries_keys(layer, states[layer - 1])
     windows = {"mistral_window": [5] * 4, "qwen2_window": [None, None, 5, 5], "gemma2": [5, None, 5, None]}
     assert [form.window for form in forms] == windows.get(family, [None] * 4)
     assert {form.softcap for form in forms} == ({2.0} if family == "gemma2" else {None})
@@ -106,7 +101,8 @@ def test_fused_projections_are_taken_apart(family, norm, fused):
     bias = dict(block.get_submodule(fused).named_parameters())["bias"]
     with torch.no_grad():
         bias.zero_()
-        q, k = stack.queries_keys(1, x)
+        q, k, form = stack.attention_inputs(1, x)
+        assert form == AttentionForm()
         for name, heads in (("query", q), ("key", k)):
             expected = block.get_submodule(norm)(x) @ stack.matrices(1)[name].T
             torch.testing.assert_close(heads.transpose(1, 2).flatten(2), expected, rtol=0, atol=1e-5)
