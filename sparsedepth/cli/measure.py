@@ -85,7 +85,7 @@ def _check_source(data: str | None, tokens: Path | None, fit_tokens: Path | None
 
 def _groups(scores: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """--scores as the field `measures`."""
-    from sparsedepth.quantities.measures import MEASURES
+    from sparsedepth.quantities.measured import MEASURES
 
     if scores is None:
         return {}

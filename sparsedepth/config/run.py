@@ -14,7 +14,7 @@ from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, 
 from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role
 from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, task_name
 from sparsedepth.files import digest
-from sparsedepth.quantities.measures import MEASURES
+from sparsedepth.quantities.measured import MEASURES
 
 DEFAULTS_VERSION = 1
 """Raised when a default changes meaning: `run_id` hashes only what differs from the defaults, so new fields

@@ -41,8 +41,7 @@ from sparsedepth.measure.weight_sparsity import weight_sparsity
 from sparsedepth.probe.fork import MAX_TOKENS
 from sparsedepth.probe.stack import Stack
 from sparsedepth.quantities import IN_RUNS
-from sparsedepth.quantities.measures import MEASURES
-from sparsedepth.quantities.scores import MATRICES
+from sparsedepth.quantities.measured import MATRICES, MEASURES
 
 
 def measure_run(
@@ -304,4 +303,4 @@ SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
     "trajectories": _trajectories,
     "released_code": _released_code,
 }
-"""By the names of `sparsedepth.quantities.measures`, in whose order they run."""
+"""By the names of `sparsedepth.quantities.measured`, in whose order they run."""

@@ -4,7 +4,7 @@
     step    = 3 f batch_tokens / rate + 3 n_layers pieces launch              where nothing was timed
 
 f are the forward FLOPs of a token, F those of measuring and observing, `forward` the seconds of a token's forward pass
-in fp32. What measuring costs is counted in forward passes of the whole model (`quantities.measures`).
+in fp32. What measuring costs is counted in forward passes of the whole model (`quantities.measured`).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import digest
 from sparsedepth.plan.memory import Place, is_bf16
-from sparsedepth.quantities.measures import MEASURES
+from sparsedepth.quantities.measured import MEASURES
 
 OBSERVED_TOKENS = 1024
 """Held-out tokens of one observation of residual variance during training."""

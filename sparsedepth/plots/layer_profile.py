@@ -60,7 +60,7 @@ def _alone(name: str) -> Panel:
     return Panel({name: ""}, BY_LAYER[name].words.replace("\n", " "))
 
 
-PANELS: tuple[Panel, ...] = (
+_FIRST: tuple[Panel, ...] = (
     _alone("residual_variance"),
     Panel({"attention_variance": "attention", "ffn_variance": "feed-forward"}, "variance of what is added"),
     _alone("residual_growth"),
@@ -94,25 +94,31 @@ PANELS: tuple[Panel, ...] = (
     _alone("jacobian_deviation_released"),
     Panel({"weight_sparsity": "|w| <", "weight_sparsity_rel": "|w| / rms <"}, "weight sparsity"),
     Panel({"attention_sparsity": "weight <", "attention_sparsity_rel": "weight / uniform <"}, "attention sparsity"),
-    *map(_alone, ("attention_entropy_rel", "attention_entropy", "attention_sink")),
-    *map(_alone, ("effective_experts", "expert_load_variation", "router_entropy")),
 )
-"""In reading order: the stream, what it does to the loss, the weights. Left out: `state_cosine`, which is 1 - block
-influence, and weight sparsity by kind of matrix, seven lines per threshold that `query` tabulates better; and
-trajectories, a figure of their own."""
-
-MAPS: dict[str, Map] = {
-    kind.name: kind
-    for kind in (
-        Map(name="causal_effect", layer="skipped layer"),
-        Map(name="permutation_effect", later="swapped with layer"),
-        Map(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
-        Map(name="angular_distance", first=0),
-        Map(name="angular_distance_last_token", first=0),
-        Map(name="causal_maximum", layer="skipped layer"),
-        Map(name="causal_maximum_current", layer="skipped layer"),
-    )
+"""In reading order: the stream, what it does to the loss, the weights."""
+LEFT_OUT = {name for name, quantity in BY_LAYER.items() if quantity.measure in ("weights", "trajectories")} | {
+    "state_cosine"
 }
+"""Without a panel of its own: weight sparsity by kind of matrix, seven lines per threshold that `query` tabulates
+better; trajectories, a figure of their own; and `state_cosine`, which is 1 - block influence."""
+PANELS: tuple[Panel, ...] = (
+    *_FIRST,
+    *(_alone(name) for name in BY_LAYER if name not in LEFT_OUT.union(*(panel.series for panel in _FIRST))),
+)
+"""Every metric by layer has its place: a new one comes last, in a panel of its own."""
+
+_SPECIAL_MAPS = (
+    Map(name="causal_effect", layer="skipped layer"),
+    Map(name="permutation_effect", later="swapped with layer"),
+    Map(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
+    Map(name="angular_distance", first=0),
+    Map(name="angular_distance_last_token", first=0),
+    Map(name="causal_maximum", layer="skipped layer"),
+    Map(name="causal_maximum_current", layer="skipped layer"),
+)
+MAPS: dict[str, Map] = {kind.name: kind for kind in _SPECIAL_MAPS}
+MAPS |= {name: Map(name=name) for name in BY_PAIR if name not in MAPS}
+"""Every metric by pair of layers has its place."""
 
 LEADING: Mapping[str, str] = {name: quantity.threshold for name, quantity in BY_LAYER.items() if quantity.threshold}
 """Thresholded metric -> config field whose first entry is its leading threshold."""

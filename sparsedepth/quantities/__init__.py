@@ -5,23 +5,19 @@ Layers count from 1 to n_layers; layer 0 is the embedding's output. Metrics of t
 threshold carry it: `weight_sparsity@0.001`, `attention_sparsity_rel@0.1`; the column of `runs` is at the first
 threshold of the config field.
 
-A new measure is a `Measure` in `measures.py` and a `Quantity` per number that it makes in `scores.py` or `stream.py`.
+What is measured is recorded in `measured.py`, what training leaves in `training.py`.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sparsedepth.quantities.measured import MEASURED
 from sparsedepth.quantities.record import Column, Quantity, Stage, Table
-from sparsedepth.quantities.scores import EARLY_EXIT, EFFECTIVENESS, JACOBIAN, LOSS, RELEASED_CODE, REMOVAL, WEIGHTS
-from sparsedepth.quantities.stream import ATTENTION, EXPERTS, GEOMETRY, TRAJECTORIES, VARIANCE
 from sparsedepth.quantities.training import CURVES as TRAINING_CURVES
 from sparsedepth.quantities.training import RUN
 
-QUANTITIES: tuple[Quantity, ...] = (
-    *RUN, *TRAINING_CURVES, *LOSS, *VARIANCE, *WEIGHTS, *ATTENTION, *EFFECTIVENESS, *JACOBIAN, *EXPERTS, *GEOMETRY,
-    *EARLY_EXIT, *REMOVAL, *TRAJECTORIES, *RELEASED_CODE,
-)  # fmt: skip
+QUANTITIES: tuple[Quantity, ...] = (*RUN, *TRAINING_CURVES, *MEASURED)
 
 ALL: tuple[Column, ...] = tuple(column for quantity in QUANTITIES for column in quantity.columns())
 

@@ -16,7 +16,7 @@ from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.suite import SUITE, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
-from sparsedepth.quantities.measures import MEASURES
+from sparsedepth.quantities.measured import MEASURES
 
 TEXT = np.random.default_rng(7).integers(0, 40, 4000)
 BUDGET = {"val_tokens": 640, "measure_tokens": 64, "fit_tokens": 320, "eval_seq_len": 8}

@@ -1,0 +1,300 @@
+"""What is measured: the measures with their costs, and a record of every number that they make.
+
+A new measure is a `Measure`, and a `Quantity` for each of its numbers; `tests/test_quantities.py` holds them to be
+complete. Costs are forward passes: a fork costs the blocks behind it (`sparsedepth.probe.fork`), so a score of L layers
+costs L / 2, one of P pairs of layers 2 P / 3. What `loss` and the fit of `usefulness` read besides is priced in
+`sparsedepth.plan.duration`.
+"""
+
+from math import inf
+
+from sparsedepth.quantities.record import Measure, Quantity, Sizes, Table
+
+SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
+CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
+INVERSE = "2602.05970"  # Inverse Depth Scaling From Most Layers Being Similar
+EFFICIENT = "2505.13898"  # Do Language Models Use Their Depth Efficiently?
+DEEPER = "2403.17887"  # The Unreasonable Ineffectiveness of the Deeper Layers
+INFLUENCE = "2403.03853"  # ShortGPT
+CONTROL = "control, ours"
+
+COSINE = (-1.0, 1.0)
+INCREASE = (-1.0, inf)
+"""Of a loss, relative to it: it cannot fall below 0."""
+LAYERS: tuple[Table, ...] = ("layers",)
+PAIRS: tuple[Table, ...] = ("pairs",)
+TOKENS: tuple[Table, ...] = ("tokens",)
+RUNS_LAYERS: tuple[Table, ...] = ("runs", "layers")
+RUNS_LAYERS_HEADS: tuple[Table, ...] = ("runs", "layers", "heads")
+OVER_HEADS = "mean over layers and heads of {}"
+MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
+"""Kinds of a block's matrices whose sparsity is kept apart."""
+
+
+def _all_pairs(sizes: Sizes) -> float:
+    return sizes.n_layers * (sizes.n_layers - 1) / 2
+
+
+def _once(sizes: Sizes) -> tuple[float, float]:
+    return 1, 0
+
+
+def _by_layer(sizes: Sizes) -> tuple[float, float]:
+    return 1 + (sizes.n_layers - 1) / 2, sizes.n_layers + 1
+
+
+def _by_pair(sizes: Sizes) -> tuple[float, float]:
+    pairs = min(sizes.permutation_pairs or _all_pairs(sizes), _all_pairs(sizes))
+    return 1 + 2 / 3 * pairs, pairs + 1
+
+
+def _by_range(sizes: Sizes) -> tuple[float, float]:
+    most = _all_pairs(sizes) + sizes.n_layers
+    ranges = min(sizes.removal_ranges or most, most)
+    return 1 + ranges / 3, ranges + 1
+
+
+def _released_code(sizes: Sizes) -> tuple[float, float]:
+    pairs = _all_pairs(sizes)
+    return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
+
+
+MEASURES: tuple[Measure, ...] = (
+    Measure("usefulness", _by_layer),  # first: it can refuse a text that is too short
+    Measure("loss", lambda sizes: (0, 0)),
+    Measure("weights", lambda sizes: (0, 0)),
+    Measure("variance", _once),
+    Measure("attention", lambda sizes: (2, 0)),
+    Measure("geometry", _once),
+    Measure("experts", lambda sizes: (1 if sizes.n_experts else 0, 0)),
+    Measure("early_exit", lambda sizes: (2, 2 * sizes.n_layers + 2)),
+    Measure("causal", _by_layer),
+    Measure("permutation", _by_pair),
+    Measure("neighbours", _by_layer, on_request=True),
+    Measure("jacobian", lambda sizes: (1 + 3.0 * (sizes.jacobian_probes or sizes.d_model), 0), on_request=True),
+    Measure("removal", _by_range, on_request=True),
+    Measure("causal_maximum", lambda sizes: (4 * _by_layer(sizes)[0], 0), on_request=True),
+    Measure("trajectories", _once, on_request=True),
+    Measure("released_code", _released_code, on_request=True),
+)
+
+# fmt: off
+MEASURED: tuple[Quantity, ...] = (
+    # Loss
+    Quantity("val_loss", "held-out cross-entropy at seq_len, all positions", "nat/token",
+             measure="loss", better="low", has_interval=True, stage="loss", label="validation loss"),
+    Quantity("val_loss_tokens", "held-out tokens behind val_loss", "token", measure="loss", type="BIGINT"),
+    Quantity("val_loss_common", "held-out cross-entropy at eval_seq_len, the shared context", "nat/token",
+             measure="loss", better="low", has_interval=True, label="validation loss at one context"),
+    Quantity("val_bits_per_byte", "val_loss / ln 2 / bytes per token of all held-out text: comparable across tokenizers",
+             "bit/byte", measure="loss", better="low"),
+    # Variance of the stream and of what is added to it
+    Quantity("residual_variance_last", "residual_variance of layer n_layers, before the final norm",
+             measure="variance", source=SPARSITY, better="low", has_interval=True, stage="variance", scale="log",
+             is_ratio=True, rows="residual_variance", label="residual variance, last layer"),
+    Quantity("residual_variance_growth", "(v_L / v_1)^(1/(L-1)), v_l = residual_variance of layer l", "1/layer",
+             measure="variance", source=CURSE, has_interval=True, is_ratio=True, rows="residual_growth"),
+    Quantity("residual_variance",
+             "variance of x_l over its d_model entries (unbiased), mean over tokens, before the final norm; also along "
+             "training, by step", tables=LAYERS, measure="variance", source=SPARSITY, scale="log"),
+    Quantity("residual_growth", "residual_variance of the layer / that of the layer before",
+             tables=LAYERS, measure="variance", source=CURSE, scale="log", label="growth of residual variance"),
+    Quantity("attention_variance", "variance over its entries of what attention adds, mean over tokens",
+             tables=RUNS_LAYERS, measure="variance", source=SPARSITY, has_interval=True, scale="log"),
+    Quantity("ffn_variance", "variance over its entries of what the feed-forward part adds, mean over tokens",
+             tables=RUNS_LAYERS, measure="variance", source=SPARSITY, has_interval=True, scale="log"),
+    # Weights
+    Quantity("weight_sparsity", "share of the blocks' matrix entries with |w| < @", "share",
+             tables=RUNS_LAYERS, measure="weights", source=SPARSITY, in_runs="{}", threshold="weight_eps",
+             stage="sparsity", label="weight sparsity\n(share of weights)"),
+    Quantity("weight_sparsity_rel", "share of matrix entries with |w| < @ x rms of their matrix: blind to mere shrinkage",
+             "share", tables=RUNS_LAYERS, measure="weights", source=CONTROL, in_runs="{}",
+             threshold="weight_rel_eps"),
+    *(Quantity(f"weight_sparsity{rel}_{kind}",
+               f"weight_sparsity{rel} of the block's {kind} matrices alone, all experts together", "share",
+               tables=LAYERS, measure="weights", source=source, threshold=threshold)
+      for rel, source, threshold in (("", SPARSITY, "weight_eps"), ("_rel", CONTROL, "weight_rel_eps"))
+      for kind in MATRICES),
+    # Attention weights
+    Quantity("attention_sparsity", "share of causal attention weights < @", "share",
+             tables=RUNS_LAYERS_HEADS, measure="attention", source=SPARSITY, has_interval=True, in_runs=OVER_HEADS,
+             threshold="attention_tau", stage="sparsity", label="attention sparsity\n(share of weights)"),
+    Quantity("attention_sparsity_rel",
+             "share of causal attention weights a_ij < @ / i (uniform is 1/i): blind to mere length", "share",
+             tables=RUNS_LAYERS_HEADS, measure="attention", source=CONTROL, has_interval=True, in_runs=OVER_HEADS,
+             threshold="attention_rel_tau", stage="sparsity",
+             label="attention sparsity, relative to uniform\n(share of weights)"),
+    Quantity("attention_entropy", "mean over rows of -sum_j a_ij ln a_ij", "nat",
+             tables=RUNS_LAYERS_HEADS, measure="attention", source=CONTROL, has_interval=True, in_runs=OVER_HEADS),
+    Quantity("attention_entropy_rel", "mean over rows i >= 2 of the row's entropy / ln i; 1 = uniform",
+             tables=RUNS_LAYERS_HEADS, measure="attention", source=CONTROL, has_interval=True, in_runs=OVER_HEADS,
+             bounds=(0, 1), label="attention entropy / uniform"),
+    Quantity("attention_sink", "mean over rows i >= 2 of a_i1, the weight on the first token", "share",
+             tables=RUNS_LAYERS_HEADS, measure="attention", source="2309.17453", has_interval=True, in_runs=OVER_HEADS,
+             label="attention on the first token"),
+    # What becomes of the loss, and of later updates, when a block changes
+    Quantity("usefulness",
+             "share of blocks whose replacement by an affine map raises the loss by more than usefulness_threshold; "
+             "the map is fitted on other tokens than the loss is measured on", "share of layers",
+             measure="usefulness", source=SPARSITY, better="high", has_interval=True, stage="effectiveness",
+             rows="affine_loss_increase"),
+    Quantity("usefulness_loss_increase",
+             "mean over blocks of (loss with the block replaced by its affine map - loss) / loss",
+             measure="usefulness", source=f"{SPARSITY}, continuous", better="high", has_interval=True, bounds=INCREASE,
+             stage="effectiveness", rows="affine_loss_increase",
+             label="usefulness: loss increase with\na layer replaced, mean"),
+    *(Quantity(f"usefulness_{percent}pct", f"usefulness at a threshold of {percent}%", "share of layers",
+               measure="usefulness", source=SPARSITY, better="high") for percent in (2, 5, 20)),
+    Quantity("effective_layers", "usefulness x n_layers", "layer", measure="usefulness", source=SPARSITY, better="high"),
+    Quantity("affine_loss_increase", "(loss with the block replaced by its held-out affine map - loss) / loss",
+             tables=LAYERS, measure="usefulness", source=SPARSITY, bounds=INCREASE, scale="symlog",
+             label="loss increase with the layer\nreplaced by an affine map"),
+    Quantity("causal_score",
+             "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - x_(l-1), u' with block s "
+             "skipped", measure="causal", source=f"{SPARSITY} after {EFFICIENT}", better="high", has_interval=True,
+             stage="effectiveness", rows="causal_effect"),
+    Quantity("causal_effect", "mean over later blocks l of the causal effect of skipping this block",
+             tables=LAYERS, measure="causal", source=SPARSITY, label="causal effect on later layers"),
+    Quantity("causal_effect", "effect of skipping block `layer` on the update of the later block `other_layer`",
+             tables=PAIRS, measure="causal", source=SPARSITY, scale="log"),
+    Quantity("skip_loss_increase", "(loss with the block left out - loss) / loss",
+             tables=LAYERS, measure="causal", source=f"identity {CONTROL}", bounds=INCREASE, scale="symlog",
+             label="loss increase with\nthe layer left out"),
+    Quantity("usefulness_identity",
+             "share of blocks that cannot be left out: that raises the loss by more than usefulness_threshold",
+             "share of layers", measure="causal", source=f"identity {CONTROL}", better="high",
+             rows="skip_loss_increase"),
+    Quantity("score_tokens", "held-out tokens behind the causal, permutation and usefulness scores", "token",
+             measure="causal", type="BIGINT"),
+    Quantity("permutation_score", "mean over pairs of |loss with the two blocks swapped - loss| / loss",
+             measure="permutation", source=SPARSITY, better="high", has_interval=True, stage="effectiveness",
+             rows="permutation_effect"),
+    Quantity("permutation_effect", "|loss with blocks `layer` and `other_layer` swapped - loss| / loss",
+             tables=PAIRS, measure="permutation", source=SPARSITY, scale="symlog",
+             label="permutation: loss increase"),
+    # Jacobians of the blocks
+    *(Quantity(name, f"{formula} of the block{more}", tables=RUNS_LAYERS, measure="jacobian", source=source,
+               better="high", has_interval=True, has_error=True, in_runs="mean over blocks of {}; by random probes",
+               label=label)
+      for name, formula, more, source, label in (
+          ("jacobian_deviation", "sqrt(E_t ||J_tt - I||_F^2)", ", J_tt = d x_l[t] / d x_(l-1)[t]", SPARSITY,
+           "Jacobian's deviation\nfrom identity"),
+          ("jacobian_deviation_averaged", "||E_t J_tt - I||_F", ": what the tokens' Jacobians have in common", SPARSITY, ""),
+          ("jacobian_deviation_released", "||E_s sum_t J_ts - I||_F / d_model", "", f"{SPARSITY}, released code",
+           "Jacobian deviation, released code"))),
+    # Experts
+    Quantity("effective_experts", "exp(-sum_e f_e ln f_e), f_e = expert e's share of the choices", "expert",
+             tables=RUNS_LAYERS, measure="experts", source="2101.03961 (load)", has_interval=True),
+    Quantity("expert_load_variation", "sd_e(f_e) / mean_e(f_e); 0 = balanced",
+             tables=RUNS_LAYERS, measure="experts", source="1701.06538", has_interval=True,
+             label="variation of expert load"),
+    Quantity("router_entropy", "mean over tokens of the entropy of the router's softmax over all experts", "nat",
+             tables=RUNS_LAYERS, measure="experts", source="ours", has_interval=True),
+    # Geometry of the stream
+    Quantity("state_norm", "E ||x_l||, E over tokens; layer 0 is the embedding's output",
+             tables=LAYERS, measure="geometry", source=EFFICIENT, scale="log"),
+    Quantity("state_cosine", "E cos(x_l, x_(l-1))", tables=LAYERS, measure="geometry", source=EFFICIENT, bounds=COSINE),
+    Quantity("update_norm", "E ||u_l||, u_l = x_l - x_(l-1)", tables=LAYERS, measure="geometry", source=EFFICIENT, scale="log"),
+    Quantity("update_ratio", "E ||u_l|| / ||x_(l-1)||, u_l = x_l - x_(l-1), E over tokens",
+             tables=RUNS_LAYERS, measure="geometry", source=EFFICIENT, has_interval=True, scale="log"),
+    Quantity("update_cosine", "E cos(u_l, x_(l-1))",
+             tables=RUNS_LAYERS, measure="geometry", source=EFFICIENT, has_interval=True, bounds=COSINE),
+    *(Quantity(f"{part}_{what}", formula.format(added=added, before=before),
+               tables=LAYERS, measure="geometry", source=EFFICIENT,
+               bounds=COSINE if what == "cosine" else None, scale="linear" if what == "cosine" else "log")
+      for part, added, before, meaning in (
+          ("attention", "a_l", "x_(l-1)", "a_l = what attention adds"),
+          ("ffn", "f_l", "x_(l-1) + a_l", "f_l = what the feed-forward part adds"))
+      for what, formula in (("norm", f"E ||{{added}}||, {meaning}"), ("ratio", "E ||{added}|| / ||{before}||"),
+                            ("cosine", "E cos({added}, {before})"))),
+    Quantity("block_influence", "1 - E cos(x_l, x_(l-1))", tables=RUNS_LAYERS, measure="geometry",
+             source=INFLUENCE, better="high", has_interval=True, bounds=(0, 2)),
+    Quantity("angular_distance", "E arccos cos(x_(l-1), x_l); / pi as published", "rad",
+             tables=RUNS_LAYERS, measure="geometry", source=DEEPER, better="high", has_interval=True),
+    Quantity("angular_distance", "E arccos cos(x_a, x_b), a = `layer` < b = `other_layer`, from layer 0 on", "rad",
+             tables=PAIRS, measure="geometry", source=DEEPER),
+    Quantity("angular_distance_last_token", "mean over layers of angular_distance at the last token of each sequence, "
+             "as published", "rad", measure="geometry", source=DEEPER, better="high", has_interval=True),
+    Quantity("angular_distance_last_token", "angular_distance at the last token of each sequence, as published", "rad",
+             tables=PAIRS, measure="geometry", source=DEEPER, label="angular distance, last token"),
+    Quantity("angular_distance_middle", "mean of angular_distance without the first and the last layer", "rad",
+             measure="geometry", source=INVERSE, has_interval=True),
+    Quantity("update_angle", "E arccos cos(u_l, u_(l+1)), layers 1 to n_layers - 1", "rad",
+             tables=RUNS_LAYERS, measure="geometry", source=INVERSE, has_interval=True),
+    Quantity("angle_to_end", "E arccos cos(x_l, x_L), before the final norm, layers 0 to n_layers - 1", "rad",
+             tables=RUNS_LAYERS, measure="geometry", source=INVERSE, has_interval=True),
+    # Leaving early
+    Quantity("lens_loss_increase", "mean over l < n_layers of (lens_loss of layer l - loss) / loss",
+             measure="early_exit", source=EFFICIENT, better="high", has_interval=True, bounds=INCREASE,
+             rows="lens_loss"),
+    Quantity("lens_loss", "loss of final norm and head on x_l, layers 0 to n_layers", "nat/token",
+             tables=LAYERS, measure="early_exit", source=EFFICIENT),
+    Quantity("early_exit_loss_increase", "mean over l < n_layers - 1 of (early_exit_loss - loss) / loss",
+             measure="early_exit", source=INVERSE, better="high", has_interval=True, bounds=INCREASE,
+             rows="early_exit_loss"),
+    Quantity("early_exit_loss", "loss of x_l sent through the last block, layers 0 to n_layers - 1", "nat/token",
+             tables=LAYERS, measure="early_exit", source=INVERSE),
+    # Without layers, and among neighbours
+    Quantity("removal_score", "mean over blocks of (loss without the block - loss) / loss",
+             measure="removal", source=CURSE, better="high", has_interval=True, bounds=INCREASE, rows="removal_drop"),
+    Quantity("removal_range_score", "the same over contiguous ranges of two blocks and more",
+             measure="removal", source=DEEPER, better="high", has_interval=True, bounds=INCREASE),
+    Quantity("removal_drop", "(loss without blocks `layer` to `other_layer`, both included - loss) / loss",
+             tables=PAIRS, measure="removal", source=DEEPER, bounds=INCREASE, scale="symlog",
+             label="removal: loss increase"),
+    Quantity("permutation_neighbours", "mean of permutation_effect over neighbouring blocks",
+             measure="neighbours", source=CONTROL, better="high", has_interval=True),
+    *(quantity
+      for name, where, formula in (
+          ("causal_maximum", "later tokens",
+           "largest relative change of a later update at a token after those that skipped `layer`"),
+          ("causal_maximum_current", "all tokens",
+           "the same with `layer` skipped at every token but the first, over all tokens"))
+      for quantity in (
+          Quantity(name, f"mean over pairs, and over sequences of their own {name}",
+                   measure="causal_maximum", source=EFFICIENT, better="high", has_interval=True),
+          Quantity(name, formula, tables=PAIRS, measure="causal_maximum", source=EFFICIENT, scale="log",
+                   label=f"largest causal effect, {where}"))),
+    # Angle trajectories of tokens
+    Quantity("early_stop_share", "share of tokens whose angles are shaped as early_stop_ideal", "share",
+             measure="trajectories", source=f"shares {INVERSE}", has_interval=True),
+    Quantity("even_share", "share of tokens whose angles are shaped as even_ideal", "share",
+             measure="trajectories", source=f"shares {INVERSE}", has_interval=True),
+    *(Quantity(f"trajectory_pc{i}_share", f"share of the variance of the tokens' angles that trajectory_pc{i} holds",
+               "share", measure="trajectories", source=INVERSE) for i in (1, 2)),
+    Quantity("trajectory_mean", "mean over tokens of theta(x_(l-1), x_l), the origin of the components", "rad",
+             tables=LAYERS, measure="trajectories", source=INVERSE),
+    Quantity("trajectory_pc1", "first principal component of the tokens' angles, a unit vector over layers",
+             tables=LAYERS, measure="trajectories", source=INVERSE, bounds=COSINE),
+    Quantity("trajectory_pc2", "second principal component of the tokens' angles, a unit vector over layers",
+             tables=LAYERS, measure="trajectories", source=INVERSE, bounds=COSINE),
+    Quantity("early_stop_ideal", "pi/2, the mean middle angle in the first 6/22 of the middle layers, 0, pi/2", "rad",
+             tables=LAYERS, measure="trajectories", source=INVERSE),
+    Quantity("even_ideal", "pi/2, the mean middle angle in every middle layer, pi/2", "rad",
+             tables=LAYERS, measure="trajectories", source=INVERSE),
+    *(Quantity(name, formula, unit, tables=TOKENS, measure="trajectories", type="BIGINT")
+      for name, formula, unit in (
+          ("step", "optimiser steps done when it was measured", "step"),
+          ("sequence", "held-out sequence, from 0", ""),
+          ("position", "position in the sequence, from 0", "token"),
+          ("token_id", "the token", ""),
+          ("document_position", "tokens before it in its document; NULL where that is not known", "token"))),
+    Quantity("nearest", "'early stop', 'even' or 'neither': the ideal whose shape its angles have", "",
+             tables=TOKENS, measure="trajectories", type="VARCHAR"),
+    *(Quantity(name, formula, "rad", tables=TOKENS, measure="trajectories", bounds=bounds)
+      for name, formula, bounds in (
+          ("to_early_stop", "angle of its middle angles, as a vector, with those of early_stop_ideal", None),
+          ("to_even", "angle of its middle angles, as a vector, with those of even_ideal", None),
+          ("pc1", "(its angles - trajectory_mean) projected on trajectory_pc1", (-inf, inf)),
+          ("pc2", "(its angles - trajectory_mean) projected on trajectory_pc2", (-inf, inf)))),
+    # What the released code of 2603.15389 computes under the names of the scores: `sparsedepth.measure.released_code`
+    Quantity("causal_score_released", "causal_score with every update after the skipped block shifted by one layer",
+             measure="released_code", source=SPARSITY),
+    Quantity("permutation_score_released", "permutation_score with pairs weighted by 0.9^i and divided by their count",
+             measure="released_code", source=SPARSITY),
+    Quantity("usefulness_released", "usefulness with the map transposed, fitted and scored on the same tokens",
+             "share of layers", measure="released_code", source=SPARSITY),
+    Quantity("residual_variance_last_released", "variance of the state after the final norm",
+             measure="released_code", source=SPARSITY),
+)
+# fmt: on
