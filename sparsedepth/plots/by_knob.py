@@ -11,27 +11,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from sparsedepth.effects.knobs import changed, find_knobs, labels
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import trained_runs
+from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, trained_runs
 from sparsedepth.plots.style import (
     GREY,
-    LINEAR_BELOW,
     caption,
     groups,
     inert,
     layer_ticks,
     line_handle,
-    log_scale,
+    set_scale,
     setting_styles,
 )
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.quantities.record import Quantity
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sparsedepth.store.connection import Store
 
 VARIANCE = "residual_variance"
@@ -53,24 +52,21 @@ class Lines:
         return tuple(dict.fromkeys(self.rows["panel"]))
 
 
-def variance(store: "Store", run: str | None = None) -> Drawing:
+def variance(store: "Store") -> Drawing:
     """Residual variance over depth and over training. Raises NothingToDraw."""
     return _drawing(store, (VARIANCE,), over_training=True)
 
 
-def scores(store: "Store", run: str | None = None) -> Drawing:
+def scores(store: "Store") -> Drawing:
     """The scores by layer. Raises NothingToDraw."""
     return _drawing(store, SCORES, over_training=False)
 
 
 def _drawing(store: "Store", metrics: Sequence[str], over_training: bool) -> Drawing:
-    runs = trained_runs(store)
-    listed = ", ".join(f"'{metric}'" for metric in metrics)
-    layers = store.frame(f"select run_id, step, layer, metric, value from layers where metric in ({listed})")
-    found = lines(runs, layers, over_training)
-    if found.rows.empty:
+    by_setting = lines(trained_runs(store), read_metrics(store, "layers", metrics), over_training)
+    if by_setting.rows.empty:
         raise NothingToDraw(f"no finished run has {' or '.join(metrics)} by layer; measure it")
-    return Drawing(data=found.rows, page=partial(page_of_lines, found))
+    return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
 
 
 def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False) -> Lines:
@@ -80,8 +76,7 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     ends = {finished["n_layers"].min(), finished["n_layers"].max()}
     chosen = moved[moved["n_layers"].isin(ends)]
     values = layers[(layers["layer"] >= 1) & layers["value"].notna()]
-    last = values[values["step"] == values.groupby(["run_id", "metric"])["step"].transform("max")]
-    parts = [last.rename(columns={"metric": "panel", "layer": "x"})]
+    parts = [at_last_step(values).rename(columns={"metric": "panel", "layer": "x"})]
     if over_training:
         top = values.merge(finished[["run_id", "n_layers", "batch_tokens"]], on="run_id")
         top = top[(top["layer"] == top["n_layers"]) & (top["metric"] == VARIANCE)]
@@ -90,8 +85,7 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(chosen, on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     drawn = drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)]
-    by = ["knob", "setting", "n_layers", "panel", "x"]
-    rows = drawn.groupby(by, sort=False)["value"].agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
+    rows = mean_and_range(drawn, ["knob", "setting", "n_layers", "panel", "x"])
     settings = {str(knob): tuple(dict.fromkeys(part["setting"])) for knob, part in moved.groupby("knob", sort=False)}
     order = {panel: i for i, panel in enumerate((*SCORES, VARIANCE, "training"))}
     rows = rows.sort_values(["panel", "x"], key=lambda c: c.map(order) if c.name == "panel" else c, kind="stable")
@@ -119,27 +113,26 @@ def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def page_of_lines(found: Lines) -> "Figure":
+def page_of_lines(by_setting: Lines) -> Figure:
     """A row of panels for each knob, a line for each of its settings."""
-    from matplotlib.figure import Figure
-
-    knobs = [knob for knob in found.settings if (found.rows["knob"] == knob).any()]
-    panels = found.panels
+    rows, panels = by_setting.rows, by_setting.panels
+    knobs = [knob for knob in by_setting.settings if (rows["knob"] == knob).any()]
     page = Figure(figsize=(max(6.8, 3.1 * len(panels)), 2.35 * len(knobs) + 0.8), layout="constrained")
     axes = page.subplots(len(knobs), len(panels), squeeze=False, sharex="col", sharey="col")
     for i, knob in enumerate(knobs):
-        here = found.rows[found.rows["knob"] == knob]
+        of_knob, settings = rows[rows["knob"] == knob], by_setting.settings[knob]
+        styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
         for axis, panel in zip(axes[i], panels, strict=True):
-            _draw_panel(axis, panel, here[here["panel"] == panel], found.settings[knob])
+            _draw_panel(axis, panel, of_knob[of_knob["panel"] == panel], styles)
         axes[i][-1].legend(
-            handles=_handles(found.settings[knob]), loc="upper left", bbox_to_anchor=(1.01, 1.03), fontsize=7.5,
-            title=inert(knob), title_fontsize=8, alignment="left",
+            handles=[line_handle(inert(setting), style) for setting, style in styles.items()], loc="upper left",
+            bbox_to_anchor=(1.01, 1.03), fontsize=7.5, title=inert(knob), title_fontsize=8, alignment="left",
         )  # fmt: skip
     for axis, panel in zip(axes[0], panels, strict=True):
         axis.set_title("of the last layer, along training" if panel == "training" else "by layer")
-    depths = sorted(set(found.rows["n_layers"]))
+    depths = sorted(set(rows["n_layers"]))
     ends = f" Full: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
-    most = int(found.rows["n_runs"].max())
+    most = int(rows["n_runs"].max())
     text = f"Mean and range over up to {most} runs; no other knob moved.{ends}" if most > 1 else f"One run each.{ends}"
     caption(page, text)
     return page
@@ -149,9 +142,8 @@ def _quantity(panel: str) -> Quantity:
     return BY_LAYER[VARIANCE if panel == "training" else panel]
 
 
-def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, settings: Sequence[str]) -> None:
+def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tuple[str, str, str]]) -> None:
     quantity = _quantity(panel)
-    styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
     deepest = shown["n_layers"].max()
     for (setting, depth), line in groups(shown, "setting", "n_layers"):
         colour, marker, dashes = styles[setting]
@@ -168,20 +160,8 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, settings: Sequence[s
     if shown.empty:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY, fontsize=8)
         return
-    if quantity.scale == "log":
-        log_scale(axis, "y", [*shown["low"], *shown["high"]])
-    elif quantity.scale == "symlog" and shown["high"].max() > 10 * LINEAR_BELOW:
-        axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
+    set_scale(axis, "y", quantity.scale, [*shown["low"], *shown["high"]])
     if panel == "training":
-        from matplotlib.ticker import EngFormatter
-
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     else:
         layer_ticks(axis.xaxis)
-
-
-def _handles(settings: Sequence[str]) -> list[Any]:
-    return [
-        line_handle(inert(setting), style)
-        for setting, style in zip(settings, setting_styles(len(settings)), strict=True)
-    ]

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.effects.chain import Link, Scope, link
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.style import GREY, depth_colours, groups, knob_markers, log_scale
+from sparsedepth.plots.style import GREY, depth_colours, groups, knob_markers, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
@@ -63,45 +64,32 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     )
 
 
-def draw_correlations(found: Correlations, axes: list[Any]) -> None:
+def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
     """Draw into six axes, two rows of three."""
     import seaborn as sns
-    from matplotlib.ticker import MaxNLocator
 
-    points = found.points
-    colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(found))
-    for axis, panel in zip(axes, found.links, strict=True):
+    points = chain.points
+    colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(chain))
+    for axis, panel in zip(axes, chain.links, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
         if len(shown):
             sns.scatterplot(
-                shown,
-                x=x,
-                y=y,
-                hue="n_layers",
-                style="knob",
-                palette=colours,
-                markers=markers,
-                ax=axis,
-                s=36 if len(shown) < 80 else 28,
-                alpha=0.9,
-                linewidth=0.25,
-                edgecolor="white",
-                legend=False,
-            )
+                shown, x=x, y=y, hue="n_layers", style="knob", palette=colours, markers=markers, ax=axis, legend=False,
+                s=36 if len(shown) < 80 else 28, alpha=0.9, linewidth=0.25, edgecolor="white",
+            )  # fmt: skip
         for (depth,), runs in groups(shown, "n_layers"):
             line = regression(runs[x], runs[y], is_log(x), is_log(y))
             if line is not None:
                 axis.plot(*line, color=colours[depth], linewidth=1.1, alpha=0.75, zorder=1)
-        for which, name in (("x", x), ("y", y)):
-            if is_log(name) and len(shown):
-                log_scale(axis, which, shown[name])
+        set_scale(axis, "x", IN_RUNS[x].scale, shown[x])
+        set_scale(axis, "y", IN_RUNS[y].scale, shown[y])
         if not is_log(x):
             axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
-        lines = [_rho_text(one) for one in found.links[panel]]
-        if found.dropped[panel]:
-            lines.append(f"not shown: {found.dropped[panel]} of {len(points)} (NULL)")
+        lines = [_rho_text(link) for link in chain.links[panel]]
+        if chain.dropped[panel]:
+            lines.append(f"not shown: {chain.dropped[panel]} of {len(points)} (NULL)")
         axis.set_title("\n".join(lines), color=GREY, fontsize=7.5, linespacing=1.35)
 
 
@@ -121,9 +109,9 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
     return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
 
 
-def knob_names(found: Correlations) -> list[str]:
+def knob_names(chain: Correlations) -> list[str]:
     """The values of `knob` that occur, the baseline first and 'several' last."""
-    present = set(found.points["knob"])
+    present = set(chain.points["knob"])
     order = ["baseline", *sorted(present - {"baseline", "several"}), "several"]
     return [name for name in order if name in present]
 
@@ -134,9 +122,9 @@ def _knob_label(away: tuple[str, ...], mixed: set[str]) -> str:
     return away[0] if len(away) == 1 and away[0] not in mixed else "several"
 
 
-def _rho_text(one: Link) -> str:
-    scope = "all runs" if one.scope == "pooled" else "within depth"
-    if one.rho is None:
-        return f"{scope}: ρ undefined, n = {one.n_runs}"
-    interval = f"[{one.lo:+.2f}, {one.hi:+.2f}]" if one.lo is not None and one.hi is not None else "(no interval)"
-    return f"{scope}: ρ = {one.rho:+.2f} {interval}, n = {one.n_runs}"
+def _rho_text(link: Link) -> str:
+    scope = "all runs" if link.scope == "pooled" else "within depth"
+    if link.rho is None:
+        return f"{scope}: ρ undefined, n = {link.n_runs}"
+    interval = f"[{link.lo:+.2f}, {link.hi:+.2f}]" if link.lo is not None and link.hi is not None else "(no interval)"
+    return f"{scope}: ρ = {link.rho:+.2f} {interval}, n = {link.n_runs}"

@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.effects.contrast import Contrast, contrasts
 from sparsedepth.effects.knobs import find_knobs
@@ -18,13 +20,11 @@ from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, MISSING, caption, depth_colours, inert
+from sparsedepth.plots.style import GREY, MISSING, caption, depth_colours, depth_legend, inert
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sparsedepth.store.connection import Store
 
 OUTCOMES = ("val_loss", "residual_variance_last", "usefulness_loss_increase", "causal_score")
@@ -40,7 +40,7 @@ class Row:
     contrast: Contrast
 
 
-def effects(store: "Store", run: str | None = None) -> Drawing:
+def effects(store: "Store") -> Drawing:
     """The forest of every knob's effects. Raises NothingToDraw."""
     runs = trained_runs(store)
     knobs = find_knobs(runs)
@@ -55,7 +55,7 @@ def effects(store: "Store", run: str | None = None) -> Drawing:
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, sorted(set(runs["n_layers"]))))
 
 
-def recipe_ladder(store: "Store", run: str | None = None) -> Drawing:
+def recipe_ladder(store: "Store") -> Drawing:
     """The stacked recipe at the deepest depth that has one: rungs, the whole, and each change left out of it."""
     runs = trained_runs(store)
     for depth in sorted(set(runs["n_layers"]), reverse=True):
@@ -105,11 +105,8 @@ def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
     )
 
 
-def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], is_ladder: bool = False) -> "Figure":
+def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], is_ladder: bool = False) -> Figure:
     """A panel for each outcome: every effect as a point with its interval, over the noise floor's band."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     colours = depth_colours(depths)
     shared = not is_ladder  # the ladder's order is each objective's own
     labels = list(dict.fromkeys(row.label for rows in panels.values() for row in rows))
@@ -123,8 +120,7 @@ def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], is_ladd
         here = labels if shared else list(dict.fromkeys(row.label for row in rows))
         _draw_forest(axis, rows, here, depths, colours)
         axis.set_title(axis_label(name), fontsize=8.5)
-    swatches = [Line2D([], [], linestyle="", marker="o", color=c, label=f"{d} layers") for d, c in colours.items()]
-    page.legend(handles=swatches, loc="outside upper left", ncols=6, handletextpad=0.1, columnspacing=1.2)
+    depth_legend(page, colours, n_columns=6)
     text = (
         "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar) with an interval that "
         "excludes 0; hollow: not distinguishable. Not corrected for the number of comparisons."
@@ -161,8 +157,6 @@ def _draw_forest(
 
 
 def _label_x(axis: Any, unit: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     if unit == LOG_UNIT:
         ratios = ratio_ticks(*axis.get_xlim())
         axis.set_xticks([math.log(ratio) for ratio in ratios], [f"×{ratio:g}" for ratio in ratios])

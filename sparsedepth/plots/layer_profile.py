@@ -1,10 +1,9 @@
-"""The numbers of a model's card of depth: every profile by layer and every matrix by pair of layers of one run.
+"""The numbers of a model's layer profile: every metric by layer and every matrix by pair of layers of one run.
 
 Each metric is taken at the last step at which the run measured it, a thresholded one at its leading threshold. NULL is
 NaN here, and stays missing. Definitions, units and sources of the metrics are in `sparsedepth.quantities`.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,10 +13,9 @@ import pandas as pd
 
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.effects.knobs import plain
-from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.plots.runs import at_last_step, choose_run, read_depths, rows_of_run
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.quantities.record import Scale
-from sparsedepth.store.comparable_loss import loss_of
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -125,7 +123,7 @@ LEADING: Mapping[str, str] = {name: quantity.threshold for name, quantity in BY_
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Card:
+class LayerProfile:
     run: Mapping[str, object]
     """The run's row of `runs`."""
     n_layers: int
@@ -142,57 +140,36 @@ def pairs_that_exist(name: str, n_layers: int) -> np.ndarray:
     return (layer >= kind.first) & ((layer <= other) if kind.diagonal else (layer < other))
 
 
-def load_card(store: "Store", run: str | None = None) -> Card:
-    """The card of a run of the store; by default, of the run with the lowest val_loss among the deepest.
+def load_layer_profile(store: "Store", run: str | None = None) -> LayerProfile:
+    """Of a run of the store; by default, of the run with the lowest val_loss among the deepest.
 
     Raises ValueError for an unknown run, or one without values by layer.
     """
-    runs = store.frame("select * from runs")
-    depths = store.frame(
-        "select run_id, max(depth) as depth from (select run_id, layer as depth from layers "
-        "union all select run_id, other_layer from pairs) group by run_id"
+    depths = read_depths(
+        store,
+        "select run_id, max(depth) from (select run_id, layer as depth from layers "
+        "union all select run_id, other_layer from pairs) group by run_id",
     )
-    run_id = choose_run(runs, dict(zip(depths["run_id"], depths["depth"].astype(int), strict=True)), run)
-    layers, pairs = (
-        store.frame(f"select * from {view} where run_id = '{run_id.replace(chr(39), chr(39) * 2)}'")
-        for view in ("layers", "pairs")
-    )
-    return card(runs[runs["run_id"] == run_id].iloc[0].to_dict(), layers, pairs)
+    run_id = choose_run(store.frame("select * from runs"), depths, run)
+    runs, layers, pairs = (rows_of_run(store, view, run_id) for view in ("runs", "layers", "pairs"))
+    return layer_profile(runs.iloc[0].to_dict(), layers, pairs)
 
 
-def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:
-    """The wanted run, or the best one; `depths` holds the number of layers of each run that has values by layer."""
-    ids = sorted(runs["run_id"])
-    if run is None:
-        # Not '== ok': a model that was measured, not trained, has no outcome.
-        candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin(list(depths))]
-        if candidates.empty:
-            raise NothingToDraw(
-                f"none of the {len(runs)} runs has values by layer and did not diverge: no card to draw"
-            )
-        ranked = candidates.assign(depth=candidates["run_id"].map(depths))
-        loss = loss_of(runs)
-        ranked[loss] = pd.to_numeric(ranked[loss], errors="coerce")
-        order = ranked.sort_values(["depth", loss, "run_id"], ascending=[False, True, True])  # NaN last
-        return str(order["run_id"].iloc[0])
-    if run not in ids:
-        near = difflib.get_close_matches(run, ids, n=3, cutoff=0.0)
-        raise ValueError(f"run {run!r} is not in this store; the nearest of its {len(ids)} run ids: {', '.join(near)}")
-    if run not in depths:
-        raise NothingToDraw(f"run {run!r} has no values by layer; its measures were left out, or it ended before them")
-    return run
-
-
-def card(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> Card:
-    """The card of one run, from its row of `runs` and its rows of `layers` and `pairs`."""
+def layer_profile(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
+    """From a run's row of `runs` and its rows of `layers` and `pairs`."""
     n_layers = int(max(0, *layers["layer"], *pairs["other_layer"]))
-    return Card(
-        run=run, n_layers=n_layers, profiles=_profiles(run, layers, n_layers), matrices=_matrices(pairs, n_layers)
+    last = at_last_step(pairs)
+    measured = [name for name in MAPS if last.loc[last["metric"] == name, "value"].notna().any()]
+    return LayerProfile(
+        run=run,
+        n_layers=n_layers,
+        profiles=_profiles(run, layers, n_layers),
+        matrices={name: square(last[last["metric"] == name], n_layers) for name in measured},
     )
 
 
 def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) -> pd.DataFrame:
-    rows = _at_last_step(layers)
+    rows = at_last_step(layers)
     named = [metric.partition("@") for metric in rows["metric"]]
     thresholds = [float(text) if text else np.nan for _, _, text in named]
     rows = rows.assign(
@@ -222,16 +199,8 @@ def _leading(chosen: object, field: str, present: pd.Series) -> float | None:
     return float(present.max())
 
 
-def _matrices(pairs: pd.DataFrame, n_layers: int) -> dict[str, np.ndarray]:
-    rows = _at_last_step(pairs)
-    found = {}
-    for name in MAPS:
-        here = rows[rows["metric"] == name]
-        if here["value"].notna().any():
-            found[name] = np.full((n_layers + 1, n_layers + 1), np.nan)
-            found[name][here["other_layer"], here["layer"]] = here["value"].astype(float)
-    return found
-
-
-def _at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["step"] == rows.groupby("metric")["step"].transform("max")]
+def square(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
+    """Rows of one metric as a matrix: [L + 1, L + 1], row `other_layer`, column `layer`; NaN where missing."""
+    matrix = np.full((n_layers + 1, n_layers + 1), np.nan)
+    matrix[pairs["other_layer"], pairs["layer"]] = pairs["value"].astype(float)
+    return matrix

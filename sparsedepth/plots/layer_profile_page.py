@@ -1,122 +1,145 @@
-"""The card of depth on a page: a panel per profile, a heat map per matrix, all with the layer on the x axis.
+"""A layer profile on a page: a panel per profile, a heat map per matrix, all with the layer on the x axis.
 
 Grey marks what is missing: a NULL, a pair that was not drawn. White cells are no pairs of layers.
 """
 
-import textwrap
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
+from matplotlib.figure import Figure
 
-from sparsedepth.plots.layer_profile import MAPS, PANELS, Card, Panel, pairs_that_exist
-from sparsedepth.plots.style import GREY, LINEAR_BELOW, MISSING, SERIES, inert, layer_ticks, log_scale
+from sparsedepth.plots.layer_profile import MAPS, PANELS, LayerProfile, Panel, load_layer_profile, pairs_that_exist
+from sparsedepth.plots.page import Drawing
+from sparsedepth.plots.style import (
+    LINEAR_BELOW,
+    MISSING,
+    SERIES,
+    caption,
+    inert,
+    layer_ticks,
+    set_scale,
+    spans_decades,
+)
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.quantities.record import Scale
 
 if TYPE_CHECKING:
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
+    from sparsedepth.store.connection import Store
 
 COLUMNS = 4
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
 
 
-def card_page(card: Card) -> "Figure":
-    """Draw the card: rows of profiles, rows of matrices, the run above and how to read it below."""
-    from matplotlib.figure import Figure
+def one_run(store: "Store", run: str | None = None) -> Drawing:
+    """The layer profile of a run. Raises ValueError for an unknown run, or one without values by layer."""
+    profile = load_layer_profile(store, run)
+    pairs = [
+        {"name": name, "layer": layer, "other_layer": other, "value": values[other, layer]}
+        for name, values in profile.matrices.items()
+        for other, layer in zip(*(~np.isnan(values)).nonzero(), strict=True)
+    ]
+    data = pd.concat([profile.profiles, pd.DataFrame(pairs)], ignore_index=True)
+    return Drawing(data=data, page=partial(layer_profile_page, profile))
 
-    measured = set(card.profiles.loc[card.profiles["value"].notna(), "name"])
+
+def layer_profile_page(profile: LayerProfile) -> Figure:
+    """Rows of profiles, rows of matrices, the run above and how to read it below."""
+    measured = set(profile.profiles.loc[profile.profiles["value"].notna(), "name"])
     panels = [panel for panel in PANELS if measured & set(panel.series)]
-    n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(card.matrices) // COLUMNS)
+    n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
     heights = [PROFILE_HEIGHT] * n_rows + [MATRIX_HEIGHT] * n_map_rows
     page = Figure(figsize=(11, sum(heights) + 0.8), layout="constrained")
     grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
     for i, panel in enumerate(panels):
-        _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), panel, card)
-    for i, name in enumerate(card.matrices):
-        _draw_map(page, page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS]), name, card)
-    page.suptitle(_title(card), x=0.01, ha="left", fontsize=10)
-    page.supxlabel("\n".join(textwrap.wrap(_caption(card), 190)), x=0.01, ha="left", fontsize=7.5, color=GREY)
+        _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), panel, profile)
+    for i, name in enumerate(profile.matrices):
+        _draw_map(page, page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS]), name, profile)
+    page.suptitle(_title(profile), x=0.01, ha="left", fontsize=10)
+    caption(page, _caption(profile))
     return page
 
 
-def _title(card: Card) -> str:
-    model = card.run.get("model")
-    name = inert(model) if isinstance(model, str) else f"run {card.run['run_id']}"
-    facts = [name, f"{card.n_layers} layers"]
+def _title(profile: LayerProfile) -> str:
+    model = profile.run.get("model")
+    name = inert(model) if isinstance(model, str) else f"run {profile.run['run_id']}"
+    facts = [name, f"{profile.n_layers} layers"]
     for name, unit in (("val_loss", " nat/token"), ("residual_variance_last", ""), ("usefulness", "")):
-        value = card.run.get(name)
+        value = profile.run.get(name)
         if isinstance(value, float) and not np.isnan(value):
             facts.append(f"{name} {value:#.4g}{unit}")
-    if card.run.get("outcome") == "diverged":
+    if profile.run.get("outcome") == "diverged":
         facts.append("diverged")
     return "   ".join(facts)
 
 
-def _caption(card: Card) -> str:
+def _caption(profile: LayerProfile) -> str:
     text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not drawn at random)."
-    if card.profiles["se"].notna().any():
+    if profile.profiles["se"].notna().any():
         text += " Band: ± 1 standard error over the random probes."
     logarithmic = {name for panel in PANELS if panel.scale == "log" for name in panel.series}
-    lost = int((card.profiles["name"].isin(logarithmic) & (card.profiles["value"] <= 0)).sum())
+    lost = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
     if lost:
         text += f" Not shown on logarithmic axes: {lost} values that are not positive."
     return text
 
 
-def _draw_panel(axis: Any, panel: Panel, card: Card) -> None:
-    lines = list(_lines(panel, card))
+def _draw_panel(axis: Any, panel: Panel, profile: LayerProfile) -> None:
+    lines = list(_lines(panel, profile))
     axis.set_title(panel.title, fontsize=8.5)
     units = {BY_LAYER[name].unit for name in panel.series} - {"1", "share"}
     axis.set_ylabel(", ".join(sorted(units)), fontsize=8)
     for (label, line), (colour, marker, dashes) in zip(lines, SERIES, strict=False):
         axis.plot(
             line["layer"], line["value"], color=colour, marker=marker, linestyle=dashes, label=label,
-            linewidth=1.2, markersize=3 if card.n_layers <= 24 else 2, markeredgewidth=0,
+            linewidth=1.2, markersize=3 if profile.n_layers <= 24 else 2, markeredgewidth=0,
         )  # fmt: skip
         low, high = line["value"] - line["se"], line["value"] + line["se"]
         axis.fill_between(line["layer"], low, high, color=colour, alpha=0.25, linewidth=0)
     for layer in sorted({layer for _, line in lines for layer in line.loc[line["value"].isna(), "layer"]}):
         axis.axvspan(layer - 0.5, layer + 0.5, color=MISSING, alpha=0.5, linewidth=0)
     shown = pd.concat([line["value"] for _, line in lines]).dropna()
-    if panel.scale == "log" and len(shown):
-        log_scale(axis, "y", shown)
-    elif panel.scale == "symlog" and _spans_decades(shown):
-        axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
+    set_scale(axis, "y", panel.scale, shown)
     layer_ticks(axis.xaxis)
-    axis.set_xlim(-0.5, card.n_layers + 0.5)
+    axis.set_xlim(-0.5, profile.n_layers + 0.5)
     if any(label for label, _ in lines):
         axis.margins(y=0.1 * len(lines))  # room for the legend
         axis.legend(fontsize=6.5, handlelength=1.6, borderaxespad=0.2, labelspacing=0.2, ncols=1 + (len(lines) > 2))
 
 
-def _lines(panel: Panel, card: Card) -> Iterator[tuple[str, pd.DataFrame]]:
+def _lines(panel: Panel, profile: LayerProfile) -> Iterator[tuple[str, pd.DataFrame]]:
     """(label, rows) of every measured series; what has no place on a logarithmic axis is NaN."""
     for name, label in panel.series.items():
-        line = card.profiles[card.profiles["name"] == name]
+        line = profile.profiles[profile.profiles["name"] == name]
         if line["value"].notna().any():
             threshold = line["threshold"].iloc[0]
             values = line["value"].where(line["value"] > 0) if panel.scale == "log" else line["value"]
             yield (label if np.isnan(threshold) else f"{label} {threshold:g}"), line.assign(value=values)
 
 
-def _draw_map(page: "Figure", axis: Any, name: str, card: Card) -> None:
-    exists = pairs_that_exist(name, card.n_layers)
-    drawn = np.where(exists, card.matrices[name], np.nan)
+def _draw_map(page: Figure, axis: Any, name: str, profile: LayerProfile) -> None:
+    exists = pairs_that_exist(name, profile.n_layers)
+    drawn = np.where(exists, profile.matrices[name], np.nan)
     image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], MAPS[name].scale))
     axis.set_title(MAPS[name].title, fontsize=8.5)
-    bar = page.colorbar(image, ax=axis, shrink=0.85, aspect=18, pad=0.02)
+    colour_bar(page, image, axis)
+
+
+def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
+    """A small bar beside a matrix, or beside a row of them."""
+    bar = page.colorbar(image, ax=axes, shrink=0.85, aspect=18, pad=0.02)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
+    return bar
 
 
-def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: "Normalize") -> Any:
+def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
     """One of MAPS as a heat map, [L + 1, L + 1], row `other_layer`; pairs that exist and are NaN are grey. Returns the
     image, which a colour bar needs."""
-    from matplotlib.colors import ListedColormap
     from seaborn import color_palette
 
     kind, n_layers = MAPS[name], len(values) - 1
@@ -134,10 +157,8 @@ def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, no
     return image
 
 
-def norm_of(values: np.ndarray, scale: Scale) -> "Normalize":
+def norm_of(values: np.ndarray, scale: Scale) -> Normalize:
     """Colours from the lowest to the highest value; angles and effects of one sign start at 0."""
-    from matplotlib.colors import LogNorm, Normalize, SymLogNorm
-
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if scale == "log" and low > 0:
         return LogNorm(low, high if high > low else 2 * low)
@@ -145,11 +166,6 @@ def norm_of(values: np.ndarray, scale: Scale) -> "Normalize":
     high = high if high > low else low + 1
     return (
         SymLogNorm(LINEAR_BELOW, vmin=low, vmax=high)
-        if scale == "symlog" and _spans_decades(values)
+        if scale == "symlog" and spans_decades(values)
         else Normalize(low, high)
     )
-
-
-def _spans_decades(values: "np.ndarray | pd.Series") -> bool:
-    """Whether loss increases reach so far above the linear part of their scale that it would squeeze them."""
-    return len(values) > 0 and float(np.abs(values).max()) > 10 * LINEAR_BELOW

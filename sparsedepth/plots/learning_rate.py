@@ -9,19 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import changed, find_knobs, keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import check_comparable, chosen, trained
+from sparsedepth.plots.runs import chosen, read_runs, trained
 from sparsedepth.plots.style import GREY, caption, groups, inert, line_handle, log_scale, setting_styles
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sparsedepth.store.connection import Store
 
 HELD = tuple(name for name in RunConfig.model_fields if name not in ("lr", "seed", "allow"))
@@ -36,14 +35,12 @@ class Curves:
     loss: str
 
 
-def learning_rate(store: "Store", run: str | None = None) -> Drawing:
+def learning_rate(store: "Store") -> Drawing:
     """Raises NothingToDraw where no configuration was run at two learning rates."""
-    runs = store.frame("select * from runs")
-    check_comparable(runs)
-    found = curves(trained(runs).reset_index(drop=True))
-    if found.points.empty:
+    by_rate = curves(trained(read_runs(store)).reset_index(drop=True))
+    if by_rate.points.empty:
         raise NothingToDraw("no configuration was run at two learning rates, so there is no curve to draw")
-    return Drawing(data=found.points, page=partial(page_of_curves, found))
+    return Drawing(data=by_rate.points, page=partial(page_of_curves, by_rate))
 
 
 def curves(runs: pd.DataFrame) -> Curves:
@@ -76,11 +73,9 @@ def curves(runs: pd.DataFrame) -> Curves:
     return Curves(points=points, loss=loss)
 
 
-def page_of_curves(found: Curves) -> "Figure":
+def page_of_curves(by_rate: Curves) -> Figure:
     """A panel per depth."""
-    from matplotlib.figure import Figure
-
-    points = found.points
+    points = by_rate.points
     depths, kinds = sorted(set(points["n_layers"])), _kinds(points)
     styles = dict(zip(kinds, setting_styles(len(kinds)), strict=True))
     n_columns = min(COLUMNS, len(depths))
@@ -88,14 +83,14 @@ def page_of_curves(found: Curves) -> "Figure":
     page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
     axes = page.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for axis, depth in zip(axes, depths, strict=False):
-        _draw_depth(axis, points[points["n_layers"] == depth], styles, found.loss)
+        _draw_depth(axis, points[points["n_layers"] == depth], styles, by_rate.loss)
         axis.set_title(f"{depth} layers")
     for axis in axes[len(depths) :]:
         axis.remove()
     handles = [line_handle(inert(kind), style) for kind, style in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=4)
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
-    lost = int(points[found.loss].isna().sum())
+    lost = int(points[by_rate.loss].isna().sum())
     text = f"{counted(n_configurations, 'configuration')}, mean over seeds. "
     text += f"Ring: the best value, or the one that tuning chose; cross: the same at an end of those tried ({n_edge})."
     caption(page, text + (f" Not shown: {counted(lost, 'value')} where a seed diverged." if lost else ""))

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.by_knob import single_moves
-from sparsedepth.plots.layer_profile import MAPS, pairs_that_exist
-from sparsedepth.plots.layer_profile_page import draw_matrix, norm_of
+from sparsedepth.plots.layer_profile import MAPS, pairs_that_exist, square
+from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import trained_runs
+from sparsedepth.plots.runs import at_last_step, read_metrics, trained_runs
 from sparsedepth.plots.style import caption, inert
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sparsedepth.store.connection import Store
 
 METRICS = ("causal_effect", "permutation_effect")
@@ -41,20 +40,16 @@ class Matrices:
 
     def matrix(self, metric: str, setting: str) -> np.ndarray:
         """[L + 1, L + 1], row `other_layer`, column `layer`; NaN where missing."""
-        here = self.values[(self.values["metric"] == metric) & (self.values["setting"] == setting)]
-        found = np.full((self.n_layers + 1,) * 2, np.nan)
-        found[here["other_layer"], here["layer"]] = here["value"]
-        return found
+        here = (self.values["metric"] == metric) & (self.values["setting"] == setting)
+        return square(self.values[here], self.n_layers)
 
 
-def matrices(store: "Store", run: str | None = None) -> Drawing:
+def matrices(store: "Store") -> Drawing:
     """Raises NothingToDraw where no finished run has a causal or a permutation effect by pair."""
-    listed = ", ".join(f"'{metric}'" for metric in METRICS)
-    pairs = store.frame(f"select run_id, step, layer, other_layer, metric, value from pairs where metric in ({listed})")
-    found = mean_matrices(trained_runs(store), pairs)
-    if found.values.empty:
+    means = mean_matrices(trained_runs(store), read_metrics(store, "pairs", METRICS))
+    if means.values.empty:
         raise NothingToDraw(f"no finished run of the deepest depth has {' or '.join(METRICS)} by pair; measure it")
-    return Drawing(data=found.values, page=partial(page_of_matrices, found))
+    return Drawing(data=means.values, page=partial(page_of_matrices, means))
 
 
 def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> Matrices:
@@ -65,42 +60,35 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> Matrices:
     first = moved.groupby("knob", sort=False)["setting"].first()
     moved = moved.assign(setting=moved["setting"].where(~moved["setting"].isin(set(first)), "baseline"))
     moved = moved.drop_duplicates(["run_id", "setting"])
-    measured = pairs.loc[pairs["value"].notna()]
-    measured = measured[measured["step"] == measured.groupby(["run_id", "metric"])["step"].transform("max")]
-    rows = measured.merge(moved[["run_id", "setting"]], on="run_id")
-    settings = [one for one in dict.fromkeys(("baseline", *moved["setting"])) if one in set(rows["setting"])]
+    rows = at_last_step(pairs.loc[pairs["value"].notna()]).merge(moved[["run_id", "setting"]], on="run_id")
+    settings = [name for name in dict.fromkeys(("baseline", *moved["setting"])) if name in set(rows["setting"])]
     shown = tuple(settings[:MOST])
     by = ["metric", "setting", "layer", "other_layer"]
     values = rows[rows["setting"].isin(shown)].groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
     return Matrices(n_layers=depth, values=values, settings=shown, n_left_out=len(settings) - len(shown))
 
 
-def page_of_matrices(found: Matrices) -> "Figure":
+def page_of_matrices(means: Matrices) -> Figure:
     """A row for each metric, a matrix of layer pairs for each setting."""
-    from matplotlib.figure import Figure
-
-    metrics = [metric for metric in METRICS if (found.values["metric"] == metric).any()]
-    width = 2.3 * len(found.settings) + 0.9
+    metrics = [metric for metric in METRICS if (means.values["metric"] == metric).any()]
+    width = 2.3 * len(means.settings) + 0.9
     page = Figure(figsize=(max(4.6, width), 2.5 * len(metrics) + 0.9), layout="constrained")
-    axes = page.subplots(len(metrics), len(found.settings), squeeze=False)
+    axes = page.subplots(len(metrics), len(means.settings), squeeze=False)
     for row, metric in zip(axes, metrics, strict=True):
-        _draw_row(page, row, metric, found)
-    for axis, setting in zip(axes[0], found.settings, strict=True):
+        _draw_row(page, row, metric, means)
+    for axis, setting in zip(axes[0], means.settings, strict=True):
         axis.set_title(inert(setting), fontsize=8)
-    n_runs = int(found.values["n_runs"].max())
-    text = f"{found.n_layers} layers; mean over {counted(n_runs, 'run')} each at most. Grey: missing pairs."
-    caption(page, text + (f" Not shown: {counted(found.n_left_out, 'further setting')}." if found.n_left_out else ""))
+    n_runs = int(means.values["n_runs"].max())
+    text = f"{means.n_layers} layers; mean over {counted(n_runs, 'run')} each at most. Grey: missing pairs."
+    caption(page, text + (f" Not shown: {counted(means.n_left_out, 'further setting')}." if means.n_left_out else ""))
     return page
 
 
-def _draw_row(page: "Figure", axes: Sequence[Any], metric: str, found: Matrices) -> None:
-    kind, exists = MAPS[metric], pairs_that_exist(metric, found.n_layers)
-    drawn = [np.where(exists, found.matrix(metric, setting), np.nan) for setting in found.settings]
+def _draw_row(page: Figure, axes: Sequence[Any], metric: str, means: Matrices) -> None:
+    kind, exists = MAPS[metric], pairs_that_exist(metric, means.n_layers)
+    drawn = [np.where(exists, means.matrix(metric, setting), np.nan) for setting in means.settings]
     norm = norm_of(np.concatenate([values[np.isfinite(values)] for values in drawn]), kind.scale)
     images = [draw_matrix(axis, metric, values, exists, norm) for axis, values in zip(axes, drawn, strict=True)]
     for axis in axes[1:]:
         axis.set_ylabel("")
-    bar = page.colorbar(images[-1], ax=list(axes), shrink=0.85, aspect=18, pad=0.02)
-    bar.set_label(kind.title, size=8)
-    bar.ax.tick_params(labelsize=7)
-    bar.outline.set_visible(False)
+    colour_bar(page, images[-1], axes).set_label(kind.title, size=8)

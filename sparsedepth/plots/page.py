@@ -3,7 +3,10 @@
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sparsedepth.files import write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +30,18 @@ class Drawing:
     """Every number that is drawn."""
     page: Callable[[], "Figure"]
     """Lays the numbers out; to be called by `render`, which sets the style."""
+
+
+def check_suffix(path: Path) -> None:
+    """Raises ValueError unless `path` ends as a picture does."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
+
+
+def write(drawing: Drawing, path: Path) -> None:
+    """The picture into `path` (.png, .svg or .pdf), its numbers into the .csv beside it; each whole or not at all."""
+    write_bytes(path, render(drawing.page, path.suffix.lower()))
+    write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
 
 
 def render(build: Callable[[], "Figure"], suffix: str) -> bytes:

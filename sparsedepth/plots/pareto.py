@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, caption, depth_colours, groups, knob_markers
+from sparsedepth.plots.style import GREY, caption, depth_colours, depth_legend, groups, knob_legend, knob_markers
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sparsedepth.store.connection import Store
 
 PANELS = (
@@ -46,7 +46,7 @@ class Front:
         return [name for name in NAMES if name in self.cells and self.cells[name].notna().any()]
 
 
-def pareto(store: "Store", run: str | None = None) -> Drawing:
+def pareto(store: "Store") -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     found = front(trained_runs(store))
     if len(found.cells) < 2 or len(found.quantities) < 2:
@@ -80,11 +80,8 @@ def undominated(costs_NQ: np.ndarray) -> np.ndarray:
     return np.asarray(~(as_low_NN & lower_NN).any(axis=0))
 
 
-def page_of_front(found: Front) -> "Figure":
+def page_of_front(found: Front) -> Figure:
     """A panel for each pair of loss, usefulness and cost; a line along its front, rings where nothing beats all."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     cells = found.cells
     loss = COMMON if COMMON in found.quantities else OWN
     panels = [pair for pair in (in_terms_of(loss, pair) for pair in PANELS) if set(pair) <= set(found.quantities)]
@@ -97,26 +94,21 @@ def page_of_front(found: Front) -> "Figure":
     markers = knob_markers(present)
     for axis, panel in zip(axes, panels, strict=True):
         _draw_front(axis, cells.assign(kind=kinds), panel, colours, markers)
-    depths = [Line2D([], [], linestyle="", marker="o", color=c, label=f"{d} layers") for d, c in colours.items()]
-    shapes = [Line2D([], [], linestyle="", marker=markers[k], color="#444444", label=k) for k in present]
-    tight: Any = {"handletextpad": 0.1, "columnspacing": 1.1}
-    page.legend(handles=depths, loc="outside upper left", ncols=4, **tight)
-    page.legend(handles=shapes, loc="outside upper right", ncols=5, **tight)
-    words = (
+    depth_legend(page, colours)
+    knob_legend(page, markers, n_columns=5)
+    text = (
         f"{counted(len(cells), 'configuration')}, mean ± standard error over seeds. Ringed: the "
         f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(found.quantities)} at once. Line: the "
         f"front of the panel's two quantities."
     )
     left_out = f" Not shown: {counted(found.n_diverged, 'configuration')} with a diverged run."
-    caption(page, words + (left_out if found.n_diverged else ""))
+    caption(page, text + (left_out if found.n_diverged else ""))
     return page
 
 
 def _draw_front(
     axis: Any, cells: pd.DataFrame, panel: tuple[str, ...], colours: dict[int, str], markers: dict[str, str]
 ) -> None:
-    from matplotlib.ticker import EngFormatter
-
     x, y = panel
     best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
     where = "pre" if sign(x) > 0 else "post"

@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, log_scale
+from sparsedepth.plots.runs import at_last_step, mean_and_range
+from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, set_scale
 from sparsedepth.quantities import BY_LAYER
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
@@ -42,22 +43,21 @@ def profiles(runs: pd.DataFrame, layers: pd.DataFrame) -> Profiles:
     rows = rows.merge(chosen[["run_id", "n_layers"]], on="run_id")
     # The last layer has no later one to affect: its NULL is no missing value.
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
-    rows = rows[rows["step"] == rows.groupby(["run_id", "metric"])["step"].transform("max")]
+    rows = at_last_step(rows)
     drawable = rows["value"].notna() & ((rows["value"] > 0) | ~rows["metric"].isin(LOG))
-    by_layer = rows[drawable].groupby(["metric", "n_layers", "layer"])["value"]
-    found = by_layer.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
-    found.insert(3, "position", found["layer"] / found["n_layers"])
+    by_layer = mean_and_range(rows[drawable], ["metric", "n_layers", "layer"], sort=True)
+    by_layer.insert(3, "position", by_layer["layer"] / by_layer["n_layers"])
     thresholds = tuple(sorted(set(map(float, chosen["usefulness_threshold"].dropna()))))
-    return Profiles(layers=found, dropped=int((~drawable).sum()), thresholds=thresholds)
+    return Profiles(layers=by_layer, dropped=int((~drawable).sum()), thresholds=thresholds)
 
 
-def draw_profiles(found: Profiles, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
+def draw_profiles(by_depth: Profiles, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
     """Draw into three axes, one per metric."""
     import seaborn as sns
 
-    colours = colours or depth_colours(found.layers["n_layers"])
+    colours = colours or depth_colours(by_depth.layers["n_layers"])
     for axis, metric in zip(axes, METRICS, strict=True):
-        shown = found.layers[found.layers["metric"] == metric]
+        shown = by_depth.layers[by_depth.layers["metric"] == metric]
         axis.set(xlabel="layer / number of layers", ylabel=BY_LAYER[metric].axis_label, xlim=(0, 1.02))
         if shown.empty:
             axis.set_title("not measured in these runs", color=GREY, fontsize=7.5)
@@ -70,11 +70,10 @@ def draw_profiles(found: Profiles, axes: Sequence[Any], colours: dict[int, str] 
             axis.fill_between(
                 line["position"], line["low"], line["high"], color=colours[depth], alpha=0.18, linewidth=0
             )
-        if metric in LOG:
-            log_scale(axis, "y", [*shown["low"], *shown["high"]])
+        set_scale(axis, "y", BY_LAYER[metric].scale, [*shown["low"], *shown["high"]])
         if metric == "affine_loss_increase":
-            axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
-            for threshold in found.thresholds:
+            axis.set_yscale("symlog", linthresh=LINEAR_BELOW)  # even where no value needs it, the thresholds do
+            for threshold in by_depth.thresholds:
                 axis.axhline(threshold, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
         n_runs = sorted(set(shown["n_runs"]))
         counts = " to ".join(str(n) for n in dict.fromkeys((n_runs[0], n_runs[-1])))

@@ -1,40 +1,100 @@
-"""The rows of `runs` that a figure of many runs shows: trained ones, at the values that tuning chose."""
+"""What the figures read from a store: the runs that they show, one run alone, rows by layer or by pair of layers."""
 
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.store.comparable_loss import loss_of
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from sparsedepth.store.connection import Store
 
 
-def trained(runs: "pd.DataFrame") -> "pd.DataFrame":
+def trained(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs that have a training configuration: a model that was only measured has no knobs to compare."""
     return runs[runs["train_tokens"].notna()].astype({"n_layers": int})
 
 
-def chosen(runs: "pd.DataFrame") -> "pd.DataFrame":
+def chosen(runs: pd.DataFrame) -> pd.DataFrame:
     """Without the runs at values that tuning tried and did not choose."""
     return runs[runs["tuning"] != "rejected"] if "tuning" in runs.columns else runs
 
 
-def check_comparable(runs: "pd.DataFrame") -> None:
+def check_comparable(runs: pd.DataFrame) -> None:
     """Raises NothingToDraw unless a run that finished has a training configuration."""
     if not len(runs):
         raise NothingToDraw("the store holds no runs")
     known = runs[runs["train_tokens"].notna()]
     if not len(known):
         raise NothingToDraw(
-            "no finished run has a training configuration, so there is nothing to compare; draw --figure card"
+            "no finished run has a training configuration, so there is nothing to compare; draw --figure layer_profile"
         )
     if not (known["outcome"] == "ok").any():
         raise NothingToDraw(f"none of the {len(known)} runs finished, so there is nothing to draw")
 
 
-def trained_runs(store: "Store") -> "pd.DataFrame":
-    """The trained, chosen rows of a store's `runs`. Raises NothingToDraw where none finished."""
+def read_runs(store: "Store") -> pd.DataFrame:
+    """The rows of a store's `runs`. Raises NothingToDraw where none finished."""
     runs = store.frame("select * from runs")
     check_comparable(runs)
-    return trained(chosen(runs)).reset_index(drop=True)
+    return runs
+
+
+def trained_runs(store: "Store") -> pd.DataFrame:
+    """The trained, chosen rows of a store's `runs`. Raises NothingToDraw where none finished."""
+    return trained(chosen(read_runs(store))).reset_index(drop=True)
+
+
+def read_metrics(store: "Store", view: str, metrics: Iterable[str]) -> pd.DataFrame:
+    """The rows of `layers` or `pairs` that hold these metrics."""
+    listed = ", ".join(f"'{metric}'" for metric in metrics)
+    return store.frame(f"select * from {view} where metric in ({listed})")
+
+
+def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of rows by metric, those of the last step at which each run measured it."""
+    measured = [name for name in ("run_id", "metric") if name in rows.columns]
+    return rows[rows["step"] == rows.groupby(measured)["step"].transform("max")]
+
+
+def mean_and_range(rows: pd.DataFrame, by: list[str], sort: bool = False) -> pd.DataFrame:
+    """`value` over the runs of each group (in order of appearance, unless sorted): mean, low, high, n_runs."""
+    values = rows.groupby(by, sort=sort)["value"]
+    return values.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
+
+
+def read_depths(store: "Store", text: str) -> dict[str, int]:
+    """By run_id, what a query of (run_id, depth) answers."""
+    return {run_id: int(depth) for run_id, depth in store.sql(text).rows}
+
+
+def rows_of_run(store: "Store", view: str, run_id: str) -> pd.DataFrame:
+    """One run's rows of a view."""
+    quoted = run_id.replace("'", "''")
+    return store.frame(f"select * from {view} where run_id = '{quoted}'")
+
+
+def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:
+    """The wanted run, or the best one; `depths` holds the number of layers of each run that has values by layer."""
+    ids = sorted(runs["run_id"])
+    if run is None:
+        # Not '== ok': a model that was measured, not trained, has no outcome.
+        candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin(list(depths))]
+        if candidates.empty:
+            raise NothingToDraw(
+                f"none of the {len(runs)} runs has values by layer and did not diverge: no layer profile to draw"
+            )
+        ranked = candidates.assign(depth=candidates["run_id"].map(depths))
+        loss = loss_of(runs)
+        ranked[loss] = pd.to_numeric(ranked[loss], errors="coerce")
+        order = ranked.sort_values(["depth", loss, "run_id"], ascending=[False, True, True])  # NaN last
+        return str(order["run_id"].iloc[0])
+    if run not in ids:
+        near = difflib.get_close_matches(run, ids, n=3, cutoff=0.0)
+        raise ValueError(f"run {run!r} is not in this store; the nearest of its {len(ids)} run ids: {', '.join(near)}")
+    if run not in depths:
+        raise NothingToDraw(f"run {run!r} has no values by layer; its measures were left out, or it ended before them")
+    return run

@@ -7,20 +7,18 @@ bootstrap refits. Lower row: the residual ln loss - ln L against the same predic
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator
 
-from sparsedepth.files import write_bytes, write_text
-from sparsedepth.plots.page import FORMATS, render
-from sparsedepth.plots.style import GREY, log_scale
+from sparsedepth.plots.page import Drawing, check_suffix, write
+from sparsedepth.plots.style import GREY, caption, depth_map, log_scale
 from sparsedepth.scaling.fit import LEVEL, Fit
 from sparsedepth.scaling.law import contributions, predict
 from sparsedepth.scaling.uncertainty import Bootstrap
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LABELS = {"d_model": "d_model", "n_layers": "n_layers", "num_tokens": "training tokens"}
 
@@ -79,19 +77,14 @@ def draw_law(found: Fit, boot: Bootstrap | None, path: Path) -> Path:
 
     Raises ValueError for another suffix.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
+    check_suffix(path)
     picture = law_picture(found, boot)
-    write_bytes(path, render(partial(law_page, picture, found), path.suffix.lower()))
-    data = path.with_suffix(".csv")
-    write_text(data, picture.points.to_csv(index=False, lineterminator="\n"))
-    return data
+    write(Drawing(data=picture.points, page=partial(law_page, picture, found)), path)
+    return path.with_suffix(".csv")
 
 
-def law_page(picture: LawPicture, found: Fit) -> "Figure":
+def law_page(picture: LawPicture, found: Fit) -> Figure:
     """Two rows, one column per term."""
-    from matplotlib.figure import Figure
-
     terms = found.law.terms
     page = Figure(figsize=(3.4 * len(terms) + 0.4, 5.2), layout="constrained")
     axes = page.subplots(2, len(terms), squeeze=False, sharex="col", height_ratios=(2, 1))
@@ -99,18 +92,16 @@ def law_page(picture: LawPicture, found: Fit) -> "Figure":
     axes[0, 0].set_ylabel("loss less E and the other parts\n(nat/token)")
     axes[1, 0].set_ylabel("ln loss - ln fitted")
     page.colorbar(shades[-1], ax=axes[:, -1], label="n_layers", aspect=40, pad=0.02)
-    page.supxlabel(picture.note, x=0.01, ha="left", fontsize=7.5, color=GREY)
+    caption(page, picture.note)
     return page
 
 
 def _draw_term(axes: Any, picture: LawPicture, name: str, column: str) -> Any:
     """The part above, the residuals below; returns what has the colours."""
-    from matplotlib.ticker import EngFormatter, LogLocator
-
     part, rest = axes
     points, curve = picture.points, picture.curves[name]
     shown = points[points[f"{name}_rest"] > 0]
-    style = {"cmap": _depth_map(), "vmin": points["n_layers"].min(), "vmax": points["n_layers"].max(), "linewidth": 0}
+    style = {"cmap": depth_map(), "vmin": points["n_layers"].min(), "vmax": points["n_layers"].max(), "linewidth": 0}
     part.fill_between(curve[column], curve["lo"], curve["hi"], color=GREY, alpha=0.25, linewidth=0)
     shades = part.scatter(shown[column], shown[f"{name}_rest"], c=shown["n_layers"], s=12, alpha=0.85, **style)
     part.plot(curve[column], curve["fitted"], color="black", linewidth=1.2)
@@ -127,11 +118,3 @@ def _draw_term(axes: Any, picture: LawPicture, name: str, column: str) -> Any:
     rest.scatter(points[column], points["residual"], c=points["n_layers"], s=8, **style)
     rest.set_xlabel(LABELS[column])
     return shades
-
-
-def _depth_map() -> Any:
-    """Shallow is light, deep is dark, without the palest yellow: as `style.depth_colours`, for any depth."""
-    from matplotlib.colors import ListedColormap
-    from seaborn import color_palette
-
-    return ListedColormap(color_palette("viridis_r", as_cmap=True)(np.linspace(0.12, 0.95, 256)))

@@ -8,11 +8,16 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.colors import to_hex
+import numpy as np
+from matplotlib.colors import ListedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from sparsedepth.quantities.record import Scale
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 FIXED_MARKERS = {"baseline": "o", "several": "d"}
@@ -50,8 +55,15 @@ RC: dict[Any, Any] = {
 }
 
 
-def depth_colours(depths: Iterable[int]) -> dict[int, str]:
+def depth_map() -> ListedColormap:
     """Shallow is light, deep is dark; the palest yellow, lost on paper, is left out."""
+    from seaborn import color_palette
+
+    return ListedColormap(color_palette("viridis_r", as_cmap=True)(np.linspace(0.12, 0.95, 256)))
+
+
+def depth_colours(depths: Iterable[int]) -> dict[int, str]:
+    """A shade of `depth_map` for each depth."""
     from seaborn import color_palette
 
     ordered = sorted(set(depths))
@@ -79,13 +91,30 @@ def setting_styles(n: int) -> list[tuple[str, str, str]]:
     return [BASELINE, *rest]
 
 
-def line_handle(label: str, style: tuple[str, str, str]) -> Any:
+def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:
     """A line's entry in a legend."""
-    from matplotlib.lines import Line2D
-
     colour, marker, dashes = style
     line: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.4}
     return Line2D([], [], label=label, **line)
+
+
+def depth_legend(page: Figure, colours: dict[int, str], n_columns: int = 4) -> None:
+    """Above the page, on the left."""
+    _legend(page, "left", {f"{depth} layers": (colour, "o") for depth, colour in colours.items()}, n_columns)
+
+
+def knob_legend(page: Figure, markers: dict[str, str], n_columns: int = 6) -> None:
+    """Above the page, on the right."""
+    _legend(page, "right", {name: ("#444444", marker) for name, marker in markers.items()}, n_columns)
+
+
+def _legend(page: Figure, side: Literal["left", "right"], swatches: dict[str, tuple[str, str]], n_columns: int) -> None:
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, markersize=6, color=colour, label=label)
+        for label, (colour, marker) in swatches.items()
+    ]
+    spacing: Any = {"ncols": min(n_columns, len(handles)), "handletextpad": 0.1, "columnspacing": 1.2}
+    page.legend(handles=handles, loc="outside upper left" if side == "left" else "outside upper right", **spacing)
 
 
 def groups(frame: "pd.DataFrame", *names: str) -> Iterator[tuple[Any, "pd.DataFrame"]]:
@@ -98,24 +127,34 @@ def inert(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def caption(page: "Figure", text: str) -> None:
+def caption(page: Figure, *paragraphs: str) -> None:
     """What a reader must know, in grey below the page."""
     width = int(17.5 * page.get_size_inches()[0])
-    page.supxlabel("\n".join(textwrap.wrap(text, width)), x=0.01, ha="left", fontsize=7.5, color=GREY)
+    lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
+    page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)
 
 
 def layer_ticks(axis: Any) -> None:
     """Whole layers, few of them."""
-    from matplotlib.ticker import MaxNLocator
-
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
+
+
+def spans_decades(values: Iterable[float]) -> bool:
+    """Whether loss increases reach so far above the linear part of their scale that it would squeeze them."""
+    return max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW
+
+
+def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:
+    """The scale of a quantity's axis; `values` are those shown, without NaN."""
+    if scale == "log" and len(values):
+        log_scale(axes, which, values)
+    elif scale == "symlog" and spans_decades(values):
+        (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=LINEAR_BELOW)
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
     """A logarithmic axis of positive values with few labels: round numbers where the range is narrow, 1, 2 and 5 of
     each decade where it is wider, whole decades where it is wide."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     shown = list(values)

@@ -9,19 +9,20 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
-from sparsedepth.plots.layer_profile import choose_run
-from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.style import GREY, MARKERS, MISSING, SERIES, log_scale
+from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run
+from sparsedepth.plots.style import MARKERS, MISSING, SERIES, caption, log_scale
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sparsedepth.store.connection import Store
 
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
@@ -70,8 +71,14 @@ class Picture:
             depths = np.array(sorted(set(self.angles.loc[self.angles["family"] == family, "n_layers"])))
             fit = pd.DataFrame({"series": family, "x": depths, "y": law(family, depths.astype(float))})
             parts.append(fit.assign(panel="fit", run_id=None))
-        found = pd.concat([part for part in parts if len(part)], ignore_index=True)
-        return found[["panel", "series", "run_id", "x", "y"]]
+        drawn = pd.concat([part for part in parts if len(part)], ignore_index=True)
+        return drawn[["panel", "series", "run_id", "x", "y"]]
+
+
+def trajectories(store: "Store", run: str | None = None) -> Drawing:
+    """The figure of a run's tokens and of all runs' angles. Raises as `load_picture` does."""
+    picture = load_picture(store, run)
+    return Drawing(data=picture.data(), page=partial(page_of_trajectories, picture))
 
 
 def load_picture(store: "Store", run: str | None = None) -> Picture:
@@ -79,19 +86,13 @@ def load_picture(store: "Store", run: str | None = None) -> Picture:
     depth). Raises ValueError for a run without trajectories, and where there is neither a panel of tokens nor of depth.
     """
     runs = store.frame("select * from runs")
-    depths = store.frame(
-        "select run_id, max(layer) as depth from layers where metric = 'trajectory_mean' group by run_id"
-    )
-    known = dict(zip(depths["run_id"], depths["depth"].astype(int), strict=True))
-    one = None
-    if known or run is not None:
-        run_id = choose_run(runs, known, run)
-        layers, tokens = (
-            store.frame(f"select * from {view} where run_id = '{run_id.replace(chr(39), chr(39) * 2)}'")
-            for view in ("layers", "tokens")
-        )
-        one = run_picture(runs[runs["run_id"] == run_id].iloc[0].to_dict(), layers, tokens)
-    return picture(runs, one)
+    text = "select run_id, max(layer) from layers where metric = 'trajectory_mean' group by run_id"
+    depths = read_depths(store, text)
+    if not depths and run is None:
+        return picture(runs, None)
+    run_id = choose_run(runs, depths, run)
+    row, layers, tokens = (rows_of_run(store, view, run_id) for view in ("runs", "layers", "tokens"))
+    return picture(runs, run_picture(row.iloc[0].to_dict(), layers, tokens))
 
 
 def picture(runs: pd.DataFrame, run: RunPicture | None) -> Picture:
@@ -131,26 +132,23 @@ def run_picture(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame)
     )
 
 
-def page_of_trajectories(found: Picture) -> "Figure":
+def page_of_trajectories(found: Picture) -> Figure:
     """Up to three panels in a row."""
-    from matplotlib.figure import Figure
-
     n_panels = 2 * (found.run is not None) + (not found.angles.empty)
     width = max(4.8, 3.6 * n_panels)
     n_families = found.angles["family"].nunique()
     page = Figure(figsize=(width, 3.7 + 0.25 * n_families), layout="constrained")
     axes = list(page.subplots(1, n_panels, squeeze=False)[0])
-    caption = []
+    notes = []
     if found.run is not None:
         _draw_layers(axes.pop(0), found.run)
         _draw_tokens(axes.pop(0), found.run)
         n_tokens = f"{len(found.run.tokens):,} tokens"
-        caption.append(f"Run {found.run.run_id}: mean over tokens and the two ideals; {n_tokens} by nearest ideal.")
+        notes.append(f"Run {found.run.run_id}: mean over tokens and the two ideals; {n_tokens} by nearest ideal.")
     if not found.angles.empty:
         _draw_depth(axes.pop(0), found)
-        caption.append("Mean middle angle of each run; line: b of angle ~ depth^-b with 95% interval; grey: b = 1.")
-    lines = [line for text in caption for line in textwrap.wrap(text, int(17 * width))]
-    page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)
+        notes.append("Mean middle angle of each run; line: b of angle ~ depth^-b with 95% interval; grey: b = 1.")
+    caption(page, *notes)
     return page
 
 
@@ -194,8 +192,6 @@ def short_names(families: Sequence[str]) -> dict[str, str]:
 
 
 def _draw_depth(axis: Any, found: Picture) -> None:
-    from matplotlib.ticker import NullLocator
-
     families = list(dict.fromkeys(found.angles["family"]))
     names = short_names(families)
     for index, family in enumerate(families):

@@ -100,7 +100,7 @@ def draw_pictures(store: "Store") -> tuple[list[Picture], dict[str, str]]:
         if name in LEFT_OUT:
             continue
         try:
-            pictures.append(_picture(name, kind.meaning, kind.load(store, None)))
+            pictures.append(_picture(name, kind.meaning, kind.drawing(store)))
         except NothingToDraw as reason:
             absent[name] = str(reason)
     return pictures, absent

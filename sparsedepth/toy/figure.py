@@ -7,18 +7,20 @@ alpha with its 95% interval over teachers, hollow ones the plain slope; grey lin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from sparsedepth.effects.intervals import Estimate
-from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.plots.style import GREY, SERIES, log_scale
+from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.style import GREY, SERIES, caption, line_handle, log_scale
 from sparsedepth.toy.exponents import Exponent, exponents, varied
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from sparsedepth.store.connection import Store
 
 EXPECTED = {"euler": (1.0, 3.0), "midpoint": (1.0, 4.0)}
 """Independent layers, and a converged smooth teacher (2602.05970)."""
@@ -36,6 +38,15 @@ class Column:
 
     def axis(self, name: str) -> list[Any]:
         return sorted({one.setting[name] for one in self.settings})
+
+
+def toys(store: "Store") -> Drawing:
+    """The figure of a store's toys. Raises NothingToDraw."""
+    rows = store.frame("select * from toys")
+    if rows.empty:
+        raise NothingToDraw("the store holds no toy networks")
+    kinds = columns(rows)
+    return Drawing(data=data(kinds), page=partial(page_of_toys, kinds))
 
 
 def columns(toys: pd.DataFrame) -> list[Column]:
@@ -77,11 +88,8 @@ def data(found: Sequence[Column]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def page_of_toys(found: Sequence[Column]) -> "Figure":
+def page_of_toys(found: Sequence[Column]) -> Figure:
     """Two rows of panels, a column for each kind of student."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
     page = Figure(figsize=(max(6.8, 3.4 * len(found)), 6.6), layout="constrained")
     axes = page.subplots(2, len(found), squeeze=False)
     rhos = sorted({rho for column in found for rho in column.axis("rho")})
@@ -89,19 +97,16 @@ def page_of_toys(found: Sequence[Column]) -> "Figure":
     for column, (above, below) in zip(found, axes.T, strict=True):
         _draw_losses(above, column, styles)
         _draw_exponents(below, column, styles)
-    handles = [
-        Line2D([], [], color=colour, marker=marker, linestyle="", label=f"ρ = {rho:g}")
-        for rho, (colour, marker, _) in styles.items()
-    ]
+    handles = [line_handle(f"ρ = {rho:g}", (colour, marker, "")) for rho, (colour, marker, _) in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=6)
     n_teachers = sorted({len(one.teachers) for column in found for one in column.settings})
-    caption = (
+    caption(
+        page,
         f"ρ: correlation of the teacher's layers (1 = tied, 0 = independent); {' or '.join(map(str, n_teachers))} "
-        "teachers.\n"
-        "Above: mean over teachers; line: fit c l^-α + rest, dashed: slope alone; pale: higher temperature.\n"
-        "Below: α with 95% interval over teachers; hollow: slope of log loss; grey: expected (independent, smooth)."
+        "teachers.",
+        "Above: mean over teachers; line: fit c l^-α + rest, dashed: slope alone; pale: higher temperature.",
+        "Below: α with 95% interval over teachers; hollow: slope of log loss; grey: expected (independent, smooth).",
     )
-    page.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=GREY)
     return page
 
 

@@ -9,7 +9,8 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.plots.draw import FIGURES, PARTS, default_figure, draw, draw_all, page_of_runs
+from sparsedepth.plots.draw import FIGURES, default_figure, draw, draw_all
+from sparsedepth.plots.overview import PARTS, page_of_runs
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.plots.runs import check_comparable
 from sparsedepth.store.connection import open_store
@@ -79,7 +80,11 @@ def test_the_default_says_most_about_the_store():
         def sql(self, text):
             return self
 
-    assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0), (0, 0))] == ["overview", "card", "toy"]
+    assert [default_figure(Rows(*counts)) for counts in ((4, 2), (4, 0), (0, 0))] == [
+        "overview",
+        "layer_profile",
+        "toy",
+    ]
 
 
 @pytest.mark.parametrize("figure", PARTS)
@@ -93,7 +98,7 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
     of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
     found = render(partial(page_of_runs, figure, both, pd.concat([layers, of_model])), ".svg").decode()
-    note = " 1 measured without a training configuration (not shown; see --figure card)."
+    note = " 1 measured without a training configuration (not shown; see --figure layer_profile)."
     assert note in " ".join(found.split())
     without = render(partial(page_of_runs, figure, runs, layers), ".svg").decode()
     assert note not in without
@@ -115,7 +120,10 @@ def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path)
 def test_what_cannot_be_drawn_is_refused(store, tmp_path):
     with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: overview, chain, profiles"):
         draw(store, "pie", tmp_path / "a.png")
-    with pytest.raises(ValueError, match="run='abc' chooses the run of a card; the figure 'chain' shows all runs"):
+    with pytest.raises(
+        ValueError,
+        match="run='abc' chooses the run of layer_profile or trajectories; the figure 'chain' shows all runs",
+    ):
         draw(store, "chain", tmp_path / "a.png", run="abc")
     with pytest.raises(ValueError, match=r"must end in one of: \.png, \.svg, \.pdf"):
         draw(store, None, tmp_path / "a.jpg")
@@ -128,9 +136,9 @@ def test_a_store_in_which_nothing_finished(tmp_path):
         draw(store, "overview", tmp_path / "a.png")
 
 
-def test_a_store_of_measured_models_alone_has_cards_only(tmp_path):
+def test_a_store_of_measured_models_alone_has_layer_profiles_only(tmp_path):
     fill(tmp_path)
     with open_store(tmp_path) as store:
         runs = store.frame("select * from runs").assign(train_tokens=np.nan)
-    with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure card"):
+    with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure layer_profile"):
         check_comparable(runs)

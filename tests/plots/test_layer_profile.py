@@ -1,4 +1,4 @@
-"""The card's numbers: which run, the last step, the leading threshold, errors, and which pairs exist."""
+"""The layer profile's numbers: which run, the last step, the leading threshold, errors, and which pairs exist."""
 
 import numpy as np
 import pandas as pd
@@ -7,7 +7,8 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import MAPS, PANELS, card, choose_run, load_card, pairs_that_exist
+from sparsedepth.plots.layer_profile import MAPS, PANELS, layer_profile, load_layer_profile, pairs_that_exist
+from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.trajectories import VECTORS
 from sparsedepth.store.connection import open_store
 
@@ -23,7 +24,7 @@ def profile(found, name):
     return found.profiles[found.profiles["name"] == name].reset_index(drop=True)
 
 
-def test_every_layer_metric_is_on_the_card_or_left_out_for_a_reason():
+def test_every_layer_metric_is_in_the_profile_or_left_out_for_a_reason():
     drawn = {name for panel in PANELS for name in panel.series}
     left_out = {quantity.name for quantity in quantities.LAYERS} - drawn
     kinds = ("query", "key", "value", "output", "gate", "up", "down")
@@ -40,7 +41,7 @@ def test_the_last_step_of_each_metric():
         (9, 2, "residual_variance", 7.0),
         (4, 2, "block_influence", 0.5),
     )
-    found = card(RUN, rows, NO_PAIRS)
+    found = layer_profile(RUN, rows, NO_PAIRS)
     assert found.n_layers == 2
     assert list(profile(found, "residual_variance")["value"]) == [6.0, 7.0]
     assert list(profile(found, "block_influence")["value"]) == [0.5]
@@ -52,7 +53,7 @@ def test_the_last_step_of_each_metric():
 )
 def test_the_leading_threshold_or_the_default_or_the_largest(chosen, leading):
     rows = layer_frame((1, 1, "weight_sparsity@0.001", 0.1), (1, 1, "weight_sparsity@0.01", 0.2))
-    shown = profile(card({"run_id": "a", "weight_eps": chosen}, rows, NO_PAIRS), "weight_sparsity")
+    shown = profile(layer_profile({"run_id": "a", "weight_eps": chosen}, rows, NO_PAIRS), "weight_sparsity")
     assert shown[["threshold", "value"]].to_numpy().tolist() == [[leading, {0.001: 0.1, 0.01: 0.2}[leading]]]
 
 
@@ -60,14 +61,14 @@ def test_standard_errors_stand_beside_their_values():
     rows = layer_frame(
         (1, 1, "jacobian_deviation", 4.0), (1, 2, "jacobian_deviation", 5.0), (1, 1, "jacobian_deviation_se", 0.5)
     )
-    found = card(RUN, rows, NO_PAIRS)
+    found = layer_profile(RUN, rows, NO_PAIRS)
     assert profile(found, "jacobian_deviation")["se"].fillna(-1).tolist() == [0.5, -1]
     assert set(found.profiles["name"]) == {"jacobian_deviation"}
 
 
 def test_null_is_missing_save_where_no_value_can_be():
     rows = layer_frame((1, 1, "causal_effect", None), (1, 2, "causal_effect", 0.5), (1, 3, "causal_effect", None))
-    shown = profile(card(RUN, rows, NO_PAIRS), "causal_effect")
+    shown = profile(layer_profile(RUN, rows, NO_PAIRS), "causal_effect")
     assert shown["layer"].tolist() == [1, 2]  # layer 3 is the last and has no later layer
     assert shown["value"].isna().tolist() == [True, False]
 
@@ -77,7 +78,7 @@ def test_matrices_have_the_later_layer_as_row():
         [(1, 1, 3, "causal_effect", 0.5), (1, 2, 3, "causal_effect", None), (1, 1, 2, "permutation_effect", None)],
         columns=list(NO_PAIRS),
     )
-    found = card(RUN, layer_frame(), pairs)
+    found = layer_profile(RUN, layer_frame(), pairs)
     assert found.n_layers == 3
     assert list(found.matrices) == ["causal_effect"]  # of the other there is no value at all
     assert found.matrices["causal_effect"][3, 1] == 0.5
@@ -129,7 +130,7 @@ def test_from_a_store(tmp_path):
         make_run(tmp_path, config_of(n_layers=n_layers), {"val_loss": loss}, layers=rows)
     shallow = config_of(n_layers=2).run_id
     with open_store(tmp_path) as store:
-        assert profile(load_card(store), "block_influence")["value"].tolist() == [1 / 8, 2 / 8, 3 / 8]
-        assert load_card(store, shallow).n_layers == 2
+        assert profile(load_layer_profile(store), "block_influence")["value"].tolist() == [1 / 8, 2 / 8, 3 / 8]
+        assert load_layer_profile(store, shallow).n_layers == 2
         with pytest.raises(ValueError, match=f"nearest of its 2 run ids: {shallow}"):
-            load_card(store, shallow[:-1] + "x")
+            load_layer_profile(store, shallow[:-1] + "x")

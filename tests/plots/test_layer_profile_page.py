@@ -1,4 +1,4 @@
-"""The card's page: a panel per profile and per matrix, the numbers of the card in them, grey where they are missing."""
+"""The layer profile's page: a panel per metric and per matrix, the numbers in them, grey where they are missing."""
 
 import warnings
 from dataclasses import replace
@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 
-from sparsedepth.plots.layer_profile import MAPS, PANELS, card, pairs_that_exist
-from sparsedepth.plots.layer_profile_page import card_page
+from sparsedepth.plots.layer_profile import MAPS, PANELS, layer_profile, pairs_that_exist
+from sparsedepth.plots.layer_profile_page import layer_profile_page
 from sparsedepth.plots.style import MISSING
 
 RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}
 
 
-def full_card(n_layers):
+def full_profile(n_layers):
     rows, pairs = [], []
     for name in (name for panel in PANELS for name in panel.series):
         threshold = "@0.1" if "sparsity" in name else ""
@@ -24,7 +24,7 @@ def full_card(n_layers):
     for name in MAPS:
         places = zip(*np.nonzero(pairs_that_exist(name, n_layers)), strict=True)
         pairs += [(1, layer, other, name, 0.1 * other + 0.01 * layer) for other, layer in places]
-    return card(
+    return layer_profile(
         RUN,
         pd.DataFrame(rows, columns=["step", "layer", "metric", "value"]),
         pd.DataFrame(pairs, columns=["step", "layer", "other_layer", "metric", "value"]),
@@ -39,7 +39,7 @@ def axes_by_title(page):
 def test_every_score_has_its_place_at_any_depth(n_layers):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        page = card_page(full_card(n_layers))
+        page = layer_profile_page(full_profile(n_layers))
         page.canvas.draw()
     wanted = {panel.title for panel in PANELS} | {
         kind.title for name, kind in MAPS.items() if pairs_that_exist(name, n_layers).any()
@@ -52,7 +52,7 @@ def test_every_score_has_its_place_at_any_depth(n_layers):
 
 
 def test_lines_and_maps_carry_the_numbers():
-    axes = axes_by_title(card_page(full_card(4)))
+    axes = axes_by_title(layer_profile_page(full_profile(4)))
     lines = axes["loss when leaving early"].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[0.625, 0.75, 0.875, 1.0]] * 2
     assert [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()] == [
@@ -69,17 +69,17 @@ def test_lines_and_maps_carry_the_numbers():
 
 
 def test_the_band_is_one_standard_error():
-    axis = axes_by_title(card_page(full_card(2)))["Jacobian's deviation from identity"]
+    axis = axes_by_title(layer_profile_page(full_profile(2)))["Jacobian's deviation from identity"]
     heights = axis.collections[0].get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == (pytest.approx(0.525), pytest.approx(0.85))
 
 
 def test_missing_is_grey_and_no_pair_is_white():
-    found = full_card(3)
+    found = full_profile(3)
     found.matrices["permutation_effect"][3, 1] = np.nan
     here = (found.profiles["name"] == "lens_loss") & (found.profiles["layer"] == 2)
     found.profiles.loc[here, "value"] = np.nan
-    axes = axes_by_title(card_page(found))
+    axes = axes_by_title(layer_profile_page(found))
     grey = axes["permutation: loss increase"].get_images()[0]
     assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
     assert tuple(grey.cmap(0)) == to_rgba(MISSING)
@@ -89,21 +89,21 @@ def test_missing_is_grey_and_no_pair_is_white():
 
 
 def test_only_what_was_measured_is_drawn():
-    found = full_card(3)
+    found = full_profile(3)
     found.matrices.clear()
     found.profiles["value"] = found.profiles["value"].where(found.profiles["name"] == "residual_variance")
-    assert list(axes_by_title(card_page(found))) == ["residual variance"]
+    assert list(axes_by_title(layer_profile_page(found))) == ["residual variance"]
 
 
 def test_what_is_not_positive_on_a_logarithmic_axis_is_counted():
-    found = full_card(2)
+    found = full_profile(2)
     found.profiles.loc[found.profiles["name"] == "update_norm", "value"] = 0.0
-    page = card_page(found)
+    page = layer_profile_page(found)
     page.canvas.draw()
     assert "Not shown on logarithmic axes: 2 values" in page.get_supxlabel()
 
 
 def test_the_title_names_a_measured_model():
-    assert card_page(full_card(2)).get_suptitle() == "run abc   2 layers   val_loss 2.500 nat/token"
-    named = replace(full_card(2), run={**RUN, "model": "gpt2", "val_loss": None})
-    assert card_page(named).get_suptitle() == "gpt2   2 layers"
+    assert layer_profile_page(full_profile(2)).get_suptitle() == "run abc   2 layers   val_loss 2.500 nat/token"
+    named = replace(full_profile(2), run={**RUN, "model": "gpt2", "val_loss": None})
+    assert layer_profile_page(named).get_suptitle() == "gpt2   2 layers"

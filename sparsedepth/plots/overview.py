@@ -1,0 +1,56 @@
+"""The figures of many runs on one page: the chain (`correlations`) and the profiles by layer (`profiles`)."""
+
+from functools import partial
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from sparsedepth.effects.sentences import counted
+from sparsedepth.plots.correlations import correlations, draw_correlations, knob_names
+from sparsedepth.plots.page import Drawing
+from sparsedepth.plots.profiles import METRICS, draw_profiles, profiles
+from sparsedepth.plots.runs import chosen, read_metrics, read_runs, trained
+from sparsedepth.plots.style import caption, depth_colours, depth_legend, knob_legend, knob_markers
+from sparsedepth.store.connection import Store
+
+PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, True)}
+"""Figure -> whether it holds the chain, and the profiles."""
+
+
+def load_overview(figure: str, store: Store) -> Drawing:
+    """One of PARTS. Raises NothingToDraw."""
+    runs, layers = read_runs(store), read_metrics(store, "layers", METRICS)
+    known = trained(chosen(runs))
+    data = correlations(known).points if PARTS[figure][0] else profiles(known, layers).layers
+    return Drawing(data=data, page=partial(page_of_runs, figure, runs, layers))
+
+
+def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
+    """Rows of three panels: two of the chain, one of profiles, one legend above and one caption below."""
+    runs = chosen(runs)
+    known = trained(runs)
+    with_chain, with_profiles = PARTS[figure]
+    n_rows = 2 * with_chain + with_profiles
+    page = Figure(figsize=(10.2, 3.0 * n_rows + 0.9), layout="constrained")
+    axes = page.subplots(n_rows, 3, squeeze=False)
+    chain = correlations(known)
+    colours = depth_colours(chain.points["n_layers"])
+    text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)."
+    if len(runs) > len(known):
+        text += (
+            f" {len(runs) - len(known)} measured without a training configuration "
+            f"(not shown; see --figure layer_profile)."
+        )
+    depth_legend(page, colours)
+    if with_chain:
+        draw_correlations(chain, list(axes[:2].ravel()))
+        knob_legend(page, knob_markers(knob_names(chain)))
+        text += " ρ: Spearman, [95% interval, bootstrap over configurations]."
+    if with_profiles:
+        by_depth = profiles(known, layers)
+        draw_profiles(by_depth, axes[-1], colours)
+        text += " Profiles: runs at the baseline, or nearest to it; dashed: the threshold of usefulness."
+        if by_depth.dropped:
+            text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."
+    caption(page, text)
+    return page
