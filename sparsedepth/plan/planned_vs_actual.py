@@ -15,14 +15,15 @@ from sparsedepth import files
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plan.duration import shape_id
 from sparsedepth.plan.price import Price, as_json
-from sparsedepth.store import folder as record
+from sparsedepth.store.find import is_complete_run, read_file
+from sparsedepth.store.folder import run_folder
 
 PLAN = "plan.json"
 
 
 def write_plan(results: Path, price: Price, runs: Sequence[RunConfig]) -> None:
     """Keep the price of a sweep with its results; the one that is there stays once all runs are complete."""
-    if (results / PLAN).exists() and all(record.is_complete(record.run_folder(results, run.run_id)) for run in runs):
+    if (results / PLAN).exists() and all(is_complete_run(results, run.run_id) for run in runs):
         return
     results.mkdir(parents=True, exist_ok=True)
     files.write_json(results / PLAN, as_json(price))
@@ -104,11 +105,11 @@ def _kinds(results: Path) -> dict[str, dict[str, Any]]:
 
 def _facts(results: Path, config: RunConfig) -> dict[str, Any] | None:
     """Manifest and summary of a run that has trained to its end; None otherwise."""
-    folder = record.run_folder(results, config.run_id)
-    if not record.is_complete(folder):
+    folder = run_folder(results, config.run_id)
+    if not is_complete_run(results, config.run_id):
         return None
     try:
-        found = [json.loads((folder / name).read_text()) for name in ("manifest.json", "summary.json")]
+        manifest, summary = (json.loads(read_file(folder, name)) for name in ("manifest.json", "summary.json"))
     except (OSError, ValueError):  # damaged: whoever reads the record itself says so
         return None
-    return {**found[0], **found[1]} if found[1].get("outcome") == "ok" else None
+    return {**manifest, **summary} if summary.get("outcome") == "ok" else None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.store import folder as record
-from sparsedepth.store.checksums import read_verified
+from sparsedepth.store.find import is_whole, read_file
+from sparsedepth.store.folder import run_folder
 
 
 class ResultsIndex:
@@ -34,20 +34,12 @@ class ResultsIndex:
         return self._losses[run_id]
 
     def is_complete(self, run_id: str) -> bool:
-        """Whether the run's folder is complete and whole."""
-        if run_id not in self._complete:
-            target = record.run_folder(self.results, run_id)
-            if not record.is_complete(target):
-                return False
-            try:
-                record.verify(target)
-            except ValueError:  # damaged: it is to be run again
-                return False
+        """Whether the run is complete and whole; one that is damaged is to be run again."""
+        if run_id not in self._complete and is_whole(self.results, run_id):
             self._complete.add(run_id)
-        return True
+        return run_id in self._complete
 
     def _read(self, run_id: str) -> float:
-        folder = record.run_folder(self.results, run_id)
-        summary = json.loads(read_verified(folder, "summary.json", record.read_marker(folder)))
+        summary = json.loads(read_file(run_folder(self.results, run_id), "summary.json"))
         value = summary.get(self.objective)
         return self.sign * value if summary.get("outcome") == "ok" and value is not None else math.inf

@@ -1,5 +1,6 @@
 """Fill a recipe card from the rows that the recipe was derived from."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from sparsedepth.effects.contrast import contrasts, interactions
 from sparsedepth.effects.knobs import Knob, Plain, labels, plain, trained, tuned_fields
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import counted, effect_text, interaction_sentence
-from sparsedepth.files import digest, sha256
+from sparsedepth.files import digest
 from sparsedepth.recipe.card import (
     Card,
     Change,
@@ -33,6 +34,7 @@ from sparsedepth.recipe.choose import Recipe, Tested
 from sparsedepth.recipe.holdout import Holdout, sentences
 from sparsedepth.recipe.literature import compare_effects
 from sparsedepth.recipe.mechanism import mechanism_of
+from sparsedepth.store.find import read_file
 
 DOMAIN = ("beta1", "beta2", "weight_decay_on", "grad_clip", "warmup_frac", "vocab_size", "device")
 """Fields that the recipe's own domain leaves to the card."""
@@ -259,9 +261,10 @@ def _provenance(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> 
     """The runs that were read, their manifests, and the hours of every run of the store, tuning included."""
     used = trained(runs)
     names = [str(folder) for folder in folders]
-    paths = [Path(str(one)) / "manifest.json" for one in used["folder"]] if "folder" in used.columns else []
-    whole = bool(paths) and all(path.is_file() for path in paths)
-    facts = [_facts(path) for path in paths] if whole else []
+    manifests = [_manifest(Path(folder)) for folder in used["folder"]] if "folder" in used.columns else []
+    contents = [content for content in manifests if content is not None]
+    whole = bool(contents) and len(contents) == len(manifests)
+    facts = [_facts(content) for content in contents] if whole else []
     hours: dict[str, float] = {}
     if {"device", "seconds"} <= {*runs.columns}:
         seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
@@ -272,7 +275,7 @@ def _provenance(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> 
         folders=names,
         run_ids=sorted(used["run_id"]),
         seeds=sorted(set(map(int, used["seed"].dropna()))),
-        manifests=digest(sorted(map(sha256, paths))) if whole else None,
+        manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if whole else None,
         code=sorted({fact["code"] for fact in facts if fact["code"]}),
         kernels=sorted({fact["kernels"] for fact in facts if fact["kernels"]}),
         data=sorted({fact["data"] for fact in facts if fact["data"]}),
@@ -282,9 +285,16 @@ def _provenance(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> 
     )
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> bytes | None:
+    try:
+        return read_file(folder, "manifest.json")
+    except FileNotFoundError:
+        return None
+
+
+def _facts(content: bytes) -> dict[str, Any]:
     """Code version, kernels and data of one run, as its manifest names them."""
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest = json.loads(content)
     code, kernels = manifest.get("code") or {}, manifest.get("kernels") or {}
     changed = ", changed" if code.get("changed") else ""
     return {

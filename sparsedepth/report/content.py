@@ -24,6 +24,8 @@ from sparsedepth.recipe.card_text import evidence, rule, to_yaml
 from sparsedepth.recipe.choose import Recipe, derive
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
+from sparsedepth.store.find import read_file
+from sparsedepth.store.pack import is_pack
 from sparsedepth.sweep.status import scan
 
 if TYPE_CHECKING:
@@ -209,7 +211,7 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
     diverged = runs[runs["outcome"] == "diverged"]
     causes = Counter(("diverged", str(cause)) for cause in diverged["diverged_cause"].fillna("cause unknown"))
     for folder in folders:
-        if (folder / "work").is_dir():
+        if (folder / "work").is_dir() or is_pack(folder):
             states = scan(folder, read_definition(folder))
             causes.update((one.state, one.reason or "no reason given") for one in states if one.state in UNFINISHED)
     columns = [("runs", ""), ("state", ""), ("cause", "")]
@@ -227,7 +229,7 @@ def table_of_provenance(runs: pd.DataFrame) -> Table:
     """What the runs' manifests say, each distinct value with its number of runs."""
     facts: dict[str, Counter[str]] = {}
     for row in runs[["folder", "device", "packages"]].itertuples(index=False):
-        for name, value in (("device", row.device), *_manifest_facts(Path(str(row.folder)) / "manifest.json")):
+        for name, value in (("device", row.device), *_manifest_facts(Path(str(row.folder)))):
             if isinstance(value, str) and value:
                 facts.setdefault(name, Counter())[value] += 1
     started = sorted(runs["started"].dropna())
@@ -238,10 +240,10 @@ def table_of_provenance(runs: pd.DataFrame) -> Table:
     return table_of([("fact", ""), ("value", ""), ("runs", "")], [*rows, *times])
 
 
-def _manifest_facts(path: Path) -> list[tuple[str, Any]]:
+def _manifest_facts(folder: Path) -> list[tuple[str, Any]]:
     """Code, kernels, data and packages; nothing else is taken over."""
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(read_file(folder, "manifest.json"))
     except (OSError, ValueError):
         return []
     if not isinstance(manifest, dict):

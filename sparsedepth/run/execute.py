@@ -26,6 +26,7 @@ from sparsedepth.run.prune import Judge, PrunedRun
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import folder as record
+from sparsedepth.store.pack import refuse_pack
 from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import LostError, joined, world
 from sparsedepth.train.loop import Interrupted
@@ -39,6 +40,7 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
     where one of the processes that torchrun has started for this run ends before the others. Of those the first owns
     the run, measures and writes; the others train with it and wait.
     """
+    refuse_pack(results)
     target = record.run_folder(results, config.run_id)
     work = Scratch(results, config.run_id)
     try:
@@ -76,14 +78,10 @@ def _is_whole(target: Path, work: Scratch) -> bool:
     """Whether the run is complete; a damaged or unfinished record is moved out of the way."""
     if not target.exists():
         return False
-    try:
-        record.verify(target)
-    except record.DamagedRun as damage:
-        logging.warning("%s Set aside and made again.", damage)
-    except ValueError:  # a copy that was cut short
-        logging.warning("%s is not complete. Set aside and made again.", target)
-    else:
+    problem = record.problem(target)
+    if not problem:
         return True
+    logging.warning("%s. Set aside and made again.", problem)
     target.rename(work.folder / f"damaged-{time.time_ns()}")
     return False
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth import files
+from sparsedepth.store.find import read_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class Scratch:
 
     def progress(self) -> Progress | None:
         """What the run last said, or None."""
-        found = _read_json(self.folder / "progress.json")
+        found = self._read("progress.json")
         if not isinstance(found, dict) or set(found) != set(Progress.__annotations__):
             return None
         numbers = (found["done"], found["at"], found["loss"] or 0.0, found["left"] or 0.0)
@@ -89,7 +90,7 @@ class Scratch:
 
     def failures(self) -> list[str]:
         """The reasons of the attempts that failed."""
-        found = _read_json(self.folder / "failures.json")
+        found = self._read("failures.json")
         return [str(reason) for reason in found] if isinstance(found, list) else []
 
     def add_failure(self, reason: str) -> None:
@@ -101,7 +102,7 @@ class Scratch:
 
     def pruned(self) -> "Pruned | None":
         """Why and when the run was ended early, if it was."""
-        found = _read_json(self.folder / "pruned.json")
+        found = self._read("pruned.json")
         if not isinstance(found, dict) or not isinstance(found.get("step"), int):
             return None
         return Pruned(step=found["step"], reason=str(found.get("reason")))
@@ -113,13 +114,13 @@ class Scratch:
 
     def micro_batch(self) -> int | None:
         """Sequences per forward pass that may fit into memory, as far as the run has found out; None: not at all."""
-        found = _read_json(self.folder / "memory.json")
+        found = self._read("memory.json")
         known = found.get("micro_batch") if isinstance(found, dict) else None
         return known if isinstance(known, int) and known > 0 else None
 
     def infeasible(self) -> str | None:
         """Why the run does not fit into memory even with one sequence per forward pass."""
-        found = _read_json(self.folder / "memory.json")
+        found = self._read("memory.json")
         return str(found["infeasible"]) if isinstance(found, dict) and found.get("infeasible") else None
 
     def lower_memory(self, tried: int, reason: str) -> bool:
@@ -128,9 +129,8 @@ class Scratch:
         files.write_json(self.folder / "memory.json", lower)
         return tried > 1
 
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads(read_file(self.folder, name))
+        except (OSError, ValueError):
+            return None

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +40,26 @@ class Marker:
     run_id: str
     files: dict[str, tuple[str, int]]
     """sha256 and size in bytes, by name."""
-    digest: str
-    """SHA-256 of the marker itself: it names the content of the whole folder."""
+    content: bytes
+    """The marker itself."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the marker: it names the content of the whole folder."""
+        return hashlib.sha256(self.content).hexdigest()
 
 
-def seal(folder: Path, run_id: str, names: Iterable[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files of a complete folder, on disk or in a pack."""
+
+    folder: Path
+    marker: Marker
+    read: Callable[[str], bytes]
+    """A file's bytes by its name. Raises DamagedRun."""
+
+
+def write_marker(folder: Path, run_id: str, names: Iterable[str]) -> None:
     """Flush and checksum those of `names` that exist, then write the marker. Raises ValueError for a link."""
     files = {}
     for name in names:
@@ -67,9 +82,13 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-def parse_marker(folder: Path) -> Marker:
+def read_checksums(folder: Path) -> Marker:
     """The marker of a complete folder. Raises DamagedRun where it is no list of checksums of a run."""
-    content = _read_bytes(folder, MARKER, MAX_TEXT_BYTES)
+    return parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
+
+
+def parse_marker(folder: Path, content: bytes) -> Marker:
+    """The marker with this content. Raises DamagedRun where it is no list of checksums of a run."""
     try:
         values = json.loads(content)
         files = {name: (entry["sha256"], entry["bytes"]) for name, entry in values["files"].items()}
@@ -78,11 +97,17 @@ def parse_marker(folder: Path) -> Marker:
         raise DamagedRun(folder, MARKER, "is not a list of checksums") from None
     if not isinstance(run_id, str) or not re.fullmatch(RUN_ID, run_id):
         raise DamagedRun(folder, MARKER, "names no run")
-    return Marker(run_id=run_id, files=files, digest=hashlib.sha256(content).hexdigest())
+    return Marker(run_id=run_id, files=files, content=content)
+
+
+def files_on_disk(folder: Path, marker: Marker | None = None) -> Files:
+    """The files of a complete folder, each checked when it is read. Raises DamagedRun where the marker is none."""
+    known = marker or read_checksums(folder)
+    return Files(folder=folder, marker=known, read=lambda name: read_verified(folder, name, known))
 
 
 def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
-    """The bytes of a file of the record. Raises DamagedRun where they are not those that were sealed."""
+    """The bytes of a file of the record. Raises DamagedRun where they are not those that were written."""
     expected, size = marker.files[name]
     content = _read_bytes(folder, name, size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != expected:

@@ -23,11 +23,14 @@ import duckdb
 import pyarrow as pa
 
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.cache import CACHE_KEY, CachedTable, find_runs, load, unique, view_schema
+from sparsedepth.store.cache import load
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
+from sparsedepth.store.find import Part, find_runs
+from sparsedepth.store.folder import RUNS
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
+from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, empty_table, view_schema
 from sparsedepth.store.tuning import read_tuned, roles
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
@@ -55,7 +58,7 @@ _CONFIG: dict[str, Any] = {
 class Source(NamedTuple):
     """Part of a view."""
 
-    rows: pa.Table | CachedTable
+    rows: pa.Table | StoredTable
     columns: str
     """SQL of what the view takes from them."""
     copies: list[str]
@@ -69,7 +72,7 @@ class Store:
     """Complete runs, open for questions. Close it, or use it in a `with`."""
 
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, cached: dict[str, CachedTable], time_limit: float = TIME_LIMIT
+        self, connection: duckdb.DuckDBPyConnection, cached: dict[str, StoredTable], time_limit: float = TIME_LIMIT
     ) -> None:
         self._connection = connection
         self._cached = cached
@@ -153,18 +156,18 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT) -> Store:
     written.
     """
     roots = list(dict.fromkeys(Path(path) for path in paths))
-    found = {root: find_runs(root) for root in roots}
-    n_runs = len(unique(chain.from_iterable(found.values())))
+    parts = find_runs(roots)
     others: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
-    if not n_runs and not any(map(len, others.values())):
+    if not parts and not any(map(len, others.values())):
         raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
     sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
     taken: set[str] = set()
-    for root, here in found.items():
-        copies = [run.marker.run_id for run in here if run.marker.run_id in taken]
-        taken.update(run.marker.run_id for run in here)
-        for rows in load(root, here) if len(copies) < len(here) or not n_runs else ():
-            sources["runs"].append(Source(rows.runs, _run_columns(root), copies))
+    for part in parts or [Part(root=roots[0], found=[])]:
+        run_ids = {run.run_id for run in part.found}
+        copies = sorted(run_ids & taken)
+        taken |= run_ids
+        for rows in load(part) if len(copies) < len(run_ids) or not parts else ():
+            sources["runs"].append(Source(rows.runs, _run_columns(part.root), copies))
             for table in TABLES:
                 sources[table].append(Source(rows.tables[table], "*", copies))
     connection = duckdb.connect(":memory:", config=_CONFIG)
@@ -178,23 +181,26 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT) -> Store:
         connection.close()
         raise
     store = Store(connection, cached, time_limit)
-    _add_tuning(store, connection, sorted({run.folder.parent.parent for here in found.values() for run in here}))
+    _add_tuning(store, connection, parts)
     return store
 
 
-def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, folders: Iterable[Path]) -> None:
+def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iterable[Part]) -> None:
     """Give `runs` its TUNING_COLUMNS: each sweep's runs are judged among the runs of their results folder."""
     names = [column.name for column in TUNING_COLUMNS]
     nulls = ", ".join(f"NULL::VARCHAR AS {name}" for name in names)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
+    folders: dict[Path, set[str]] = {}
+    for run in chain.from_iterable(part.found for part in parts):
+        if run.folder.parent.name == RUNS:
+            folders.setdefault(run.folder.parent.parent, set()).add(run.run_id)
     rows: dict[str, tuple[str, str, str]] = {}
-    for folder in folders:
+    for folder, run_ids in sorted(folders.items()):
         if tuned := read_tuned(folder):
-            answer = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE model IS NULL")
-            here = {path.name for path in folder.glob("runs/*")}
-            runs = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-            found = roles(tuned, [run for run in runs if run["run_id"] in here])
-            rows |= {run_id: (run_id, ",".join(tuned.fields), role) for run_id, role in found.items()}
+            selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE model IS NULL")
+            runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
+            of_runs = roles(tuned, [run for run in runs if run["run_id"] in run_ids])
+            rows |= {run_id: (run_id, ",".join(tuned.fields), role) for run_id, role in of_runs.items()}
     if rows:
         columns = map(list, zip(*rows.values(), strict=True))
         connection.register("tuning", pa.table(dict(zip(["run_id", *names], columns, strict=True))))
@@ -205,10 +211,10 @@ def _run_columns(root: Path) -> str:
     """SQL of the columns of `runs`, with `folder` made whole; it is '.' for a run that was given by itself."""
     here = str(root).encode(errors="replace").decode().replace("'", "''")
     whole = f"if(folder = '.', '{here}', '{here}/' || folder)"
-    return f"* EXCLUDE ({CACHE_KEY}) REPLACE ({whole} AS folder)"
+    return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({whole} AS folder)"
 
 
-def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[Source]]) -> dict[str, CachedTable]:
+def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[Source]]) -> dict[str, StoredTable]:
     """Make every view over its sources. Cached ones have empty stand-ins until a query needs them, and are returned
     under the names to attach them to."""
     cached = {}
@@ -216,11 +222,11 @@ def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list
         selects = []
         for index, (rows, columns, copies) in enumerate(parts):
             name = f"{view}_{index}"
-            if isinstance(rows, CachedTable):
+            if isinstance(rows, StoredTable):
                 cached[name] = rows
-                rows = pa.Table.from_batches([], view_schema(view))
+                rows = empty_table(view_schema(view))
             connection.register(name, rows)
-            unwanted = ", ".join(f"'{run_id}'" for run_id in copies)  # hex digits: read_marker checks them
+            unwanted = ", ".join(f"'{run_id}'" for run_id in copies)  # hex digits, as was checked
             selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({unwanted})" if copies else ""))
         named = "every_run" if view == "runs" else view  # `runs` has more columns: `_add_tuning`
         connection.execute(f"CREATE VIEW {named} AS " + " UNION ALL ".join(selects))

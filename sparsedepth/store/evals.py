@@ -7,27 +7,27 @@ recognised and never repeated, and a changed task, document, model or harness is
 appears whole, carries checksums, and never changes.
 """
 
-import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
-import pyarrow.json
 from pydantic import Field
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import Section
 from sparsedepth.files import appearing, digest, write_json
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.checksums import DamagedRun, is_complete, parse_marker, read_verified, seal
+from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
+from sparsedepth.store.find import groups
+from sparsedepth.store.folder import EVALS as FOLDER
+from sparsedepth.store.folder import arrow_type
+from sparsedepth.store.tables import rows_table
 
-FOLDER = "evals"
 FILE = "evaluation.json"
 
 _KINDS = {"integer": "BIGINT", "number": "DOUBLE", "string": "VARCHAR", "boolean": "BOOLEAN"}
-_ARROW = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -112,53 +112,40 @@ def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
     folder = eval_folder(results, evaluation.key)
     with appearing(folder) as aside:
         write_json(aside / FILE, evaluation.model_dump(mode="json"))
-        seal(aside, evaluation.key.eval_id, (FILE,))
+        write_marker(aside, evaluation.key.eval_id, (FILE,))
     return folder
 
 
 def read_evaluation(folder: Path) -> Evaluation:
     """Raises DamagedRun where the folder is not the one that was written."""
-    marker = parse_marker(folder)
+    return _parse(files_on_disk(folder))
+
+
+def _parse(files: Files) -> Evaluation:
+    folder, marker = files.folder, files.marker
     if set(marker.files) != {FILE}:
         raise DamagedRun(folder, "complete", f"does not list exactly {FILE}")
     try:
-        found = build(Evaluation, json.loads(read_verified(folder, FILE, marker)), FILE)
+        evaluation = build(Evaluation, json.loads(files.read(FILE)), FILE)
     except DamagedRun:
         raise
     except (ValueError, RecursionError) as error:
         raise DamagedRun(folder, FILE, f"is not of this version ({str(error)[:200]})") from None
-    if found.key.eval_id != marker.run_id:
-        raise DamagedRun(folder, "complete", f"is of evaluation {marker.run_id}, and {FILE} is {found.key.eval_id}")
-    return found
+    eval_id = evaluation.key.eval_id
+    if eval_id != marker.run_id:
+        raise DamagedRun(folder, "complete", f"is of evaluation {marker.run_id}, and {FILE} is {eval_id}")
+    return evaluation
 
 
 def read_evals(roots: Iterable[Path]) -> pa.Table:
     """The rows of the view, from every complete evaluation of results folders; one met twice counts once.
     Raises DamagedRun where a file is not the one that was written."""
-    found: dict[str, Evaluation] = {}
-    for folder in (folder for root in roots for folder in _complete_folders(root)):
-        evaluation = read_evaluation(folder)
-        found.setdefault(evaluation.key.eval_id, evaluation)
+    evaluations: dict[str, Evaluation] = {}
+    for files in (files for root in roots for files in groups(root, FOLDER)):
+        evaluation = _parse(files)
+        evaluations.setdefault(evaluation.key.eval_id, evaluation)
     rows: list[dict[str, Any]] = []
-    for eval_id, evaluation in found.items():
+    for eval_id, evaluation in evaluations.items():
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results"})}
         rows += [{**shared, **result.model_dump(mode="json")} for result in evaluation.results]
-    schema = pa.schema([pa.field(column.name, _ARROW[column.type]) for column in COLUMNS])
-    if not rows:
-        return pa.Table.from_batches([], schema)
-    content = "\n".join(map(json.dumps, rows)).encode()  # by way of JSON: pa.array on Python values imports pandas
-    return pyarrow.json.read_json(
-        io.BytesIO(content),
-        read_options=pyarrow.json.ReadOptions(block_size=len(content) + 1),
-        parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error"),
-    ).select(schema.names)
-
-
-def _complete_folders(root: Path) -> Iterator[Path]:
-    """The evaluations of a results folder, or one given by itself."""
-    if root.resolve().parent.name == FOLDER and is_complete(root):
-        yield root
-    elif (root / FOLDER).is_dir():
-        yield from sorted(
-            folder for folder in (root / FOLDER).iterdir() if is_complete(folder) and folder.name[0] != "."
-        )
+    return rows_table(rows, pa.schema([pa.field(column.name, arrow_type(column)) for column in COLUMNS]))

@@ -43,15 +43,18 @@ from sparsedepth.store.checksums import (
     MARKER,
     RUN_ID,
     DamagedRun,
+    Files,
     Marker,
+    files_on_disk,
     is_complete,
-    parse_marker,
-    read_verified,
-    seal,
+    read_checksums,
+    write_marker,
 )
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 
+RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
+"""The folders of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
 WEIGHTS = "model.safetensors"
 CONFIG, MODEL = "config.yaml", "model.json"
 """What was trained, or what was measured: a record has one of the two."""
@@ -98,7 +101,7 @@ def run_folder(results: Path, run_id: str) -> Path:
     """`RESULTS/runs/<run_id>`. Raises ValueError for anything but a run_id, such as a path."""
     if not re.fullmatch(RUN_ID, run_id):
         raise ValueError(f"run_id {run_id[:40]!r} must be 12 hex digits, as RunConfig.run_id gives them")
-    return results / "runs" / run_id
+    return results / RUNS / run_id
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
@@ -130,9 +133,14 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
     rows = list(rows)
     _check_rows(table, rows)
     columns = {column.name: [_finite(row.get(column.name)) for row in rows] for column in FILE_COLUMNS[table]}
+    write_bytes(folder / f"{table}.parquet", table_bytes(pa.table(columns, schema=file_schema(table))))
+
+
+def table_bytes(rows: pa.Table) -> bytes:
+    """A Parquet file of these rows; equal rows give equal bytes, in one version of pyarrow."""
     content = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=file_schema(table)), content, compression="zstd")
-    write_bytes(folder / f"{table}.parquet", content.getvalue())
+    pq.write_table(rows, content, compression="zstd")
+    return content.getvalue()
 
 
 def finish(folder: Path) -> None:
@@ -150,7 +158,7 @@ def finish(folder: Path) -> None:
     subject = build(MeasuredModel if first == MODEL else RunConfig, values, first)
     if first == CONFIG and subject.run_id != folder.name:
         raise ValueError(f"{str(folder / CONFIG)!r} is run {subject.run_id}; its folder must have that name")
-    seal(folder, subject.run_id, FILES)
+    write_marker(folder, subject.run_id, FILES)
 
 
 def _refuse_complete(folder: Path) -> None:
@@ -196,7 +204,11 @@ def _finite(value: Any) -> Any:
 
 def read_marker(folder: Path) -> Marker:
     """The marker of a complete folder. Raises DamagedRun where it is not one that `finish` writes."""
-    marker = parse_marker(folder)
+    return check_marker(folder, read_checksums(folder))
+
+
+def check_marker(folder: Path, marker: Marker) -> Marker:
+    """The marker, if it is one of a run or a measured model in a folder of this name. Raises DamagedRun."""
     files, run_id = marker.files, marker.run_id
     if (
         MODEL not in files and run_id != folder.name and run_id != folder.resolve().name
@@ -227,6 +239,15 @@ def verify(folder: Path) -> None:
             raise DamagedRun(folder, name, "was added after the run was complete")
 
 
+def problem(folder: Path) -> str:
+    """Why the folder is no complete and whole record; '' if it is one."""
+    try:
+        verify(folder)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def read_run(folder: Path) -> Run:
     """Read a trained run. Raises as `read_record` does, and ValueError for a measured model."""
     found = read_record(folder)
@@ -238,8 +259,13 @@ def read_run(folder: Path) -> Run:
 def read_record(folder: Path) -> Run | Measured:
     """Read a complete folder, checking what is read (all but the weights) against its checksums.
     Raises DamagedRun, or ValueError if the folder is not complete."""
-    marker = _marker_of_complete(folder)
-    contents = {name: read_verified(folder, name, marker) for name in marker.files if name != WEIGHTS}
+    return parse_record(files_on_disk(folder, _marker_of_complete(folder)))
+
+
+def parse_record(files: Files) -> Run | Measured:
+    """The record that these files are. Raises DamagedRun."""
+    folder, marker = files.folder, files.marker
+    contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
     common: dict[str, Any] = {
         "run_id": marker.run_id,
         "folder": folder,

@@ -29,6 +29,7 @@ from sparsedepth.run.process import Stop, stop_on_signals
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import check_text
 from sparsedepth.store import folder as record
+from sparsedepth.store.pack import refuse_pack
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.pool import Machine, Pool
 from sparsedepth.sweep.rebuild import rebuild
@@ -240,6 +241,7 @@ class Failures:
 
 def claim(results: Path, definition: SweepDefinition) -> None:
     """Make `results` the folder of this sweep. Raises ValueError where it is another's, or cannot be written."""
+    refuse_pack(results)
     try:
         results.mkdir(parents=True, exist_ok=True)
         before = read_definition(results)

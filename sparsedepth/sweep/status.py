@@ -14,6 +14,8 @@ from sparsedepth.plan.definition_file import planned_runs
 from sparsedepth.run.lease import is_owned
 from sparsedepth.run.scratch import Progress, Scratch
 from sparsedepth.store import folder as record
+from sparsedepth.store.find import is_complete_run, read_file
+from sparsedepth.store.pack import WORK, is_pack, open_pack
 
 State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned"]
 ENDED = ("complete", "failed", "infeasible", "pruned")
@@ -42,7 +44,7 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
     work = Scratch(results, run_id)
     state: State = "planned"
     reason = None
-    if record.is_complete(record.run_folder(results, run_id)):
+    if is_complete_run(results, run_id):
         state = "complete"
     elif is_owned(work.lock):
         state = "running"
@@ -67,6 +69,9 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
     planned = {config.run_id: config for config in runs}
     found = {path.parent.name for path in (results / "runs").glob(f"*/{record.MARKER}")}
     found |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}
+    if is_pack(results):
+        pack = open_pack(results)
+        found |= pack.run_ids | {place.partition("/")[2] for place in pack.places(WORK)}
     if definition and not definition.adaptive:
         found &= set(planned)  # runs of an earlier form of the definition are kept, and are not this sweep's
     return [state_of(results, run_id, planned.get(run_id)) for run_id in [*planned, *sorted(found - set(planned))]]
@@ -90,7 +95,7 @@ class Best:
         if run_id not in self.values:
             folder = record.run_folder(self.results, run_id)
             try:
-                value = json.loads((folder / "summary.json").read_text()).get(self.objective)
+                value = json.loads(read_file(folder, "summary.json")).get(self.objective)
             except (OSError, ValueError, AttributeError):  # damaged: whoever reads the record itself says so
                 value = None
             self.values[run_id] = value if isinstance(value, int | float) else None

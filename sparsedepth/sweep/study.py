@@ -24,7 +24,6 @@ from sparsedepth.files import digest
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest
 from sparsedepth.plan.tasks import Task, beyond, check_objective, excesses
 from sparsedepth.run.lease import is_owned
-from sparsedepth.store import folder as record
 
 HEARTBEAT_SECONDS = 15
 GRACE_SECONDS = 60
@@ -272,16 +271,6 @@ def missing(study: optuna.Study, items: Iterable[Task], is_done: Callable[[Task]
         return item.key in settled if item.cell is None else is_done(item)
 
     return [item for item in items if item.key not in active and not done(item)]
-
-
-def is_done(results: Path, config: RunConfig) -> bool:
-    """Whether the run's folder is complete and whole."""
-    target = record.run_folder(results, config.run_id)
-    try:
-        record.verify(target)
-    except ValueError:  # not complete, or damaged: it is to be run (again)
-        return False
-    return True
 
 
 def _lost_proposals(study: optuna.Study, items: Iterable[Task]) -> dict[str, dict[str, Any]]:

@@ -26,6 +26,7 @@ from sparsedepth.run.lease import is_owned, owned
 from sparsedepth.run.process import INTERRUPTED, end_with_parent, stop_on_signals
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
+from sparsedepth.store.find import is_whole
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.forkserver import Nursery
 
@@ -72,7 +73,7 @@ class Worker:
         while True:
             if self.stop():
                 raise StoppedError
-            if queue.is_done(self.results, config):
+            if is_whole(self.results, config.run_id):
                 return record.read_run(record.run_folder(self.results, config.run_id)).summary
             if self.definition.prune and (pruned := work.pruned()):
                 trial.set_user_attr("pruned", pruned.reason)

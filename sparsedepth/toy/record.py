@@ -6,7 +6,7 @@ As with a run, the folder appears whole, carries checksums, and never changes.
 """
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +17,13 @@ import yaml
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.files import appearing, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.checksums import DamagedRun, Marker, is_complete, parse_marker, read_verified, seal
+from sparsedepth.store.checksums import DamagedRun, Files, write_marker
+from sparsedepth.store.find import groups
+from sparsedepth.store.folder import TOYS as FOLDER
 from sparsedepth.store.folder import arrow_type
 from sparsedepth.store.schema import column_type
 from sparsedepth.toy.config import AXES, ToyConfig
 
-FOLDER = "toys"
 ToyView = Literal["toys", "toy_curves"]
 STUDENTS, CURVES = "students.parquet", "curves.parquet"
 FILES = ("config.yaml", "manifest.json", "summary.json", STUDENTS, CURVES)
@@ -106,38 +107,28 @@ def save_toy(
             content = io.BytesIO()
             pq.write_table(pa.Table.from_pylist(list(rows), schema=_FILE_SCHEMAS[name]), content, compression="zstd")
             write_bytes(aside / name, content.getvalue())
-        seal(aside, config.run_id, FILES)
+        write_marker(aside, config.run_id, FILES)
     return folder
 
 
 def read_toys(roots: Iterable[Path]) -> dict[ToyView, pa.Table]:
     """The rows of both views from every complete group of results folders; a group met twice counts once. Raises
     DamagedRun where a file is not the one that was written."""
-    groups: dict[str, dict[ToyView, pa.Table]] = {}
-    for folder in (folder for root in roots for folder in _complete_groups(root)):
-        marker = parse_marker(folder)
-        if marker.run_id not in groups:
-            groups[marker.run_id] = _read_group(folder, marker)
+    tables_by_id: dict[str, dict[ToyView, pa.Table]] = {}
+    for files in (files for root in roots for files in groups(root, FOLDER)):
+        if files.marker.run_id not in tables_by_id:
+            tables_by_id[files.marker.run_id] = _read_group(files)
     return {
-        view: pa.concat_tables([pa.Table.from_batches([], schema), *(tables[view] for tables in groups.values())])
+        view: pa.concat_tables([pa.Table.from_batches([], schema), *(tables[view] for tables in tables_by_id.values())])
         for view, schema in _SCHEMAS.items()
     }
 
 
-def _complete_groups(root: Path) -> Iterator[Path]:
-    """The groups of a results folder, or one group given by itself."""
-    if root.resolve().parent.name == FOLDER and is_complete(root):
-        yield root
-    elif (root / FOLDER).is_dir():
-        yield from sorted(
-            folder for folder in (root / FOLDER).iterdir() if is_complete(folder) and folder.name[0] != "."
-        )
-
-
-def _read_group(folder: Path, marker: Marker) -> dict[ToyView, pa.Table]:
+def _read_group(files: Files) -> dict[ToyView, pa.Table]:
+    folder, marker = files.folder, files.marker
     if set(marker.files) != set(FILES):
         raise DamagedRun(folder, "complete", f"does not list exactly {', '.join(FILES)}")
-    contents = {name: read_verified(folder, name, marker) for name in FILES}
+    contents = {name: files.read(name) for name in FILES}
     try:
         config = build(ToyConfig, parse_yaml(contents["config.yaml"].decode(), "config.yaml"), "config.yaml")
         students, curves = (_parse(contents[name], name) for name in (STUDENTS, CURVES))

@@ -5,7 +5,7 @@ import pytest
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store import cache
+from sparsedepth.store import cache, tables
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.folder import DamagedRun, finish
 
@@ -35,8 +35,8 @@ def totals(results):
 def read_folders(monkeypatch):
     """The run folders that were read, as opposed to taken from the cache."""
     read = []
-    original = cache.read_record
-    monkeypatch.setattr(cache, "read_record", lambda folder: read.append(folder.name) or original(folder))
+    original = tables.parse_record
+    monkeypatch.setattr(tables, "parse_record", lambda files: read.append(files.folder.name) or original(files))
     return read
 
 
@@ -87,7 +87,7 @@ def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
     fill(tmp_path, range(5))
     expected = totals(tmp_path)
     whole = {path.name: path.read_bytes() for path in (tmp_path / ".cache").glob("*.parquet")}
-    index = (tmp_path / ".cache/index.json").read_text()
+    index = (tmp_path / ".cache/pack.json").read_text()
     for name in whole:
         place = len(whole[name]) // 2
         flipped = whole[name][:place] + bytes([whole[name][place] ^ 1]) + whole[name][place + 1 :]
@@ -97,10 +97,10 @@ def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
             assert (tmp_path / ".cache" / name).read_bytes() == whole[name]
     (tmp_path / ".cache/layers.parquet").unlink()
     assert totals(tmp_path) == expected
-    for content in ("", "[]", "{}", index.replace(cache.VERSION, "0" * 12)):
-        (tmp_path / ".cache/index.json").write_text(content)
+    for content in ("", "[]", "{}", index.replace(tables.VERSION, "0" * 12)):
+        (tmp_path / ".cache/pack.json").write_text(content)
         assert totals(tmp_path) == expected
-        assert (tmp_path / ".cache/index.json").read_text() == index
+        assert (tmp_path / ".cache/pack.json").read_text() == index
 
 
 def test_files_of_two_caches_are_not_mixed(tmp_path, small_limit):
@@ -153,9 +153,9 @@ def test_no_cache_where_none_can_be_written(tmp_path, small_limit, monkeypatch, 
     def refuse(path, content):
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(cache, "write_bytes", refuse)
+    monkeypatch.setattr(tables, "write_bytes", refuse)
     monkeypatch.setattr(cache, "write_text", refuse)
-    monkeypatch.setattr(cache, "write_json", refuse)
+    monkeypatch.setattr(tables, "write_json", refuse)
     for _ in range(2):
         assert totals(tmp_path) == (5, 10.0, 10.0)
     assert len(read_folders) == 10

@@ -137,7 +137,7 @@ def test_the_cache_holds_it(results, monkeypatch):
     for _ in range(2):
         with open_store(results) as store:
             assert store.sql("SELECT model, val_loss FROM runs ORDER BY model").rows[0] == (QWEN.model, 2.0)
-    assert (results / ".cache" / "index.json").exists()
+    assert (results / ".cache" / "pack.json").exists()
 
 
 @pytest.mark.parametrize("name", ["model.json", "summary.json", "layers.parquet"])

@@ -1,0 +1,133 @@
+"""Where complete records lie: in the folders below a results folder, or in packs.
+
+Links are not followed and hidden folders are passed over; a results folder also holds text and unfinished work.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from sparsedepth.store.checksums import Files, files_on_disk, is_complete
+from sparsedepth.store.folder import EVALS, MODELS, RUNS, TOYS, check_marker, problem, run_folder
+from sparsedepth.store.pack import Pack, is_pack, open_pack
+from sparsedepth.store.tables import Found, utf8
+
+DEPTH = 3
+"""How many levels below a given folder run folders, or packs, may lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The runs of one results folder, or of one pack."""
+
+    root: Path
+    found: list[Found]
+    pack: Pack | None = None
+
+
+def find_runs(paths: Iterable[Path]) -> list[Part]:
+    """The complete runs at or at most DEPTH levels below the paths, in order of path. Raises ValueError where a path is
+    no readable folder, or where two runs of one run_id differ; in one part an equal copy is left out."""
+    parts: list[Part] = []
+    for root in paths:
+        loose: list[Found] = []
+        try:
+            for folder in _complete_folders(root, DEPTH):
+                if is_pack(folder):
+                    pack = open_pack(folder)
+                    parts.append(Part(root=folder, found=pack.found, pack=pack))
+                else:
+                    loose.append(_found(root, folder))
+        except OSError as error:
+            raise ValueError(
+                f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
+                f"name a folder that exists and may be read"
+            ) from None
+        parts.append(Part(root=root, found=unique(loose)))
+    unique(chain.from_iterable(part.found for part in parts))
+    return [part for part in parts if part.found]
+
+
+def _found(root: Path, folder: Path) -> Found:
+    files = files_on_disk(folder)
+    marker = check_marker(folder, files.marker)
+    return Found(
+        folder=folder,
+        place=utf8(folder.relative_to(root).as_posix()),
+        run_id=marker.run_id,
+        marker_sha256=marker.digest,
+        summary_sha256=marker.files["summary.json"][0],
+        files=lambda: files,
+    )
+
+
+def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Run folders and packs; what was added to a pack's folder comes after the pack."""
+    if is_complete(folder):
+        if folder.parent.name not in (TOYS, EVALS):
+            yield folder
+        return
+    if is_pack(folder):
+        yield folder
+    if depth:
+        with os.scandir(folder) as entries:
+            names = sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+            )
+        for name in [name for name in names if name in (MODELS, RUNS)] if RUNS in names else names:
+            yield from _complete_folders(folder / name, depth - 1)
+
+
+def unique(found: Iterable[Found]) -> list[Found]:
+    """Each run once. Raises ValueError where the same run_id has two different summaries."""
+    first: dict[str, Found] = {}
+    for run in found:
+        other = first.setdefault(run.run_id, run)
+        if run.summary_sha256 != other.summary_sha256:
+            raise ValueError(
+                f"run {run.run_id} lies in {str(other.folder)!r} and in {str(run.folder)!r} "
+                f"with different results; leave one of the two out"
+            )
+    return list(first.values())
+
+
+def groups(root: Path, kind: str) -> Iterator[Files]:
+    """The complete toy groups or evaluations of a results folder or a pack, or one given by itself."""
+    if root.resolve().parent.name == kind and is_complete(root):
+        yield files_on_disk(root)
+    elif (root / kind).is_dir():
+        folders = sorted(path for path in (root / kind).iterdir() if is_complete(path) and path.name[0] != ".")
+        yield from map(files_on_disk, folders)
+    if is_pack(root):
+        pack = open_pack(root)
+        yield from map(pack.files, pack.places(kind))
+
+
+def is_complete_run(results: Path, run_id: str) -> bool:
+    """Whether the results folder, or pack, holds the finished run; what is in its files is not looked at."""
+    return is_complete(run_folder(results, run_id)) or (is_pack(results) and run_id in open_pack(results).run_ids)
+
+
+def is_whole(results: Path, run_id: str) -> bool:
+    """Whether the run is complete and its files are those that were written: it need not be run again."""
+    target = run_folder(results, run_id)
+    if not is_complete(target):
+        return is_complete_run(results, run_id)  # a pack's files are checked when it is opened
+    return not problem(target)
+
+
+def read_file(folder: Path, name: str) -> bytes:
+    """A file of a run's folder that stands in the `folder` column, or of its scratch folder; from its pack where it
+    lies in one. Raises FileNotFoundError."""
+    try:
+        return (folder / name).read_bytes()
+    except FileNotFoundError:
+        root = folder.parent.parent
+        content = open_pack(root).content(f"{folder.parent.name}/{folder.name}", name) if is_pack(root) else None
+        if content is None:
+            raise
+        return content

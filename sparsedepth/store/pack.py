@@ -1,0 +1,174 @@
+"""A results folder as a few files: `sparsedepth pack`, `sparsedepth unpack`.
+
+    PACK/{runs,curves,layers,heads,pairs,tokens}.parquet   the rows of the views (`store.tables`)
+    PACK/records.parquet    place, name, content: every other file of the records, as it was
+    PACK/weights/           <run_id>.safetensors, where asked for
+    PACK/pack.json          last: the checksums of the above
+    PACK/...                sweep.yaml, plan.json, figures: what lay in the results folder beside the records
+
+A pack is read like the folder, at the speed of a cache. A run's Parquet files are not kept: they are made from the
+rows again, byte by byte the same where the version of pyarrow is; where it is not, the marker gets their new checksums.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparsedepth.quantities.record import Table
+from sparsedepth.store import tables
+from sparsedepth.store.checksums import MARKER, RUN_ID, DamagedRun, Files, Marker, parse_marker
+from sparsedepth.store.folder import KINDS, file_schema, table_bytes
+from sparsedepth.store.schema import TABLES
+from sparsedepth.store.tables import INDEX, Found, Rows, StoredTable
+
+T = TypeVar("T")
+RECORDS = "records"
+WORK = "work"
+RECORDS_SCHEMA = pa.schema({"place": pa.string(), "name": pa.string(), "content": pa.binary()})
+PLACE = re.compile(rf"({'|'.join((*KINDS, WORK))})/[^./\0][^/\0]*")
+_NAME = re.compile(r"[a-z][a-z_]*(\.[a-z]+)?")
+
+
+class DamagedPack(DamagedRun):
+    """A pack whose files are not the ones it was written with."""
+
+    def __init__(self, folder: Path, name: str, problem: str) -> None:
+        ValueError.__init__(
+            self,
+            f"pack {str(folder)!r} is damaged: {name} {problem}; copy the pack again from where it was made",
+        )
+        self.folder, self.name = folder, name
+
+
+def is_pack(folder: Path) -> bool:
+    return (folder / INDEX).is_file()
+
+
+def refuse_pack(results: Path) -> None:
+    """Raises ValueError where runs would be added to a pack, which knows nothing of those it holds."""
+    if is_pack(results):
+        raise ValueError(f"{str(results)!r} is a pack; sparsedepth unpack {results} -o DIR, and go on in DIR")
+
+
+def open_pack(folder: Path) -> "Pack":
+    """Raises DamagedPack, OSError."""
+    state = (folder / INDEX).stat()
+    return _open(folder, state.st_mtime_ns, state.st_ino)
+
+
+@functools.lru_cache(maxsize=16)
+def _open(folder: Path, *state: int) -> "Pack":
+    return Pack(folder)
+
+
+class Pack:
+    """A pack, open; `runs` are read at once, and the rest when it is asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.index: dict[str, Any] = self._checked(INDEX, lambda: tables.read_index(folder))
+        self.runs = self._table("runs", None)
+
+    @cached_property
+    def found(self) -> list[Found]:
+        """Its runs and measured models."""
+        names = ("run_id", "folder", *tables.MARKER_COLUMNS)
+        rows = list(zip(*(self.runs[name].to_pylist() for name in names), strict=True))
+        for run_id, place, *_ in rows:
+            if not re.fullmatch(RUN_ID, run_id or "") or not PLACE.fullmatch(place or ""):
+                raise DamagedPack(self.folder, "runs.parquet", f"names {run_id!r} in {place!r}"[:100])
+        return [
+            Found(
+                folder=self.folder / place,
+                place=place,
+                run_id=run_id,
+                marker_sha256=marker,
+                summary_sha256=summary,
+                files=functools.partial(self.files, place),
+            )
+            for run_id, place, marker, summary in rows
+        ]
+
+    @cached_property
+    def run_ids(self) -> frozenset[str]:
+        return frozenset(run.run_id for run in self.found)
+
+    def rows(self) -> Rows | None:
+        """The rows of the views; None where they were written with other columns than ours."""
+        if self.index.get("version") != tables.VERSION:
+            return None
+        return self._checked("a table", lambda: tables.open_rows(self.folder, self.index))
+
+    def places(self, kind: str) -> list[str]:
+        """The records in RESULTS/kind."""
+        return sorted(place for place in self.contents if place.partition("/")[0] == kind)
+
+    def files(self, place: str) -> Files:
+        """The files of one record."""
+        folder, content = self.folder / place, self.content(place, MARKER)
+        if content is None:
+            raise DamagedPack(self.folder, f"{RECORDS}.parquet", f"has no {place}/{MARKER}")
+        marker = parse_marker(folder, content)
+        return Files(folder=folder, marker=marker, read=lambda name: self._read(place, marker, name))
+
+    def content(self, place: str, name: str) -> bytes | None:
+        """A file that was kept as it was; None where there is none."""
+        return self.contents.get(place, {}).get(name)
+
+    def _read(self, place: str, marker: Marker, name: str) -> bytes:
+        content = self.content(place, name)
+        table = name.removesuffix(".parquet")
+        if content is None and table not in TABLES:
+            raise DamagedPack(self.folder, f"{RECORDS}.parquet", f"has no {place}/{name}")
+        return self._table_file(table, marker.run_id) if content is None else content  # ty: ignore[invalid-argument-type]
+
+    def _table_file(self, table: Table, run_id: str) -> bytes:
+        """A run's Parquet file, made from its rows."""
+        rows, places = self._tables[table]
+        first, end = places.get(run_id, (0, 0))
+        schema = file_schema(table)
+        return table_bytes(rows.slice(first, end - first).select(schema.names).combine_chunks().cast(schema))
+
+    @cached_property
+    def _tables(self) -> dict[Table, tuple[pa.Table, dict[str, tuple[int, int]]]]:
+        """Each table, and where in it the rows of a run begin and end."""
+        rows = {table: self._table(table, tables.view_schema(table)) for table in TABLES}
+        return {table: (one, _extents(one["run_id"])) for table, one in rows.items()}
+
+    @cached_property
+    def contents(self) -> dict[str, dict[str, bytes]]:
+        """place -> name -> content of `records.parquet`."""
+        contents: dict[str, dict[str, bytes]] = {}
+        columns = self._table(RECORDS, RECORDS_SCHEMA).columns
+        for place, name, content in zip(*(column.to_pylist() for column in columns), strict=True):
+            if not (place and name and PLACE.fullmatch(place) and _NAME.fullmatch(name)) or content is None:
+                raise DamagedPack(self.folder, f"{RECORDS}.parquet", f"names {place}/{name}"[:100])
+            contents.setdefault(place, {})[name] = content
+        return contents
+
+    def _table(self, name: str, schema: pa.Schema | None) -> pa.Table:
+        def read() -> pa.Table:
+            table = tables.open_table(self.folder, self.index, name, schema)
+            return table.in_memory() if isinstance(table, StoredTable) else table
+
+        return self._checked(f"{name}.parquet", read)
+
+    def _checked(self, name: str, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except (OSError, ValueError, KeyError, RecursionError) as error:  # ValueError: Arrow's, too
+            raise DamagedPack(self.folder, name, " ".join(str(error).split())[:200]) from None
+
+
+def _extents(run_ids: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
+    if not len(run_ids):
+        return {}
+    encoded = pc.call_function("run_end_encode", [run_ids.combine_chunks()])
+    ends = encoded.run_ends.to_pylist()
+    return dict(zip(encoded.values.to_pylist(), zip([0, *ends], ends, strict=False), strict=True))

@@ -1,0 +1,130 @@
+"""Write a results folder as a pack, and a pack as the folder that it was made from."""
+
+import shutil
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sparsedepth import __version__
+from sparsedepth.files import appearing, sha256
+from sparsedepth.store import tables
+from sparsedepth.store.checksums import MARKER, write_marker
+from sparsedepth.store.find import find_runs, groups
+from sparsedepth.store.folder import EVALS, MODELS, RUNS, TOYS, WEIGHTS, check_marker
+from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK, DamagedPack, Pack
+from sparsedepth.store.schema import TABLES
+
+WEIGHTS_FOLDER = "weights"
+WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
+"""What a run without a result leaves: why it was ended."""
+_OF_ROWS = {f"{table}.parquet" for table in TABLES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """What was packed, or unpacked."""
+
+    records: int
+    files: int
+    bytes: int
+    rewritten: int = 0
+    """Records whose tables have the same rows in other bytes, since another version of pyarrow wrote them."""
+
+
+def pack(results: Path, out: Path, weights: bool = False) -> Packed:
+    """Write the complete records of a results folder into the new folder `out`, which appears whole or not at all.
+
+    Raises DamagedRun, and ValueError where there are none, or one does not lie in a folder of KINDS.
+    """
+    parts = find_runs([results])
+    found = [run for part in parts for run in part.found]
+    records = [(run.place, run.files()) for run in found]
+    records += [(f"{kind}/{files.folder.name}", files) for kind in (TOYS, EVALS) for files in groups(results, kind)]
+    if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
+        raise ValueError(f"{str(results)!r} holds runs of several results folders; pack each by itself")
+    if not records:
+        raise ValueError(f"{str(results)!r} holds no complete run, toy or evaluation; name a results folder")
+    contents: list[dict[str, Any]] = []
+    for place, files in records:
+        made = {*_OF_ROWS, WEIGHTS} if _is_run(place) else ()
+        contents.append({"place": place, "name": MARKER, "content": files.marker.content})
+        names = (name for name in files.marker.files if name not in made)
+        contents += [{"place": place, "name": name, "content": files.read(name)} for name in names]
+    contents += _unfinished(results, {place for place, _ in records})
+    rows = tables.read_rows(found)
+    with appearing(out) as aside:
+        _copy_beside(results, aside, ())
+        for run in found if weights else ():
+            if (run.folder / WEIGHTS).is_file():
+                (aside / WEIGHTS_FOLDER).mkdir(exist_ok=True)
+                shutil.copyfile(run.folder / WEIGHTS, aside / WEIGHTS_FOLDER / f"{run.run_id}.safetensors")
+        all_tables = {"runs": rows.runs, **{table: rows.in_memory(table) for table in TABLES}}
+        all_tables[RECORDS] = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
+        tables.write_tables(aside, all_tables, {"sparsedepth": __version__, "records": len(records)})
+    return _packed(out, len(records))
+
+
+def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Why runs without a result have none."""
+    for path in sorted((results / WORK).glob("*/*.*")):
+        if path.name in WORK_FILES and path.is_file() and f"{RUNS}/{path.parent.name}" not in places:
+            yield {"place": f"{WORK}/{path.parent.name}", "name": path.name, "content": path.read_bytes()}
+
+
+def unpack(packed: Pack, out: Path) -> Packed:
+    """Write the results folder that was packed into the new folder `out`, which appears whole or not at all.
+    Raises DamagedPack."""
+    places = sorted(packed.contents)
+    rewritten = 0
+    with appearing(out) as aside:
+        _copy_beside(packed.folder, aside, (tables.INDEX, *packed.index["files"]))
+        for place in places:
+            (aside / place).mkdir(parents=True)
+            for name, content in packed.contents[place].items():
+                (aside / place / name).write_bytes(content)
+            if not place.startswith(f"{WORK}/"):
+                rewritten += _complete(packed, place, aside / place)
+    return _packed(out, sum(not place.startswith(f"{WORK}/") for place in places), rewritten)
+
+
+def _complete(packed: Pack, place: str, folder: Path) -> bool:
+    """Add what is no file of the pack, and check all; whether the marker had to be written anew."""
+    files = packed.files(place)
+    listed = files.marker.files
+    if _is_run(place):
+        check_marker(folder, files.marker)
+    made = {name for name in listed if name != WEIGHTS and packed.content(place, name) is None}
+    for name in made:
+        (folder / name).write_bytes(files.read(name))
+    weights = packed.folder / WEIGHTS_FOLDER / f"{files.marker.run_id}.safetensors"
+    if WEIGHTS in listed and weights.is_file():
+        shutil.copyfile(weights, folder / WEIGHTS)
+    present = {path.name for path in folder.iterdir()} - {MARKER}
+    differing = {name for name in present if name not in listed or sha256(folder / name) != listed[name][0]}
+    if wrong := differing - made:
+        raise DamagedPack(packed.folder, f"{place}/{min(wrong)}", "is not the file that was packed")
+    if differing:
+        (folder / MARKER).unlink()
+        write_marker(folder, files.marker.run_id, listed)
+    return bool(differing)
+
+
+def _is_run(place: str) -> bool:
+    return place.startswith((f"{RUNS}/", f"{MODELS}/"))
+
+
+def _copy_beside(folder: Path, into: Path, but: Collection[str]) -> None:
+    """Copy the files beside the records: a definition, a plan, figures; not the study, which is made again."""
+    for path in sorted(folder.iterdir()):
+        is_kept = path.name not in but and not path.name.startswith((".", "study.db"))
+        if is_kept and path.is_file() and not path.is_symlink():
+            shutil.copyfile(path, into / path.name)
+
+
+def _packed(out: Path, records: int, rewritten: int = 0) -> Packed:
+    written = [path for path in out.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in written)
+    return Packed(records=records, files=len(written), bytes=size, rewritten=rewritten)

@@ -1,0 +1,241 @@
+"""Packs: read as the folder they were made from, checked as it is, and made that folder again."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from synthetic import make_run
+
+from sparsedepth.cli import main
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store import tables
+from sparsedepth.store.best import best
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.evals import Evaluation, save_evaluation
+from sparsedepth.store.folder import MARKER, finish, verify
+from sparsedepth.store.measured_folder import save_measured
+from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
+from sparsedepth.store.packing import pack, unpack
+from sparsedepth.toy.config import ToyConfig
+from sparsedepth.toy.record import save_toy
+
+VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "toys", "toy_curves", "evals")
+TUNED = """
+name: s
+question: q?
+hypothesis: h
+base: {n_layers: 2}
+space: {weight_decay: [0.1]}
+seeds: [0, 1]
+tune: {lr: [0.001, 0.002, 0.004]}
+"""
+
+SIZES = {"n_layers": 2, "d_model": 8, "n_heads": 2, "n_kv_heads": 2, "n_experts": 0, "vocab_size": 9, "params_total": 9}
+MODEL = MeasuredModel(
+    model="a model", family="llama", dtype="float32", weights_hash="0" * 12, data_hash="1" * 12, seq_len=8, **SIZES
+)
+EVALUATION = Evaluation(
+    run_id=None, weights_hash="0" * 12, task="count", task_version="1", task_hash="1" * 12, n_fewshot=0, max_len=8,
+    harness="lm-eval 0.4", model="a model", n=1, n_documents=1, n_truncated=None, started="2026-01-02", seconds=1.0,
+    results=(),
+)  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """Runs, one of them without tables and one with an empty one, a measured model, a toy group and an evaluation."""
+    root = tmp_path / "results"
+    for lr in (0.001, 0.002, 0.004):
+        rows = [{"step": 1, "layer": layer, "metric": "residual_variance", "value": lr, "n": 8} for layer in (1, 2)]
+        make_run(root, RunConfig(n_layers=2, lr=lr), {"val_loss": 3 + lr}, layers=rows if lr > 0.001 else ())
+    measure(root / "models" / "qwen", 2.0)
+    student = {"student": 0, "rho": 0.5, "teacher_seed": 7, "temperature": 1.0, "seed": 0, "test_loss": 0.5}
+    curve = {"step": 1, "student": 0, "lr": 0.1, "train_loss": 2.0}
+    save_toy(root, ToyConfig(rho=(0.5,), teacher_seed=(7,)), [student], [curve], {"device": "cpu"})
+    save_evaluation(root, EVALUATION)
+    (root / "sweep.yaml").write_text(TUNED)
+    failed = root / "work" / RunConfig(n_layers=2, lr=0.0005).run_id
+    failed.mkdir(parents=True)
+    (failed / "failures.json").write_text('["no"]')
+    (failed / "log.txt").write_text("long")
+    return root
+
+
+def measure(place: Path, loss: float) -> None:
+    row = {"step": 0, "layer": 1, "metric": "residual_variance", "value": loss, "n": 8}
+    save_measured(place, MODEL, {"val_loss": loss}, {"device": "cpu"}, {"layers": [row], "pairs": []})
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def rows_of(root: Path) -> dict[str, list]:
+    """Every row of every view, with the root taken out of `folder`."""
+    with open_store(root) as store:
+        views = {view: store.sql(f"select * from {view} order by all").rows for view in VIEWS}
+    return {view: [str(row).replace(str(root), "ROOT") for row in rows] for view, rows in views.items()}
+
+
+def test_a_pack_is_read_as_the_folder_is(results, tmp_path):
+    pack(results, tmp_path / "pack")
+    assert rows_of(tmp_path / "pack") == rows_of(results)
+    assert "edge" in str(rows_of(results)["runs"]), "the sweep's definition beside the pack says what was tuned"
+    with open_store(results) as folder, open_store(tmp_path / "pack") as packed:
+        assert best(packed).table == best(folder).table
+    with open_store(tmp_path / "pack", results) as both:  # each run counts once
+        assert both.sql("select count(*) from runs").rows == ((4,),)
+
+
+def test_it_has_few_files_and_no_scratch(results, tmp_path):
+    pack(results, tmp_path / "pack")
+    names = sorted(path.name for path in (tmp_path / "pack").iterdir())
+    assert names == ["layers.parquet", "pack.json", "records.parquet", "runs.parquet", "sweep.yaml"]
+    assert json.loads((tmp_path / "pack/pack.json").read_text())["records"] == 6
+
+
+def test_a_pack_below_a_folder_is_found_and_beside_it_more_can_be_measured(results, tmp_path):
+    pack(results, tmp_path / "all" / "one")
+    with open_store(tmp_path / "all") as store:
+        assert store.sql("select count(*) from runs").rows == ((4,),)
+        (folder,) = store.sql("select folder from runs where model is not null").rows[0]
+        assert folder == str(tmp_path / "all/one/models/qwen")
+    measure(tmp_path / "all/one/models/again", 9.0)  # the same model, with another result
+    with pytest.raises(ValueError, match="with different results"):
+        open_store(tmp_path / "all" / "one")
+    shutil.rmtree(tmp_path / "all/one/models")
+    make_run(tmp_path / "all/one", RunConfig(seed=7), {"val_loss": 1.0})
+    with open_store(tmp_path / "all" / "one") as store:
+        assert store.sql("select count(*) from runs").rows == ((5,),)
+
+
+def test_unpacked_it_is_the_folder_byte_by_byte(results, tmp_path):
+    pack(results, tmp_path / "pack")
+    unpacked = unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
+    expected = contents(results)
+    del expected[next(path for path in expected if path.endswith("log.txt"))]
+    assert contents(tmp_path / "again") == expected
+    assert (unpacked.records, unpacked.rewritten) == (6, 0)
+
+
+def test_tables_that_another_pyarrow_wrote_keep_their_rows_under_new_checksums(results, tmp_path):
+    (run, *_) = [path for path in (results / "runs").iterdir() if (path / "layers.parquet").exists()]
+    rows = pq.read_table(run / "layers.parquet")
+    marker = json.loads((run / MARKER).read_text())
+    pq.write_table(rows, run / "layers.parquet", compression="snappy")
+    content = (run / "layers.parquet").read_bytes()
+    marker["files"]["layers.parquet"] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (run / MARKER).write_text(json.dumps(marker))
+    before = rows_of(results)
+    pack(results, tmp_path / "pack")
+    unpacked = unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
+    assert unpacked.rewritten == 1
+    verify(tmp_path / "again/runs" / run.name)
+    assert rows_of(tmp_path / "again") == before
+    assert pq.read_table(tmp_path / "again/runs" / run.name / "layers.parquet").equals(rows)
+
+
+def test_weights_are_kept_where_asked_for(results, tmp_path):
+    run = make_run(results, RunConfig(seed=5), {"val_loss": 3.0})
+    (run / MARKER).unlink()
+    (run / "model.safetensors").write_bytes(b"weights")
+    finish(run)
+    pack(results, tmp_path / "without")
+    unpack(open_pack(tmp_path / "without"), tmp_path / "a")
+    assert not (tmp_path / "a/runs" / run.name / "model.safetensors").exists()
+    verify(tmp_path / "a/runs" / run.name)
+    pack(results, tmp_path / "with", weights=True)
+    unpack(open_pack(tmp_path / "with"), tmp_path / "b")
+    assert (tmp_path / "b/runs" / run.name / "model.safetensors").read_bytes() == b"weights"
+    (tmp_path / "with/weights" / f"{run.name}.safetensors").write_bytes(b"weight5")
+    with pytest.raises(DamagedPack, match=r"model\.safetensors"):
+        unpack(open_pack(tmp_path / "with"), tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_pack_of_other_columns_is_read_from_its_records(results, tmp_path, monkeypatch):
+    pack(results, tmp_path / "pack")
+    monkeypatch.setattr(tables, "VERSION", "another")
+    assert rows_of(tmp_path / "pack") == rows_of(results)
+
+
+@pytest.mark.parametrize("name", ["runs.parquet", "layers.parquet", "records.parquet", "pack.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "link"])
+def test_damage_is_named(results, tmp_path, name, damage):
+    pack(results, tmp_path / "pack")
+    path = tmp_path / "pack" / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        path.write_bytes(content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    if (name, damage) == ("pack.json", "missing"):
+        with pytest.raises(ValueError, match="no complete run"):
+            open_store(tmp_path / "pack")
+    elif (name, damage) != ("pack.json", "flip"):  # one letter of a fact may be another
+        with pytest.raises(DamagedPack, match=rf"pack '.*' is damaged: {name if damage != 'x' else ''}|a table"):
+            open_store(tmp_path / "pack")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("place", "runs/../../evil"), ("place", "/etc"), ("place", "runs"), ("name", "../evil"), ("name", ".x")],
+)
+def test_a_crafted_pack_writes_nowhere_else(results, tmp_path, column, value):
+    pack(results, tmp_path / "pack")
+    path = tmp_path / "pack" / "records.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[0][column] = value
+    index = json.loads((tmp_path / "pack/pack.json").read_text())
+    tables.write_tables(tmp_path / "pack", {"records": pa.Table.from_pylist(rows)}, {})
+    written = json.loads((tmp_path / "pack/pack.json").read_text())
+    (tmp_path / "pack/pack.json").write_text(json.dumps({**index, "files": {**index["files"], **written["files"]}}))
+    with pytest.raises(DamagedPack, match="names"):
+        unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_crafted_run_id_reaches_no_query(results, tmp_path):
+    pack(results, tmp_path / "pack")
+    folder = tmp_path / "pack"
+    index = json.loads((folder / "pack.json").read_text())
+    runs = pq.read_table(folder / "runs.parquet")
+    at = runs.schema.get_field_index("run_id")
+    runs = runs.set_column(at, "run_id", pa.array(["') OR true --"] * len(runs)))
+    tables.write_tables(folder, {"runs": runs}, {})
+    written = json.loads((folder / "pack.json").read_text())
+    (folder / "pack.json").write_text(json.dumps({**index, "files": {**index["files"], **written["files"]}}))
+    with pytest.raises(DamagedPack, match="names"):
+        open_store(folder, results)
+
+
+def test_the_commands(results, tmp_path, capsys):
+    def command(*words: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main.run([str(word) for word in words])
+        said = capsys.readouterr()
+        return int(str(ended.value.code)), said.out + said.err
+
+    assert "results.pack: 6 records in 5 files" in command("pack", results)[1]
+    _, said = command("unpack", tmp_path / "results.pack", "-o", tmp_path / "again")
+    assert "again: 6 records" in said and "checksums" not in said
+    assert "failed 1x: no" in command("status", tmp_path / "results.pack")[1]
+    for words, message in (
+        (("pack", results), "is not an empty folder"),
+        (("unpack", results, "-o", tmp_path / "x"), "is no pack"),
+        (("pack", tmp_path), "several results folders"),
+        (("pack", tmp_path / "again/work"), "no complete run"),
+    ):
+        code, said = command(*words)
+        assert code == 2 and message in said and said.count("\n") == 1
+    with pytest.raises(ValueError, match="is a pack; sparsedepth unpack"):
+        refuse_pack(tmp_path / "results.pack")
