@@ -147,6 +147,8 @@ class ModelConfig(Section):
     """share of the entries of the blocks' matrices that exist; the rest are 0 forever"""
     tie_embeddings: Annotated[bool, SHAPE] = False
     """the head is the embedding's transpose"""
+    logit_soft_cap: Annotated[NonNegative, SHAPE] = 0.0
+    """cap of the logits z, which become cap * tanh(z / cap); 0 = no cap"""
     rope_theta: Annotated[Positive, KNOB] = 10000.0
     """base of the rotary frequencies"""
     sliding_window: Annotated[Count | None, SHAPE] = None

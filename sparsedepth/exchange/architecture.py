@@ -10,9 +10,9 @@ An architecture is chosen by the fields (`architecture`), and what it has no fie
     norm peri                     the embedding's norm into its rows                                     exact
     n_shared_experts              Qwen2-MoE's gated expert, its gate held at sigmoid(0) = 1/2, twice as large   exact
 
-Sandwich norms go out as Gemma-2 without its soft caps; it multiplies the embedding by sqrt(D) and norms by 1 + w, which
-is folded too. Experts with q/k norm over all heads go out as OLMoE, with one by head as Qwen3-MoE; raw gates without
-either as Qwen2-MoE, since OLMoE cannot do without its norm.
+Sandwich norms go out as Gemma-2 without its cap on attention; it multiplies the embedding by sqrt(D) and norms by
+1 + w, which is folded too. Experts with q/k norm over all heads go out as OLMoE, with one by head as Qwen3-MoE; raw
+gates without either as Qwen2-MoE, since OLMoE cannot do without its norm.
 
 Shapes: D d_model, E experts, F d_expert, V vocabulary.
 """
@@ -52,6 +52,10 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
         lambda c: c.mask_documents,
         "mask_documents=True: exported, a token would see the documents before its own, as no decoder there ends "
         "attention at an end-of-document token",
+    ),
+    (
+        lambda c: c.logit_soft_cap > 0 and not _has_out_norms(c),
+        "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps its logits, has sandwich norms",
     ),
     (
         lambda c: c.norm in ("sandwich", "peri") and c.n_experts > 0,
@@ -140,7 +144,7 @@ def _gemma2(config: ModelConfig) -> dict[str, Any]:
     return {
         "hidden_activation": "silu",
         "query_pre_attn_scalar": config.d_model // config.n_heads,
-        "final_logit_softcapping": None,
+        "final_logit_softcapping": config.logit_soft_cap or None,
         "attn_logit_softcapping": None,
         "tie_word_embeddings": False,
         "layer_types": _every_layer(config)["layer_types"],
@@ -218,7 +222,7 @@ def _notes(config: ModelConfig, family: str) -> tuple[str, ...]:
             f"weight_density={config.weight_density:g}: missing weights are zeros, which further training would fill"
         ),
         config.norm == "peri": "the norm of the embedding is folded into its rows",
-        family == "gemma2": "Gemma-2 stands for sandwich norms, with silu and without its soft caps",
+        family == "gemma2": "Gemma-2 stands for sandwich norms, with silu and without its cap on attention",
         family == "gemma2" and config.tie_embeddings: "the tied head is a matrix of its own here",
         config.n_shared_experts > 0: (
             "the shared expert's gate is 0, which halves it, and its output projection is doubled"

@@ -31,6 +31,7 @@ OTHER = {
     "attention_tau": [1e-5], "attention_rel_tau": [0.2],
     "task_group": "A5", "tracked": "element", "n_operations": 2, "operation_seed": 3, "task_form": "text", "max_gap": 2,
     "letters": 5, "min_hops": 2, "max_hops": 3, "cycle_len": 6, "modulus": 7, "expression_len": 4,
+    "logit_soft_cap": 30.0,
 }  # fmt: skip
 """Another value of every field than that of the run below."""
 

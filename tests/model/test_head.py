@@ -88,13 +88,23 @@ def test_a_target_of_minus_100_does_not_count(rows):
     assert loss == 0 and not loss_N.any() and not torch.autograd.grad(loss, x_ND)[0].any()
 
 
-def test_a_change_of_the_logits_reaches_training(monkeypatch):
-    """A soft cap, written where logits are made: loss and gradients are those of the capped logits."""
-    model = Decoder(ModelConfig(n_layers=1, d_model=16, n_heads=2, vocab_size=V, init_std=0.5))
+def test_a_soft_cap_bounds_logits_and_leaves_small_ones():
+    """c = 2: 2 tanh(0) = 0, 2 tanh(1) = 1.523188, 2 tanh(-2) = -1.928055, and the limits; 0.01 moves by 0.01^3 / 12."""
+    head = Head(ModelConfig(logit_soft_cap=2.0))
+    capped = head.adjust(torch.tensor([0.0, 2.0, -4.0, 1e9, -1e9, 0.01]))
+    torch.testing.assert_close(capped, torch.tensor([0.0, 1.523188, -1.928055, 2.0, -2.0, 0.01 - 1e-6 / 12]))
+    z_NV = torch.randn(3, 5)
+    assert Head(ModelConfig()).adjust(z_NV) is z_NV
+
+
+def test_a_soft_cap_reaches_training():
+    """Loss and gradients are those of the capped logits that are measured."""
+    fields = {"n_layers": 1, "d_model": 16, "n_heads": 2, "vocab_size": V, "init_std": 0.5}
+    plain_model, model = Decoder(ModelConfig(**fields)), Decoder(ModelConfig(**fields, logit_soft_cap=2.0))
     draws = torch.Generator().manual_seed(0)
     x_BTD, target_BT = torch.randn(2, 9, 16, generator=draws), torch.randint(V, (2, 9), generator=draws)
-    uncapped = model.cross_entropy(x_BTD, target_BT)[0]
-    monkeypatch.setattr(Head, "adjust", lambda _, z_NV: 2 * torch.tanh(z_NV / 2))
+    uncapped = plain_model.cross_entropy(x_BTD, target_BT)[0]
+    assert plain_model.logits(x_BTD).abs().max() > 2
     assert model.logits(x_BTD).abs().max() <= 2
     loss, loss_BT = model.cross_entropy(x_BTD, target_BT)
     plain_BT = F.cross_entropy(model.logits(x_BTD).transpose(1, 2), target_BT, reduction="none")
