@@ -32,6 +32,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.jacobian import jacobian_deviation
 from sparsedepth.measure.permutation import permutation_effect
+from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import record
@@ -130,16 +131,16 @@ def rng() -> np.random.Generator:
 
 
 def our_causal(stack: DecoderStack, tokens_BS: Tensor) -> np.ndarray:
-    found = causal_effect(stack, tokens_BS, rng())
+    found = causal_effect(stack, Scored.text(tokens_BS), rng())
     return np.array([*found.effects.values(), *found.skip_increase])
 
 
 def our_permutation(stack: DecoderStack, tokens_BS: Tensor) -> np.ndarray:
-    return np.array([*permutation_effect(stack, tokens_BS, rng()).effects.values()])
+    return np.array([*permutation_effect(stack, Scored.text(tokens_BS), rng()).effects.values()])
 
 
 def our_usefulness(stack: DecoderStack, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
-    return np.array(usefulness(stack, fit_BS[:, :-1], tokens_BS, 0.1, rng()).affine_increase)
+    return np.array(usefulness(stack, fit_BS[:, :-1], Scored.text(tokens_BS), 0.1, rng()).affine_increase)
 
 
 def our_jacobian(stack: DecoderStack, tokens_BS: Tensor, layer: int) -> tuple[float, float]:
@@ -176,7 +177,7 @@ def compare(options: argparse.Namespace) -> None:
         "jacobian": (our_jacobian, jacobian_obviously, (tokens_BS, middle), options.layers),
         "permutation": (our_permutation, permutation_obviously, (tokens_BS,), 1),
     }
-    causal_effect(stack, tokens_BS[:1], rng())  # the first pass pays for what is set up once
+    causal_effect(stack, Scored.text(tokens_BS[:1]), rng())  # the first pass pays for what is set up once
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*ways, "suite")}
     for repeat in range(options.repeats):
         for name, (ours, obviously, arguments, times) in ways.items():
@@ -185,7 +186,7 @@ def compare(options: argparse.Namespace) -> None:
             agree(name, found[ours][1], found[obviously][1])
             fast, slow, sampled = found[ours][0], found[obviously][0] * times, found[ours][0]
             if name == "permutation":
-                sampled, _ = time_one(permutation_effect, stack, tokens_BS, rng(), options.pairs)
+                sampled, _ = time_one(permutation_effect, stack, Scored.text(tokens_BS), rng(), options.pairs)
             seconds[name].append((fast, slow, sampled))
             report(f"{name}, repeat {repeat + 1}", [seconds[name][-1]])
         fast, slow, sampled = (sum(seconds[name][-1][i] for name in ways) for i in range(3))
@@ -255,7 +256,7 @@ def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]
         "nothing": lambda: None,
         "forward": forward,
         "causal": lambda: our_causal(stack, tokens_BS),
-        "permutation": lambda: permutation_effect(stack, tokens_BS, rng(), 4),
+        "permutation": lambda: permutation_effect(stack, Scored.text(tokens_BS), rng(), 4),
         "usefulness": lambda: our_usefulness(stack, fit_BS, tokens_BS),
         "jacobian": lambda: our_jacobian(stack, tokens_BS, 1),
     }

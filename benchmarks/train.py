@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -31,6 +32,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import next_tokens
 from sparsedepth.exchange.architecture import architecture
 from sparsedepth.exchange.export import save_model
 from sparsedepth.measure.suite import observe_variance
@@ -38,6 +40,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.train.devices import ALONE
+from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import Run
 from sparsedepth.train.optimizer import adamw, learning_rate
 from sparsedepth.train.runtime import Runtime, resolve
@@ -71,11 +74,9 @@ Step = Callable[[int], Tensor]
 """Takes the training step of that number; its cross-entropy, on the device."""
 
 
-def batch(config: RunConfig, step: int) -> Tensor:
-    draws = torch.Generator().manual_seed(step)
-    return torch.randint(
-        config.vocab_size, (config.batch_tokens // config.seq_len, config.seq_len + 1), generator=draws
-    )
+def batch(config: RunConfig, step: int) -> Batch:
+    shape = (config.batch_tokens // config.seq_len, config.seq_len + 1)
+    return Batch.of(next_tokens(np.random.default_rng(step).integers(config.vocab_size, size=shape)))
 
 
 def ours(config: RunConfig, runtime: Runtime) -> Step:
@@ -98,12 +99,12 @@ def theirs(config: RunConfig, runtime: Runtime) -> Step:
     optimizer = adamw(model, config)
 
     def step(number: int) -> Tensor:
-        tokens_BT1 = batch(config, number).to(runtime.device)
+        given = batch(config, number).to(runtime.device)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, number)
-        targets_BT = tokens_BT1[:, 1:].contiguous()
+        targets_BT = given.targets.contiguous()
         with runtime.autocast:
-            loss = model(input_ids=tokens_BT1[:, :-1], labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
+            loss = model(input_ids=given.inputs, labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
         optimizer.step()
@@ -224,7 +225,7 @@ def observation(config: RunConfig, runtime: Runtime, repeats: int) -> None:
     """Time of one observation, as a share of the observe_every steps between two."""
     step, model = ours(config, runtime), Decoder(config).to(runtime.device)
     n_sequences = max(1, OBSERVED_TOKENS // config.seq_len)
-    tokens_NT = batch(config, 0)[:n_sequences, :-1]
+    tokens_NT = batch(config, 0).inputs[:n_sequences]
     shares = []
     for number in range(repeats + 1):
         seconds, _ = timed(step, number, runtime.device)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train.devices import ALONE, Devices, joined, world
 from sparsedepth.train.loop import Interrupted, Trained, train
@@ -31,10 +32,10 @@ def config(family: str) -> RunConfig:
     return build(RunConfig, {**shape, **steps, **FAMILIES[family]}, "test")
 
 
-def counting(step: int) -> np.ndarray:
+def counting(step: int) -> Sequences:
     """Sequences that count upwards modulo 12, then noise: some learnable, and a function of step alone."""
     rng = np.random.default_rng(step)
-    return np.where(rng.random((8, 9)) < 0.8, (rng.integers(0, 12, (8, 1)) + np.arange(9)) % 12, 0)
+    return next_tokens(np.where(rng.random((8, 9)) < 0.8, (rng.integers(0, 12, (8, 1)) + np.arange(9)) % 12, 0))
 
 
 def weight_norm(model: Decoder, step: int) -> list[dict]:

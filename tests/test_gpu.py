@@ -8,6 +8,7 @@ from sparsedepth.cli import doctor
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model import attention, experts, kernels
 from sparsedepth.model.decoder import Decoder
@@ -27,21 +28,21 @@ def config(**fields) -> RunConfig:
     return build(RunConfig, {**shape, "train_tokens": 512 * 60, "lr": 3e-3, "fit_tokens": 256, **fields}, "gpu")
 
 
-def counting(step: int) -> np.ndarray:
+def counting(step: int) -> Sequences:
     start = np.random.default_rng(step).integers(0, 64, (8, 1))
-    return (start + np.arange(65)) % 64
+    return next_tokens((start + np.arange(65)) % 64)
 
 
-def held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> np.ndarray:
+def held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> Sequences:
     rng = np.random.default_rng(skip_tokens)
-    return rng.integers(0, 64, (n_tokens // seq_len, seq_len + 1))
+    return next_tokens(rng.integers(0, 64, (n_tokens // seq_len, seq_len + 1)))
 
 
 @pytest.mark.parametrize("fields", FAMILIES)
 def test_fp32_logits_equal_the_cpus(fields):
     model = Decoder(config(**fields))
     model.use_kernels(experts="loop")
-    tokens = torch.from_numpy(counting(0))
+    tokens = torch.from_numpy(counting(0).inputs)
     expected = model(tokens)
     torch.testing.assert_close(model.cuda()(tokens.cuda()).cpu(), expected, atol=1e-4, rtol=1e-4)
 
@@ -58,7 +59,7 @@ def test_training_learns(fields, precision, compiled):
 
 def test_grouped_experts_equal_the_loop_in_bf16():
     model = Decoder(config(**FAMILIES[2])).cuda()
-    tokens = torch.from_numpy(counting(0)).cuda()
+    tokens = torch.from_numpy(counting(0).inputs).cuda()
     logits = {}
     for kernel in ("loop", "grouped"):
         model.use_kernels(experts=kernel)

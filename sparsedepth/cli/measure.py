@@ -25,9 +25,16 @@ def measure(
         Path | None,
         typer.Option(help="token ids to measure on: .npy, integers [sequences, length + 1]; the last is a target"),
     ] = None,
+    targets: Annotated[
+        Path | None,
+        typer.Option(help="targets of --tokens, of its shape (then without a last one); -100 does not count"),
+    ] = None,
     fit_tokens: Annotated[
         Path | None,
         typer.Option(help="ids to fit usefulness's maps on; default: the last half of --tokens, which is not scored"),
+    ] = None,
+    fit_targets: Annotated[
+        Path | None, typer.Option(help="targets of --fit-tokens; maps are fitted on every token, counted or not")
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="context; default the run's own, else 256")] = None,
     scores: Annotated[
@@ -54,13 +61,14 @@ def measure(
 
     if format not in ("table", *FORMATS):
         raise ValueError(f"--format {format!r} is not one of table, {', '.join(FORMATS)}")
-    _check_source(data, tokens, fit_tokens)
+    arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
+    _check_source(data, arrays)
     chosen = parse_settings(settings or [])
     request = Request(
         model=model,
         settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_groups(scores, chosen)},
         data=data,
-        given=None if tokens is None else given_tokens(tokens, fit_tokens),
+        given=None if tokens is None else given_tokens(tokens, fit_tokens, targets, fit_targets),
         out=out,
         device=find_device(device),
         dtype="fp32" if fp32 else "checkpoint",
@@ -76,11 +84,18 @@ def measure(
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _check_source(data: str | None, tokens: Path | None, fit_tokens: Path | None) -> None:
-    if data is not None and tokens is not None:
+def _check_source(data: str | None, arrays: dict[str, Path | None]) -> None:
+    """Raises ValueError for two sources, and for an array without the one it belongs to."""
+    if data is not None and arrays["--tokens"] is not None:
         raise ValueError("--data and --tokens are two sources; give one of them")
-    if fit_tokens is not None and tokens is None:
-        raise ValueError("--fit-tokens needs --tokens, the sequences to score")
+    for option, owner, what in (
+        ("--targets", "--tokens", "the sequences they belong to"),
+        ("--fit-tokens", "--tokens", "the sequences to score"),
+        ("--fit-targets", "--fit-tokens", "the sequences they belong to"),
+        ("--fit-targets", "--targets", "those of the sequences to score"),
+    ):
+        if arrays[option] is not None and arrays[owner] is None:
+            raise ValueError(f"{option} needs {owner}, {what}")
 
 
 def _groups(scores: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +121,9 @@ def _title(loaded: "Loaded", given: "GivenTokens | None", fit_tokens: Path | Non
     if given is None:
         return title
     split = "" if fit_tokens else ", the last half of the file"
+    n_scored, n_tokens = given.scored.n_scored, given.n_tokens
+    counted = "" if n_scored == n_tokens else f" at the {n_scored:,} of {n_tokens:,} positions that count"
     return (
-        f"{title}\n{len(given.scored)} sequences of {given.seq_len} tokens scored; "
+        f"{title}\n{len(given.scored)} sequences of {given.seq_len} tokens scored{counted}; "
         f"maps fitted on {len(given.fit)} others{split}"
     )

@@ -63,9 +63,9 @@ def export(run: Path, out: Path) -> Exported:
             f"{run} has weights that are not finite (outcome {record.summary['outcome']}): no model to export"
         )
     data = run.resolve().parent.parent / "data"
-    text = measure_source(loaded, None, record.config.seq_len, record.config.seq_len, data)
+    source = measure_source(loaded, None, record.config.seq_len, record.config.seq_len, data)
     tokenizer = tokenizer_of(loaded, data)
-    held_out_1T = torch.from_numpy(text(record.config.seq_len, record.config.seq_len)[:1, :-1])
+    held_out_1T = torch.from_numpy(source.held_out(record.config.seq_len, record.config.seq_len)[:1].inputs)
     with appearing(out) as aside:
         save_model(model, found, aside, tokenizer.eod)
         save_tokenizer(tokenizer, aside, record.config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))

@@ -9,8 +9,9 @@
 the latter takes the largest ratio over tokens. Both states are inputs and outputs of block l itself, so the comparison
 cannot slip by a layer, and x_L is taken before the final norm. The skip increase is usefulness's identity control.
 
-Shapes: N and B sequences, T tokens of one sequence, S = T + 1 with the last target, D width of the residual stream,
-L layers, R resamples.
+Norms are over all tokens, the loss over the positions that count.
+
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
 """
 
 import itertools
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.measure.loss import relative_change, sequence_loss
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, skip, walk
+from sparsedepth.measure.scored import Scored
+from sparsedepth.probe.fork import MAX_TOKENS, probing, record, skip, walk
 from sparsedepth.probe.stack import Stack
 
 
@@ -37,14 +39,14 @@ class CausalEffect:
     skip_increase: list[float | None]
     """of blocks 1..L; below 0 where the loss is lower without the block"""
     n_tokens: int
+    n_scored: int
+    """positions behind the skip increase"""
 
 
-def causal_effect(
-    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> CausalEffect:
+def causal_effect(stack: Stack, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> CausalEffect:
     """The effect of skipping each block on the update of each later one, and on the loss."""
     with probing(stack):
-        parts = [_skip_each(stack, tokens_BS, max_tokens) for tokens_BS in batches(stack, tokens_NS, max_tokens)]
+        parts = [_skip_each(stack, part, scored.scale, max_tokens) for part in scored.parts(stack, max_tokens)]
         sums = [torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)]
     change_NLL, update_NL, skipped_NL, base_N = sums
     effect_LL = effect_matrix(change_NLL.mean(0), update_NL.mean(0))
@@ -54,23 +56,24 @@ def causal_effect(
         by_layer=[_mean_or_none(row[s:]) for s, row in enumerate(effect_LL, start=1)],
         score=bootstrap(_score, change_NLL, update_NL, rng=rng),
         skip_increase=[finite(value) for value in relative_change(skipped_NL.mean(0), base_N.mean())],
-        n_tokens=tokens_NS[:, 1:].numel(),
+        n_tokens=scored.inputs.numel(),
+        n_scored=scored.n_scored,
     )
 
 
-def _skip_each(stack: Stack, tokens_BS: Tensor, max_tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _skip_each(stack: Stack, part: Scored, scale: float, max_tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
-    n_layers, targets_BT = stack.n_layers, tokens_BS[:, 1:]
-    states = record(stack, tokens_BS[:, :-1])
-    base_B = sequence_loss(stack, states[-1][None], targets_BT)[0]
-    change_LLB = base_B.new_zeros(n_layers, n_layers, len(tokens_BS))
-    skipped_LB = base_B.new_empty(n_layers, len(tokens_BS))
+    n_layers = stack.n_layers
+    states = record(stack, part.inputs)
+    base_B = sequence_loss(stack, states[-1][None], part.targets, scale)[0]
+    change_LLB = base_B.new_zeros(n_layers, n_layers, len(part))
+    skipped_LB = base_B.new_empty(n_layers, len(part))
     for step in walk(stack, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
         update_BTD = states[step.layer] - states[step.layer - 1]
         difference_FBTD = (step.after - step.before) - update_BTD
         change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
         if step.layer == n_layers:
-            skipped_LB[step.forks] = sequence_loss(stack, step.after, targets_BT)
+            skipped_LB[step.forks] = sequence_loss(stack, step.after, part.targets, scale)
     update_LB = torch.stack([_token_norms(after - before) for before, after in itertools.pairwise(states)])
     return change_LLB.movedim(-1, 0), update_LB.T, skipped_LB.T, base_B
 

@@ -1,6 +1,6 @@
-"""What every measure of the suite is given: the model, the config, held-out text, and the limits of a pass.
+"""What every measure of the suite is given: the model, the config, held-out sequences, and the limits of a pass.
 
-Shapes: N sequences, T tokens of one sequence, S = T + 1 with the last target.
+Shapes: N sequences, T tokens of one sequence.
 """
 
 from collections.abc import Callable
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.data.sequences import Sequences
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.stack import Stack
 
-HeldOut = Callable[[int, int, int], np.ndarray]
-"""(seq_len, n_tokens, skip_tokens) -> int64 [N, seq_len + 1]: at most n_tokens tokens of held-out text, as sequences
-with their last target, after the first skip_tokens tokens."""
+HeldOut = Callable[[int, int, int], Sequences]
+"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens, as sequences with their targets, after the
+first skip_tokens tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,23 +31,22 @@ class MeasureContext:
     eod: int | None
     """the token that ends a document; None = not known"""
 
-    def sequences(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Tensor:
-        return torch.from_numpy(self.held_out(seq_len, n_tokens, skip_tokens))
+    def sequences(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Scored:
+        return Scored.of(self.held_out(seq_len, n_tokens, skip_tokens))
 
     @cached_property
-    def scored(self) -> Tensor:
-        """scored_NS."""
+    def scored(self) -> Scored:
         return self.sequences(self.config.seq_len, self.config.measure_tokens)
 
     @property
     def inputs(self) -> Tensor:
         """inputs_NT."""
-        return self.scored[:, :-1]
+        return self.scored.inputs
 
     @property
     def fit(self) -> Tensor:
-        """fit_NT."""
-        return self.sequences(self.config.seq_len, self.config.fit_tokens, self.config.measure_tokens)[:, :-1]
+        """fit_NT: maps are fitted on every token, whether it counts or not."""
+        return self.sequences(self.config.seq_len, self.config.fit_tokens, self.config.measure_tokens).inputs
 
     def rng(self) -> np.random.Generator:
         """A fresh one for each measure: every measure draws the same, whichever others run."""

@@ -8,7 +8,7 @@ Source: 2602.05970, whose exits go through the last block; the plain lens as in 
 distributions, not the losses). A low score says that the blocks in between add little to the prediction. Neither is
 calibrated: head and last block were trained on deep states alone, so an early loss may exceed ln V, that of guessing.
 
-Shapes: B and N sequences, S = T + 1 tokens with the last target, D width of the residual stream, E exits, R resamples.
+Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, E exits, R resamples.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap
 from sparsedepth.measure.loss import relative_change, sequence_loss
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
+from sparsedepth.measure.scored import Scored, position_mean
+from sparsedepth.probe.fork import MAX_TOKENS, probing, stream
 from sparsedepth.probe.stack import Stack
 
 
@@ -44,10 +45,10 @@ class EarlyExit:
     n_tokens: int
 
 
-def early_exit(stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> EarlyExit:
+def early_exit(stack: Stack, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> EarlyExit:
     """Cross-entropy after every layer, both ways: one forward pass, L - 1 extra blocks, 2 L heads."""
     with probing(stack):
-        parts = [_exit_everywhere(stack, tokens_BS) for tokens_BS in batches(stack, tokens_NS, max_tokens)]
+        parts = [_exit_everywhere(stack, part, scored.scale) for part in scored.parts(stack, max_tokens)]
         lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     seed = int(rng.integers(2**63))  # one set of resamples: layers differ by nothing else
 
@@ -55,20 +56,20 @@ def early_exit(stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_to
         def estimate(statistic, *arrays: np.ndarray) -> Estimate:
             return bootstrap(statistic, *arrays, rng=np.random.default_rng(seed))
 
-        by_layer = [estimate(lambda loss_R: loss_R, loss_N) for loss_N in loss_NE.T]
+        by_layer = [position_mean(loss_N, scored.weight, np.random.default_rng(seed)) for loss_N in loss_NE.T]
         return Exits(by_sequence=loss_NE, by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
 
-    return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=tokens_NS[:, 1:].numel())
+    return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=scored.n_scored)
 
 
-def _exit_everywhere(stack: Stack, tokens_BS: Tensor) -> tuple[Tensor, Tensor]:
+def _exit_everywhere(stack: Stack, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
     """Losses of each sequence: by logit lens [B, L + 1], through the last block [B, L]."""
-    targets_BT, last = tokens_BS[:, 1:], stack.n_layers
+    last = stack.n_layers
     lens, through = [], []
-    for layer, x_BTD in enumerate(stream(stack, tokens_BS[:, :-1])):
-        lens.append(sequence_loss(stack, x_BTD[None], targets_BT)[0])
+    for layer, x_BTD in enumerate(stream(stack, part.inputs)):
+        lens.append(sequence_loss(stack, x_BTD[None], part.targets, scale)[0])
         if layer < last - 1:
-            through.append(sequence_loss(stack, stack.block(last, x_BTD)[None], targets_BT)[0])
+            through.append(sequence_loss(stack, stack.block(last, x_BTD)[None], part.targets, scale)[0])
     through.append(lens[-1])  # block L of x_(L-1) is x_L
     return torch.stack(lens, dim=1), torch.stack(through, dim=1)
 

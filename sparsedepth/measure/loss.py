@@ -1,9 +1,8 @@
 """Held-out cross-entropy, of the model as it is and of forks of it.
 
-    loss = mean over sequences and positions of -log softmax(logits)[next token]   (nat/token)
+    loss = mean over the positions that count of -log softmax(logits)[target]   (nat/token; `scored`)
 
-Shapes: N and B sequences, S = T + 1 tokens of one sequence with its last target, F forks, D width of the residual
-stream, V vocabulary.
+Shapes: N and B sequences, T tokens of one sequence, F forks, D width of the residual stream, V vocabulary.
 """
 
 import math
@@ -16,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
-from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, record, stream, walk
+from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.measure.scored import Scored, position_mean
+from sparsedepth.probe.fork import MAX_TOKENS, Fork, probing, record, stream, walk
 from sparsedepth.probe.stack import Stack
 
 MAX_LOGITS = 2**21
@@ -29,19 +30,18 @@ class HeldOutLoss:
     loss: Estimate
     """nat/token, from 0; ln V is guessing"""
     n_tokens: int
+    """positions that count"""
 
 
-def held_out_loss(
-    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
-) -> HeldOutLoss:
-    """Cross-entropy at every position of sequences that the model was not trained on."""
+def held_out_loss(stack: Stack, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> HeldOutLoss:
+    """Cross-entropy at the positions that count of sequences that the model was not trained on."""
     parts = []
     with probing(stack):
-        for tokens_BS in batches(stack, tokens_NS, max_tokens):
-            last = deque(stream(stack, tokens_BS[:, :-1]), maxlen=1)
-            parts.append(sequence_loss(stack, last[0][None], tokens_BS[:, 1:])[0])
+        for part in scored.parts(stack, max_tokens):
+            last = deque(stream(stack, part.inputs), maxlen=1)
+            parts.append(sequence_loss(stack, last[0][None], part.targets, scored.scale)[0])
         loss_N = torch.cat(parts).cpu().numpy()
-    return HeldOutLoss(loss=bootstrap(lambda loss_R: loss_R, loss_N, rng=rng), n_tokens=tokens_NS[:, 1:].numel())
+    return HeldOutLoss(loss=position_mean(loss_N, scored.weight, rng), n_tokens=scored.n_scored)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -52,19 +52,22 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 
 def fork_losses(
-    stack: Stack, tokens_NS: Tensor, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
+    stack: Stack, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """base_N and changed_NF: the mean loss of each sequence, nat/token, without and with each fork's change."""
+    """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
+
+    Scaled as `scored` says: their means over sequences are the losses, and their differences, those means' too. For the
+    interval of a difference in nat/token give it and `scored.weight` to `position_mean`.
+    """
     base, changed = [], []
     with probing(stack):
-        for tokens_BS in batches(stack, tokens_NS, max_tokens):
-            inputs_BT, targets_BT = tokens_BS[:, :-1], tokens_BS[:, 1:]
-            states = record(stack, inputs_BT)
-            base.append(sequence_loss(stack, states[-1][None], targets_BT)[0])
-            loss_FB = base[-1].new_empty(len(forks), len(tokens_BS))
+        for part in scored.parts(stack, max_tokens):
+            states = record(stack, part.inputs)
+            base.append(sequence_loss(stack, states[-1][None], part.targets, scored.scale)[0])
+            loss_FB = base[-1].new_empty(len(forks), len(part))
             for step in walk(stack, states, forks, max_tokens):
                 if step.layer == stack.n_layers:
-                    loss_FB[step.forks] = sequence_loss(stack, step.after, targets_BT)
+                    loss_FB[step.forks] = sequence_loss(stack, step.after, part.targets, scored.scale)
             changed.append(loss_FB.T)
         return torch.cat(base).cpu().numpy(), torch.cat(changed).cpu().numpy()
 
@@ -75,13 +78,13 @@ def relative_change(changed: np.ndarray, base: np.ndarray) -> np.ndarray:
         return np.where(base > 0, (changed - base) / base, np.nan)
 
 
-def sequence_loss(stack: Stack, x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
-    """loss_FB in fp64: the mean over the positions of a sequence, from states before the final norm."""
+def sequence_loss(stack: Stack, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:
+    """loss_FB in fp64, from states before the final norm: the sum over positions that count / T x `Scored.scale`."""
     rows = max(1, MAX_LOGITS // stack.vocab_size)
     states = x_FBTD.flatten(0, 2).split(rows)
     targets = targets_BT.expand(len(x_FBTD), -1, -1).flatten().split(rows)
     losses = [
-        F.cross_entropy(stack.logits(x_nD[None])[0].float(), target_n, reduction="none")
+        F.cross_entropy(stack.logits(x_nD[None])[0].float(), target_n, reduction="none", ignore_index=IGNORED)
         for x_nD, target_n in zip(states, targets, strict=True)
     ]
-    return torch.cat(losses).view(x_FBTD.shape[:3]).mean(-1, dtype=torch.float64)
+    return torch.cat(losses).view(x_FBTD.shape[:3]).mean(-1, dtype=torch.float64) * scale

@@ -17,10 +17,10 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, swap
 from sparsedepth.probe.stack import Stack
 
@@ -39,17 +39,17 @@ class PermutationEffect:
 
 
 def permutation_effect(
-    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, n_pairs: int | None = None, max_tokens: int = MAX_TOKENS
+    stack: Stack, scored: Scored, rng: np.random.Generator, n_pairs: int | None = None, max_tokens: int = MAX_TOKENS
 ) -> PermutationEffect:
-    """The loss with each pair of blocks swapped, against the loss; S = T + 1 tokens with the last target."""
+    """The loss with each pair of blocks swapped, against the loss."""
     pairs = choose_pairs(stack.n_layers, n_pairs, rng)
-    base_N, swapped_NP = fork_losses(stack, tokens_NS, [swap(*pair) for pair in pairs], max_tokens)
+    base_N, swapped_NP = fork_losses(stack, scored, [swap(*pair) for pair in pairs], max_tokens)
     score = bootstrap(mean_effect, swapped_NP, base_N, rng=rng)
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
         score=_with_choice_of_pairs(score, effects, math.comb(stack.n_layers, 2)),
-        n_tokens=tokens_NS[:, 1:].numel(),
+        n_tokens=scored.n_scored,
     )
 
 

@@ -6,17 +6,17 @@
 a depth they were not trained at. Neighbours isolate the order of computation, and cost L - 1 swaps rather than
 L (L - 1) / 2, so they are all run where the pairs of `permutation` are sampled. Ours, as a control.
 
-Shapes: N sequences, S = T + 1 tokens with the last target, R resamples.
+Shapes: N sequences, R resamples.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.permutation import mean_effect
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, swap
 from sparsedepth.probe.stack import Stack
 
@@ -31,14 +31,14 @@ class NeighbourPermutation:
 
 
 def permutation_neighbours(
-    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
+    stack: Stack, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
 ) -> NeighbourPermutation:
     """The loss with each two neighbouring blocks swapped, against the loss."""
     forks = [swap(layer, layer + 1) for layer in range(1, stack.n_layers)]
-    base_N, swapped_NP = fork_losses(stack, tokens_NS, forks, max_tokens)
+    base_N, swapped_NP = fork_losses(stack, scored, forks, max_tokens)
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return NeighbourPermutation(
         by_layer=[finite(effect) for effect in effects],
         score=bootstrap(mean_effect, swapped_NP, base_N, rng=rng),
-        n_tokens=tokens_NS[:, 1:].numel(),
+        n_tokens=scored.n_scored,
     )

@@ -4,7 +4,7 @@ For comparison with published values, and to see what each difference is worth; 
 released code counts layers from 0 and reads a library's `hidden_states`, whose last entry is after the final norm. A
 `Stack` has no final norm of its own, so it is passed in (`model.norm` of our decoder).
 
-Shapes: N and B sequences, S = T + 1 tokens with the last target, T tokens, D width of the residual stream, L layers.
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine
 from sparsedepth.measure.variance import token_variance
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, replace, skip, stream, walk
@@ -52,7 +53,7 @@ def causal_misaligned(
 
 
 def affine_increase_in_sample(
-    stack: Stack, tokens_NS: Tensor, *, transposed: bool = True, max_tokens: int = MAX_TOKENS
+    stack: Stack, scored: Scored, *, transposed: bool = True, max_tokens: int = MAX_TOKENS
 ) -> list[float | None]:
     """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, the map's matrix transposed.
 
@@ -61,10 +62,10 @@ def affine_increase_in_sample(
     transposed=False only the fit on the scored tokens is left, which flatters the map and makes blocks look less
     useful. Ours (`usefulness`) fits on other tokens and installs A itself.
     """
-    maps = fit_affine(stack, tokens_NS[:, :-1], max_tokens)
+    maps = fit_affine(stack, scored.inputs, max_tokens)
     functions = [transpose(affine) for affine in maps] if transposed else maps
     forks = [replace(layer, function) for layer, function in enumerate(functions, start=1)]
-    base_N, affine_NL = fork_losses(stack, tokens_NS, forks, max_tokens)
+    base_N, affine_NL = fork_losses(stack, scored, forks, max_tokens)
     return [finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())]
 
 

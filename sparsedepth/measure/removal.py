@@ -7,16 +7,16 @@ Sources: single layers 2502.05795 (performance drop; there in downstream accurac
 Below 0 where the loss is lower without the blocks. Single blocks are always removed; with `n_ranges` the longer ranges
 are a random sample without replacement.
 
-Shapes: N sequences, S = T + 1 tokens with the last target, P ranges, R resamples.
+Shapes: N sequences, P ranges, R resamples.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, Fork
 from sparsedepth.probe.stack import Stack
 
@@ -35,13 +35,13 @@ class Removal:
 
 
 def removal(
-    stack: Stack, tokens_NS: Tensor, rng: np.random.Generator, n_ranges: int | None = None, max_tokens: int = MAX_TOKENS
+    stack: Stack, scored: Scored, rng: np.random.Generator, n_ranges: int | None = None, max_tokens: int = MAX_TOKENS
 ) -> Removal:
     """The loss without each single block, and without each of the longer ranges or `n_ranges` of them."""
     singles = [(layer, layer) for layer in range(1, stack.n_layers + 1)]
     longer = choose_ranges(stack.n_layers, n_ranges, rng)
     forks = [skip_range(first, last) for first, last in (*singles, *longer)]
-    base_N, removed_NP = fork_losses(stack, tokens_NS, forks, max_tokens)
+    base_N, removed_NP = fork_losses(stack, scored, forks, max_tokens)
     drops = [finite(drop) for drop in relative_change(removed_NP.mean(0), base_N.mean())]
     seed = int(rng.integers(2**63))  # one set of resamples for both scores
 
@@ -53,7 +53,7 @@ def removal(
         by_layer=drops[: stack.n_layers],
         score=score(removed_NP[:, : stack.n_layers]),
         range_score=score(removed_NP[:, stack.n_layers :]),
-        n_tokens=tokens_NS[:, 1:].numel(),
+        n_tokens=scored.n_scored,
     )
 
 

@@ -1,9 +1,9 @@
 """The measures of one model that its config asks for, as rows under the names of `sparsedepth.quantities`.
 
-Held-out text: the scores read its first measure_tokens tokens; usefulness fits its maps on the fit_tokens after them,
-so on no scored token; the validation loss reads its first val_tokens. All at seq_len, the context that the model was
-trained at; val_loss_common at eval_seq_len. Pairs and resamples depend on `seed` alone, so runs are compared on the
-same draws.
+Held-out text, or a task's held-out sequences: the scores read the first measure_tokens tokens; usefulness fits its maps
+on the fit_tokens after them, so on no scored token; the validation loss reads the first val_tokens. A loss is taken
+over the positions that count. All at seq_len, the context that the model was trained at; val_loss_common at
+eval_seq_len. Pairs and resamples depend on `seed` alone, so runs are compared on the same draws.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -108,12 +108,12 @@ def _usefulness(context: MeasureContext, made: Measurements) -> None:
 
 def _loss(context: MeasureContext, made: Measurements) -> None:
     config = context.config
-    val_NS = context.sequences(config.seq_len, config.val_tokens)
-    val = held_out_loss(context.stack, val_NS, context.rng(), context.max_tokens)
+    scored = context.sequences(config.seq_len, config.val_tokens)
+    val = held_out_loss(context.stack, scored, context.rng(), context.max_tokens)
     common = val
     if config.eval_seq_len not in (None, config.seq_len):
-        common_NS = context.sequences(config.eval_seq_len, config.val_tokens)
-        common = held_out_loss(context.stack, common_NS, context.rng(), context.max_tokens)
+        at_common = context.sequences(config.eval_seq_len, config.val_tokens)
+        common = held_out_loss(context.stack, at_common, context.rng(), context.max_tokens)
     made.add_score("val_loss", val.loss)
     made.add_score("val_loss_common", common.loss)
     known = context.bytes_per_token is not None and val.loss.value is not None
@@ -203,9 +203,9 @@ def _causal(context: MeasureContext, made: Measurements) -> None:
     result = causal_effect(context.stack, context.scored, context.rng(), context.max_tokens)
     made.add_score("causal_score", result.score)
     made.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
-    made.summary["score_tokens"] = result.n_tokens
+    made.summary["score_tokens"] = result.n_scored
     made.add_layers("causal_effect", result.by_layer, result.n_tokens)
-    made.add_layers("skip_loss_increase", result.skip_increase, result.n_tokens)
+    made.add_layers("skip_loss_increase", result.skip_increase, result.n_scored)
     made.add_pairs("causal_effect", result.effects, result.n_tokens)
 
 

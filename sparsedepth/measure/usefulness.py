@@ -13,7 +13,7 @@ the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. Where the fit token
 A direction that none of them has (the embeddings of a small vocabulary span few) passes unchanged; the least-norm A
 would set it to 0.
 
-Shapes: N and B sequences, S = T + 1 tokens with the last target, n tokens, D width of the residual stream, L layers.
+Shapes: N and B sequences, T tokens of one sequence, n tokens, D width of the residual stream, L layers.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
 from sparsedepth.probe.stack import Stack
 
@@ -57,16 +58,16 @@ class AffineUpdate:
 def usefulness(
     stack: Stack,
     fit_NT: Tensor,
-    tokens_NS: Tensor,
+    scored: Scored,
     threshold: float,
     rng: np.random.Generator,
     max_tokens: int = MAX_TOKENS,
 ) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and score the loss on the other tokens `tokens_NS`."""
+    """Replace each block by its affine map, fitted on `fit_NT`, and score the loss on the others, `scored`."""
     layers = range(1, stack.n_layers + 1)
     maps = fit_affine(stack, fit_NT, max_tokens)
     forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
-    base_N, affine_NL = fork_losses(stack, tokens_NS, forks, max_tokens)
+    base_N, affine_NL = fork_losses(stack, scored, forks, max_tokens)
     seed = int(rng.integers(2**63))  # one set of resamples for both scores
 
     def score(mean_of: Callable[[np.ndarray], np.ndarray]) -> Estimate:
@@ -79,7 +80,7 @@ def usefulness(
         affine_increase=[finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())],
         share=score(lambda increase_RL: np.where(np.isnan(increase_RL), np.nan, increase_RL > threshold)),
         mean_increase=score(lambda increase_RL: increase_RL),
-        n_tokens=tokens_NS[:, 1:].numel(),
+        n_tokens=scored.n_scored,
         n_fit_tokens=fit_NT.numel(),
     )
 

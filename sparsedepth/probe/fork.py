@@ -105,8 +105,13 @@ def probing(stack: Stack, *, gradients: bool = False) -> Generator[None, None, N
 
 def batches(stack: Stack, tokens: Tensor, max_tokens: int) -> Iterator[Tensor]:
     """`tokens` [N, T] on the stack's device, in parts of whole sequences: max_tokens tokens each, or one sequence."""
-    for part in tokens.split(max(1, _per_pass(stack, max_tokens) // tokens.shape[1])):
+    for part in tokens.split(rows_per_pass(stack, tokens.shape[1], max_tokens)):
         yield part.to(stack.device)
+
+
+def rows_per_pass(stack: Stack, length: int, max_tokens: int) -> int:
+    """Sequences of `length` tokens in one pass of max_tokens, one at least."""
+    return max(1, _per_pass(stack, max_tokens) // length)
 
 
 def _per_pass(stack: Stack, max_tokens: int) -> int:

@@ -1,7 +1,8 @@
 """What a model's scores are measured on: held-out text in its own tokenizer, or exactly the tokens that are given.
 
-A run is measured on its own corpus unless another is named. Every other model reads the documents that a run on the
-same corpus holds out (they are chosen by the hash of their text), so that models stand in one table on one text.
+A run is measured on its own corpus or task, unless another text is named. Every other model reads the documents that a
+run on the same corpus holds out (they are chosen by the hash of their text), so that models stand in one table on one
+text. Sequences whose targets are not the next tokens are given by their arrays.
 """
 
 import hashlib
@@ -12,10 +13,11 @@ import numpy as np
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.data.batches import held_out
+from sparsedepth.config.task import IGNORED, task_name
 from sparsedepth.data.corpus import HUB
 from sparsedepth.data.pipeline import Report, prepare
-from sparsedepth.data.shards import Corpus
+from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.data.source import Source, TextSource, open_source
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, make_tokenizer
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import Loaded
@@ -28,106 +30,121 @@ _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *_BPE_FILES)
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOutText:
-    """Call it as the suite does: text(seq_len, n_tokens, skip_tokens) -> int64 [N, seq_len + 1]."""
-
-    corpus: Corpus
-
-    def __call__(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> np.ndarray:
-        return held_out(self.corpus, seq_len, n_tokens, skip_tokens)
-
-    @property
-    def bytes_per_token(self) -> float:
-        return self.corpus.val_bytes_per_token
-
-    @property
-    def eod(self) -> int:
-        return self.corpus.manifest.eod
-
-    @property
-    def data_hash(self) -> str:
-        return self.corpus.data_hash
-
-
-@dataclass(frozen=True, eq=False)
 class GivenTokens:
-    """The tokens of two arrays, called as the suite does: what is asked for after the scored tokens is the fit part."""
+    """The tokens of arrays, asked as a source is: what is asked for after the scored tokens is the fit part."""
 
-    scored: np.ndarray
-    """scored_NS, int64 [N, T + 1]"""
-    fit: np.ndarray
-    """fit_NS"""
+    scored: Sequences
+    fit: Sequences
 
     bytes_per_token: None = None
     eod: None = None
 
-    def __call__(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> np.ndarray:
-        found = self.fit if skip_tokens else self.scored
-        assert found.shape[1] == seq_len + 1, "given tokens have one length"
+    def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
+        chosen = self.fit if skip_tokens else self.scored
+        assert chosen.inputs.shape[1] == seq_len, "given tokens have one length"
         if n_tokens < seq_len:
             raise ValueError(f"{n_tokens} tokens are less than one sequence of the given {seq_len}; ask for more")
-        return found[: n_tokens // seq_len]
+        return chosen[: n_tokens // seq_len]
 
     @property
     def seq_len(self) -> int:
-        return self.scored.shape[1] - 1
+        return self.scored.inputs.shape[1]
 
     @property
-    def n_scored(self) -> int:
-        return len(self.scored) * self.seq_len
+    def n_tokens(self) -> int:
+        """Of the scored sequences, whether they count or not."""
+        return self.scored.inputs.size
 
     @property
     def n_fit(self) -> int:
-        return len(self.fit) * self.seq_len
+        return self.fit.inputs.size
 
     @property
     def data_hash(self) -> str:
-        parts = [[part.shape, hashlib.sha256(part.tobytes()).hexdigest()] for part in (self.scored, self.fit)]
-        return digest(parts)
+        arrays = [array for part in (self.scored, self.fit) for array in (part.inputs, part.targets)]
+        return digest([[array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in arrays])
 
 
-def given_tokens(scored: Path, fit: Path | None = None) -> GivenTokens:
-    """Token ids from .npy files: [N, T + 1] integers, the last column being the last target.
+def given_tokens(
+    scored: Path, fit: Path | None = None, targets: Path | None = None, fit_targets: Path | None = None
+) -> GivenTokens:
+    """Sequences from .npy files of integers: token ids [N, T] with `targets` [N, T], -100 where a position does not
+    count; or ids [N, T + 1] alone, whose targets are the next tokens, the last column being the last target.
 
     Without `fit`, usefulness fits its maps on the last half of the sequences, and the first half is scored. Raises
-    ValueError, one line, for another file, and where the two have not the same number of columns.
+    ValueError, one line, for another file, arrays of other shapes, and where no scored position counts.
     """
-    scored_NS = _read_tokens(scored)
+    whole = _read_sequences(scored, targets)
     if fit is None:
-        if len(scored_NS) < 2:
+        if len(whole) < 2:
             raise ValueError(f"{scored} has 1 sequence, and half of them are to fit on; give --fit-tokens, or two")
-        half = len(scored_NS) // 2
-        return GivenTokens(scored_NS[:-half], scored_NS[-half:])
-    fit_NS = _read_tokens(fit)
-    if fit_NS.shape[1] != scored_NS.shape[1]:
-        raise ValueError(f"{fit} has {fit_NS.shape[1]} columns and {scored} has {scored_NS.shape[1]}; give equal ones")
-    return GivenTokens(scored_NS, fit_NS)
+        half = len(whole) // 2
+        given = GivenTokens(whole[: len(whole) - half], whole[len(whole) - half :])
+    else:
+        given = GivenTokens(whole, _read_fit(fit, fit_targets, targets is not None))
+        if given.fit.inputs.shape[1] != given.seq_len:
+            raise ValueError(
+                f"{fit} has sequences of {given.fit.inputs.shape[1]} tokens and {scored} of {given.seq_len}; "
+                f"give equal ones"
+            )
+    if not given.scored.n_scored:
+        raise ValueError(f"{targets}: none of the targets of the scored sequences counts: all are {IGNORED}")
+    return given
+
+
+def _read_sequences(path: Path, targets: Path | None) -> Sequences:
+    """The sequences of two files, or of one with the last target in it."""
+    ids = _read_ids(path, least=2 if targets else 3)
+    if targets is None:
+        return next_tokens(ids)
+    target_NT = _read_ids(targets, least=2)
+    if target_NT.shape != ids.shape:
+        raise ValueError(
+            f"{targets} holds {list(target_NT.shape)} and {path} holds {list(ids.shape)}: targets have the shape of "
+            f"their tokens, {IGNORED} where a position does not count"
+        )
+    return Sequences(inputs=ids, targets=target_NT)
+
+
+def _read_fit(path: Path, targets: Path | None, apart: bool) -> Sequences:
+    """What maps are fitted on, every token of it; targets that are apart need not be given."""
+    if targets is not None or not apart:
+        return _read_sequences(path, targets)
+    ids = _read_ids(path, least=2)
+    return Sequences(inputs=ids, targets=np.full_like(ids, IGNORED))
 
 
 def check_tokens(tokens: GivenTokens, model: Loaded) -> None:
     """Raises ValueError for ids outside the model's vocabulary, and for sequences that are longer than it can read."""
-    facts = model.facts
+    size = model.facts.vocab_size
     for part in (tokens.scored, tokens.fit):
-        if part.min() < 0 or part.max() >= facts.vocab_size:
+        if part.inputs.min() < 0 or part.inputs.max() >= size:
             raise ValueError(
-                f"the given tokens have ids from {part.min()} to {part.max()}, and {model.source} has ids from 0 to "
-                f"{facts.vocab_size - 1}; tokenise the text with its own tokenizer"
+                f"the given tokens have ids from {part.inputs.min()} to {part.inputs.max()}, and {model.source} has "
+                f"ids from 0 to {size - 1}; tokenise the text with its own tokenizer"
+            )
+        counted = part.targets[part.targets != IGNORED]
+        if counted.size and (counted.min() < 0 or counted.max() >= size):
+            raise ValueError(
+                f"the given targets are from {counted.min()} to {counted.max()}, and {model.source} has ids from 0 to "
+                f"{size - 1}; write {IGNORED} where a position does not count"
             )
     _check_length(model, tokens.seq_len)
 
 
-def _read_tokens(path: Path) -> np.ndarray:
+def _read_ids(path: Path, least: int) -> np.ndarray:
     try:
         with open(path, "rb") as file:  # np.load would also open archives and, were it allowed, pickles
-            ids_NS = np.lib.format.read_array(file, allow_pickle=False)
+            ids = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
-    if ids_NS.dtype.kind not in GIVEN_DTYPES or ids_NS.ndim != 2 or ids_NS.shape[1] < 3 or not len(ids_NS):
+    if ids.dtype.kind not in GIVEN_DTYPES or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
+        length = "length + 1" if least == 3 else "length"
         raise ValueError(
-            f"{path} holds {ids_NS.dtype} {list(ids_NS.shape)}; token ids are integers [sequences, length + 1], "
-            f"with at least 3 columns"
+            f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers [sequences, {length}], "
+            f"with at least {least} columns"
         )
-    return ids_NS.astype(np.int64)
+    return ids.astype(np.int64)
 
 
 def _check_length(model: Loaded, seq_len: int) -> None:
@@ -144,30 +161,39 @@ def measure_source(
     *,
     text_field: str = "text",
     report: Report | None = None,
-) -> HeldOutText:
-    """Held-out text of `corpus` (of the run's own if None), tokenised once under `root`.
+) -> Source:
+    """Held-out text of `corpus`, tokenised once under `root`; if None, what a run holds out of its own text or task.
 
     `root` is the data folder of the run's results where there is one: a BPE that the run learned lies there. Raises
     ValueError for text or a tokenizer that cannot be used, and if not `n_tokens` tokens in windows of `seq_len` exist.
     """
     _check_length(model, seq_len)
+    if task_name(corpus) is not None and (model.config is None or model.config.corpus != corpus):
+        raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:
         config = _config(model, corpus, text_field, n_tokens)
         root = root / f"tokenizer-{_fingerprint(model.folder)}"
     else:
         config = _config_of_run(model.config, corpus, text_field)
-    text = HeldOutText(prepare(config, root, report))
-    available = text.corpus.n_val_tokens - 1
+    source = open_source(config, root, report)
+    if not isinstance(source, TextSource):
+        return source  # as many as are asked for
+    available = source.corpus.n_val_tokens - 1
     if available < max(n_tokens, seq_len):
         raise ValueError(
             f"the held-out part of corpus={config.corpus!r} has {available:,} tokens in the tokenizer of "
             f"{model.source}, and {max(n_tokens, seq_len):,} are asked for; ask for fewer, or use a longer corpus"
         )
-    return text
+    return source
 
 
 def tokenizer_of(model: Loaded, root: Path) -> Tokenizer:
-    """The model's own tokenizer; one that a run learned is read from the run's data under `root`."""
+    """The model's own tokenizer; one that a run learned is read from the run's data under `root`.
+
+    Raises ValueError for a run on a task, whose tokens are no text.
+    """
+    if model.config is not None and task_name(model.config.corpus) is not None:
+        raise ValueError(f"{model.source} was trained on corpus={model.config.corpus!r}, and its tokens are no text")
     if model.config is None:
         return make_tokenizer(_tokenizer_folder(model.folder), (), model.facts.vocab_size)
     if model.config.tokenizer.startswith("bpe:"):

@@ -13,10 +13,11 @@ import torch
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
+from sparsedepth.data.source import Source
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.load import Dtype, Loaded, load_stack, weights_hash
-from sparsedepth.probe.text import GivenTokens, HeldOutText, check_tokens, measure_source
+from sparsedepth.probe.text import GivenTokens, check_tokens, measure_source
 from sparsedepth.run.manifest import code_version, device_facts, package_versions
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
@@ -45,7 +46,7 @@ class Measured:
     config: MeasureOnlyConfig
     measurements: Measurements
     n_tokens: int
-    """that the scores read"""
+    """positions that count behind the scores"""
 
 
 def measure_model(request: Request, report: Callable[[str, float], None]) -> Measured:
@@ -61,21 +62,21 @@ def measure_model(request: Request, report: Callable[[str, float], None]) -> Mea
     config = measuring_config(loaded, request)
     with tempfile.TemporaryDirectory() as scratch:
         report("reading the text", 0.0)
-        text = _tokens(loaded, config, request, Path(scratch))
+        source = _tokens(loaded, config, request, Path(scratch))
         measurements = measure_run(
             loaded.stack,
             config,
-            text,
-            text.bytes_per_token,
+            source.held_out,
+            source.bytes_per_token,
             step=0 if loaded.config is None else loaded.config.n_steps,
-            eod=text.eod,
+            eod=source.eod,
             progress=lambda done: report("measuring", done),
         )
-        n_tokens = text(config.seq_len, config.measure_tokens, 0)[:, 1:].size
+        n_tokens = source.held_out(config.seq_len, config.measure_tokens).n_scored
     measured = Measured(loaded=loaded, config=config, measurements=measurements, n_tokens=n_tokens)
     if request.out is not None:
         times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
-        _write(request.out, measured, text.data_hash, times, request.device)
+        _write(request.out, measured, source.data_hash, times, request.device)
     return measured
 
 
@@ -84,7 +85,7 @@ def measuring_config(loaded: Loaded, request: Request) -> MeasureOnlyConfig:
     own, given = loaded.config, request.given
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
     if given is not None:
-        counts = {"val_tokens": given.n_scored, "measure_tokens": given.n_scored, "fit_tokens": given.n_fit}
+        counts = {"val_tokens": given.n_tokens, "measure_tokens": given.n_tokens, "fit_tokens": given.n_fit}
         fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
     config = build(MeasureOnlyConfig, {**fields, **request.settings}, "measure")
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
@@ -95,8 +96,8 @@ def measuring_config(loaded: Loaded, request: Request) -> MeasureOnlyConfig:
     return config
 
 
-def _tokens(loaded: Loaded, config: MeasureOnlyConfig, request: Request, scratch: Path) -> GivenTokens | HeldOutText:
-    """The given tokens, or held-out text, tokenised beside a run's other data or in `scratch`."""
+def _tokens(loaded: Loaded, config: MeasureOnlyConfig, request: Request, scratch: Path) -> GivenTokens | Source:
+    """The given tokens, a run's task, or held-out text, tokenised beside a run's other data or in `scratch`."""
     if request.given is not None:
         check_tokens(request.given, loaded)
         return request.given

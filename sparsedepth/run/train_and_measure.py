@@ -1,10 +1,9 @@
-"""What a run consists of: prepare the text, train (continuing from the run's checkpoints), measure on held-out text,
-write the record.
+"""What a run consists of: prepare the text or the task, train (continuing from the run's checkpoints), measure on
+held-out sequences, write the record.
 """
 
 import dataclasses
 import datetime
-import functools
 import gc
 import logging
 import sys
@@ -19,9 +18,7 @@ import torch
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
-from sparsedepth.data.batches import batch, held_out
-from sparsedepth.data.pipeline import prepare
-from sparsedepth.data.shards import Corpus
+from sparsedepth.data.source import Source, open_source
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import memory, planned_vs_actual
@@ -110,31 +107,30 @@ class RunJob:
         started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
         before = memory.resident_bytes()
         self._report("reading the text", 0.0, None)
-        corpus = prepare(self.config, self.results / "data")
-        check_text(corpus, self.config)
+        source = open_source(self.config, self.results / "data")
+        check_source(source, self.config)
         model = Decoder(self.config, self.config.seed)
-        trained = self._train(model, corpus, runtime)
+        trained = self._train(model, source, runtime)
         if self.mine is None:
             return
         training_seconds = time.perf_counter() - clock
         loss = trained.curves[-1]["train_loss"]
-        measured = self._measure(model, corpus, loss) if trained.outcome == "ok" else None
+        measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self._report("writing", MEASURED_SHARE, loss)
         manifest = {
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - clock, 3),
             "training_seconds": round(training_seconds, 3),
             **device_facts(runtime, before),
-            **self._provenance(corpus, runtime),
+            **self._provenance(source, runtime),
         }
         made = self.work.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
         write(made, self.config, model, trained, measured, manifest)
         publish(made, record.run_folder(self.results, self.config.run_id), self.mine)
 
-    def _train(self, model: Decoder, corpus: Corpus, runtime: Runtime) -> Trained:
+    def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Trained:
         config = self.config
-        tokens = held_out(corpus, config.seq_len, max(OBSERVED_TOKENS, config.seq_len))
-        observed = torch.from_numpy(tokens)[:, :-1]
+        observed = torch.from_numpy(source.held_out(config.seq_len, max(OBSERVED_TOKENS, config.seq_len)).inputs)
 
         def after_step(step: int, loss: float | None) -> None:
             self._report("training", TRAINING_SHARE * step / config.n_steps, loss)
@@ -145,7 +141,7 @@ class RunJob:
             model,
             config,
             runtime,
-            lambda step: batch(corpus, config, step),
+            lambda step: source.batch(config, step),
             devices=self.devices,
             checkpoints=self.work.checkpoints,
             observe=lambda model, step: observe_variance(DecoderStack(model), observed, step),
@@ -153,8 +149,8 @@ class RunJob:
             stop=self._stop,
         )
 
-    def _measure(self, model: Decoder, corpus: Corpus, loss: float | None) -> Measurements:
-        """The suite on held-out text, in fp32 whatever the precision of training."""
+    def _measure(self, model: Decoder, source: Source, loss: float | None) -> Measurements:
+        """The suite on held-out sequences, in fp32 whatever the precision of training."""
 
         def progress(done: float) -> None:
             if self._stop():
@@ -164,14 +160,14 @@ class RunJob:
         return measure_run(
             DecoderStack(model.eval()),
             self.config,
-            functools.partial(held_out, corpus),
-            corpus.val_bytes_per_token,
+            source.held_out,
+            source.bytes_per_token,
             step=self.config.n_steps,
-            eod=corpus.manifest.eod,
+            eod=source.eod,
             progress=progress,
         )
 
-    def _provenance(self, corpus: Corpus, runtime: Runtime) -> dict[str, Any]:
+    def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
         experts = runtime.experts_kernel if self.config.n_experts else None
         return {
             "run_id": self.config.run_id,
@@ -184,8 +180,8 @@ class RunJob:
                 "experts": experts,
                 "reasons": runtime.kernel_reasons,
             },
-            "data_hash": corpus.data_hash,
-            "data": corpus.manifest.model_dump(mode="json"),
+            "data_hash": source.data_hash,
+            "data": source.facts,
             "packages": package_versions(),
         }
 
@@ -205,14 +201,14 @@ def is_out_of_memory(error: Exception) -> bool:
     return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
-def check_text(corpus: Corpus, config: RunConfig) -> None:
-    """Raises ValueError, before anything is trained, where the text is too short for a batch or for a measure."""
-    batch(corpus, config, 0)
-    held_out(corpus, config.seq_len, config.measure_tokens)
+def check_source(source: Source, config: RunConfig) -> None:
+    """Raises ValueError, before anything is trained, where a text is too short for a batch or for a measure."""
+    source.batch(config, 0)
+    source.held_out(config.seq_len, config.measure_tokens)
     if "loss" in config.measures:
-        held_out(corpus, config.eval_seq_len or config.seq_len, config.val_tokens)
+        source.held_out(config.eval_seq_len or config.seq_len, config.val_tokens)
     if "usefulness" in config.measures:
-        fit = held_out(corpus, config.seq_len, config.fit_tokens, config.measure_tokens)[:, 1:]
+        fit = source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens).inputs
         if fit.size <= config.d_model + 1:
             raise ValueError(
                 f"the held-out text leaves {fit.size} tokens to fit usefulness's maps, after measure_tokens="

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from sparsedepth import files
@@ -24,6 +25,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream
@@ -31,6 +33,7 @@ from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.run.process import thread_environment
 from sparsedepth.sweep.pool import Machine
 from sparsedepth.train.devices import ALONE
+from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import Run
 from sparsedepth.train.runtime import Runtime, resolve
 
@@ -139,13 +142,12 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     model = Decoder(config, config.seed).to(runtime.device).train()
     model.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
     run = Run(model, config, replace(runtime, parallel="none"), ALONE)
-    generator = torch.Generator().manual_seed(0)
-    tokens_BT1 = torch.randint(config.vocab_size, (n_sequences, config.seq_len + 1), generator=generator)
-    tokens_BT1 = tokens_BT1.to(runtime.device)
-    step = _seconds(lambda: run.take_step(tokens_BT1), runtime) * share / n_sequences
+    tokens_BT1 = np.random.default_rng(0).integers(config.vocab_size, size=(n_sequences, config.seq_len + 1))
+    batch = Batch.of(next_tokens(tokens_BT1)).to(runtime.device)
+    step = _seconds(lambda: run.take_step(batch), runtime) * share / n_sequences
     run.optimizer.state.clear()
     n_measured = max(1, min(config.measure_tokens, 8192) // config.seq_len)
-    inputs_NT = tokens_BT1[:, :-1].repeat(-(-n_measured // n_sequences), 1)[:n_measured]
+    inputs_NT = batch.inputs.repeat(-(-n_measured // n_sequences), 1)[:n_measured]
     stack = DecoderStack(model.eval())
 
     def forward() -> None:

@@ -18,7 +18,8 @@ import yaml
 from sparsedepth import files
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.data.pipeline import prepare
+from sparsedepth.config.task import TaskConfig
+from sparsedepth.data.source import open_source
 from sparsedepth.plan.definition_file import DEFINITION, planned_runs, read_definition
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
@@ -27,7 +28,7 @@ from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
 from sparsedepth.run.lease import is_owned
 from sparsedepth.run.process import Stop, stop_on_signals
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.train_and_measure import check_text
+from sparsedepth.run.train_and_measure import check_source
 from sparsedepth.store import folder as record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.sweep import study as queue
@@ -102,10 +103,12 @@ class Driver:
             runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
         seen: set[tuple] = set()
         for config in runs:
-            fields = (*DataConfig.model_fields, *MeasureConfig.model_fields, "vocab_size", "seq_len", "batch_tokens")
+            sections = (DataConfig, TaskConfig, MeasureConfig)
+            fields = (name for section in sections for name in section.model_fields)
+            fields = (*fields, "vocab_size", "seq_len", "batch_tokens")
             shape = tuple(getattr(config, name) for name in fields)
             if shape not in seen:
-                check_text(prepare(config, self.results / "data"), config)
+                check_source(open_source(config, self.results / "data"), config)
                 seen.add(shape)
 
     def _runs(self) -> list[RunConfig]:

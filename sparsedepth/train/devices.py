@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsedepth.config.runtime import Parallel, RuntimeConfig
+from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder, Experts
 
 TIMEOUT = datetime.timedelta(minutes=10)
@@ -54,16 +54,16 @@ class Devices:
         """Whether this process logs, observes, measures and writes."""
         return self.rank == 0
 
-    def share(self, tokens_BT1: np.ndarray) -> np.ndarray:
+    def share(self, batch: Sequences) -> Sequences:
         """This process's rows of a global batch. Raises ValueError where the shares would not be equal."""
-        n_sequences = len(tokens_BT1)
+        n_sequences = len(batch)
         if n_sequences % self.size:
             raise ValueError(
                 f"a batch of {n_sequences} sequences (batch_tokens / seq_len) has no equal shares for {self.size} "
                 f"processes; start a number of processes that divides {n_sequences}"
             )
         rows = n_sequences // self.size
-        return tokens_BT1[self.rank * rows : (self.rank + 1) * rows]
+        return batch[self.rank * rows : (self.rank + 1) * rows]
 
     def spread(self, model: Decoder, device: torch.device) -> Decoder:
         """The model that is trained here: the given one, or its shard (the given one then stays on the host)."""

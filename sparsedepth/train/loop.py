@@ -6,11 +6,12 @@ The batch of step t is a function of t, so a run resumed from its checkpoint tak
 taken: on a CPU its weights end bit-equal. A loss or gradient that is not finite, or a loss far above the first one,
 ends the run as a *result* (outcome 'diverged', with step and cause), not as an error.
 
-A step adds the gradients of micro-batches, each weighted by its share of the sequences, so CE and z are the batch's.
+CE is the mean over the positions that count, all of a text's, those with an answer of a task's. A step adds the
+gradients of micro-batches, each weighted by its share of these positions, so CE is the batch's (and z, in text).
 Deviates: the balance loss is the mean of the micro-batches' own, as a product of two means of each; over several
 devices it is the whole's. Nothing in a step makes the host wait for the device.
 
-Shapes: B sequences, T tokens of one sequence (1 more with the last target).
+Shapes: B sequences, T tokens of one sequence.
 """
 
 import math
@@ -20,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import ALONE, Devices, whole
-from sparsedepth.train.feed import Feed
+from sparsedepth.train.feed import Batch, Feed
 from sparsedepth.train.optimizer import adamw, learning_rate
 from sparsedepth.train.runtime import Runtime
 
@@ -63,11 +64,11 @@ class _Collector:
         self.found.append(router_loss)
 
 
-def losses(model: Decoder, tokens_BT1: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
+def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
     """The loss to minimise, its cross-entropy (nat/token), and the mean balance loss (NaN without experts)."""
     router_losses = _Collector()
-    x_BTD = model.hidden(tokens_BT1[:, :-1], cast(list[Tensor], router_losses))
-    entropy, _ = model.cross_entropy(x_BTD, tokens_BT1[:, 1:])
+    x_BTD = model.hidden(inputs_BT, cast(list[Tensor], router_losses))
+    entropy, _ = model.cross_entropy(x_BTD, targets_BT)
     if not router_losses.found:
         return entropy, entropy.detach(), entropy.new_tensor(math.nan)
     balance, z = torch.stack(router_losses.found).mean(0)
@@ -82,8 +83,8 @@ class Objective(nn.Module):
         super().__init__()
         self.model, self.config = model, config
 
-    def forward(self, tokens_BT1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return losses(self.model, tokens_BT1, self.config)
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return losses(self.model, inputs_BT, targets_BT, self.config)
 
 
 class Run:
@@ -104,10 +105,10 @@ class Run:
         self.logged_step = 0
         self.diverged: tuple[int, str] | None = None
 
-    def take_step(self, tokens_BT1: Tensor) -> None:
+    def take_step(self, batch: Batch) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step)
-        entropy, balance = self.backward(tokens_BT1)
+        entropy, balance = self.backward(batch)
         limit = self.config.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.optimizer.step()
@@ -115,17 +116,16 @@ class Run:
         self.recent.append(torch.stack((entropy, balance, whole(grad_norm))))
         self.step += 1
 
-    def backward(self, tokens_BT1: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Leave the gradients of this device's share of a batch; its cross-entropy and balance loss."""
-        parts = tokens_BT1.split(self.runtime.micro_batch or len(tokens_BT1))
+        parts = list(batch.parts(self.runtime.micro_batch))
         reported = []
-        for index, part_BT1 in enumerate(parts, start=1):
-            share = len(part_BT1) / len(tokens_BT1)
+        for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
             with self.devices.accumulating(self.objective, last=index == len(parts)):
                 with self.runtime.autocast:
-                    loss, entropy, balance = self.objective(part_BT1)
-                (loss * share).backward()
-            reported.append(torch.stack((entropy, balance)) * share)
+                    loss, entropy, balance = self.objective(inputs_BT, targets_BT)
+                (loss * weight).backward()
+            reported.append(torch.stack((entropy, balance)) * weight)
         entropy, balance = torch.stack(reported).sum(0)
         return entropy, balance
 
@@ -198,7 +198,7 @@ def train(
     model: Decoder,
     config: RunConfig,
     runtime: Runtime,
-    batch: Callable[[int], np.ndarray],
+    batch: Callable[[int], Sequences],
     *,
     devices: Devices = ALONE,
     checkpoints: Path | None = None,
@@ -206,7 +206,7 @@ def train(
     progress: Callable[[int, float | None], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Trained:
-    """Train `model` in place for config.n_steps steps on batch(step) (int64 [B, T+1], the same in every process).
+    """Train `model` in place for config.n_steps steps on batch(step) (the whole batch, the same in every process).
 
     Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, last logged loss)`
     is called after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
@@ -217,7 +217,7 @@ def train(
     run = Run(trained, config, runtime, devices)
     if checkpoints:
         run.resume(checkpoints)
-    with Feed(lambda step: devices.share(batch(step)), config.n_steps, runtime.device) as feed:
+    with Feed(batch, config.n_steps, runtime.device, devices) as feed:
         _take_steps(run, feed, checkpoints, observe, progress, stop)
     devices.collect(trained, model)
     steps, cause = run.diverged or (run.step, None)

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from sparsedepth.cli.main import run
 from sparsedepth.cli.measure import measure
 from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.load import load_stack
 from sparsedepth.store import measured_folder
 from sparsedepth.store.folder import Measured, read_record, verify
@@ -90,8 +91,34 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     assert all(score["definition"] and {"source", "unit"} < set(score) for score in found.values())
     model = json.loads((tmp_path / "record" / "model.json").read_text())
     stack = load_stack(folder).stack
-    slow = causal_effect(stack, torch.from_numpy(ids[:4]), np.random.default_rng(0)).score.value
+    slow = causal_effect(stack, Scored.text(torch.from_numpy(ids[:4])), np.random.default_rng(0)).score.value
     assert causal["global"] == pytest.approx(slow, rel=1e-6) and model["fit_tokens"] == 128
+
+
+def test_targets_say_which_positions_count(folder, tmp_path, command):
+    ids = np.random.default_rng(0).integers(0, 40, (8, 33))
+    np.save(tmp_path / "shifted.npy", ids)
+    np.save(tmp_path / "ids.npy", ids[:, :-1])
+    np.save(tmp_path / "all.npy", ids[:, 1:])
+    np.save(tmp_path / "some.npy", np.where(np.arange(32) % 4 == 3, ids[:, 1:], -100))
+    scores = ("--scores", "loss,usefulness", "--format", "json")
+
+    def measured(*files):
+        out, _ = command("measure", folder, *files, *scores)
+        return {score["name"]: score for score in json.loads(out)}
+
+    beside = measured("--tokens", tmp_path / "ids.npy", "--targets", tmp_path / "all.npy")
+    assert beside == measured("--tokens", tmp_path / "shifted.npy")
+    some = measured("--tokens", tmp_path / "ids.npy", "--targets", tmp_path / "some.npy")
+    assert (beside["val_loss"]["n_tokens"], some["val_loss"]["n_tokens"]) == (128, 32)
+    assert some["val_loss"]["global"] != beside["val_loss"]["global"]
+    for wrong, says in (
+        (("--targets", tmp_path / "all.npy"), "--targets needs --tokens"),
+        (("--tokens", tmp_path / "ids.npy", "--fit-targets", tmp_path / "all.npy"), "--fit-targets needs --fit-tokens"),
+        (("--tokens", tmp_path / "shifted.npy", "--targets", tmp_path / "all.npy"), "holds [8, 32] and"),
+    ):
+        _, err = command("measure", folder, *wrong, code=2)
+        assert says in err and err.count("\n") == 1
 
 
 def test_csv_has_a_line_per_value(folder, tmp_path):

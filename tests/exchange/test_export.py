@@ -12,6 +12,7 @@ from exporting import break_weights, loud_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sparsedepth.config.run import MeasureOnlyConfig
+from sparsedepth.data.sequences import next_tokens
 from sparsedepth.exchange import export as exporting
 from sparsedepth.exchange.export import TOLERANCE, export
 from sparsedepth.measure.suite import measure_run
@@ -75,12 +76,14 @@ def test_transformers_loads_it_and_writes_text(exported):
 def test_measuring_it_gives_the_scores_of_the_run(exported):
     _, run, found = exported
     draws = np.random.default_rng(0)
-    text = GivenTokens(draws.integers(0, 250, (4, 33)), draws.integers(0, 250, (4, 33)))
+    text = GivenTokens(*(next_tokens(draws.integers(0, 250, (4, 33))) for _ in range(2)))
     measures = ["causal", "permutation", "variance", "attention", "experts", "loss"]
     config = MeasureOnlyConfig(
         measures=measures, seq_len=32, val_tokens=128, measure_tokens=128, fit_tokens=128, permutation_pairs=None
     )
-    ours, theirs = (measure_run(load_stack(place).stack, config, text, None, step=0) for place in (run, found.folder))
+    ours, theirs = (
+        measure_run(load_stack(place).stack, config, text.held_out, None, step=0) for place in (run, found.folder)
+    )
     scores = {name: value for name, value in ours.summary.items() if isinstance(value, float)}
     assert "causal_score" in scores and "residual_variance_last" in scores
     for name, value in scores.items():

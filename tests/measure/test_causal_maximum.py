@@ -8,6 +8,7 @@ from stacks import ToyStack, brackets, identity, integers, known, normal, residu
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.causal_maximum import causal_maximum, choose_positions
+from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
 
@@ -83,5 +84,5 @@ def test_against_full_forward_passes_under_any_budget(family):
         found = causal_maximum(stack, tokens, rng(), tokens="current", max_tokens=max_tokens)
         assert found.effects == pytest.approx(current, rel=1e-4)
     assert known(found.score.value) > known(
-        causal_effect(stack, torch.nn.functional.pad(tokens, (0, 1)), rng()).score.value
+        causal_effect(stack, Scored.text(torch.nn.functional.pad(tokens, (0, 1))), rng()).score.value
     )

@@ -10,6 +10,7 @@ from reference import run_config
 from stacks import integers
 from transformers import PreTrainedModel
 
+from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.hf import HfStack
@@ -21,7 +22,7 @@ CONFIG = run_config(n_layers=4, **BUDGET)
 
 
 def held_out(seq_len, n_tokens, skip_tokens):
-    return TEXT[skip_tokens:].unfold(0, seq_len + 1, seq_len)[: n_tokens // seq_len].numpy().copy()
+    return next_tokens(TEXT[skip_tokens:].unfold(0, seq_len + 1, seq_len)[: n_tokens // seq_len].numpy().copy())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -17,6 +17,7 @@ from sparsedepth.measure.released_code import (
     permutation_weighted,
     transpose,
 )
+from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder
@@ -53,7 +54,7 @@ def test_the_misaligned_causal_effect_compares_neighbours():
 def test_the_misaligned_causal_effect_is_too_large_in_a_decoder():
     model, tokens = Decoder(run_config(n_layers=8)), integers(40, 3, 17)
     stack, expected = DecoderStack(model), misaligned(model, tokens[:, :-1])
-    ours = causal_effect(stack, tokens, rng()).effects
+    ours = causal_effect(stack, Scored.text(tokens), rng()).effects
     for max_tokens in (1, 8192):
         found = causal_misaligned(stack, tokens[:, :-1], model.norm, max_tokens)
         assert found == pytest.approx(expected, rel=1e-5)
@@ -79,8 +80,8 @@ def test_a_transposed_shift_shifts_back():
     stack = ToyStack([lambda x: x @ shift], torch.eye(4), head_DV=2 * torch.eye(4))
     tokens = torch.arange(17).remainder(4).expand(2, -1)
     wrong = np.log(np.e**2 + 3)
-    assert affine_increase_in_sample(stack, tokens, transposed=False) == pytest.approx([0], abs=1e-6)
-    assert affine_increase_in_sample(stack, tokens) == pytest.approx([2 / (wrong - 2)], rel=1e-5)
+    assert affine_increase_in_sample(stack, Scored.text(tokens), transposed=False) == pytest.approx([0], abs=1e-6)
+    assert affine_increase_in_sample(stack, Scored.text(tokens)) == pytest.approx([2 / (wrong - 2)], rel=1e-5)
 
 
 def sums(n_sequences, seed):
@@ -106,12 +107,12 @@ def trained():
 
 def test_transposition_inflates_usefulness_and_a_fit_on_the_scored_tokens_deflates_it():
     stack, tokens, fit = DecoderStack(trained()), sums(12, seed=1000), sums(40, seed=1001)[:, :-1]
-    released = np.array(affine_increase_in_sample(stack, tokens))
-    in_sample = np.array(affine_increase_in_sample(stack, tokens, transposed=False))
-    held_out = np.array(usefulness(stack, fit, tokens, 0.1, rng()).affine_increase)
+    released = np.array(affine_increase_in_sample(stack, Scored.text(tokens)))
+    in_sample = np.array(affine_increase_in_sample(stack, Scored.text(tokens), transposed=False))
+    held_out = np.array(usefulness(stack, fit, Scored.text(tokens), 0.1, rng()).affine_increase)
     assert (held_out > in_sample).all() and (released > in_sample).all()
     assert (released[1:] > 1.3 * held_out[1:]).all()  # block 1 has no affine stand-in anyway
-    same = usefulness(stack, tokens[:, :-1], tokens, 0.1, rng())
+    same = usefulness(stack, tokens[:, :-1], Scored.text(tokens), 0.1, rng())
     assert in_sample.tolist() == pytest.approx(same.affine_increase, abs=1e-6)
 
 
@@ -140,7 +141,7 @@ def test_the_plot_mean_falls_towards_the_last_block_at_equal_effects():
     effects = dict.fromkeys(itertools.combinations(range(1, 5), 2), 1.0)
     assert causal_plot_mean(effects, 4) == pytest.approx([3 / 4, 2 / 4, 1 / 4, 0])
     stack = ToyStack([residual_mlp(4, seed) for seed in range(4)], normal(5, 4))
-    ours = causal_effect(stack, integers(5, 3, 7), rng())
+    ours = causal_effect(stack, Scored.text(integers(5, 3, 7)), rng())
     plotted = causal_plot_mean({pair: known(effect) for pair, effect in ours.effects.items()}, 4)
     for layer in (1, 2, 3):
         assert plotted[layer - 1] == pytest.approx(known(ours.by_layer[layer - 1]) * (4 - layer) / 4)

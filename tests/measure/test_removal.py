@@ -12,6 +12,7 @@ from reference import FAMILIES, removal_drops, run_config
 from stacks import ToyStack, brackets, identity, integers, normal, residual_mlp
 
 from sparsedepth.measure.removal import choose_ranges, removal, skip_range
+from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
 
@@ -24,7 +25,7 @@ def test_by_hand():
     """x_0 = 1; add 1, double, add 3: 7. What is left without each range, and c(x) = ln(1 + e^x) as the loss of x."""
     blocks = [lambda x: x + 1, lambda x: 2 * x, lambda x: x + 3]
     stack = ToyStack(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
-    found = removal(stack, torch.ones(3, 4, dtype=torch.int64), rng())
+    found = removal(stack, Scored.text(torch.ones(3, 4, dtype=torch.int64)), rng())
     left = {(1, 1): 5, (2, 2): 5, (3, 3): 4, (1, 2): 4, (2, 3): 2, (1, 3): 1}
     base = math.log(1 + math.exp(7))
     drops = {pair: (math.log(1 + math.exp(x)) - base) / base for pair, x in left.items()}
@@ -37,7 +38,9 @@ def test_by_hand():
 
 def test_removing_identities_costs_nothing():
     found = removal(
-        ToyStack([identity, residual_mlp(4, 0), identity, identity], normal(5, 4)), integers(5, 3, 7), rng()
+        ToyStack([identity, residual_mlp(4, 0), identity, identity], normal(5, 4)),
+        Scored.text(integers(5, 3, 7)),
+        rng(),
     )
     for free in ((1, 1), (3, 3), (3, 4), (4, 4)):
         assert found.drops[free] == pytest.approx(0, abs=1e-6)
@@ -45,7 +48,7 @@ def test_removing_identities_costs_nothing():
 
 
 def test_a_single_block_has_no_longer_range():
-    found = removal(ToyStack([residual_mlp(4, 0)], normal(5, 4)), integers(5, 3, 7), rng())
+    found = removal(ToyStack([residual_mlp(4, 0)], normal(5, 4)), Scored.text(integers(5, 3, 7)), rng())
     assert list(found.drops) == [(1, 1)] and found.range_score.value is None and found.score.value is not None
 
 
@@ -69,9 +72,9 @@ def test_against_full_forward_passes_under_any_budget(family):
     model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
     expected = removal_drops(model, tokens)
     for max_tokens in (1, 40, 8192):
-        found = removal(DecoderStack(model), tokens, rng(), None, max_tokens)
+        found = removal(DecoderStack(model), Scored.text(tokens), rng(), None, max_tokens)
         assert found.drops == pytest.approx(expected, abs=1e-5)
         assert brackets(found.score) and brackets(found.range_score)
-    some = removal(DecoderStack(model), tokens, rng(), 3)
+    some = removal(DecoderStack(model), Scored.text(tokens), rng(), 3)
     assert some.by_layer == pytest.approx(found.by_layer, abs=1e-5) and len(some.drops) == 5 + 3
     assert some.drops == pytest.approx({pair: expected[pair] for pair in some.drops}, abs=1e-5)

@@ -12,6 +12,7 @@ from stacks import integers
 
 from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
+from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.suite import SUITE, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
@@ -24,7 +25,7 @@ BUDGET = {"val_tokens": 640, "measure_tokens": 64, "fit_tokens": 320, "eval_seq_
 
 def held_out(seq_len, n_tokens, skip_tokens):
     windows = np.lib.stride_tricks.sliding_window_view(TEXT[skip_tokens:], seq_len + 1)[::seq_len]
-    return windows[: n_tokens // seq_len].copy()
+    return next_tokens(windows[: n_tokens // seq_len].copy())
 
 
 def measured(family: str = "dense", *, fields: dict[str, Any] | None = None, text=held_out, **options):
@@ -213,7 +214,7 @@ def test_measured_forms_differ_from_the_released_ones_as_stated():
 def test_observations_are_the_layer_rows_of_the_variance():
     config = run_config(**BUDGET)
     stack = DecoderStack(Decoder(config))
-    rows = observe_variance(stack, torch.from_numpy(held_out(16, 64, 0))[:, :-1], step=9)
+    rows = observe_variance(stack, torch.from_numpy(held_out(16, 64, 0).inputs), step=9)
     whole = [row for row in measure_run(stack, config, held_out, step=9).layers if row["metric"] == "residual_variance"]
     assert rows == whole
     assert observe_variance(stack, integers(40, 2, 16), step=3)[0]["n"] == 32

@@ -9,6 +9,7 @@ from reference import FAMILIES, cosine, run_config, states
 from stacks import ToyStack, brackets, identity, integers, normal
 
 from sparsedepth import quantities
+from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.measure.trajectories import ideals, trajectories
 from sparsedepth.model.decoder import Decoder
@@ -135,12 +136,12 @@ def test_the_points_are_a_sample_of_all_tokens():
 def test_the_rows_have_the_glossarys_columns():
     config = run_config(measures=["trajectories"], measure_tokens=64)
     text = integers(40, 4, 17).numpy()
-    found = measure_run(DecoderStack(Decoder(config)), config, lambda *_: text, step=9, eod=3)
+    found = measure_run(DecoderStack(Decoder(config)), config, lambda *_: next_tokens(text), step=9, eod=3)
     assert {tuple(row) for row in found.tokens} == {tuple(quantity.name for quantity in quantities.TOKENS)}
     assert {row["step"] for row in found.tokens} == {9} and 3 not in {row["token_id"] for row in found.tokens}
     assert {row["metric"]: row["n"] for row in found.layers}["trajectory_mean"] == len(found.tokens)
     shallow = run_config(measures=["trajectories"], n_layers=3)
-    nothing = measure_run(DecoderStack(Decoder(shallow)), shallow, lambda *_: text, step=9)
+    nothing = measure_run(DecoderStack(Decoder(shallow)), shallow, lambda *_: next_tokens(text), step=9)
     assert not (nothing.summary or nothing.layers or nothing.tokens)
 
 

@@ -6,6 +6,7 @@ import torch
 from reference import FAMILIES, affine_increases, run_config
 from stacks import ToyStack, brackets, identity, integers, known, normal, residual_mlp
 
+from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.stack import DecoderStack
@@ -22,7 +23,9 @@ def linear(width, seed):
 
 def test_replacing_a_linear_block_loses_nothing_on_held_out_tokens():
     stack = ToyStack([residual_mlp(4, 0), linear(4, 1), residual_mlp(4, 2), linear(4, 3)], normal(50, 4))
-    found = usefulness(stack, integers(25, 10, 20), integers(25, 10, 21, seed=1) + 25, 0.1, rng())  # disjoint tokens
+    found = usefulness(
+        stack, integers(25, 10, 20), Scored.text(integers(25, 10, 21, seed=1) + 25), 0.1, rng()
+    )  # disjoint tokens
     assert found.affine_increase[1] == pytest.approx(0, abs=1e-6)
     assert found.affine_increase[3] == pytest.approx(0, abs=1e-6)
     assert abs(known(found.affine_increase[0])) > 1e-3 and abs(known(found.affine_increase[2])) > 1e-3
@@ -40,10 +43,10 @@ def test_the_map_of_a_linear_block_is_that_block():
 
 def test_a_stack_of_identities_is_useless_and_a_threshold_below_zero_is_always_passed():
     stack, tokens = ToyStack([identity] * 4, normal(50, 4)), integers(50, 5, 20)
-    found = usefulness(stack, tokens[:, :-1], tokens, 0.1, rng())
+    found = usefulness(stack, tokens[:, :-1], Scored.text(tokens), 0.1, rng())
     assert (found.share.value, found.share.lo, found.share.hi) == (0.0, 0.0, 0.0)
     assert found.mean_increase.value == pytest.approx(0, abs=1e-6)
-    assert usefulness(stack, tokens[:, :-1], tokens, -0.1, rng()).share.value == 1.0
+    assert usefulness(stack, tokens[:, :-1], Scored.text(tokens), -0.1, rng()).share.value == 1.0
 
 
 def test_the_share_by_hand():
@@ -55,7 +58,7 @@ def test_the_share_by_hand():
     embedding = torch.tensor([[-2.0, 1.0], [-1.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
     stack = ToyStack([lambda x: x * x, identity, identity, identity], embedding, head)
     fit, scored = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 3, 2, 0], [1, 0, 2, 3, 1]])
-    found = usefulness(stack, fit, scored, 0.1, rng())
+    found = usefulness(stack, fit, Scored.text(scored), 0.1, rng())
     assert found.affine_increase == pytest.approx([1, 0, 0, 0], abs=1e-6)
     assert (found.share.value, found.share.lo, found.share.hi) == (0.25, 0.25, 0.25)
     assert found.mean_increase.value == pytest.approx(0.25, abs=1e-6)
@@ -91,7 +94,7 @@ def test_against_numpy_least_squares_and_full_forward_passes(family):
     fit, tokens = integers(40, 12, 16), integers(40, 3, 17, seed=1)
     expected = affine_increases(model, fit, tokens)
     for max_tokens in (16, 40, 8192):
-        found = usefulness(DecoderStack(model), fit, tokens, 0.02, rng(), max_tokens)
+        found = usefulness(DecoderStack(model), fit, Scored.text(tokens), 0.02, rng(), max_tokens)
         assert found.affine_increase == pytest.approx(expected, abs=2e-5)
         assert found.share.value == np.mean([increase > 0.02 for increase in expected])
         assert brackets(found.mean_increase)

@@ -11,6 +11,7 @@ from reference import ZOO
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.measure.suite import SUITE, measure_run
 from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.probe.fork import probing
@@ -41,15 +42,15 @@ THREE_LAYERS = {"causal_score_released", "angular_distance_middle"}
 """What two layers are too few for."""
 
 
-def counting(step: int) -> np.ndarray:
+def counting(step: int) -> Sequences:
     """Sequences that count upwards modulo 12 from a start drawn by step."""
     start = np.random.default_rng(step).integers(0, 12, (4, 1))
-    return (start + np.arange(9)) % 12
+    return next_tokens((start + np.arange(9)) % 12)
 
 
-def held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> np.ndarray:
+def held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> Sequences:
     start = skip_tokens // seq_len + np.arange(n_tokens // seq_len)[:, None]
-    return (start * 5 + np.arange(seq_len + 1)) % 12
+    return next_tokens((start * 5 + np.arange(seq_len + 1)) % 12)
 
 
 def trained(**fields) -> tuple[RunConfig, Decoder, Trained]:
@@ -88,7 +89,7 @@ def test_it_is_measured_from_end_to_end(name):
 def test_the_blocks_parts_are_what_the_block_does(name):
     """Weights trained, so that no gate is 0: the branches sum to the block, unless a norm or scale is on the stream."""
     config, model, _ = of_the_zoo(name)
-    stack, tokens = DecoderStack(model.eval()), torch.from_numpy(held_out(8, 32, 0))[:, :-1]
+    stack, tokens = DecoderStack(model.eval()), torch.from_numpy(held_out(8, 32, 0).inputs)
     on_the_stream = config.depth_scale == "after_residual" or config.norm in ("post", "deepnorm")
     with probing(stack):
         x_BTD = stack.embed(tokens)

@@ -33,12 +33,13 @@ def saved_bytes(config: RunConfig, bf16: bool) -> int:
             saved[storage.data_ptr()] = storage
         return tensor
 
-    tokens_BT1 = torch.randint(256, (config.batch_tokens // config.seq_len, config.seq_len + 1))
+    shape = (config.batch_tokens // config.seq_len, config.seq_len)
+    inputs_BT, targets_BT = torch.randint(256, shape), torch.randint(256, shape)
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
     ):
-        losses(model, tokens_BT1, config)
+        losses(model, inputs_BT, targets_BT, config)
     return sum(storage.nbytes() for storage in saved.values())
 
 

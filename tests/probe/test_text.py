@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tiny import corpus
 
 from sparsedepth.data.pipeline import prepare
+from sparsedepth.data.source import TextSource
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_stack
 from sparsedepth.probe.text import check_tokens, given_tokens, measure_source, tokenizer_of
@@ -54,9 +55,11 @@ def run(tmp_path):
 def test_a_folder_reads_text_in_its_own_tokenizer(model, tmp_path):
     loaded = load_stack(model)
     text = measure_source(loaded, str(corpus(tmp_path)), 16, 320, tmp_path / "data")
-    windows = text(16, 320, 32)
-    assert windows.shape == (20, 17) and windows.dtype == np.int64 and windows.max() < 34
-    assert np.array_equal(windows[0], text.corpus.val[32:49])
+    assert isinstance(text, TextSource)
+    windows = text.held_out(16, 320, 32)
+    assert windows.inputs.shape == (20, 16) and windows.inputs.dtype == np.int64 and windows.inputs.max() < 34
+    assert np.array_equal(windows.inputs[0], text.corpus.val[32:48])
+    assert np.array_equal(windows.targets[0], text.corpus.val[33:49])
     words = tokenizer_of(loaded, tmp_path / "data").decode(text.corpus.val[:40].tolist()).split()
     assert set(words) <= set(WORDS) and {"times", "is"} <= set(words)
     assert text.bytes_per_token == text.corpus.manifest.val.bytes / text.corpus.n_val_tokens
@@ -67,7 +70,7 @@ def test_another_tokenizer_at_the_same_place_is_another_text(model, tmp_path):
     before = measure_source(load_stack(model), texts, 16, 320, tmp_path / "data")
     save_tokenizer(model, {word: 33 - index for word, index in WORDS.items()})
     after = measure_source(load_stack(model), texts, 16, 320, tmp_path / "data")
-    assert np.array_equal(33 - after(16, 320, 0), before(16, 320, 0))
+    assert np.array_equal(33 - after.held_out(16, 320).inputs, before.held_out(16, 320).inputs)
 
 
 def test_a_run_reads_its_own_text_and_reuses_its_tokens(run, tmp_path):
@@ -116,14 +119,17 @@ def test_given_tokens_are_halved_or_named(tmp_path):
     ids = np.arange(5 * 9, dtype=np.int32).reshape(5, 9)
     both = saved(tmp_path / "both.npy", ids)
     halves = given_tokens(both)
-    assert (halves.seq_len, halves.n_scored, halves.n_fit) == (8, 24, 16)
-    assert np.array_equal(halves(8, 24), ids[:3]) and np.array_equal(halves(8, 16, 24), ids[3:])
-    assert halves(8, 17).shape == (2, 9) and halves(8, 24).dtype == np.int64
+    assert (halves.seq_len, halves.n_tokens, halves.n_fit) == (8, 24, 16)
+    assert np.array_equal(halves.held_out(8, 24).inputs, ids[:3, :-1])
+    assert np.array_equal(halves.held_out(8, 24).targets, ids[:3, 1:])
+    assert np.array_equal(halves.held_out(8, 16, 24).inputs, ids[3:, :-1])
+    assert halves.held_out(8, 17).inputs.shape == (2, 8) and halves.held_out(8, 24).inputs.dtype == np.int64
     named = given_tokens(saved(tmp_path / "a.npy", ids[:3]), saved(tmp_path / "b.npy", ids[3:].astype(np.uint8)))
-    assert np.array_equal(named(8, 24), ids[:3]) and np.array_equal(named(8, 16, 1), ids[3:])
+    assert np.array_equal(named.held_out(8, 24).targets, ids[:3, 1:])
+    assert np.array_equal(named.held_out(8, 16, 1).targets, ids[3:, 1:])
     assert named.data_hash == halves.data_hash != given_tokens(tmp_path / "a.npy", tmp_path / "a.npy").data_hash
     with pytest.raises(ValueError, match="less than one sequence of the given 8"):
-        named(8, 7)
+        named.held_out(8, 7)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def test_given_files_must_be_arrays_of_one_length(tmp_path):
         with pytest.raises(ValueError, match=r"cannot be read as a \.npy array"):
             given_tokens(tmp_path / name)
     first, other = (saved(tmp_path / f"{n}.npy", np.zeros((2, n), dtype=int)) for n in (9, 8))
-    with pytest.raises(ValueError, match="has 8 columns and"):
+    with pytest.raises(ValueError, match="has sequences of 7 tokens and"):
         given_tokens(first, other)
 
 
@@ -165,3 +171,39 @@ def test_given_ids_are_the_models(model, tmp_path):
             check_tokens(bad, loaded)
     with pytest.raises(ValueError, match="longer than the 64 positions"):
         check_tokens(given_tokens(saved(tmp_path / "long.npy", np.zeros((2, 66), dtype=int))), loaded)
+
+
+def test_targets_stand_beside_their_tokens(model, tmp_path):
+    ids, targets = np.arange(4 * 6).reshape(4, 6), np.full((4, 6), -100)
+    targets[0, 3], targets[3, 1] = 5, 7
+    tokens, beside = saved(tmp_path / "ids.npy", ids), saved(tmp_path / "targets.npy", targets)
+    given = given_tokens(tokens, targets=beside)
+    assert (given.seq_len, given.n_tokens, given.scored.n_scored, len(given.fit)) == (6, 12, 1, 2)
+    assert np.array_equal(given.held_out(6, 12).targets, targets[:2])
+    named = given_tokens(tokens, tokens, beside)
+    assert len(named.fit) == len(named.scored) == 4 and named.data_hash != given.data_hash
+    assert given_tokens(tokens, tokens, beside, beside).fit.n_scored == 2
+    check_tokens(named, load_stack(model))
+    for place, says in ((40, "targets are from 5 to 40"), (-1, "targets are from -1 to 7")):
+        wrong = np.where(targets == (7 if place == 40 else 5), place, targets)
+        with pytest.raises(ValueError, match=says):
+            check_tokens(given_tokens(tokens, tokens, saved(tmp_path / "bad.npy", wrong)), load_stack(model))
+    with pytest.raises(ValueError, match=r"holds \[4, 5\] and .* holds \[4, 6\]"):
+        given_tokens(tokens, targets=saved(tmp_path / "short.npy", targets[:, 1:]))
+    with pytest.raises(ValueError, match="none of the targets"):
+        given_tokens(tokens, targets=saved(tmp_path / "none.npy", np.full((4, 6), -100)))
+    with pytest.raises(ValueError, match="has sequences of 5 tokens and"):
+        given_tokens(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
+
+
+def test_a_run_on_a_task_reads_its_task(run, tmp_path):
+    """No file is read or written, and its tokens are no text."""
+    fields = {"corpus": "task:state_tracking", "n_operations": 4, "seq_len": 16, "val_fraction": 0.05}
+    loaded = load_stack(run(**fields))
+    source = measure_source(loaded, None, 16, 160, tmp_path / "nowhere")
+    assert source.held_out(16, 160).difficulty.max() == 15 and source.bytes_per_token is None
+    assert not (tmp_path / "nowhere").exists()
+    with pytest.raises(ValueError, match="its tokens are no text"):
+        tokenizer_of(loaded, tmp_path)
+    with pytest.raises(ValueError, match="was not trained on 'task:k_hop'"):
+        measure_source(loaded, "task:k_hop", 16, 160, tmp_path)

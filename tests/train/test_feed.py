@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.train.feed import Feed
 
 CPU = torch.device("cpu")
@@ -14,35 +15,37 @@ CPU = torch.device("cpu")
 def test_batches_are_those_of_their_steps_from_any_first_one():
     read: list[int] = []
 
-    def batch(step: int) -> np.ndarray:
+    def batch(step: int) -> Sequences:
         read.append(step)
-        return np.full((1, 2), step)
+        return next_tokens(np.full((1, 2), step))
 
     with Feed(batch, 6, CPU) as feed:
-        assert [feed[step].tolist() for step in range(3, 6)] == [[[3, 3]], [[4, 4]], [[5, 5]]]
+        batches = [feed[step] for step in range(3, 6)]
+    assert [batch.inputs.tolist() for batch in batches] == [batch.targets.tolist() for batch in batches]
+    assert [batch.inputs.tolist() for batch in batches] == [[[3]], [[4]], [[5]]]
     assert read == [3, 4, 5]  # none twice, none beyond the last
 
 
 def test_the_next_batch_is_read_while_the_step_runs():
     ahead = threading.Event()
 
-    def batch(step: int) -> np.ndarray:
+    def batch(step: int) -> Sequences:
         if step == 1:
             ahead.set()
-        return np.zeros((1, 2), dtype=np.int64)
+        return next_tokens(np.zeros((1, 2), dtype=np.int64))
 
     with Feed(batch, 2, CPU) as feed:
-        assert feed[0].shape == (1, 2)
+        assert feed[0].inputs.shape == (1, 1)
         assert ahead.wait(10)
 
 
 def test_an_error_of_reading_comes_with_its_step():
-    def batch(step: int) -> np.ndarray:
+    def batch(step: int) -> Sequences:
         if step == 1:
             raise ValueError("shard 7 is damaged")
-        return np.zeros((1, 2), dtype=np.int64)
+        return next_tokens(np.zeros((1, 2), dtype=np.int64))
 
     with Feed(batch, 3, CPU) as feed:
-        assert feed[0].shape == (1, 2)
+        assert feed[0].inputs.shape == (1, 1)
         with pytest.raises(ValueError, match="shard 7"):
             feed[1]

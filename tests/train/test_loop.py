@@ -6,12 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.config.task import IGNORED
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
+from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import Interrupted, divergence, losses, train
 from sparsedepth.train.optimizer import adamw
 from sparsedepth.train.runtime import resolve
@@ -25,10 +29,10 @@ def config(**fields) -> RunConfig:
     return build(RunConfig, {**TINY, **fields}, "test")
 
 
-def counting(step: int) -> np.ndarray:
+def counting(step: int) -> Sequences:
     """Sequences that count upwards modulo 12 from a start drawn by step: learnable, and a function of step alone."""
     start = np.random.default_rng(step).integers(0, 12, (4, 1))
-    return (start + np.arange(9)) % 12
+    return next_tokens((start + np.arange(9)) % 12)
 
 
 def run(cfg: RunConfig, **options):
@@ -165,14 +169,34 @@ def test_micro_batches_take_the_same_steps(micro_batch):
         torch.testing.assert_close(weight, model.get_parameter(name), atol=1e-5, rtol=1e-4)
 
 
+def partly(step: int) -> Sequences:
+    """Sequences of which 1, 2, 4 and 8 positions count."""
+    whole = counting(step)
+    counts_B1 = np.array([[1], [2], [4], [8]])
+    return Sequences(inputs=whole.inputs, targets=np.where(np.arange(8) < counts_B1, whole.targets, IGNORED))
+
+
+def test_the_loss_is_over_the_positions_that_count_however_the_batch_is_cut():
+    cfg = config(log_every=1)
+    batch = partly(0)
+    logits_BTV = Decoder(cfg)(torch.from_numpy(batch.inputs))
+    by_hand = F.cross_entropy(logits_BTV.flatten(0, 1), torch.from_numpy(batch.targets).flatten()).item()
+    curves = {}
+    for size in (None, 1, 3):
+        runtime = dataclasses.replace(resolve(cfg, CPU), micro_batch=size)
+        curves[size] = [row["train_loss"] for row in train(Decoder(cfg), cfg, runtime, partly).curves]
+    assert curves[None][0] == pytest.approx(by_hand, rel=1e-5)
+    assert curves[1] == pytest.approx(curves[None], rel=1e-4) and curves[3] == pytest.approx(curves[None], rel=1e-4)
+
+
 def test_micro_batches_average_their_own_balance_losses():
     """A product of two means over a batch is no mean of products: the rest of the loss is the same."""
     cfg = config(n_experts=4, top_k=2, balance_loss=0.0, log_every=1)
     pieces = train(Decoder(cfg), cfg, dataclasses.replace(resolve(cfg, CPU), micro_batch=1), counting).curves
     whole = run(cfg)[1].curves
     assert [row["train_loss"] for row in pieces] == pytest.approx([row["train_loss"] for row in whole], rel=1e-5)
-    batch = torch.from_numpy(counting(0))
-    own = [losses(Decoder(cfg), row_T1[None], cfg)[2].item() for row_T1 in batch]
+    parts = Batch.of(counting(0)).parts(1)
+    own = [losses(Decoder(cfg), inputs_1T, targets_1T, cfg)[2].item() for inputs_1T, targets_1T, _ in parts]
     assert pieces[0]["balance_loss"] == pytest.approx(np.mean(own), rel=1e-5)
     assert pieces[0]["balance_loss"] > whole[0]["balance_loss"]
 
@@ -187,7 +211,7 @@ def test_no_step_waits_for_the_device(monkeypatch, fields):
         def refuse(self, *arguments, **options):
             raise AssertionError("the host waits for a number")
 
-        def batch(step: int) -> np.ndarray:
+        def batch(step: int) -> Sequences:
             if step == 2:  # the first step is logged, and may wait
                 for name in ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy"):
                     patch.setattr(torch.Tensor, name, refuse)
@@ -200,10 +224,10 @@ def test_no_step_waits_for_the_device(monkeypatch, fields):
 
 def test_layers_with_experts_share_their_compiled_graphs():
     cfg = config(n_layers=10, n_experts=2, top_k=1)  # more layers than dynamo's limit of 8 graphs for one function
-    model, tokens_BT1 = Decoder(cfg), torch.zeros(2, 9, dtype=torch.long)
-    expected = losses(model, tokens_BT1, cfg)
+    model, zeros_BT = Decoder(cfg), torch.zeros(2, 8, dtype=torch.long)
+    expected = losses(model, zeros_BT, zeros_BT, cfg)
     torch.compiler.reset()
     for block in model.blocks:
         block.compile(backend="eager")
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        torch.testing.assert_close(losses(model, tokens_BT1, cfg), expected)
+        torch.testing.assert_close(losses(model, zeros_BT, zeros_BT, cfg), expected)

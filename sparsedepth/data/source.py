@@ -1,0 +1,60 @@
+"""Where a run's sequences come from: tokenised text, or a task that makes them; asked in one way.
+
+`batch(config, step)` is a pure function of the source, the seed and the step; `held_out(seq_len, n_tokens, skip)` gives
+sequences that training never meets, disjoint for disjoint ranges of tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import task_name
+from sparsedepth.data import batches
+from sparsedepth.data.pipeline import Report, prepare
+from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.data.shards import Corpus
+from sparsedepth.data.tasks.stream import TaskSource
+
+
+@dataclass(frozen=True, eq=False)
+class TextSource:
+    """Tokenised text: the target is the next token, and every position counts."""
+
+    corpus: Corpus
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.corpus.val_bytes_per_token
+
+    @property
+    def eod(self) -> int:
+        """The token that ends a document."""
+        return self.corpus.manifest.eod
+
+    @property
+    def data_hash(self) -> str:
+        return self.corpus.data_hash
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a record tells of it."""
+        return self.corpus.manifest.model_dump(mode="json")
+
+    def batch(self, config: RunConfig, step: int) -> Sequences:
+        """batch_tokens // seq_len windows. Raises ValueError if the training text is shorter than one batch."""
+        return next_tokens(batches.batch(self.corpus, config, step))
+
+    def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
+        """n_tokens // seq_len windows, fewer at the text's end. Raises ValueError if there is not a whole one."""
+        return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
+
+
+Source = TextSource | TaskSource
+
+
+def open_source(config: RunConfig, root: Path, report: Report | None = None) -> Source:
+    """The source of a run; a text is tokenised once under `root`. Raises ValueError as `prepare` does."""
+    if task_name(config.corpus) is not None:
+        return TaskSource(config)
+    return TextSource(prepare(config, root, report))

@@ -1,0 +1,127 @@
+"""Positions that count: every measure with a loss takes it over them alone, whatever their number in a sequence."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import run_config
+from stacks import integers
+
+from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.early_exit import early_exit
+from sparsedepth.measure.loss import fork_losses, held_out_loss
+from sparsedepth.measure.permutation import permutation_effect
+from sparsedepth.measure.permutation_neighbours import permutation_neighbours
+from sparsedepth.measure.released_code import affine_increase_in_sample
+from sparsedepth.measure.removal import removal
+from sparsedepth.measure.scored import Scored, position_mean
+from sparsedepth.measure.usefulness import usefulness
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import skip, swap
+from sparsedepth.probe.stack import DecoderStack
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Decoder:
+    return Decoder(run_config())
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Scored:
+    """Six sequences of 16 tokens, of which 0, 3, 5, 8, 11 and 16 positions count; targets are not the next tokens."""
+    counts = torch.tensor([0, 3, 5, 8, 11, 16])
+    order = torch.rand(6, 16, generator=torch.Generator().manual_seed(1)).argsort(1).argsort(1)
+    return Scored(integers(40, 6, 16), integers(40, 6, 16, seed=2).masked_fill(order >= counts[:, None], IGNORED))
+
+
+def plain(model: Decoder, scored: Scored, order=None) -> float:
+    """The mean over all positions that count at once, of the blocks in this order (None leaves one out)."""
+    rotary = model.rotary(16)
+    x_BTD = model.embed_tokens(scored.inputs)
+    for layer in order or range(1, 6):
+        x_BTD = x_BTD if layer is None else model.blocks[layer - 1](x_BTD, rotary)
+    counts_BT = scored.targets != IGNORED
+    return F.cross_entropy(model.logits(x_BTD)[counts_BT], scored.targets[counts_BT]).item()
+
+
+@torch.no_grad()
+def test_losses_are_means_over_the_positions_that_count(model, uneven):
+    stack = DecoderStack(model)
+    base, without, swapped = (
+        plain(model, uneven),
+        plain(model, uneven, [1, None, 3, 4, 5]),
+        plain(model, uneven, [1, 4, 3, 2, 5]),
+    )
+    found = held_out_loss(stack, uneven, rng())
+    assert found.loss.value == pytest.approx(base, rel=1e-6) and found.n_tokens == 43 == uneven.n_scored
+    base_N, changed_NF = fork_losses(stack, uneven, [skip(2), swap(2, 4)])
+    assert (base_N.mean(), *changed_NF.mean(0)) == pytest.approx((base, without, swapped), rel=1e-6)
+    assert base_N[0] == 0  # nothing counts there
+    dropped, exchanged = (without - base) / base, abs(swapped - base) / base
+    assert removal(stack, uneven, rng()).drops[2, 2] == pytest.approx(dropped, rel=1e-4)
+    assert causal_effect(stack, uneven, rng()).skip_increase[1] == pytest.approx(dropped, rel=1e-4)
+    assert permutation_effect(stack, uneven, rng()).effects[2, 4] == pytest.approx(exchanged, rel=1e-4)
+    lens = early_exit(stack, uneven, rng()).logit_lens.by_layer
+    assert lens[5].value == pytest.approx(base, rel=1e-6)
+    assert lens[2].value == pytest.approx(plain(model, uneven, [1, 2, None, None, None]), rel=1e-6)
+
+
+MEASURES = {
+    "usefulness": lambda stack, scored: usefulness(stack, integers(40, 6, 16, seed=3), scored, 0.1, rng()),
+    "neighbours": lambda stack, scored: permutation_neighbours(stack, scored, rng()),
+    "permutation": lambda stack, scored: permutation_effect(stack, scored, rng()),
+    "removal": lambda stack, scored: removal(stack, scored, rng()),
+    "released": lambda stack, scored: affine_increase_in_sample(stack, scored),
+    "early_exit": lambda stack, scored: early_exit(stack, scored, rng()).last_block.mean_increase,
+    "skip": lambda stack, scored: causal_effect(stack, scored, rng()).skip_increase,
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_what_does_not_count_changes_nothing(model, uneven, name):
+    """Tokens behind the last position that counts are out of sight: other targets there are IGNORED in every measure,
+    and the same measure on whole sequences of the first 8 tokens is the one on 16 of which 8 count."""
+    stack = DecoderStack(model)
+    inputs, targets = uneven.inputs, integers(40, 6, 16, seed=2)
+    short = Scored(inputs[:, :8], targets[:, :8])
+    masked = Scored(inputs, targets.masked_fill(torch.arange(16) >= 8, IGNORED))
+    if name in ("released", "usefulness"):  # maps in sample are fitted on all tokens; on others, on the same ones
+        found = MEASURES[name](stack, masked)
+        increase = found if name == "released" else found.affine_increase
+        assert len(increase) == 5 and increase != MEASURES[name](stack, Scored(inputs, targets))
+    else:
+        assert_close(MEASURES[name](stack, masked), MEASURES[name](stack, short))
+
+
+def assert_close(one, other) -> None:
+    if hasattr(one, "__dataclass_fields__"):
+        for field in one.__dataclass_fields__:
+            assert_close(getattr(one, field), getattr(other, field))
+    elif isinstance(one, dict):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+    else:
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
+
+
+def test_text_has_the_plain_mean_of_every_resample():
+    value_N = np.random.default_rng(1).random(20)
+    even = position_mean(value_N, np.ones(20), rng())
+    weight_N = np.where(np.arange(20) < 10, 0.5, 1.5)
+    uneven = position_mean(value_N * weight_N, weight_N, rng())
+    assert even.value == pytest.approx(value_N.mean())
+    assert uneven.value == pytest.approx((value_N * weight_N).sum() / 20)
+    assert uneven.lo < uneven.value < uneven.hi
+    # Equal values have no spread, however many positions a resample happens to have.
+    flat = position_mean(2 * weight_N, weight_N, rng())
+    assert (flat.lo, flat.value, flat.hi) == pytest.approx((2, 2, 2))
+
+
+def test_nothing_that_counts_is_said(model):
+    nothing = Scored(integers(40, 2, 16), torch.full((2, 16), IGNORED))
+    with pytest.raises(ValueError, match="none of the 32 targets counts"):
+        held_out_loss(DecoderStack(model), nothing, rng())

@@ -1,0 +1,47 @@
+"""A run on a task: it learns, is measured on what it never met, and reads and writes no text."""
+
+import pytest
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.run.execute import execute
+from sparsedepth.run.train_and_measure import Options
+from sparsedepth.store import folder as record
+from sparsedepth.train.loop import Interrupted
+
+CPU = RuntimeConfig(device="cpu", threads=1)
+TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "batch_tokens": 512, "train_tokens": 512 * 60, "lr": 1e-2}
+TINY = {**TINY, "precision": "fp32", "val_tokens": 512, "measure_tokens": 128, "fit_tokens": 256, "observe_every": 20}
+TASKS = {
+    "state_tracking": {"task_group": "S3", "n_operations": 2, "seq_len": 8},
+    "k_hop": {"letters": 3, "max_hops": 2, "seq_len": 16},
+    "successor": {"cycle_len": 3, "max_hops": 2, "seq_len": 16},
+    "arithmetic": {"modulus": 3, "expression_len": 2, "seq_len": 16},
+}
+
+
+def config(task: str, **fields) -> RunConfig:
+    return build(RunConfig, {**TINY, "corpus": f"task:{task}", **TASKS[task], **fields}, "test")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_is_trained_and_measured_where_answers_count(tmp_path, task):
+    made = record.read_run(execute(config(task), tmp_path, Options(runtime=CPU)))
+    summary = made.summary
+    assert summary["train_loss"] < made.tables["curves"]["train_loss"][0].as_py()
+    assert summary["val_loss"] < 1.2 * summary["train_loss"]
+    everywhere = {"state_tracking": 512, "k_hop": 512 * 15 // 16, "successor": 32 * 5}
+    assert summary["val_loss_tokens"] == everywhere.get(task, summary["val_loss_tokens"]) < 513
+    assert summary["val_bits_per_byte"] is None and summary["usefulness"] is not None
+    assert made.manifest["data"]["corpus"] == f"task:{task}" and not (tmp_path / "data").exists()
+
+
+def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path):
+    chosen = config("state_tracking", measures=["loss"])
+    whole = record.read_run(execute(chosen, tmp_path / "whole", Options(runtime=CPU)))
+    asked = iter(range(100))
+    with pytest.raises(Interrupted):
+        execute(chosen, tmp_path / "cut", Options(runtime=CPU, stop=lambda: next(asked) > 40))
+    resumed = record.read_run(execute(chosen, tmp_path / "cut", Options(runtime=CPU)))
+    assert resumed.summary == whole.summary
