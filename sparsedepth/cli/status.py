@@ -51,7 +51,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
     from sparsedepth.cli.progress import counted, running_line
     from sparsedepth.plan.definition_file import read_definition
-    from sparsedepth.plan.planned_vs_actual import compare, told
+    from sparsedepth.plan.planned_vs_actual import compare, describe
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import Best, scan
 
@@ -71,7 +71,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     if definition and (best := Best(folder, definition.objective).of(states)):
         lines.append(f"  best so far: {definition.objective} {best[1]:.4g}, run {best[0].run_id}")
     if deviation := compare(folder, [state.config for state in states if state.config]):
-        lines.append(f"  {told(deviation)}")
+        lines.append(f"  {describe(deviation)}")
     return lines, any(state.state in ("running", "interrupted", "planned") for state in states)
 
 

@@ -65,7 +65,8 @@ def sweep(
     from sparsedepth.cli.cost import one_line, setting_here, show
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.plan.budget import Budget
-    from sparsedepth.plan.price import price
+    from sparsedepth.plan.planned_vs_actual import measured_peaks
+    from sparsedepth.plan.price import expected_runs, price, with_peaks
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.pool import machine, parse_gpus
@@ -79,6 +80,7 @@ def sweep(
     for note in plan.notes():
         print(note)
     setting = setting_here(definition, used)
+    setting = with_peaks(setting, measured_peaks(out, expected_runs(definition)[0], setting.place.device))
     if dry_run:
         show(definition, setting, Budget())
         return

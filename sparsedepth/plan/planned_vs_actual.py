@@ -37,6 +37,15 @@ def planned(results: Path, config: RunConfig) -> dict[str, Any]:
     return {"planned_seconds": kind["seconds"]["value"], "planned_memory_bytes": kind["memory_bytes"]}
 
 
+def measured_peaks(results: Path, runs: Sequence[RunConfig], device: str) -> list[tuple[RunConfig, int]]:
+    """Those of `runs` that were made on a 'cpu' or on 'cuda', with the peak of memory that each had."""
+    known = [(run, facts) for run in runs if (facts := _facts(results, run))]
+    here = [
+        (run, facts.get("peak_memory_bytes")) for run, facts in known if str(facts.get("device")).startswith(device)
+    ]
+    return [(run, peak) for run, peak in here if peak]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
     """actual / planned - 1 over the complete runs of a sweep; None where nothing can be compared."""
@@ -78,16 +87,16 @@ def compare(results: Path, runs: Sequence[RunConfig]) -> Deviation | None:
     )
 
 
-def told(found: Deviation) -> str:
+def describe(deviation: Deviation) -> str:
     """The comparison in one line."""
-    memory = "not recorded" if found.memory is None else f"{found.memory:+.0%} at worst"
-    exact = "exact" if found.params == 0 else f"{found.params:+.2%}"
+    memory = "not recorded" if deviation.memory is None else f"{deviation.memory:+.0%} at worst"
+    params = "exact" if deviation.params == 0 else f"{deviation.params:+.2%}"
     seconds = "not recorded"
-    if found.seconds is not None:
-        seconds = f"{found.seconds:+.0%} (median; {found.slowest:+.0%} at worst)"
+    if deviation.seconds is not None:
+        seconds = f"{deviation.seconds:+.0%} (median; {deviation.slowest:+.0%} at worst)"
     return (
-        f"actual against planned, {found.runs} runs: parameters {exact}, FLOPs {found.flops:+.1%}, memory {memory}, "
-        f"time {seconds}, planned within a factor of {found.factor:.3g}"
+        f"actual against planned, {deviation.runs} runs: parameters {params}, FLOPs {deviation.flops:+.1%}, "
+        f"memory {memory}, time {seconds}, planned within a factor of {deviation.factor:.3g}"
     )
 
 

@@ -1,7 +1,7 @@
 """What a sweep costs, before anything runs: runs by kind, parameters, FLOPs, tokens, memory, disk and time.
 
 A *kind* is a shape with its runs: all fields that change what a run costs, and none that do not. Parameters and FLOPs
-are exact (`model.cost`), memory is modelled (`memory`), time is assumed or calibrated (`duration`).
+are exact (`cost`), memory is modelled (`memory`) or measured, time is assumed or calibrated (`duration`).
 
     time in all = the runs given out to the workers one after the other, in the order of the plan
 
@@ -13,6 +13,7 @@ early and equal proposals share theirs; an extension of a tuning grid adds some.
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from sparsedepth.config.cost import cost
@@ -40,6 +41,8 @@ class Setting:
     place: Place = field(default_factory=Place)
     timings: Mapping[str, Timing] | None = None
     """by the shape_id of a step"""
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    """measured / modelled peak of memory, by shape_id; other shapes take the median"""
 
     @property
     def assumed(self) -> Device:
@@ -188,6 +191,7 @@ def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Pr
 def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setting: Setting) -> Kind:
     counted = cost(config)
     timing = (setting.timings or {}).get(shape_id(config, step_only=True))
+    ratio = setting.peaks.get(key) or (median(setting.peaks.values()) if setting.peaks else 1.0)
     return Kind(
         shape_id=key,
         varied=varied,
@@ -196,7 +200,7 @@ def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], sett
         params_active=counted.params_active,
         tokens=config.train_tokens,
         train_flops=3.0 * counted.flops_per_token * config.train_tokens,
-        memory_bytes=peak_bytes(config, setting.place),
+        memory_bytes=round(ratio * peak_bytes(config, setting.place)),
         disk_bytes=4 * counted.params_total + RECORD_BYTES,
         seconds=seconds(config, setting.place, setting.assumed, timing),
     )
@@ -231,8 +235,17 @@ def with_timings(setting: Setting, timings: Mapping[str, Timing]) -> Setting:
     return replace(setting, timings={**(setting.timings or {}), **timings})
 
 
+def with_peaks(setting: Setting, measured: Sequence[tuple[RunConfig, int]]) -> Setting:
+    """The setting with the peaks of memory, in bytes, that runs had on this kind of machine: of a shape the largest."""
+    ratios: dict[str, float] = {}
+    for config, peak in measured:
+        key = shape_id(config)
+        ratios[key] = max(ratios.get(key, 0.0), peak / peak_bytes(config, setting.place))
+    return replace(setting, peaks=ratios)
+
+
 def as_json(price: Price) -> dict[str, Any]:
     """The price as plain data."""
-    content = asdict(replace(price, setting=replace(price.setting, timings=None)))
+    content = asdict(replace(price, setting=replace(price.setting, timings=None, peaks={})))
     totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
     return content | {name: getattr(price, name) for name in totals}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import sparsedepth
-from sparsedepth.plan.memory import added_bytes
+from sparsedepth.run.resident_memory import added_bytes
 from sparsedepth.train.runtime import Runtime
 
 PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
@@ -51,7 +51,7 @@ def package_versions() -> dict[str, str | None]:
 
 def device_facts(runtime: Runtime, before: dict[str, int] | None = None) -> dict[str, Any]:
     """The device's name, what was chosen on it, and the peak of memory: on a GPU the most that PyTorch allocated; on a
-    CPU, where memory.resident_bytes() said `before` (Linux), the anonymous memory that the process added since."""
+    CPU, where `resident_bytes` said `before` (Linux), the anonymous memory that the process added since."""
     on_gpu = runtime.device.type == "cuda"
     name = torch.cuda.get_device_name(runtime.device) if on_gpu else platform.processor() or platform.machine()
     return {

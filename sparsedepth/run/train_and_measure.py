@@ -21,12 +21,13 @@ from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.source import Source, open_source
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.plan import memory, planned_vs_actual
+from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.manifest import code_version, device_facts, package_versions
 from sparsedepth.run.publish import publish, write
+from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.train.devices import Devices
@@ -105,7 +106,7 @@ class RunJob:
     def _make(self, runtime: Runtime) -> None:
         """Train; then, in the process that owns the run, measure and write."""
         started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
-        before = memory.resident_bytes()
+        before = resident_bytes()
         self._report("reading the text", 0.0, None)
         source = open_source(self.config, self.results / "data")
         check_source(source, self.config)
