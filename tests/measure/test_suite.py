@@ -189,13 +189,14 @@ def test_only_what_is_asked_for_is_measured():
 
 @pytest.mark.parametrize("part", SUITE)
 def test_the_glossary_knows_which_part_fills_a_column(part):
-    columns = {column.name: column for column in quantities.RUNS}
-    summary = measured("moe", fields={"measures": [part]}).summary
-    assert summary and {columns[name].measure for name in summary} == {part}
+    measures = {(column.view, column.name): column.measure for column in quantities.ALL}
+    found = measured("moe", fields={"measures": [part]})
+    made = {("runs", name) for name in found.summary} | {("layers", base(row["metric"])) for row in found.layers}
+    assert {measures[place] for place in made} == {part}
 
 
 def test_the_suite_runs_every_measure_and_none_without_a_record():
-    assert list(SUITE) == [measure.name for measure in MEASURES]
+    assert set(SUITE) == {measure.name for measure in MEASURES}
     made = Measurements(step=0, summary={"val_loss": 1.0}, layers=[{"metric": "causal_effect"}])
     with pytest.raises(AssertionError, match=r"measure 'loss' makes .*causal_effect.* no record"):
         made.check_records("loss")
