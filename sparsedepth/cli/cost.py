@@ -26,10 +26,10 @@ def setting_here(definition: "SweepDefinition", machine: "Machine", *, calibrate
     if not missing:
         return setting
 
-    def said(made: int) -> None:
+    def progress(made: int) -> None:
         print(f"\rtimed {made} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
 
-    timings = calibrate(missing, machine, said)
+    timings = calibrate(missing, machine, progress)
     print(file=sys.stderr)
     return pricing.with_timings(setting, timings)
 
@@ -39,12 +39,12 @@ def show(definition: "SweepDefinition", setting: "Setting", budget: "Budget", fo
     from sparsedepth.plan.budget import ways
     from sparsedepth.plan.price import as_json, price
 
-    found = price(definition, setting)
+    total = price(definition, setting)
     if format == "json":
-        print(json.dumps({"sweep": definition.name, **as_json(found)}, indent=1))
+        print(json.dumps({"sweep": definition.name, **as_json(total)}, indent=1))
     else:
-        print(*_table(definition, found), sep="\n")
-    excess = budget.excess(found)
+        print(*_table(definition, total), sep="\n")
+    excess = budget.excess(total)
     if not excess:
         return
     fits = ways(definition, setting, budget)

@@ -1,4 +1,4 @@
-"""`sparsedepth doctor`: what is installed, what works on this machine, what 'auto' chooses and why, and what mends it.
+"""`sparsedepth doctor`: what is installed, what works on this machine, what 'auto' chooses and why, and what fixes it.
 
 Each kernel takes a real step, forward and backward, on a tiny input. Nothing is fetched, and no environment is shown.
 """
@@ -39,7 +39,7 @@ class Finding:
     state: State = "ok"
     fact: str = ""
     """Version, size, or the reason why it does not work."""
-    mend: str = ""
+    fix: str = ""
     """The command, or the setting, that changes the state."""
     chosen: bool = False
     """Whether 'auto' takes this kernel."""
@@ -90,10 +90,10 @@ def _machine() -> Iterator[Finding]:
 
 def _git() -> Finding:
     try:
-        said = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
+        answer = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return Finding(group="optional", name="git", state="missing", fact="manifests then name no commit")
-    return Finding(group="optional", name="git", fact=said.strip().removeprefix("git version "))
+    return Finding(group="optional", name="git", fact=answer.strip().removeprefix("git version "))
 
 
 def _packages() -> Iterator[Finding]:
@@ -103,10 +103,8 @@ def _packages() -> Iterator[Finding]:
     try:
         declared = importlib.metadata.requires("sparsedepth") or []
     except importlib.metadata.PackageNotFoundError:
-        mend = "pip install -e . (in its checkout)"
-        yield Finding(
-            group="package", name="sparsedepth", state="missing", fact="not installed", mend=mend, needed=True
-        )
+        fix = "pip install -e . (in its checkout)"
+        yield Finding(group="package", name="sparsedepth", state="missing", fact="not installed", fix=fix, needed=True)
         return
     for text in declared:
         requirement = Requirement(text)
@@ -115,16 +113,16 @@ def _packages() -> Iterator[Finding]:
 
 
 def _package(name: str, wanted: "SpecifierSet") -> Finding:
-    version, state, mend = _version(name), "ok", f"pip install '{name}{wanted}'"
+    version, state, fix = _version(name), "ok", f"pip install '{name}{wanted}'"
     if version is None:
         state, fact = "missing", "not installed"
     elif not wanted.contains(version, prereleases=True):
         state, fact = "broken", f"{version}, and {wanted} is needed"
     elif name in IMPORTED and (error := _import_error(name)):
-        state, fact, mend = "broken", f"{version} does not load: {error}", f"{_REINSTALL} '{name}=={version}'"
+        state, fact, fix = "broken", f"{version} does not load: {error}", f"{_REINSTALL} '{name}=={version}'"
     else:
-        fact, mend = version, ""
-    return Finding(group="package", name=name, state=state, fact=fact, mend=mend, needed=True)
+        fact, fix = version, ""
+    return Finding(group="package", name=name, state=state, fact=fact, fix=fix, needed=True)
 
 
 def _version(name: str) -> str | None:
@@ -157,9 +155,9 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
 
         yield _extra("flash-attn", "attention", kernels.INSTALL_FLASH, flash.load, kernels.REBUILD_FLASH)
         yield _extra("stanford-stk", "megablocks", kernels.INSTALL_MEGABLOCKS)
-        found = _extra("megablocks", "experts", kernels.INSTALL_MEGABLOCKS, megablocks.load)
-        yield found
-        if found.state == "ok":
+        package = _extra("megablocks", "experts", kernels.INSTALL_MEGABLOCKS, megablocks.load)
+        yield package
+        if package.state == "ok":
             compiled = megablocks.load().compiled
             fact = "compiled" if compiled else "PyTorch stands in for megablocks' compiled functions"
             yield Finding(group="optional", name="megablocks_ops", state="ok" if compiled else "missing", fact=fact)
@@ -168,14 +166,14 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
 def _extra(
     name: str,
     use: str,
-    mend: str,
+    fix: str,
     load: Callable[[], object] | None = None,
     rebuild: str | None = None,
     module: str | None = None,
 ) -> Finding:
     version = _version(name)
     if version is None:
-        return Finding(group="optional", name=name, state="missing", fact=f"for {use}", mend=mend)
+        return Finding(group="optional", name=name, state="missing", fact=f"for {use}", fix=fix)
     try:
         if load:
             load()
@@ -183,7 +181,7 @@ def _extra(
             importlib.import_module(module)
     except Exception as error:  # a build for another torch fails in many ways
         fact = f"{version} does not load: {_line(error)}"
-        return Finding(group="optional", name=name, state="broken", fact=fact, mend=rebuild or mend)
+        return Finding(group="optional", name=name, state="broken", fact=fact, fix=rebuild or fix)
     return Finding(group="optional", name=name, fact=version)
 
 
@@ -195,8 +193,8 @@ def _devices() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         built, driver = torch.version.cuda, shutil.which("nvidia-smi")
         fact = f"torch is built for CUDA {built}, and finds no GPU" if built else "torch is built without CUDA"
-        mend = ("nvidia-smi" if built else f"{_REINSTALL} torch") if driver else ""
-        yield Finding(group="system", name="cuda", state="missing", fact=fact, mend=mend)
+        fix = ("nvidia-smi" if built else f"{_REINSTALL} torch") if driver else ""
+        yield Finding(group="system", name="cuda", state="missing", fact=fact, fix=fix)
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
@@ -216,9 +214,9 @@ def _kernels() -> Iterator[Finding]:
     for part, obstacles in OBSTACLES.items():
         choice = choose(part, "auto", here)
         for kernel, obstacle in obstacles.items():
-            found, is_chosen = obstacle(here), kernel == choice.kernel
-            if found:
-                yield Finding(group=part, name=kernel, state="cannot run", fact=found.reason, mend=found.mend)
+            problem, is_chosen = obstacle(here), kernel == choice.kernel
+            if problem:
+                yield Finding(group=part, name=kernel, state="cannot run", fact=problem.reason, fix=problem.fix)
                 continue
             error = _step(part, kernel, here)
             fact = error or (choice.reason if is_chosen else "runs, if asked for by name")
@@ -260,6 +258,6 @@ def _print(findings: list[Finding], healthy: bool) -> None:
             mark = "*" if row.chosen else " "
             state = "" if row.group in ("system", "package") and row.state == "ok" else f"{row.state}  "
             print(f" {mark} {row.name:16} {state}{row.fact}")
-            if row.mend:
-                print(f"     to mend: {row.mend}")
-    print("sparsedepth can run here." if healthy else "sparsedepth cannot run here: mend what is missing or broken.")
+            if row.fix:
+                print(f"     fix: {row.fix}")
+    print("sparsedepth can run here." if healthy else "sparsedepth cannot run here: fix what is missing or broken.")

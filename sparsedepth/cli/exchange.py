@@ -21,11 +21,11 @@ def export(
     """Write a run as a Hugging Face folder (Llama, Mixtral ...), checked against it logit by logit."""
     from sparsedepth.exchange.export import export as export_run
 
-    found = export_run(run, out)
-    parity = found.parity
-    print(f"written: {found.folder}, a {found.family} model of transformers")
+    exported = export_run(run, out)
+    parity = exported.parity
+    print(f"written: {exported.folder}, a {exported.family} model of transformers")
     print(f"logits differ by {parity.random_tokens:.1e} on random tokens, {parity.held_out_text:.1e} on held-out text")
-    for note in found.notes:
+    for note in exported.notes:
         print(f"note: {note}")
 
 
@@ -58,19 +58,19 @@ def evaluate(
     results = loaded.folder.resolve().parent.parent
     if out is None and loaded.config is not None:
         out = results
-    found = [(task_key(loaded, task, limit), task) for task in load_tasks(names, include_path)]
+    wanted = [(task_key(loaded, task, limit), task) for task in load_tasks(names, include_path)]
     if out is not None:
-        for key, _ in found:
+        for key, _ in wanted:
             if is_evaluated(out, key):
                 _print_evaluation(read_evaluation(eval_folder(out, key)), "kept")
-        found = [(key, task) for key, task in found if not is_evaluated(out, key)]
+        wanted = [(key, task) for key, task in wanted if not is_evaluated(out, key)]
 
     def done(evaluation: Evaluation) -> None:
         where = "" if out is None else f"written: {save_evaluation(out, evaluation)}"
         _print_evaluation(evaluation, where)
 
-    if found:
-        run_tasks(loaded, results / "data", found, limit, done)
+    if wanted:
+        run_tasks(loaded, results / "data", wanted, limit, done)
 
 
 def _print_evaluation(evaluation: "Evaluation", where: str) -> None:

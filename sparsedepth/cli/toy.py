@@ -108,28 +108,28 @@ def print_exponents(results: Path) -> None:
     from sparsedepth.toy.exponents import MIN_DEPTHS, exponents, varied
 
     with open_store(results) as store:
-        found = exponents(store.frame("select * from toys"))
-    if not found:
+        fitted = exponents(store.frame("select * from toys"))
+    if not fitted:
         print(f"no exponent: it takes {MIN_DEPTHS} depths of a setting")
         return
     print("test loss = c / n_layers^alpha + rest; [95% interval over teachers]; slope: alpha if rest = 0")
-    names = varied(found)
-    for one in found:
-        print(f"  {exponent_line(one, names)}")
+    names = varied(fitted)
+    for exponent in fitted:
+        print(f"  {exponent_line(exponent, names)}")
 
 
-def exponent_line(one: "Exponent", names: Sequence[str]) -> str:
+def exponent_line(exponent: "Exponent", names: Sequence[str]) -> str:
     """'rho=1, integrator=euler: alpha 2.1 [1.5, 2.7], slope ... (3 teachers, depths 3 to 12)'."""
-    label = ", ".join(f"{name}={_shown(one.setting[name])}" for name in names) or "all students"
-    alpha = _interval(one.alpha) if one.alpha.mean is not None else "not identified"
-    depths = f"depths {one.depths[0]} to {one.depths[-1]}"
-    return f"{label}: alpha {alpha}, slope {_interval(one.slope)} ({len(one.teachers)} teachers, {depths})"
+    label = ", ".join(f"{name}={_shown(exponent.setting[name])}" for name in names) or "all students"
+    alpha = _interval(exponent.alpha) if exponent.alpha.mean is not None else "not identified"
+    depths = f"depths {exponent.depths[0]} to {exponent.depths[-1]}"
+    return f"{label}: alpha {alpha}, slope {_interval(exponent.slope)} ({len(exponent.teachers)} teachers, {depths})"
 
 
 def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _interval(found: "Estimate") -> str:
-    interval = f"[{found.lo:.2f}, {found.hi:.2f}]" if found.lo is not None else "(no interval)"
-    return f"{found.mean:.2f} {interval}"
+def _interval(estimate: "Estimate") -> str:
+    interval = f"[{estimate.lo:.2f}, {estimate.hi:.2f}]" if estimate.lo is not None else "(no interval)"
+    return f"{estimate.mean:.2f} {interval}"

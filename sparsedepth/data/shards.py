@@ -189,7 +189,7 @@ def open_shards(folder: Path) -> Corpus:
 
 
 def remedy(folder: Path) -> str:
-    """What mends token files that cannot be used."""
+    """What fixes token files that cannot be used."""
     return f"delete the folder {folder} and run again to tokenise the corpus anew"
 
 

@@ -242,13 +242,13 @@ def weights(model: Decoder) -> Weights:
         embed_VD = model.embed_norm(embed_VD.double())
     if family == "gemma2":
         embed_VD = embed_VD.double() / math.sqrt(config.d_model)
-    found = {"model.embed_tokens.weight": embed_VD, "model.norm.weight": _gain(model.norm.weight, family)}
+    named = {"model.embed_tokens.weight": embed_VD, "model.norm.weight": _gain(model.norm.weight, family)}
     if family == "gemma2" or not config.tie_embeddings:
-        found["lm_head.weight"] = head_VD
+        named["lm_head.weight"] = head_VD
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        found |= {f"model.layers.{index}.{name}": weight for name, weight in _block(block, config, family).items()}
-    return {name: weight.detach().float().contiguous() for name, weight in found.items()}
+        named |= {f"model.layers.{index}.{name}": weight for name, weight in _block(block, config, family).items()}
+    return {name: weight.detach().float().contiguous() for name, weight in named.items()}
 
 
 def _gain(weight_D: Tensor, family: str) -> Tensor:
@@ -260,7 +260,7 @@ def _block(block: Block, config: ModelConfig, family: str) -> Weights:
     scale = block.scale.double()
     after_norm = scale if config.depth_scale == "lns" else torch.ones_like(scale)
     has_out_norms, in_ffn = _has_out_norms(config), "pre_feedforward" if family == "gemma2" else "post_attention"
-    found = {
+    named = {
         "input_layernorm.weight": _gain(block.attention_norm.weight * after_norm, family),
         f"{in_ffn}_layernorm.weight": _gain(block.ffn_norm.weight * after_norm, family),
     }
@@ -268,15 +268,15 @@ def _block(block: Block, config: ModelConfig, family: str) -> Weights:
     if has_out_norms:
         for part, name in (("attention", "post_attention"), ("ffn", "post_feedforward")):
             weight_D = getattr(block, f"{part}_out_norm").weight * after_norm * branch[part]
-            found[f"{name}_layernorm.weight"] = _gain(weight_D, family)
+            named[f"{name}_layernorm.weight"] = _gain(weight_D, family)
         branch = dict.fromkeys(branch, torch.ones_like(scale))
     attention = block.attention
     for short, name in (("q", "query"), ("k", "key"), ("v", "value")):
-        found[f"self_attn.{short}_proj.weight"] = getattr(attention, name).weight
+        named[f"self_attn.{short}_proj.weight"] = getattr(attention, name).weight
         if config.qk_norm and short != "v":
-            found[f"self_attn.{short}_norm.weight"] = getattr(attention, f"{name}_norm").weight
-    found["self_attn.o_proj.weight"] = _outputs(attention.output.weight, branch["attention"])
-    return found | {f"mlp.{name}": weight for name, weight in _ffn(block.ffn, branch["ffn"], family).items()}
+            named[f"self_attn.{short}_norm.weight"] = getattr(attention, f"{name}_norm").weight
+    named["self_attn.o_proj.weight"] = _outputs(attention.output.weight, branch["attention"])
+    return named | {f"mlp.{name}": weight for name, weight in _ffn(block.ffn, branch["ffn"], family).items()}
 
 
 def _branch_factor(block: Block, config: ModelConfig, part: str) -> Tensor:
@@ -295,7 +295,7 @@ def _outputs(weight: Tensor, factor: Tensor) -> Tensor:
 def _ffn(ffn: SwiGLU | Experts, factor: Tensor, family: str) -> Weights:
     if isinstance(ffn, SwiGLU):
         return _swiglu(ffn, factor)
-    found = {
+    named = {
         "gate.weight": ffn.router.weight,
         "experts.gate_up_proj": ffn.gate_up_E2FD,
         "experts.down_proj": _outputs(ffn.down_EDF, factor),
@@ -305,9 +305,9 @@ def _ffn(ffn: SwiGLU | Experts, factor: Tensor, family: str) -> Weights:
         none = {name: ffn.router.weight.new_empty(0, width) for name in ("gate_proj.weight", "up_proj.weight")}
         none["down_proj.weight"] = ffn.router.weight.new_empty(width, 0)
         shared = none if ffn.shared is None else _swiglu(ffn.shared, 2 * factor)
-        found |= {f"shared_expert.{name}": weight for name, weight in shared.items()}
-        found["shared_expert_gate.weight"] = ffn.router.weight.new_zeros(1, width)
-    return found
+        named |= {f"shared_expert.{name}": weight for name, weight in shared.items()}
+        named["shared_expert_gate.weight"] = ffn.router.weight.new_zeros(1, width)
+    return named
 
 
 def _swiglu(ffn: SwiGLU, factor: Tensor) -> Weights:

@@ -38,7 +38,7 @@ N_BOOTSTRAP = 100_000
 
 
 def check_harness() -> None:
-    """Raises ValueError, with the command that mends it, without lm-evaluation-harness."""
+    """Raises ValueError, with the command that fixes it, without lm-evaluation-harness."""
     if find_spec("lm_eval") is None:
         raise ValueError("lm-evaluation-harness is not installed; pip install 'sparsedepth[eval]'")
 
@@ -70,15 +70,15 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[T
         if name not in manager.all_tasks:  # the harness would also take a path here
             raise ValueError(f"task {name!r} is not known to lm-eval {version('lm-eval')}; {_near(name, manager)}")
     try:
-        found = manager.load(list(names))["tasks"]
+        tasks = manager.load(list(names))["tasks"]
     except Exception as error:  # data sets, YAML and functions of tasks each raise their own
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{', '.join(names)} cannot be loaded ({type(error).__name__}: {reason})") from None
-    for task in found.values():
+    for task in tasks.values():
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
-    return [Task(name=name, loaded=task) for name, task in found.items()]
+    return [Task(name=name, loaded=task) for name, task in tasks.items()]
 
 
 def _near(name: str, manager: Any) -> str:
@@ -121,16 +121,16 @@ def evaluate(
         started, clock = datetime.now(UTC), time.perf_counter()
         before = lm.n_truncated if isinstance(lm, DecoderLM) else 0
         with model.stack.exact():
-            found = _run(lm, task, limit)
+            answer = _run(lm, task, limit)
         facts = {
             **key.model_dump(mode="json"),
             "model": model.source,
-            "n": found["n-samples"][task.name]["effective"],
-            "n_documents": found["n-samples"][task.name]["original"],
+            "n": answer["n-samples"][task.name]["effective"],
+            "n_documents": answer["n-samples"][task.name]["original"],
             "n_truncated": lm.n_truncated - before if isinstance(lm, DecoderLM) else None,
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - clock, 3),
-            "results": [*_results(found, task.name), *_answer_bits(task, found["samples"][task.name])],
+            "results": [*_results(answer, task.name), *_answer_bits(task, answer["samples"][task.name])],
         }
         done(build(Evaluation, facts, task.name))
 
@@ -142,14 +142,14 @@ def _run(lm: Any, task: Task, limit: int | None) -> dict[str, Any]:
     return evaluator.evaluate(lm, loaded, limit=limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
 
 
-def _results(found: dict[str, Any], task: str) -> list[dict[str, Any]]:
+def _results(answer: dict[str, Any], task: str) -> list[dict[str, Any]]:
     """The harness's 'metric,filter' and 'metric_stderr,filter' entries."""
-    scores = found["results"][task]
+    scores = answer["results"][task]
     rows = []
     for key, value in scores.items():
         metric, comma, filter = key.partition(",")
         if comma and not metric.endswith("_stderr"):
-            better = found["higher_is_better"][task].get(metric)
+            better = answer["higher_is_better"][task].get(metric)
             stderr = _number(scores.get(f"{metric}_stderr,{filter}"))
             rows.append(_row(metric, filter, _number(value), stderr, better))
     return rows
@@ -170,17 +170,17 @@ def _answer_bits(task: Task, samples: list[dict[str, Any]]) -> list[dict[str, An
 
     The standard error is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m.
     """
-    found: list[tuple[float, int]] = []
+    answers: list[tuple[float, int]] = []
     for sample in samples:
         right = {"multiple_choice": sample["target"], "loglikelihood": 0}.get(task.loaded.get_config("output_type"))
         if not isinstance(right, int) or not 0 <= right < len(sample["arguments"]):
             return []
         if sample["filter"] == samples[0]["filter"]:
             bits = -sample["resps"][right][0][0] / math.log(2)
-            found.append((bits, len(sample["arguments"][right][1].encode())))
-    if not found:
+            answers.append((bits, len(sample["arguments"][right][1].encode())))
+    if not answers:
         return []
-    bits_N, bytes_N = np.array(found).T
-    ratio, n = bits_N.sum() / bytes_N.sum(), len(found)
+    bits_N, bytes_N = np.array(answers).T
+    ratio, n = bits_N.sum() / bytes_N.sum(), len(answers)
     stderr = np.sqrt(n / (n - 1) * np.square(bits_N - ratio * bytes_N).sum()) / bytes_N.sum() if n > 1 else None
     return [_row(ANSWER_BITS, "none", _number(ratio), _number(stderr), False)]

@@ -53,7 +53,7 @@ def export(run: Path, out: Path) -> Exported:
     that is not free, and where logits or token ids are not the run's.
     """
     record = read_run(run)
-    found = architecture(record.config)
+    target = architecture(record.config)
     check_place(out)
     loaded = load_stack(run)
     model = loaded.stack.model
@@ -67,30 +67,30 @@ def export(run: Path, out: Path) -> Exported:
     tokenizer = tokenizer_of(loaded, data)
     held_out_1T = torch.from_numpy(source.held_out(record.config.seq_len, record.config.seq_len)[:1].inputs)
     with appearing(out) as aside:
-        save_model(model, found, aside, tokenizer.eod)
+        save_model(model, target, aside, tokenizer.eod)
         save_tokenizer(tokenizer, aside, record.config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
         parity = _parity(loaded, load_stack(aside), held_out_1T, record.config)
         versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
-        about = card(record.config, record.summary, record.manifest, found.family, found.notes, parity, versions)
+        about = card(record.config, record.summary, record.manifest, target.family, target.notes, parity, versions)
         write_text(aside / "README.md", about)
-    return Exported(folder=out, family=found.family, parity=parity, notes=found.notes)
+    return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
 
-def save_model(model: Decoder, found: Architecture, folder: Path, eod: int) -> None:
+def save_model(model: Decoder, target: Architecture, folder: Path, eod: int) -> None:
     """Weights, config and generation config; transformers renames experts as its own checkpoints have them."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # its bar over the weights would stand among our lines
-    kind: Any = CONFIG_MAPPING[found.family]
-    config = kind(**found.values, eos_token_id=eod, dtype="float32")
+    config_class: Any = CONFIG_MAPPING[target.family]
+    config = config_class(**target.values, eos_token_id=eod, dtype="float32")
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element")  # a shared expert may be 0 wide: none
         exported: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     own = weights(model)
     missing, unexpected = exported.load_state_dict(own, strict=False, assign=True)
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    assert not unexpected and set(missing) == tied, f"{found.family}: {missing}, {unexpected}"
+    assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"
     exported.tie_weights()
     exported.generation_config = GenerationConfig(eos_token_id=eod)
     exported.save_pretrained(folder)

@@ -82,16 +82,16 @@ class DecoderLM(TemplateLM):
             ids = self.tok_encode(request.args[0])
             cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
             windows += [(index, (("", ""), *make_disjoint_window(pair))) for pair in cut]
-        found = [0.0] * len(requests)
+        totals = [0.0] * len(requests)
         answers = self._loglikelihood_tokens([request for _, request in windows])
         for (index, _), (log_p, _) in zip(windows, answers, strict=True):
-            found[index] += log_p
-        return found
+            totals[index] += log_p
+        return totals
 
     @torch.no_grad()
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
         """ln p of the tokens asked for, and whether each is the likeliest. Longest first, right-padded: causal."""
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         inputs = [self._input(given, asked) for _, given, asked in requests]
         for batch in _batches([len(ids) for ids in inputs]):
             longest = max(len(inputs[i]) for i in batch)
@@ -99,8 +99,8 @@ class DecoderLM(TemplateLM):
             x_BTD = self._model.hidden(self._tensor(padded))
             for i, x_TD in zip(batch, x_BTD, strict=True):
                 asked, end = requests[i][2], len(inputs[i])
-                found[i] = self._score(x_TD[end - len(asked) : end], asked)
-        return found
+                scores[i] = self._score(x_TD[end - len(asked) : end], asked)
+        return scores
 
     def _input(self, given: list[int], asked: list[int]) -> list[int]:
         """What the model reads: all but the last token, as much of its end as fits."""

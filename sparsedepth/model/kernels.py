@@ -1,4 +1,4 @@
-"""Which kernel computes attention and the experts here, why not another, and what would mend that.
+"""Which kernel computes attention and the experts here, why not another, and what would fix that.
 
 'auto' takes the first that can run: flash-attn, then PyTorch's attention; PyTorch's grouped product, then the loop.
 A kernel asked for by name that cannot run is refused before anything is computed. What was chosen is recorded with the
@@ -44,7 +44,7 @@ class Setting:
 
 class Obstacle(NamedTuple):
     reason: str
-    mend: str
+    fix: str
 
 
 class Choice(NamedTuple):
@@ -60,11 +60,11 @@ def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Se
 
 
 def choose(part: Part, wanted: str, here: Setting) -> Choice:
-    """The kernel to use and why. Raises ValueError for one asked for by name that cannot run, with what mends it."""
+    """The kernel to use and why. Raises ValueError for one asked for by name that cannot run, with what fixes it."""
     if wanted != "auto":
         found = OBSTACLES[part][wanted](here)
         if found:
-            raise ValueError(f"{part}_kernel={wanted!r} cannot run: {found.reason}; {found.mend}, or use auto")
+            raise ValueError(f"{part}_kernel={wanted!r} cannot run: {found.reason}; {found.fix}, or use auto")
         return Choice(wanted, f"asked for by name{_note(wanted)}")
     passed: list[str] = []
     for kernel in AUTO[part]:

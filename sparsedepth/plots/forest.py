@@ -45,11 +45,14 @@ def effects(store: "Store") -> Drawing:
     runs = trained_runs(store)
     knobs = find_knobs(runs)
     outcomes = in_terms_of(loss_of(runs), OUTCOMES)
-    found = [one for name in outcomes for knob in knobs for one in contrasts(runs, knob, name)]
-    known = [one for one in found if one.effect.mean is not None]
+    measured = [contrast for name in outcomes for knob in knobs for contrast in contrasts(runs, knob, name)]
+    known = [contrast for contrast in measured if contrast.effect.mean is not None]
     if not known:
         raise NothingToDraw("no two finished runs differ in one knob alone, so there is no effect to draw")
-    rows = [Row(label=f"{_short(one.setting)}\nvs {_short(one.baseline)}", contrast=one) for one in known]
+    rows = [
+        Row(label=f"{_short(contrast.setting)}\nvs {_short(contrast.baseline)}", contrast=contrast)
+        for contrast in known
+    ]
     panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
     panels = {name: rows for name, rows in panels.items() if rows}
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, sorted(set(runs["n_layers"]))))
@@ -68,14 +71,16 @@ def recipe_ladder(store: "Store") -> Drawing:
 
 
 def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
-    found = ladder(runs, objective)
-    if found.whole is None:
+    stack = ladder(runs, objective)
+    if stack.whole is None:
         return []
-    rungs = [(f"+ {_short(one.setting)}", one) for one in found.rungs]
-    last = [(f"{_short(one.setting)}\ninto the rest", one) for one in found.last_in]
-    rows = [*rungs, ("all together\nvs the foot", found.whole), *last]
+    rungs = [(f"+ {_short(contrast.setting)}", contrast) for contrast in stack.rungs]
+    last = [(f"{_short(contrast.setting)}\ninto the rest", contrast) for contrast in stack.last_in]
+    rows = [*rungs, ("all together\nvs the foot", stack.whole), *last]
     return [
-        Row(label=label, contrast=replace(one, n_layers=depth)) for label, one in rows if one.effect.mean is not None
+        Row(label=label, contrast=replace(contrast, n_layers=depth))
+        for label, contrast in rows
+        if contrast.effect.mean is not None
     ]
 
 
@@ -84,23 +89,23 @@ def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "outcome": one.outcome,
-                "knob": one.knob,
-                "setting": one.setting,
-                "baseline": one.baseline,
-                "n_layers": one.n_layers,
-                "effect": one.effect.mean,
-                "lo": one.effect.lo,
-                "hi": one.effect.hi,
-                "unit": one.unit,
-                "noise_floor": one.floor,
-                "pairs": one.effect.n,
-                "seeds": one.n_seeds,
-                "diverged": one.n_diverged,
-                "verdict": one.verdict,
+                "outcome": contrast.outcome,
+                "knob": contrast.knob,
+                "setting": contrast.setting,
+                "baseline": contrast.baseline,
+                "n_layers": contrast.n_layers,
+                "effect": contrast.effect.mean,
+                "lo": contrast.effect.lo,
+                "hi": contrast.effect.hi,
+                "unit": contrast.unit,
+                "noise_floor": contrast.floor,
+                "pairs": contrast.effect.n,
+                "seeds": contrast.n_seeds,
+                "diverged": contrast.n_diverged,
+                "verdict": contrast.verdict,
             }
             for rows in panels.values()
-            for one in (row.contrast for row in rows)
+            for contrast in (row.contrast for row in rows)
         ]
     )
 
@@ -137,16 +142,18 @@ def _draw_forest(
 ) -> None:
     spread = 0.76 / len(depths)
     for row in rows:
-        one = row.contrast
-        assert one.effect.mean is not None
-        depth = one.n_layers if one.n_layers is not None else depths[-1]
+        contrast = row.contrast
+        assert contrast.effect.mean is not None
+        depth = contrast.n_layers if contrast.n_layers is not None else depths[-1]
         y = labels.index(row.label) + spread * (depths.index(depth) - (len(depths) - 1) / 2)
-        if one.floor is not None:
-            axis.barh(y, 2 * one.floor, left=-one.floor, height=0.9 * spread, color=MISSING, alpha=0.45, linewidth=0)
-        if one.effect.lo is not None and one.effect.hi is not None:
-            axis.plot([one.effect.lo, one.effect.hi], [y, y], color=colours[depth], linewidth=1.4)
-        face = "white" if one.verdict == "not distinguishable" else colours[depth]
-        axis.plot(one.effect.mean, y, "o", markersize=4.5, color=colours[depth], markerfacecolor=face)
+        if contrast.floor is not None:
+            axis.barh(
+                y, 2 * contrast.floor, left=-contrast.floor, height=0.9 * spread, color=MISSING, alpha=0.45, linewidth=0
+            )
+        if contrast.effect.lo is not None and contrast.effect.hi is not None:
+            axis.plot([contrast.effect.lo, contrast.effect.hi], [y, y], color=colours[depth], linewidth=1.4)
+        face = "white" if contrast.verdict == "not distinguishable" else colours[depth]
+        axis.plot(contrast.effect.mean, y, "o", markersize=4.5, color=colours[depth], markerfacecolor=face)
     axis.axvline(0, color="#444444", linewidth=0.8)
     axis.set_yticks(range(len(labels)), [inert(label) for label in labels], fontsize=7.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)

@@ -48,10 +48,10 @@ class Front:
 
 def pareto(store: "Store") -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
-    found = front(trained_runs(store))
-    if len(found.cells) < 2 or len(found.quantities) < 2:
+    best = front(trained_runs(store))
+    if len(best.cells) < 2 or len(best.quantities) < 2:
         raise NothingToDraw("fewer than two configurations finished with a val_loss and a cost, so there is no front")
-    return Drawing(data=found.cells, page=partial(page_of_front, found))
+    return Drawing(data=best.cells, page=partial(page_of_front, best))
 
 
 def front(runs: pd.DataFrame) -> Front:
@@ -80,11 +80,11 @@ def undominated(costs_NQ: np.ndarray) -> np.ndarray:
     return np.asarray(~(as_low_NN & lower_NN).any(axis=0))
 
 
-def page_of_front(found: Front) -> Figure:
+def page_of_front(best: Front) -> Figure:
     """A panel for each pair of loss, usefulness and cost; a line along its front, rings where nothing beats all."""
-    cells = found.cells
-    loss = COMMON if COMMON in found.quantities else OWN
-    panels = [pair for pair in (in_terms_of(loss, pair) for pair in PANELS) if set(pair) <= set(found.quantities)]
+    cells = best.cells
+    loss = COMMON if COMMON in best.quantities else OWN
+    panels = [pair for pair in (in_terms_of(loss, pair) for pair in PANELS) if set(pair) <= set(best.quantities)]
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False)[0]
     colours = depth_colours(cells["n_layers"])
@@ -98,11 +98,11 @@ def page_of_front(found: Front) -> Figure:
     knob_legend(page, markers, n_columns=5)
     text = (
         f"{counted(len(cells), 'configuration')}, mean ± standard error over seeds. Ringed: the "
-        f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(found.quantities)} at once. Line: the "
+        f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(best.quantities)} at once. Line: the "
         f"front of the panel's two quantities."
     )
-    left_out = f" Not shown: {counted(found.n_diverged, 'configuration')} with a diverged run."
-    caption(page, text + (left_out if found.n_diverged else ""))
+    left_out = f" Not shown: {counted(best.n_diverged, 'configuration')} with a diverged run."
+    caption(page, text + (left_out if best.n_diverged else ""))
     return page
 
 

@@ -34,58 +34,58 @@ class LawPicture:
     note: str
 
 
-def law_picture(found: Fit, boot: Bootstrap | None = None) -> LawPicture:
+def law_picture(fitted: Fit, boot: Bootstrap | None = None) -> LawPicture:
     """The numbers of the figure."""
-    plan, law = found.plan, found.law
-    term_KN = contributions(found.theta[None], plan.z)[0][0]
-    fitted_N = predict(found.theta[None], plan, found.points)[0]
-    points = found.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
+    plan, law = fitted.plan, fitted.law
+    term_KN = contributions(fitted.theta[None], plan.z)[0][0]
+    fitted_N = predict(fitted.theta[None], plan, fitted.points)[0]
+    points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
     curves, titles = {}, {}
-    known = {one.name: one for one in found.parameters()}
+    known = {number.name: number for number in fitted.parameters()}
     for k, term in enumerate(law.terms):
         points[f"{term.name}_part"] = term_KN[k]
         points[f"{term.name}_rest"] = points["loss"] - fitted_N + term_KN[k]
-        curves[term.name] = _curve(found, boot, k)
+        curves[term.name] = _curve(fitted, boot, k)
         exponent = known[f"a_{term.symbol}"]
         ends = boot.intervals.get(exponent.name) if boot else None
         lo, hi = ends if ends else (exponent.lo, exponent.hi)
         interval = "held" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
         titles[term.name] = f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval})"
     kind = "95% band and intervals: bootstrap over points" if boot else "95% intervals: from the Jacobian"
-    note = f"{law.text()}; E = {known['E'].value:.3f} nat/token. {found.n_points} points. {kind}."
+    note = f"{law.text()}; E = {known['E'].value:.3f} nat/token. {fitted.n_points} points. {kind}."
     return LawPicture(points=points, curves=curves, titles=titles, note=note)
 
 
-def _curve(found: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
-    term, plan = found.law.terms[k], found.plan
-    ends = found.points[term.column].min(), found.points[term.column].max()
+def _curve(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
+    term, plan = fitted.law.terms[k], fitted.plan
+    ends = fitted.points[term.column].min(), fitted.points[term.column].max()
     column_G = np.geomspace(*ends, 100)
-    z_G = np.log(found.law.predictor(term, column_G)) - plan.centre[k]
+    z_G = np.log(fitted.law.predictor(term, column_G)) - plan.centre[k]
 
     def part(theta_RP: np.ndarray) -> np.ndarray:
-        n_terms = len(found.law.terms)
+        n_terms = len(fitted.law.terms)
         return np.exp(theta_RP[:, k, None] - theta_RP[:, n_terms + k, None] * z_G)
 
     nothing = np.full(len(z_G), np.nan)
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot and len(boot.theta) else (nothing, nothing)
-    return pd.DataFrame({term.column: column_G, "fitted": part(found.theta[None])[0], "lo": lo, "hi": hi})
+    return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta[None])[0], "lo": lo, "hi": hi})
 
 
-def draw_law(found: Fit, boot: Bootstrap | None, path: Path) -> Path:
+def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
     """Draw into a .png, .svg or .pdf file, with the points' numbers as CSV beside it; returns the CSV's path.
 
     Raises ValueError for another suffix.
     """
     check_suffix(path)
-    picture = law_picture(found, boot)
-    write(Drawing(data=picture.points, page=partial(law_page, picture, found)), path)
+    picture = law_picture(fitted, boot)
+    write(Drawing(data=picture.points, page=partial(law_page, picture, fitted)), path)
     return path.with_suffix(".csv")
 
 
-def law_page(picture: LawPicture, found: Fit) -> Figure:
+def law_page(picture: LawPicture, fitted: Fit) -> Figure:
     """Two rows, one column per term."""
-    terms = found.law.terms
+    terms = fitted.law.terms
     page = Figure(figsize=(3.4 * len(terms) + 0.4, 5.2), layout="constrained")
     axes = page.subplots(2, len(terms), squeeze=False, sharex="col", height_ratios=(2, 1))
     shades = [_draw_term(axes[:, k], picture, term.name, term.column) for k, term in enumerate(terms)]

@@ -132,21 +132,21 @@ def run_picture(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame)
     )
 
 
-def page_of_trajectories(found: Picture) -> Figure:
+def page_of_trajectories(picture: Picture) -> Figure:
     """Up to three panels in a row."""
-    n_panels = 2 * (found.run is not None) + (not found.angles.empty)
+    n_panels = 2 * (picture.run is not None) + (not picture.angles.empty)
     width = max(4.8, 3.6 * n_panels)
-    n_families = found.angles["family"].nunique()
+    n_families = picture.angles["family"].nunique()
     page = Figure(figsize=(width, 3.7 + 0.25 * n_families), layout="constrained")
     axes = list(page.subplots(1, n_panels, squeeze=False)[0])
     notes = []
-    if found.run is not None:
-        _draw_layers(axes.pop(0), found.run)
-        _draw_tokens(axes.pop(0), found.run)
-        n_tokens = f"{len(found.run.tokens):,} tokens"
-        notes.append(f"Run {found.run.run_id}: mean over tokens and the two ideals; {n_tokens} by nearest ideal.")
-    if not found.angles.empty:
-        _draw_depth(axes.pop(0), found)
+    if picture.run is not None:
+        _draw_layers(axes.pop(0), picture.run)
+        _draw_tokens(axes.pop(0), picture.run)
+        n_tokens = f"{len(picture.run.tokens):,} tokens"
+        notes.append(f"Run {picture.run.run_id}: mean over tokens and the two ideals; {n_tokens} by nearest ideal.")
+    if not picture.angles.empty:
+        _draw_depth(axes.pop(0), picture)
         notes.append("Mean middle angle of each run; line: b of angle ~ depth^-b with 95% interval; grey: b = 1.")
     caption(page, *notes)
     return page
@@ -180,25 +180,25 @@ def short_names(families: Sequence[str]) -> dict[str, str]:
     """'a=1, b=2, c=3' as what sets a family apart from most others: 'c=3', or the names alone where that is much."""
     fields = [[part.partition("=")[::2] for part in family.split(", ")] for family in families]
     usual = Counter(pair for pairs in fields for pair in pairs)
-    found = {}
+    short = {}
     for family, pairs in zip(families, fields, strict=True):
         apart = [(name, value) for name, value in pairs if 2 * usual[name, value] <= len(families)]
         much = len(apart) > 2
         words = [name if much else f"{name}={value}" for name, value in apart]
-        found[family] = (" + " if much else ", ").join(words)
-    if len(families) < 3 or len(set(found.values())) < len(families):
+        short[family] = (" + " if much else ", ").join(words)
+    if len(families) < 3 or len(set(short.values())) < len(families):
         return {family: family for family in families}
-    return {family: short or "baseline" for family, short in found.items()}
+    return {family: name or "baseline" for family, name in short.items()}
 
 
-def _draw_depth(axis: Any, found: Picture) -> None:
-    families = list(dict.fromkeys(found.angles["family"]))
+def _draw_depth(axis: Any, picture: Picture) -> None:
+    families = list(dict.fromkeys(picture.angles["family"]))
     names = short_names(families)
     for index, family in enumerate(families):
         colour, _, dashes = SERIES[index % len(SERIES)]
-        shown = found.angles[found.angles["family"] == family]
+        shown = picture.angles[picture.angles["family"] == family]
         label = names[family]
-        if (law := found.laws.get(family)) is not None:
+        if (law := picture.laws.get(family)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b = {law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
@@ -206,7 +206,7 @@ def _draw_depth(axis: Any, found: Picture) -> None:
         marker = MARKERS[index % len(MARKERS)]
         label = "\n".join(textwrap.wrap(label, 58))
         axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=3)
-    depths, angles = sorted(set(found.angles["n_layers"])), found.angles[ANGLE].astype(float)
+    depths, angles = sorted(set(picture.angles["n_layers"])), picture.angles[ANGLE].astype(float)
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])
     axis.plot([depths[0], depths[-1]], reference, color=MISSING, linewidth=2.5, zorder=0)
     log_scale(axis, "x", depths)

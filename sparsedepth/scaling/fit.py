@@ -187,36 +187,36 @@ def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
 def log_correlations(plan: Design) -> dict[tuple[str, str], float]:
     """Correlation of the logarithms of each two predictors, by the terms' names."""
     return {
-        (one.name, other.name): float(np.corrcoef(plan.z[i], plan.z[j])[0, 1])
-        for (i, one), (j, other) in itertools.combinations(enumerate(plan.law.terms), 2)
+        (first.name, second.name): float(np.corrcoef(plan.z[i], plan.z[j])[0, 1])
+        for (i, first), (j, second) in itertools.combinations(enumerate(plan.law.terms), 2)
     }
 
 
-def _doubts(found: Fit, converged: bool) -> list[str]:
+def _doubts(fitted: Fit, converged: bool) -> list[str]:
     """Every reason not to read the parameters as facts."""
     doubts = []
     if not converged:
-        doubts.append(f"the best optimum is not stationary (gradient cosine {found.gradient:.1e}); its valley is flat")
-    if found.n_reached < 2:
-        doubts.append(f"one of {found.n_starts} starts reached the best optimum: a better one may exist")
-    for (one, other), value in log_correlations(found.plan).items():
+        doubts.append(f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}); its valley is flat")
+    if fitted.n_reached < 2:
+        doubts.append(f"one of {fitted.n_starts} starts reached the best optimum: a better one may exist")
+    for (first, second), value in log_correlations(fitted.plan).items():
         if abs(value) > COLLINEAR:
             doubts.append(
-                f"log {one} and log {other} correlate at {value:.2f} (above {COLLINEAR}): their terms trade against "
+                f"log {first} and log {second} correlate at {value:.2f} (above {COLLINEAR}): their terms trade against "
                 f"each other, and each exponent leans on the law's form"
             )
-    if found.condition > CONDITION:
+    if fitted.condition > CONDITION:
         doubts.append(
-            f"the Jacobian's condition number is {found.condition:.2g}, above {CONDITION:g}: terms are not told apart"
+            f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}: terms are not told apart"
         )
-    for parameter in found.parameters():
-        doubts += _doubt(parameter, found)
+    for parameter in fitted.parameters():
+        doubts += _doubt(parameter, fitted)
     return doubts
 
 
-def _doubt(parameter: Parameter, found: Fit) -> Sequence[str]:
+def _doubt(parameter: Parameter, fitted: Fit) -> Sequence[str]:
     name, lo, hi = parameter.name, parameter.lo, parameter.hi
-    if name.startswith("a_") and name not in found.law.fixed:
+    if name.startswith("a_") and name not in fitted.law.fixed:
         if lo is None or hi is None:
             return [f"{name} has no standard error: these points do not identify it"]
         if lo <= 0:

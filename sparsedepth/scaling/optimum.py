@@ -72,26 +72,26 @@ def fit_sizes(points: pd.DataFrame) -> Sizes:
     return Sizes(block=float(block), table=float(table), worst=float(worst))
 
 
-def optimum(found: Fit, boot: Bootstrap | None, params: float, tokens: float | None = None) -> Optimum:
+def optimum(fitted: Fit, boot: Bootstrap | None, params: float, tokens: float | None = None) -> Optimum:
     """The lowest loss of a fitted law at `params` parameters.
 
     Raises ValueError for a law without width or depth, one that has no interior optimum, or a budget below one layer.
     """
-    law = found.law
+    law = fitted.law
     if not {"width", "depth"} <= {term.name for term in law.terms}:
         raise ValueError(f"width trades against depth only in a law that has both, not in {law.text()}")
     for name, value in (("params", params), ("tokens", tokens)):
         if value is not None and not (np.isfinite(value) and value > 0):
             raise ValueError(f"{name}={value:g} must be a positive number")
-    sizes = fit_sizes(found.points)
-    (depth,), (at_edge,) = _depths(found, sizes, params, found.theta[None])
+    sizes = fit_sizes(fitted.points)
+    (depth,), (at_edge,) = _depths(fitted, sizes, params, fitted.theta[None])
     if at_edge:
         raise ValueError(
             f"the law has no best shape at {params:g} parameters: its loss is lowest at n_layers={depth:.3g}, the edge "
             f"of what was searched"
         )
-    layers, width = _rounded(found, sizes, params, float(depth))
-    intervals, n_at_edge, losses = _spread(found, boot, sizes, params, tokens, (width, layers))
+    layers, width = _rounded(fitted, sizes, params, float(depth))
+    intervals, n_at_edge, losses = _spread(fitted, boot, sizes, params, tokens, (width, layers))
     knows_loss = tokens is not None or "data" not in {term.name for term in law.terms}
     best_d = float(sizes.width(params, depth))
     return Optimum(
@@ -102,21 +102,21 @@ def optimum(found: Fit, boot: Bootstrap | None, params: float, tokens: float | N
         n_layers_interval=intervals[1],
         n_layers_rounded=layers,
         d_model_rounded=width,
-        loss=_loss(found, found.theta[None], width, layers, tokens)[0] if knows_loss else None,
+        loss=_loss(fitted, fitted.theta[None], width, layers, tokens)[0] if knows_loss else None,
         loss_interval=losses if knows_loss else None,
         sizes=sizes,
         n_at_edge=n_at_edge,
-        warnings=tuple(_outside(found.points, sizes, params, tokens, best_d, float(depth))),
+        warnings=tuple(_outside(fitted.points, sizes, params, tokens, best_d, float(depth))),
     )
 
 
-def _depths(found: Fit, sizes: Sizes, params: float, theta_RP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _depths(fitted: Fit, sizes: Sizes, params: float, theta_RP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The best depth under each row of parameters, (R,), and whether it lies at the edge of the search."""
-    least = found.law.minus_layers + 1
+    least = fitted.law.minus_layers + 1
     depth_G = np.geomspace(least, MAX_LAYERS, 2000)
     shapes = pd.DataFrame({"n_layers": depth_G, "d_model": sizes.width(params, depth_G), "num_tokens": 1e9})
     loss_RG = np.concatenate(
-        [predict(part_RP, found.plan, shapes) for part_RP in np.array_split(theta_RP, -(-len(theta_RP) // 50))]
+        [predict(part_RP, fitted.plan, shapes) for part_RP in np.array_split(theta_RP, -(-len(theta_RP) // 50))]
     )
     best_R = loss_RG.argmin(axis=1)
     at_edge_R = (best_R == 0) | (best_R == len(depth_G) - 1)
@@ -131,30 +131,30 @@ def _depths(found: Fit, sizes: Sizes, params: float, theta_RP: np.ndarray) -> tu
     return np.where(at_edge_R, depth_G[best_R], depth_R), at_edge_R
 
 
-def _rounded(found: Fit, sizes: Sizes, params: float, depth: float) -> tuple[int, int]:
-    layers = np.unique(np.maximum([np.floor(depth), np.ceil(depth)], np.floor(found.law.minus_layers) + 1))
+def _rounded(fitted: Fit, sizes: Sizes, params: float, depth: float) -> tuple[int, int]:
+    layers = np.unique(np.maximum([np.floor(depth), np.ceil(depth)], np.floor(fitted.law.minus_layers) + 1))
     widths = np.maximum(np.round(sizes.width(params, layers)), 1)
-    losses = [_loss(found, found.theta[None], d, n, 1e9)[0] for d, n in zip(widths, layers, strict=True)]
+    losses = [_loss(fitted, fitted.theta[None], d, n, 1e9)[0] for d, n in zip(widths, layers, strict=True)]
     best = int(np.argmin(losses))
     return int(layers[best]), int(widths[best])
 
 
-def _loss(found: Fit, theta_RP: np.ndarray, d_model: float, n_layers: float, tokens: float | None) -> np.ndarray:
+def _loss(fitted: Fit, theta_RP: np.ndarray, d_model: float, n_layers: float, tokens: float | None) -> np.ndarray:
     at = pd.DataFrame({"d_model": [d_model], "n_layers": [n_layers], "num_tokens": [1.0 if tokens is None else tokens]})
-    return predict(theta_RP, found.plan, at)[:, 0]
+    return predict(theta_RP, fitted.plan, at)[:, 0]
 
 
 Ends = tuple[float, float]
 
 
 def _spread(
-    found: Fit, boot: Bootstrap | None, sizes: Sizes, params: float, tokens: float | None, shape: tuple[int, int]
+    fitted: Fit, boot: Bootstrap | None, sizes: Sizes, params: float, tokens: float | None, shape: tuple[int, int]
 ) -> tuple[tuple[Ends | None, Ends | None], int, Ends | None]:
     """Percentile intervals of width and depth, replicates at the edge, and the interval of the loss at the shape."""
     if boot is None or not len(boot.theta):
         return (None, None), 0, None
-    depth_R, at_edge_R = _depths(found, sizes, params, boot.theta)
-    loss_R = _loss(found, boot.theta, *shape, tokens)
+    depth_R, at_edge_R = _depths(fitted, sizes, params, boot.theta)
+    loss_R = _loss(fitted, boot.theta, *shape, tokens)
     return (percentiles(sizes.width(params, depth_R)), percentiles(depth_R)), int(at_edge_R.sum()), percentiles(loss_R)
 
 

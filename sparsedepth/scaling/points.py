@@ -58,8 +58,8 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
     counts = ", ".join(f"count(DISTINCT coalesce(CAST({name} AS VARCHAR), 'NULL'))" for name in names)
     text = f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND model IS NULL AND ({where or 'true'}\n)"
     with open_store(source) as store:
-        found = store.sql(text).rows[0]
-    return [name for name, count in zip(names, found, strict=True) if count > 1]
+        n_values = store.sql(text).rows[0]
+    return [name for name, count in zip(names, n_values, strict=True) if count > 1]
 
 
 def _from_folder(source: Path, where: str | None) -> pd.DataFrame:

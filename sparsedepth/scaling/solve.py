@@ -47,9 +47,9 @@ class Solution:
     def best(self) -> "Solution":
         """The row of least cost, alone."""
         i = int(np.argmin(self.cost))
-        one = slice(i, i + 1)
+        row = slice(i, i + 1)
         return Solution(
-            theta=self.theta[one], cost=self.cost[one], gradient=self.gradient[one], converged=self.converged[one]
+            theta=self.theta[row], cost=self.cost[row], gradient=self.gradient[row], converged=self.converged[row]
         )
 
 
@@ -152,7 +152,7 @@ def _step(hessian_RPP: np.ndarray, slope_RP: np.ndarray, size_RP: np.ndarray, da
 
 
 def covariance(
-    plan: Design, found: Solution, weight_RN: np.ndarray | None = None, free_RP: np.ndarray | None = None
+    plan: Design, solution: Solution, weight_RN: np.ndarray | None = None, free_RP: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """s^2 (J'J)^-1 of every row, (R, P, P), with s^2 = S / (sum w - free parameters), and the condition number of J
     with columns of length 1, (R,).
@@ -160,9 +160,9 @@ def covariance(
     Zero for what is not free, NaN for what has no effect (NEGLIGIBLE), or everywhere if the rest cannot be told apart
     (UNIDENTIFIED).
     """
-    weight_RN = np.broadcast_to(1.0 if weight_RN is None else weight_RN, (len(found.theta), plan.n_points))
-    free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, found.theta.shape)
-    by_RPN = jacobian(found.theta, plan.z)[1] * np.sqrt(weight_RN)[:, None]
+    weight_RN = np.broadcast_to(1.0 if weight_RN is None else weight_RN, (len(solution.theta), plan.n_points))
+    free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, solution.theta.shape)
+    by_RPN = jacobian(solution.theta, plan.z)[1] * np.sqrt(weight_RN)[:, None]
     size_RP = np.sqrt((by_RPN**2).sum(axis=2))
     weight_R = weight_RN.sum(axis=1)
     moves_RP = free_RP & (size_RP > NEGLIGIBLE * np.sqrt(weight_R)[:, None])
@@ -176,5 +176,5 @@ def covariance(
         df = weight_R[i] - free_RP[i].sum()
         if condition_R[i] < UNIDENTIFIED and df > 0:
             inverse = (vectors / values) @ vectors.T / np.outer(size_RP[i, moves_P], size_RP[i, moves_P])
-            out_RPP[i][np.ix_(moves_P, moves_P)] = found.cost[i] / df * inverse
+            out_RPP[i][np.ix_(moves_P, moves_P)] = solution.cost[i] / df * inverse
     return out_RPP, condition_R

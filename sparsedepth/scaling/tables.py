@@ -64,8 +64,8 @@ def heading(report: Report) -> list[str]:
 def closing(report: Report) -> list[str]:
     """What else was found out about the fit, and every warning."""
     lines = [
-        f"correlation of log {one} and log {other}: {value:.3f}"
-        for (one, other), value in log_correlations(report.fit.plan).items()
+        f"correlation of log {first} and log {second}: {value:.3f}"
+        for (first, second), value in log_correlations(report.fit.plan).items()
     ]
     if report.boot:
         boot = report.boot
@@ -113,17 +113,17 @@ def _objects(table: QueryResult) -> list[dict[str, Any]]:
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def optimum_table(found: Optimum) -> QueryResult:
+def optimum_table(shape: Optimum) -> QueryResult:
     """Width, depth and loss at the budget, with bootstrap intervals."""
 
     d_model, n_layers, loss = (
-        interval or (None, None) for interval in (found.d_model_interval, found.n_layers_interval, found.loss_interval)
+        interval or (None, None) for interval in (shape.d_model_interval, shape.n_layers_interval, shape.loss_interval)
     )
     return QueryResult(
         columns=("name", "value", "bootstrap_lo", "bootstrap_hi", "rounded", "unit"),
         rows=(
-            ("d_model", found.d_model, *d_model, found.d_model_rounded, ""),
-            ("n_layers", found.n_layers, *n_layers, found.n_layers_rounded, ""),
-            ("loss", found.loss, *loss, None, "nat/token, at the rounded shape"),
+            ("d_model", shape.d_model, *d_model, shape.d_model_rounded, ""),
+            ("n_layers", shape.n_layers, *n_layers, shape.n_layers_rounded, ""),
+            ("loss", shape.loss, *loss, None, "nat/token, at the rounded shape"),
         ),
     )

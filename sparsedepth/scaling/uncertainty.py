@@ -62,19 +62,19 @@ class HeldOut:
     """Mean |ln L - ln loss| held out: about the relative error."""
 
 
-def bootstrap(found: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bootstrap:
+def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bootstrap:
     """Refit resampled points. Deterministic in `seed`. Raises ValueError for fewer than 20 replicates."""
     if n_replicates < 20:
         raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")
     generator = np.random.default_rng(seed)
-    n = found.n_points
+    n = fitted.n_points
     weight_RN = generator.multinomial(n, np.full(n, 1 / n), size=n_replicates).astype(float)
-    first = solve(found.plan, np.tile(found.theta, (n_replicates, 1)), weight_RN)
+    first = solve(fitted.plan, np.tile(fitted.theta, (n_replicates, 1)), weight_RN)
     theta_RP, cost_R, converged_R = first.theta, first.cost, first.converged
-    spread_P = 2 * np.sqrt(np.nan_to_num(np.diag(found.covariance), nan=0.25))
+    spread_P = 2 * np.sqrt(np.nan_to_num(np.diag(fitted.covariance), nan=0.25))
     for _ in range(PERTURBED):
         shift_RP = np.clip(spread_P, 0.0, 1.0) * generator.standard_normal(theta_RP.shape)
-        other = solve(found.plan, found.theta + shift_RP, weight_RN)
+        other = solve(fitted.plan, fitted.theta + shift_RP, weight_RN)
         better_R = other.converged & (~converged_R | (other.cost < cost_R))
         theta_RP = np.where(better_R[:, None], other.theta, theta_RP)
         cost_R, converged_R = np.where(better_R, other.cost, cost_R), converged_R | other.converged
@@ -82,8 +82,8 @@ def bootstrap(found: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Boo
     kept_RP = theta_RP[converged_R]
     intervals = {
         stated.name: percentiles(stated.of(kept_RP))
-        for stated in found.plan.stated()
-        if len(kept_RP) and stated.name not in found.law.fixed
+        for stated in fitted.plan.stated()
+        if len(kept_RP) and stated.name not in fitted.law.fixed
     }
     return Bootstrap(
         theta=kept_RP,
@@ -100,35 +100,35 @@ def percentiles(values_R: np.ndarray) -> tuple[float, float]:
     return float(lo), float(hi)
 
 
-def profile(found: Fit, name: str) -> Profile:
+def profile(fitted: Fit, name: str) -> Profile:
     """The cost along an exponent, and its 95% interval. Raises ValueError for an exponent that is not fitted."""
-    centre = found.exponent(name)
-    if name in found.law.fixed:
+    centre = fitted.exponent(name)
+    if name in fitted.law.fixed:
         raise ValueError(f"{name} is fixed at {centre:g}: there is no profile of it")
-    index = found.law.index(name)
-    error = float(np.sqrt(found.covariance[index, index]))
+    index = fitted.law.index(name)
+    error = float(np.sqrt(fitted.covariance[index, index]))
     step = error / 2 if np.isfinite(error) and 0 < error < 1 else 0.1
-    limit = found.cost * (1 + found.t_critical**2 / found.df)
-    below, above = (_side(found, index, sign * step, limit) for sign in (-1, 1))
-    values = [*reversed(below), (centre, found.cost), *above]
+    limit = fitted.cost * (1 + fitted.t_critical**2 / fitted.df)
+    below, above = (_side(fitted, index, sign * step, limit) for sign in (-1, 1))
+    values = [*reversed(below), (centre, fitted.cost), *above]
     value_G, cost_G = np.array(values).T
     return Profile(
         name=name,
         values=value_G,
         costs=cost_G,
-        lo=_crossing(below, centre, found.cost, limit),
-        hi=_crossing(above, centre, found.cost, limit),
+        lo=_crossing(below, centre, fitted.cost, limit),
+        hi=_crossing(above, centre, fitted.cost, limit),
     )
 
 
-def _side(found: Fit, index: int, step: float, limit: float) -> list[tuple[float, float]]:
+def _side(fitted: Fit, index: int, step: float, limit: float) -> list[tuple[float, float]]:
     """(value, cost) outwards from the fit on one side, in doubling runs of 8 steps, until the cost passes the limit."""
     values: list[tuple[float, float]] = []
-    start_P, centre = found.theta, float(found.theta[index])
+    start_P, centre = fitted.theta, float(fitted.theta[index])
     reach = 0.0
     for doubling in range(8):
         value_G = centre + reach + step * 2**doubling * np.arange(1, 9)
-        theta_GP, cost_G = _conditional(found, index, value_G, start_P)
+        theta_GP, cost_G = _conditional(fitted, index, value_G, start_P)
         values += zip(value_G.tolist(), cost_G.tolist(), strict=True)
         if cost_G[-1] > limit:
             break
@@ -136,17 +136,17 @@ def _side(found: Fit, index: int, step: float, limit: float) -> list[tuple[float
     return values
 
 
-def _conditional(found: Fit, index: int, value_G: np.ndarray, start_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _conditional(fitted: Fit, index: int, value_G: np.ndarray, start_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The best fits with one parameter held at each value: from the neighbour, from the fit, and along the valley."""
-    free_P = found.law.free.copy()
+    free_P = fitted.law.free.copy()
     free_P[index] = False
-    along_P = np.nan_to_num(found.covariance[index] / found.covariance[index, index])
-    shift_G = value_G - found.theta[index]
-    begin_SGP = [np.tile(start_P, (len(value_G), 1)), np.tile(found.theta, (len(value_G), 1))]
-    begin_SGP.append(found.theta + np.clip(shift_G[:, None] * along_P, -5.0, 5.0))
+    along_P = np.nan_to_num(fitted.covariance[index] / fitted.covariance[index, index])
+    shift_G = value_G - fitted.theta[index]
+    begin_SGP = [np.tile(start_P, (len(value_G), 1)), np.tile(fitted.theta, (len(value_G), 1))]
+    begin_SGP.append(fitted.theta + np.clip(shift_G[:, None] * along_P, -5.0, 5.0))
     start_RP = np.concatenate(begin_SGP)
     start_RP[:, index] = np.tile(value_G, len(begin_SGP))
-    solved = solve(found.plan, start_RP, free_RP=np.tile(free_P, (len(start_RP), 1)))
+    solved = solve(fitted.plan, start_RP, free_RP=np.tile(free_P, (len(start_RP), 1)))
     cost_SG = solved.cost.reshape(len(begin_SGP), -1)
     best_G = cost_SG.argmin(axis=0), np.arange(len(value_G))
     return solved.theta.reshape(*cost_SG.shape, -1)[best_G], cost_SG[best_G]
@@ -164,26 +164,26 @@ def _crossing(side: list[tuple[float, float]], centre: float, least: float, limi
     return None
 
 
-def held_out(found: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
+def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
     """k-fold error. Deterministic in `seed`. Raises ValueError for folds that leave too few points to fit."""
-    n = found.n_points
-    n_free = int(found.law.free.sum())
+    n = fitted.n_points
+    n_free = int(fitted.law.free.sum())
     if not 2 <= n_folds <= n or n - -(-n // n_folds) <= n_free:
         raise ValueError(f"{n} points in {n_folds} folds leave too few to fit {n_free} parameters")
     generator = np.random.default_rng(seed)
     fold_N = generator.permutation(n) % n_folds
     seen_FN = (fold_N != np.arange(n_folds)[:, None]).astype(float)
-    others = starts(found.plan, 8, generator)
-    start_SP = np.concatenate([found.theta[None], others])
-    solved = solve(found.plan, np.tile(start_SP, (n_folds, 1)), np.repeat(seen_FN, len(start_SP), axis=0))
+    others = starts(fitted.plan, 8, generator)
+    start_SP = np.concatenate([fitted.theta[None], others])
+    solved = solve(fitted.plan, np.tile(start_SP, (n_folds, 1)), np.repeat(seen_FN, len(start_SP), axis=0))
     cost_FS = solved.cost.reshape(n_folds, -1)
     theta_FP = solved.theta.reshape(n_folds, len(start_SP), -1)[np.arange(n_folds), cost_FS.argmin(axis=1)]
-    error_FN = np.log(predict(theta_FP, found.plan, found.points)) - found.plan.y
+    error_FN = np.log(predict(theta_FP, fitted.plan, fitted.points)) - fitted.plan.y
     error_N = error_FN[fold_N, np.arange(n)]
     return HeldOut(
         n_folds=n_folds,
         rmse=float(np.sqrt((error_N**2).mean())),
-        rmse_fitted=float(np.sqrt(found.cost / n)),
+        rmse_fitted=float(np.sqrt(fitted.cost / n)),
         mean_abs=float(np.abs(error_N).mean()),
     )
 
@@ -191,8 +191,8 @@ def held_out(found: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
 def exclusion_scan(points: pd.DataFrame, law: Law, exclusions: Sequence[int] = EXCLUSIONS) -> list[tuple[int, Fit]]:
     """The fit without the n highest losses, for every n that leaves more points than the law has parameters."""
     n_free = int(law.free.sum())
-    found = []
+    scan = []
     for n_excluded in exclusions:
         if n_excluded < len(points) and len(kept := exclude_highest(points, n_excluded)) > n_free + 2:
-            found.append((n_excluded, fit(kept, law)))
-    return found
+            scan.append((n_excluded, fit(kept, law)))
+    return scan

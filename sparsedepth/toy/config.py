@@ -169,14 +169,14 @@ class ToyDefinition(Section):
 
     def groups(self) -> list[ToyConfig]:
         """Every group, in order. Raises ValueError naming the variant that cannot be built."""
-        found = []
+        groups = []
         for variant in self.variants:
             depths = variant.get("n_layers", self.n_layers)
             if not isinstance(depths, list) or not depths:
                 raise ValueError(f"variant {variant}: n_layers={depths!r} must be a list of depths")
             for depth in depths:
                 values = {**self.base, **variant, "n_layers": depth}
-                found.append(build(ToyConfig, values, f"toy {self.name}, variant {variant}"))
-        if len({group.run_id for group in found}) < len(found):
+                groups.append(build(ToyConfig, values, f"toy {self.name}, variant {variant}"))
+        if len({group.run_id for group in groups}) < len(groups):
             raise ValueError(f"toy {self.name!r} holds a group twice; variants must differ")
-        return found
+        return groups

@@ -61,12 +61,12 @@ def fit_power_law(depth: Sequence[float] | np.ndarray, loss: Sequence[float] | n
     slope = float(-np.polyfit(np.log(depth_L), np.log(loss_L), 1)[0])
     if best in (0, len(grid) - 1):
         return PowerLaw(alpha=None, c=float(np.exp(np.mean(np.log(loss_L * depth_L**slope)))), rest=0.0, slope=slope)
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda alpha: _linear(alpha, depth_L, loss_L)[2],
         bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-9},
     )  # fmt: skip
-    c, rest, _ = _linear(found.x, depth_L, loss_L)
-    return PowerLaw(alpha=float(found.x) if c > 0 else None, c=c, rest=rest, slope=slope)
+    c, rest, _ = _linear(minimum.x, depth_L, loss_L)
+    return PowerLaw(alpha=float(minimum.x) if c > 0 else None, c=c, rest=rest, slope=slope)
 
 
 def _linear(alpha: float, depth_L: np.ndarray, loss_L: np.ndarray) -> tuple[float, float, float]:
@@ -96,7 +96,7 @@ class Exponent:
 def exponents(toys: "pd.DataFrame", loss: str = "test_loss") -> list[Exponent]:
     """One per setting, from the rows of `toys`; settings with fewer than MIN_DEPTHS depths are left out. A teacher
     counts if it has a loss at every depth of its setting."""
-    found = []
+    fitted = []
     for key, rows in toys.groupby(list(SETTINGS), dropna=False, sort=True):
         by_teacher = rows.groupby(["n_layers", "teacher_seed"])[loss].mean().unstack("teacher_seed")
         whole = by_teacher.loc[:, (by_teacher > 0).all()]
@@ -105,7 +105,7 @@ def exponents(toys: "pd.DataFrame", loss: str = "test_loss") -> list[Exponent]:
         depths = whole.index.to_numpy(float)
         fits = {int(teacher): fit_power_law(depths, whole[teacher].to_numpy()) for teacher in whole}
         alphas = [fit.alpha for fit in fits.values() if fit.alpha is not None]
-        found.append(
+        fitted.append(
             Exponent(
                 setting=dict(zip(SETTINGS, key if isinstance(key, tuple) else (key,), strict=True)),
                 alpha=estimate(alphas if len(alphas) == len(fits) else []),
@@ -115,18 +115,18 @@ def exponents(toys: "pd.DataFrame", loss: str = "test_loss") -> list[Exponent]:
                 losses=whole.stack().rename("test_loss").reset_index(),
             )
         )
-    return found
+    return fitted
 
 
-def varied(found: Sequence[Exponent]) -> list[str]:
+def varied(fitted: Sequence[Exponent]) -> list[str]:
     """The fields that tell the settings apart, the paper's first; one that only goes along with these is left out."""
     first = ("target", "integrator", "rho", "temperature")
     names: list[str] = []
-    n_told = 1
+    n_settings = 1
     for name in (*first, *(name for name in SETTINGS if name not in first)):
-        told = {tuple(str(one.setting[known]) for known in (*names, name)) for one in found}
-        if len(told) > n_told:
-            names, n_told = [*names, name], len(told)
+        values = {tuple(str(exponent.setting[known]) for known in (*names, name)) for exponent in fitted}
+        if len(values) > n_settings:
+            names, n_settings = [*names, name], len(values)
     return names
 
 

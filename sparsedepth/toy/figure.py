@@ -37,7 +37,7 @@ class Column:
     settings: tuple[Exponent, ...]
 
     def axis(self, name: str) -> list[Any]:
-        return sorted({one.setting[name] for one in self.settings})
+        return sorted({exponent.setting[name] for exponent in self.settings})
 
 
 def toys(store: "Store") -> Drawing:
@@ -51,13 +51,13 @@ def toys(store: "Store") -> Drawing:
 
 def columns(toys: pd.DataFrame) -> list[Column]:
     """The kinds of students in the rows of `toys`. Raises ValueError where no setting has depths enough for a fit."""
-    found = exponents(toys)
-    if not found:
+    fitted = exponents(toys)
+    if not fitted:
         raise NothingToDraw("no setting of these toys has 4 depths, so there is no exponent to draw; train more depths")
-    kinds = [name for name in varied(found) if name not in ("rho", "temperature")]
+    kinds = [name for name in varied(fitted) if name not in ("rho", "temperature")]
     by_kind: dict[tuple[str, ...], list[Exponent]] = {}
-    for one in found:
-        by_kind.setdefault(tuple(str(one.setting[name]) for name in kinds), []).append(one)
+    for exponent in fitted:
+        by_kind.setdefault(tuple(str(exponent.setting[name]) for name in kinds), []).append(exponent)
     return [
         Column(
             title=", ".join(f"{name} {value}" for name, value in zip(kinds, kind, strict=True)) or "all students",
@@ -69,37 +69,37 @@ def columns(toys: pd.DataFrame) -> list[Column]:
     ]
 
 
-def data(found: Sequence[Column]) -> pd.DataFrame:
+def data(columns: Sequence[Column]) -> pd.DataFrame:
     """Everything drawn: a row per setting, teacher and depth."""
     frames = []
-    for one in (one for column in found for one in column.settings):
-        frame = one.losses.copy()
-        fits = frame["teacher_seed"].map(one.teachers)
+    for exponent in (exponent for column in columns for exponent in column.settings):
+        frame = exponent.losses.copy()
+        fits = frame["teacher_seed"].map(exponent.teachers)
         fitted = zip(fits, frame["n_layers"], strict=True)
         frame["fitted_loss"] = [float(fit(np.array(float(depth)))) for fit, depth in fitted]
         for name in ("alpha", "c", "rest", "slope"):
             frame[f"teacher_{name}"] = [getattr(fit, name) for fit in fits]
         for name in ("alpha", "slope"):
-            estimate: Estimate = getattr(one, name)
+            estimate: Estimate = getattr(exponent, name)
             frame[name], frame[f"{name}_lo"], frame[f"{name}_hi"] = estimate.mean, estimate.lo, estimate.hi
-        for position, (name, value) in enumerate(one.setting.items()):
+        for position, (name, value) in enumerate(exponent.setting.items()):
             frame.insert(position, name, value)
-        frames.append(frame.astype({name: object for name in one.setting}))
+        frames.append(frame.astype({name: object for name in exponent.setting}))
     return pd.concat(frames, ignore_index=True)
 
 
-def page_of_toys(found: Sequence[Column]) -> Figure:
+def page_of_toys(columns: Sequence[Column]) -> Figure:
     """Two rows of panels, a column for each kind of student."""
-    page = Figure(figsize=(max(6.8, 3.4 * len(found)), 6.6), layout="constrained")
-    axes = page.subplots(2, len(found), squeeze=False)
-    rhos = sorted({rho for column in found for rho in column.axis("rho")})
+    page = Figure(figsize=(max(6.8, 3.4 * len(columns)), 6.6), layout="constrained")
+    axes = page.subplots(2, len(columns), squeeze=False)
+    rhos = sorted({rho for column in columns for rho in column.axis("rho")})
     styles = {rho: SERIES[index % len(SERIES)] for index, rho in enumerate(rhos)}
-    for column, (above, below) in zip(found, axes.T, strict=True):
+    for column, (above, below) in zip(columns, axes.T, strict=True):
         _draw_losses(above, column, styles)
         _draw_exponents(below, column, styles)
     handles = [line_handle(f"ρ = {rho:g}", (colour, marker, "")) for rho, (colour, marker, _) in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=6)
-    n_teachers = sorted({len(one.teachers) for column in found for one in column.settings})
+    n_teachers = sorted({len(exponent.teachers) for column in columns for exponent in column.settings})
     caption(
         page,
         f"ρ: correlation of the teacher's layers (1 = tied, 0 = independent); {' or '.join(map(str, n_teachers))} "
@@ -112,17 +112,17 @@ def page_of_toys(found: Sequence[Column]) -> Figure:
 
 def _draw_losses(axis: Any, column: Column, styles: dict[float, tuple[str, str, str]]) -> None:
     temperatures, shown = column.axis("temperature"), []
-    for one in column.settings:
-        colour, marker, _ = styles[one.setting["rho"]]
-        shade = 1 - 0.7 * temperatures.index(one.setting["temperature"]) / max(1, len(temperatures) - 1)
-        means = one.losses.groupby("n_layers")["test_loss"].mean()
+    for exponent in column.settings:
+        colour, marker, _ = styles[exponent.setting["rho"]]
+        shade = 1 - 0.7 * temperatures.index(exponent.setting["temperature"]) / max(1, len(temperatures) - 1)
+        means = exponent.losses.groupby("n_layers")["test_loss"].mean()
         depths = np.geomspace(means.index.min(), means.index.max(), 50)
-        line = np.mean([fit(depths) for fit in one.teachers.values()], axis=0)
+        line = np.mean([fit(depths) for fit in exponent.teachers.values()], axis=0)
         axis.plot(means.index, means, color=colour, marker=marker, markersize=4, linestyle="", alpha=shade)
-        dashes = "-" if one.alpha.mean is not None else (0, (4, 3))
+        dashes = "-" if exponent.alpha.mean is not None else (0, (4, 3))
         axis.plot(depths, line, color=colour, linewidth=1.1, linestyle=dashes, alpha=shade)
         shown += [*means]
-    trained = sorted({depth for one in column.settings for depth in one.depths})
+    trained = sorted({depth for exponent in column.settings for depth in exponent.depths})
     log_scale(axis, "x", trained)
     axis.set_xticks(trained, [str(depth) for depth in trained])
     log_scale(axis, "y", shown)
@@ -134,11 +134,11 @@ def _draw_exponents(axis: Any, column: Column, styles: dict[float, tuple[str, st
     by_temperature = len(column.axis("temperature")) > 1
     name = "temperature" if by_temperature else "rho"
     for rho, (colour, marker, _) in styles.items():
-        settings = [one for one in column.settings if one.setting["rho"] == rho]
+        settings = [exponent for exponent in column.settings if exponent.setting["rho"] == rho]
         for key, hollow in (("slope", True), ("alpha", False)):
-            known = [one for one in settings if getattr(one, key).mean is not None]
-            x = [one.setting[name] for one in known]
-            estimates = [getattr(one, key) for one in known]
+            known = [exponent for exponent in settings if getattr(exponent, key).mean is not None]
+            x = [exponent.setting[name] for exponent in known]
+            estimates = [getattr(exponent, key) for exponent in known]
             face = "white" if hollow else colour
             axis.errorbar(
                 x, [e.mean for e in estimates], yerr=None if hollow else _bars(estimates), color=colour, marker=marker,
@@ -161,6 +161,6 @@ def _bars(estimates: Sequence[Estimate]) -> np.ndarray | None:
     if not estimates:
         return None
     mean_N, lo_N, hi_N = (
-        np.array([getattr(one, end) for one in estimates], dtype=float) for end in ("mean", "lo", "hi")
+        np.array([getattr(estimate, end) for estimate in estimates], dtype=float) for end in ("mean", "lo", "hi")
     )
     return np.nan_to_num(np.stack((mean_N - lo_N, hi_N - mean_N)))

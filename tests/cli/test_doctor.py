@@ -69,8 +69,8 @@ def test_a_missing_package_is_named_with_its_command(versions):
     versions["optuna"] = None
     packages = found("package")
     assert failing(packages) == {"optuna"}
-    assert packages["optuna"].state == "missing" and packages["optuna"].mend.startswith("pip install 'optuna")
-    assert ">=5" in packages["optuna"].mend
+    assert packages["optuna"].state == "missing" and packages["optuna"].fix.startswith("pip install 'optuna")
+    assert ">=5" in packages["optuna"].fix
 
 
 def test_an_old_package_is_named_with_what_is_needed(versions):
@@ -100,11 +100,11 @@ def test_a_package_that_does_not_load_is_broken(monkeypatch):
 
 def test_a_broken_flash_attn_is_told_from_a_missing_one(versions, monkeypatch):
     versions["flash-attn"] = None
-    assert found("optional")["flash-attn"].mend == kernels.INSTALL_FLASH
+    assert found("optional")["flash-attn"].fix == kernels.INSTALL_FLASH
     versions["flash-attn"] = "2.8.3"
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     broken = found("optional")["flash-attn"]
-    assert broken.state == "broken" and broken.mend == kernels.REBUILD_FLASH and not broken.needed
+    assert broken.state == "broken" and broken.fix == kernels.REBUILD_FLASH and not broken.needed
     install(monkeypatch, "flash_attn")
     assert found("optional")["flash-attn"].state == "ok"
 
