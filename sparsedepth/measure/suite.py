@@ -24,6 +24,7 @@ from sparsedepth.measure.experts import expert_use
 from sparsedepth.measure.geometry import geometry
 from sparsedepth.measure.jacobian import jacobian_deviation
 from sparsedepth.measure.loss import bits_per_byte, held_out_loss
+from sparsedepth.measure.participation import participation
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.permutation_neighbours import permutation_neighbours
 from sparsedepth.measure.released_code import (
@@ -269,6 +270,12 @@ def _trajectories(context: MeasureContext, made: Measurements) -> None:
     made.tokens.extend({"step": made.step, **point} for point in result.points)
 
 
+def _participation(context: MeasureContext, made: Measurements) -> None:
+    result = participation(context.stack, context.inputs, context.max_tokens)
+    made.summary["participation_ratio"] = result.mean
+    made.add_layers("participation_ratio", result.by_layer, result.n_tokens, first=0)
+
+
 def _released_code(context: MeasureContext, made: Measurements) -> None:
     """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
     stack, scored, most = context.stack, context.scored, context.max_tokens
@@ -301,6 +308,7 @@ SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
     "removal": _removal,
     "causal_maximum": _causal_maximum,
     "trajectories": _trajectories,
+    "participation": _participation,
     "released_code": _released_code,
 }
 """By the names of `sparsedepth.quantities.measured`, in whose order they run."""

@@ -75,6 +75,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("removal", _by_range, on_request=True),
     Measure("causal_maximum", lambda sizes: (4 * _by_layer(sizes)[0], 0), on_request=True),
     Measure("trajectories", _once, on_request=True),
+    Measure("participation", _once, on_request=True),
     Measure("released_code", _released_code, on_request=True),
 )
 
@@ -287,6 +288,10 @@ MEASURED: tuple[Quantity, ...] = (
           ("to_even", "angle of its middle angles, as a vector, with those of even_ideal", None),
           ("pc1", "(its angles - trajectory_mean) projected on trajectory_pc1", (-inf, inf)),
           ("pc2", "(its angles - trajectory_mean) projected on trajectory_pc2", (-inf, inf)))),
+    Quantity("participation_ratio",
+             "(tr C)^2 / tr C^2, C = covariance over tokens of the entries of x_l: among how many directions the stream "
+             "spreads its variance", tables=RUNS_LAYERS, measure="participation", bounds=(1.0, inf),
+             source="Litwin-Kumar et al. 2017; 1906.00443"),
     # What the released code of 2603.15389 computes under the names of the scores: `sparsedepth.measure.released_code`
     Quantity("causal_score_released", "causal_score with every update after the skipped block shifted by one layer",
              measure="released_code", source=SPARSITY),
