@@ -104,8 +104,8 @@ def build(model: type[Config], values: Mapping[str, Any], source: str) -> Config
     try:
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        found = [_explain(model, details) for details in error.errors()]
-        raise ValueError(f"{source}: " + "; ".join(found)) from None
+        mistakes = [_explain(model, details) for details in error.errors()]
+        raise ValueError(f"{source}: " + "; ".join(mistakes)) from None
     except TypeError as error:
         raise ValueError(f"{source}: a value is neither number, text, list nor mapping ({error})") from None
 

@@ -180,9 +180,9 @@ class ModelConfig(Section):
         filled = dict(values)
 
         def whole(name: str) -> int | None:
-            found = filled.get(name)
-            found = cls.model_fields[name].default if found is None else found
-            return found if isinstance(found, int) and found > 0 else None
+            size = filled.get(name)
+            size = cls.model_fields[name].default if size is None else size
+            return size if isinstance(size, int) and size > 0 else None
 
         if filled.get("n_kv_heads") is None and whole("n_heads"):
             filled["n_kv_heads"] = whole("n_heads")

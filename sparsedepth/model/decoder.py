@@ -122,10 +122,10 @@ class Attention(nn.Module):
 
     def _queries_keys_values(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Those two and v_BGTK; in training, the channels of a head may be in another order, in q and k alike."""
-        if self.training and self.query_norm is None and fused.pays(x_BTD):
-            paired = (fused.paired(one.matrix, self.d_head) for one in (self.query, self.key))
+        if self.training and self.query_norm is None and fused.use_fused(x_BTD):
+            paired = (fused.paired(projection.matrix, self.d_head) for projection in (self.query, self.key))
             q_BTX, k_BTX, v_BTX = fused.products(x_BTD, *paired, self.value.matrix)
-            parts = (fused.turn_(q_BTX, *rotary), fused.turn_(k_BTX, *rotary), v_BTX)
+            parts = (fused.apply_rope_(q_BTX, *rotary), fused.apply_rope_(k_BTX, *rotary), v_BTX)
             q_BHTK, k_BGTK, v_BGTK = (x_BTX.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x_BTX in parts)
             return q_BHTK, k_BGTK, v_BGTK
         return *self.queries_keys(x_BTD, rotary), self._heads(x_BTD, self.value).transpose(1, 2)
@@ -148,7 +148,7 @@ class SwiGLU(nn.Module):
         self.down = Linear(width, config.d_model, config)
 
     def forward(self, x_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        if self.training and fused.pays(x_BTD):
+        if self.training and fused.use_fused(x_BTD):
             return self.down(fused.swiglu(*fused.products(x_BTD, self.gate.matrix, self.up.matrix)))
         return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
 

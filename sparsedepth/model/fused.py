@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-def trains(x: Tensor) -> bool:
+def needs_fp32_grad(x: Tensor) -> bool:
     """Whether a gradient will be asked for, in fp32."""
     return x.requires_grad and torch.is_grad_enabled() and x.dtype == torch.float32
 
 
-def pays(x: Tensor) -> bool:
-    """Whether these are to be used on x: eager training, in fp32."""
-    return trains(x) and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+def use_fused(x: Tensor) -> bool:
+    """Whether to compute with this file's formulas: eager training, in fp32."""
+    return needs_fp32_grad(x) and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
 
 
 class _Products(torch.autograd.Function):
@@ -65,7 +65,7 @@ class _Normed(torch.autograd.Function):
         return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_D, None
 
 
-class _Turned(torch.autograd.Function):
+class _Rope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTX: Tensor, angle_TX: Tensor) -> Tensor:
         ctx.mark_dirty(x_BTX)
@@ -117,14 +117,14 @@ def paired(weight_XD: Tensor, d_head: int) -> Tensor:
     return weight_XD.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2)
 
 
-def turn_(x_BTX: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
+def apply_rope_(x_BTX: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
     """RoPE in place, of the product with `paired` weights: (x1, x2) side by side -> (x1 cos - x2 sin, x2 cos + x1 sin).
 
     cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i.
     """
     d_head = cos_TK.shape[-1]
     angle_TK = torch.complex(*(part[:, : d_head // 2].contiguous() for part in (cos_TK, sin_TK)))
-    return _Turned.apply(x_BTX, angle_TK.repeat(1, x_BTX.shape[-1] // d_head))
+    return _Rope.apply(x_BTX, angle_TK.repeat(1, x_BTX.shape[-1] // d_head))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:

@@ -62,16 +62,16 @@ def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Se
 def choose(part: Part, wanted: str, here: Setting) -> Choice:
     """The kernel to use and why. Raises ValueError for one asked for by name that cannot run, with what fixes it."""
     if wanted != "auto":
-        found = OBSTACLES[part][wanted](here)
-        if found:
-            raise ValueError(f"{part}_kernel={wanted!r} cannot run: {found.reason}; {found.fix}, or use auto")
+        obstacle = OBSTACLES[part][wanted](here)
+        if obstacle:
+            raise ValueError(f"{part}_kernel={wanted!r} cannot run: {obstacle.reason}; {obstacle.fix}, or use auto")
         return Choice(wanted, f"asked for by name{_note(wanted)}")
     passed: list[str] = []
     for kernel in AUTO[part]:
-        found = OBSTACLES[part][kernel](here)
-        if found is None:
+        obstacle = OBSTACLES[part][kernel](here)
+        if obstacle is None:
             return Choice(kernel, "; ".join(passed) or "the first choice, and it can run")
-        passed.append(f"not {kernel}: {found.reason}")
+        passed.append(f"not {kernel}: {obstacle.reason}")
     raise AssertionError(f"the last choice for {part} can always run")
 
 
@@ -112,9 +112,9 @@ def _grouped(here: Setting) -> Obstacle | None:
 def _megablocks(here: Setting) -> Obstacle | None:
     if here.device.type != "cuda":
         return Obstacle(f"megablocks' kernels need a CUDA device, not {here.device.type}", "run on a GPU")
-    found = _grouped(here)  # the products are the same
-    if found:
-        return found
+    obstacle = _grouped(here)  # the products are the same
+    if obstacle:
+        return obstacle
     if importlib.util.find_spec("triton") is None:
         return Obstacle("triton is not installed", "pip install triton")
     return _absent("megablocks", "megablocks", megablocks.load, INSTALL_MEGABLOCKS, INSTALL_MEGABLOCKS)

@@ -54,9 +54,9 @@ def substitute() -> ModuleType:
 
 def sort(keys_S: Tensor, end_bit: int, sorted_S: Tensor, order_S: Tensor) -> None:
     """Write the keys in ascending order, and where each came from; `end_bit` bounds the keys and is not needed."""
-    found = keys_S.sort(stable=True)
-    sorted_S.copy_(found.values)
-    order_S.copy_(found.indices)
+    in_order = keys_S.sort(stable=True)
+    sorted_S.copy_(in_order.values)
+    order_S.copy_(in_order.indices)
 
 
 def histogram(keys_S: Tensor, n_experts: int) -> Tensor:

@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         by_hand = x.device.type == "cpu" or not torch.compiler.is_compiling()
-        if self.training and by_hand and fused.trains(x) and x.dtype == self.weight.dtype:
+        if self.training and by_hand and fused.needs_fp32_grad(x) and x.dtype == self.weight.dtype:
             return fused.rms_norm(x, self.weight, self.eps)
         wide = x if x.dtype == torch.float64 else x.float()
         return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)

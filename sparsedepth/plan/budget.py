@@ -27,15 +27,15 @@ class Budget:
     gigabytes: float | None = None
     """10^9 bytes at the peak of the largest run, on one device"""
 
-    def excess(self, found: Price) -> list[str]:
+    def excess(self, cost: Price) -> list[str]:
         """What is beyond the budget, in words; empty where it fits."""
-        hours, gigabytes = found.seconds.value / 3600, found.memory_bytes / 1e9
-        told = []
+        hours, gigabytes = cost.seconds.value / 3600, cost.memory_bytes / 1e9
+        reasons = []
         if self.hours is not None and hours > self.hours:
-            told.append(f"{hours:.3g} hours are more than {self.hours:g}")
+            reasons.append(f"{hours:.3g} hours are more than {self.hours:g}")
         if self.gigabytes is not None and gigabytes > self.gigabytes:
-            told.append(f"{gigabytes:.3g} GB of memory are more than {self.gigabytes:g}")
-        return told
+            reasons.append(f"{gigabytes:.3g} GB of memory are more than {self.gigabytes:g}")
+        return reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,13 @@ def ways(definition: SweepDefinition, setting: Setting, budget: Budget) -> list[
     if micro is not None:
         setting = replace(setting, place=replace(setting.place, micro_batch=micro))
         prefix = f"--runtime micro_batch={micro}"
-        if not budget.excess(found := price(definition, setting)):
-            return [Way(change=prefix, price=found)]
+        if not budget.excess(cost := price(definition, setting)):
+            return [Way(change=prefix, price=cost)]
     each = [_first_fit(tried, budget) for tried in _candidates(definition, setting)]
-    found_ways = [
+    fitting = [
         replace(way, change=f"{prefix} and {way.change}" if prefix else way.change) for way in each if way is not None
     ]
-    return sorted(found_ways, key=lambda way: -way.price.train_flops)[:3]
+    return sorted(fitting, key=lambda way: -way.price.train_flops)[:3]
 
 
 def _micro_batch(definition: SweepDefinition, setting: Setting, budget: Budget) -> int | None:
@@ -84,11 +84,11 @@ Tried = Iterator[tuple[str, SweepDefinition, Setting]]
 def _first_fit(tried: Tried, budget: Budget) -> Way | None:
     for change, definition, setting in tried:
         try:
-            found = price(definition, setting)
+            cost = price(definition, setting)
         except ValueError:  # what is left is no sweep: no whole number of steps, no match
             continue
-        if not budget.excess(found):
-            return Way(change=change, price=found)
+        if not budget.excess(cost):
+            return Way(change=change, price=cost)
     return None
 
 

@@ -48,7 +48,7 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
     matched = definition.matched
     exact = matched in ("tokens", "steps")
     baselines: dict[int, RunConfig] = {}
-    found = []
+    matches = []
     for cell in cells:
         config = definition.run_config(cell, definition.seeds[0])
         baseline = baselines.setdefault(0 if exact else config.n_layers, config)
@@ -62,8 +62,8 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
         ratio = amount(config, matched) / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
             raise ValueError(_refusal(definition, cell, amount(config, matched), target, free))
-        found.append(Match(cell=cell, n_layers=config.n_layers, free=free if size else None, size=size, ratio=ratio))
-    return found
+        matches.append(Match(cell=cell, n_layers=config.n_layers, free=free if size else None, size=size, ratio=ratio))
+    return matches
 
 
 def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
@@ -94,29 +94,29 @@ def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target
 
 
 def _refusal(definition: SweepDefinition, cell: Cell, has: int, target: int, free: str | None) -> str:
-    told = (
+    message = (
         f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but {cell} has {has:,} "
     )
-    told += f"and the first cell{'' if definition.matched in ('tokens', 'steps') else ' of its depth'} {target:,}"
+    message += f"and the first cell{'' if definition.matched in ('tokens', 'steps') else ' of its depth'} {target:,}"
     if definition.matched in ("tokens", "steps"):
-        return f"{told}; change the cells, or what 'matched' says"
+        return f"{message}; change the cells, or what 'matched' says"
     if free is None:
-        return f"{told} ({has / target - 1:+.1%}); name a size to solve for: 'free: d_ff', or change the cells"
+        return f"{message} ({has / target - 1:+.1%}); name a size to solve for: 'free: d_ff', or change the cells"
     return (
-        f"{told} ({has / target - 1:+.1%}, tolerance {definition.tolerance:.1%}), the nearest that {free} can bring "
+        f"{message} ({has / target - 1:+.1%}, tolerance {definition.tolerance:.1%}), the nearest that {free} can bring "
         f"it; choose another 'free', a larger model, or a larger 'tolerance'"
     )
 
 
 def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
     """What was solved for and what mismatch is left, one line per cell that was changed; nothing where none was."""
-    solved = [one for one in matches if one.free]
+    solved = [cell_match for cell_match in matches if cell_match.free]
     if not solved:
         return []
-    worst = max(solved, key=lambda one: abs(one.ratio - 1))
+    worst = max(solved, key=lambda cell_match: abs(cell_match.ratio - 1))
     head = f"matched in {definition.matched}: {len(solved)} cells solved for, largest mismatch {worst.ratio - 1:+.2%}"
     lines = []
-    for one in solved:
-        rest = ", ".join(f"{name}={value}" for name, value in one.cell.items() if name != one.free)
-        lines.append(f"  {rest or 'base'}: {one.free}={one.size} ({one.ratio - 1:+.2%})")
+    for cell_match in solved:
+        rest = ", ".join(f"{name}={value}" for name, value in cell_match.cell.items() if name != cell_match.free)
+        lines.append(f"  {rest or 'base'}: {cell_match.free}={cell_match.size} ({cell_match.ratio - 1:+.2%})")
     return [head, *lines]

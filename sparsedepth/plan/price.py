@@ -171,19 +171,19 @@ def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Pr
     every = list(shapes.values())
     differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
     kinds = [
-        _kind(key, examples[key], ids.count(key), {name: one[name] for name in differing}, setting)
-        for key, one in shapes.items()
+        _kind(key, examples[key], ids.count(key), {name: fields[name] for name in differing}, setting)
+        for key, fields in shapes.items()
     ]
     by_id = {kind.shape_id: kind.seconds for kind in kinds}
     each = [by_id[key] for key in ids]
-    value = makespan([one.value for one in each], setting.workers)
-    high = makespan([one.value * one.factor for one in each], setting.workers)
+    value = makespan([time.value for time in each], setting.workers)
+    high = makespan([time.value * time.factor for time in each], setting.workers)
     return Price(
         kinds=kinds,
         setting=setting,
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
-        busy_seconds=sum(one.value for one in each),
+        busy_seconds=sum(time.value for time in each),
         data_bytes=_data_bytes(runs),
     )
 
@@ -209,8 +209,8 @@ def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], sett
 def makespan(each: Sequence[float], workers: int) -> float:
     """When the last of `workers` ends that take jobs of these seconds one after the other."""
     free = [0.0] * workers
-    for one in each:
-        heapq.heapreplace(free, free[0] + one)
+    for job in each:
+        heapq.heapreplace(free, free[0] + job)
     return max(free)
 
 
@@ -227,8 +227,8 @@ def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
 def uncalibrated(definition: SweepDefinition, setting: Setting) -> list[RunConfig]:
     """One run of each shape whose steps were not timed yet."""
     known = setting.timings or {}
-    found = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
-    return [config for key, config in found.items() if key not in known]
+    shapes = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
+    return [config for key, config in shapes.items() if key not in known]
 
 
 def with_timings(setting: Setting, timings: Mapping[str, Timing]) -> Setting:

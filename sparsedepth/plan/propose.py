@@ -35,10 +35,10 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
     values: dict[str, list[Any]] = {}
     for axis in definition.zip:
         values |= axis
-    found: dict[str, BaseDistribution] = {}
+    distributions: dict[str, BaseDistribution] = {}
     for name, axis in definition.space.items():
         if isinstance(axis, Interval):
-            found[name] = _interval(axis)
+            distributions[name] = _interval(axis)
         else:
             values[name] = axis
     for cell in (*definition.variants, *definition.cells):
@@ -46,10 +46,12 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
             values[name] = [*values.get(name, []), value]
     for name, grid in definition.tune.items():
         values[name] = sorted({*extended(grid, grid[0]), *extended(grid, grid[-1])})
-    found |= {name: _choices(some) for name, some in values.items()}
+    distributions |= {name: _choices(some) for name, some in values.items()}
     if definition.free:
-        found |= {name: IntDistribution(1, LARGEST_SIZE) for name in {definition.free, "d_expert"} - set(values)}
-    return found
+        distributions |= {
+            name: IntDistribution(1, LARGEST_SIZE) for name in {definition.free, "d_expert"} - set(values)
+        }
+    return distributions
 
 
 def _choices(values: list[Any]) -> BaseDistribution:
@@ -95,11 +97,11 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
         if definition.sampler == "qmc":
             sampler = optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
         study = optuna.create_study(sampler=sampler)
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     for _ in range(definition.n_trials):
         trial = study.ask(axes)
         study.tell(trial, 0.0)
         cell = definition.cell(trial.params)
         if not definition.is_excluded(cell):
-            found.setdefault(digest(cell), cell)
-    return list(found.values())
+            cells.setdefault(digest(cell), cell)
+    return list(cells.values())

@@ -69,12 +69,12 @@ class Plan:
             return
         self.matches = match(definition, _cells(definition))
         feasible = []
-        for one in self.matches:
-            reason = beyond(definition, definition.run_config(one.cell, definition.seeds[0]))
+        for cell_match in self.matches:
+            reason = beyond(definition, definition.run_config(cell_match.cell, definition.seeds[0]))
             if reason:
-                self.infeasible.append((one.cell, reason))
+                self.infeasible.append((cell_match.cell, reason))
             else:
-                feasible.append(one)
+                feasible.append(cell_match)
         if not feasible:
             why = f": {self.infeasible[0][1]}" if self.infeasible else ""
             raise ValueError(
@@ -92,19 +92,19 @@ class Plan:
 
     def runs(self, finished: LossOf = nothing_finished) -> list[Planned]:
         """The same as runs; of a learning sampler none is known."""
-        found: dict[str, tuple[int, float, Planned]] = {}
+        runs: dict[str, tuple[int, float, Planned]] = {}
         seeds = self.definition.seeds
-        for one in self.matches:
-            cells = [(one.cell, 0, len(seeds))]
+        for cell_match in self.matches:
+            cells = [(cell_match.cell, 0, len(seeds))]
             if self.definition.tune:
-                tuning = self.tuning(one.cell, finished)
-                cells = [({**one.cell, **point}, 0, 1) for point in tuning.points]
-                cells += [({**one.cell, **tuning.best}, 1, len(seeds))] if tuning.best else []
+                tuning = self.tuning(cell_match.cell, finished)
+                cells = [({**cell_match.cell, **point}, 0, 1) for point in tuning.points]
+                cells += [({**cell_match.cell, **tuning.best}, 1, len(seeds))] if tuning.best else []
             for cell, first, end in cells:
                 for round_ in range(first, end):
                     planned = self._plan(cell, seeds[round_])
-                    found.setdefault(planned.run_id, (round_, -planned.flops, planned))
-        return [planned for _, _, planned in sorted(found.values(), key=lambda entry: entry[:2])]
+                    runs.setdefault(planned.run_id, (round_, -planned.flops, planned))
+        return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
 
     def tuning(self, cell: Cell, finished: LossOf) -> Tuning:
         """How far the tuning of a cell has come; an extension that cannot be built is the worst."""
@@ -123,7 +123,7 @@ class Plan:
         """Whether runs will be added once those that are known are finished."""
         if not self.definition.tune or self.definition.adaptive:
             return False
-        return any(self.tuning(one.cell, finished).best is None for one in self.matches)
+        return any(self.tuning(cell_match.cell, finished).best is None for cell_match in self.matches)
 
     def notes(self) -> list[str]:
         """What should be known before the start: sizes that were solved for, and cells that are left out."""

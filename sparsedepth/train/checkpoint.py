@@ -58,22 +58,22 @@ def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, devic
 
     Raises ValueError in a process that does not see the checkpoint that the first one found.
     """
-    found = _newest(folder) if devices.first else None
-    step = devices.first_says(found.step if found else -1)
+    position = _newest(folder) if devices.first else None
+    step = devices.first_says(position.step if position else -1)
     if step < 0:
         return None
     tensors = _tensors_of(folder, step)
-    if found is None:
-        found = _read(tensors.with_suffix(".json"))
-        if found is None:
+    if position is None:
+        position = _read(tensors.with_suffix(".json"))
+        if position is None:
             raise ValueError(f"{tensors} cannot be read in every process; keep the results on storage that all share")
     _restore(load_file(tensors), model, optimizer)
-    return found
+    return position
 
 
 def _newest(folder: Path) -> Position | None:
     commits = sorted(folder.glob("step-*.json"), reverse=True)
-    return next((found for commit in commits if (found := _read(commit)) is not None), None)
+    return next((position for commit in commits if (position := _read(commit)) is not None), None)
 
 
 def _read(commit: Path) -> Position | None:

@@ -57,11 +57,11 @@ class _Collector:
     """What blocks append their router losses to. No list: FSDP hands its modules copies of lists that hold tensors."""
 
     def __init__(self) -> None:
-        self.found: list[Tensor] = []
+        self.layers: list[Tensor] = []
 
     @torch.compiler.disable  # traced, each length would be a graph, and past the limit of 8 a layer runs uncompiled
     def append(self, router_loss: Tensor) -> None:
-        self.found.append(router_loss)
+        self.layers.append(router_loss)
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,9 +69,9 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
     router_losses = _Collector()
     x_BTD = model.hidden(inputs_BT, cast(list[Tensor], router_losses))
     entropy, _ = model.cross_entropy(x_BTD, targets_BT)
-    if not router_losses.found:
+    if not router_losses.layers:
         return entropy, entropy.detach(), entropy.new_tensor(math.nan)
-    balance, z = torch.stack(router_losses.found).mean(0)
+    balance, z = torch.stack(router_losses.layers).mean(0)
     loss = entropy + config.balance_loss * balance + config.router_z_loss * z
     return loss, entropy.detach(), balance.detach()
 

@@ -34,12 +34,12 @@ def angles(n_tokens: int, d_head: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_rotations_gradient_is_that_of_finite_differences():
     x_BTX = draws(2, 5, 24).requires_grad_()
-    assert gradcheck(lambda x_BTX: fused.turn_(x_BTX.clone(), *angles(5, 8)), (x_BTX,))
+    assert gradcheck(lambda x_BTX: fused.apply_rope_(x_BTX.clone(), *angles(5, 8)), (x_BTX,))
 
 
 def test_a_gradient_of_any_strides_is_turned():
     x_BTX = draws(2, 5, 24).requires_grad_()
-    turned_BTX = fused.turn_(x_BTX.clone(), *angles(5, 8))
+    turned_BTX = fused.apply_rope_(x_BTX.clone(), *angles(5, 8))
     (expanded,) = torch.autograd.grad(turned_BTX.sum(), x_BTX, retain_graph=True)
     (whole,) = torch.autograd.grad(turned_BTX, x_BTX, torch.ones_like(turned_BTX))
     assert torch.equal(expanded, whole)
@@ -56,7 +56,7 @@ def test_swiglu_is_the_plain_formula():
 
 def test_a_quarter_turn_by_hand():
     x_BTX = torch.tensor([[[1.0, 2.0]]])
-    assert fused.turn_(x_BTX, torch.zeros(1, 2), torch.ones(1, 2)).tolist() == [[[-2.0, 1.0]]]
+    assert fused.apply_rope_(x_BTX, torch.zeros(1, 2), torch.ones(1, 2)).tolist() == [[[-2.0, 1.0]]]
 
 
 def test_pairs_by_hand():
@@ -82,7 +82,7 @@ def test_a_training_step_takes_every_short_way_and_another_mode_none():
     fields = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": 11, "seq_len": 6}
     model = Decoder(build(ModelConfig, fields, "test"))
     tokens_BT = torch.arange(12).view(2, 6) % 11
-    by_hand = {"_ProductsBackward", "_NormedBackward", "_TurnedBackward", "_SwiGLUBackward"}
+    by_hand = {"_ProductsBackward", "_NormedBackward", "_RopeBackward", "_SwiGLUBackward"}
     found = {}
     for training in (True, False):
         logits_BTV = model.train(training)(tokens_BT)
@@ -114,7 +114,7 @@ def test_a_function_transform_takes_the_plain_formula():
 def test_pairs_side_by_side_turn_as_halves_do():
     x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), angles(5, 8)
     halves_BTXK = rotate((x_BTD @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
-    side_by_side_BTX = fused.turn_(x_BTD @ fused.paired(weight_XD, 8).T, *rotary)
+    side_by_side_BTX = fused.apply_rope_(x_BTD @ fused.paired(weight_XD, 8).T, *rotary)
     torch.testing.assert_close(
         fused.paired(halves_BTXK.flatten(2).flatten(0, 1).T, 8).T.view(2, 5, 24), side_by_side_BTX
     )
