@@ -31,8 +31,9 @@ from sparsedepth.effects.chain import (
     resamples,
 )
 from sparsedepth.effects.contrast import Contrast, compare
-from sparsedepth.effects.knobs import find_knob, find_knobs, trained
+from sparsedepth.effects.knobs import find_knob, find_knobs
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.tuning import standing
 
 Word = Literal["causes", "predicts", "associated", "not distinguishable"]
 
@@ -136,7 +137,7 @@ def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[Interve
 def weigh(runs: pd.DataFrame, seed: int = 0) -> list[LinkEvidence]:
     """The evidence on every link of the chain that was measured, from the runs that stand for a configuration. `seed`
     draws the bootstraps."""
-    runs = trained(runs)
+    runs = standing(runs)
     return [weigh_link(runs, cause, effect, seed) for cause, effect in links_of(runs)]
 
 
@@ -178,7 +179,7 @@ def interventions(runs: pd.DataFrame, cause: str, effect: str) -> list[Intervent
 
 def skill(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Skill:
     """How well each depth is predicted by the others; None with fewer than two depths or MIN_CELLS cells."""
-    known = trained(runs)
+    known = standing(runs)
     usable = known[known["outcome"] == "ok"].dropna(subset=[cause, effect])
     depths = tuple(sorted(set(map(int, usable["n_layers"]))))
     cell_N, cells = pd.factorize(usable["cell_id"])

@@ -22,12 +22,13 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.knobs import Knob, chosen_fields, keys, trained
+from sparsedepth.effects.knobs import Knob, chosen_fields, keys
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.student import LEVEL
+from sparsedepth.store.tuning import standing
 
 Scope = Literal["pooled", "within depth"]
 
@@ -84,7 +85,7 @@ def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, seed: int = 
 
 def link_within(runs: pd.DataFrame, knob: Knob, cause: str, effect: str, seed: int = 0) -> Link:
     """One link over runs that differ in one knob and the seed alone; contexts with one setting do not count."""
-    known = trained(runs)
+    known = standing(runs)
     fields = [name for name in chosen_fields(known) if name not in {*knob.fields, "seed"}]
     known = known[["outcome", "cell_id", cause, effect]].assign(stratum=keys(known, fields))
     usable = _usable(known, [cause, effect])

@@ -24,9 +24,10 @@ from scipy.optimize import brentq, minimize_scalar
 
 from sparsedepth.effects.contrast import noise
 from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, Judged, estimate, t_critical, verdict_of
-from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels, trained
+from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.sentences import counted, estimate_text, floor_text, number_text
+from sparsedepth.store.tuning import standing
 
 MIN_DEPTHS = 4
 """c, a and E fit any three depths exactly."""
@@ -101,7 +102,7 @@ def depth_slope(runs: pd.DataFrame, outcome: str = "val_loss") -> DepthSlope | N
 def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
     """One row per run: setting, match (the line but for the setting), n_layers, seed, run_id, value, diverged."""
     unit_of(outcome)
-    runs = trained(runs)
+    runs = standing(runs)
     depth = depth_knob(runs)
     moving = {"n_layers", *(depth.fields if depth else ()), *(knob.fields if knob else ())}
     match = [name for name in chosen_fields(runs) if name not in moving]

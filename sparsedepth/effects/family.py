@@ -18,9 +18,10 @@ from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.effects.contrast import Contrast, Interaction, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.intervals import correct, estimate
-from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, trained
+from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning import standing
 
 
 def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
@@ -89,7 +90,7 @@ def all_knobs(runs: pd.DataFrame) -> list[Knob]:
 
 def needed(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     """The rows and columns that contrasts look at: frames of 200 columns are slow to cut."""
-    runs = trained(runs)
+    runs = standing(runs)
     sizes = ("n_layers", *FILLED_FROM, *DERIVED)
     facts = ("run_id", "cell_id", "seed", "outcome", "model", "tuning", "tuned_fields")
     names = dict.fromkeys((*facts, outcome, *BASES.values(), *sizes, *chosen_fields(runs)))

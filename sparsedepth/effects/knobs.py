@@ -26,6 +26,7 @@ import pandas as pd
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.role import fields_where, roles
 from sparsedepth.config.run import ModelConfig, RunConfig
+from sparsedepth.store.tuning import standing
 
 Plain = bool | int | float | str | tuple | None
 
@@ -108,13 +109,6 @@ def _texts(values: pd.Series) -> list[str]:
     return [texts[code] for code in codes]
 
 
-def trained(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that stand for a configuration: not models that were only measured, nor values that were only tried in
-    tuning."""
-    known = runs[runs["model"].isna()] if "model" in runs.columns else runs
-    return known[known["tuning"] != "rejected"] if "tuning" in known.columns else known
-
-
 def tuned_fields(runs: pd.DataFrame) -> set[str]:
     """The fields that were tuned in every one of these runs: each has its own best value, which is no choice."""
     if "tuned_fields" not in runs.columns or runs["tuned_fields"].isna().any() or not len(runs):
@@ -125,7 +119,7 @@ def tuned_fields(runs: pd.DataFrame) -> set[str]:
 def chosen_fields(runs: pd.DataFrame) -> list[str]:
     """The RunConfig fields that vary, can change a result, and do not follow from the other sizes or from tuning;
     leaders first."""
-    runs = trained(runs)
+    runs = standing(runs)
     tuned = tuned_fields(runs)
     known = [*LEADERS, *(name for name in RunConfig.model_fields if name not in LEADERS)]
     known = [name for name in known if name in runs.columns and name not in WITHOUT_EFFECT and name not in tuned]
@@ -150,7 +144,7 @@ def _follows(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
 
 def design_of(runs: pd.DataFrame) -> Design:
     """What was chosen in these runs: worth asking once for many contrasts of the same ones."""
-    runs = trained(runs)
+    runs = standing(runs)
     chosen = chosen_fields(runs)
     codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen}
     with_depth = [
@@ -172,7 +166,7 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
 
     Raises ValueError for a baseline that no run has.
     """
-    runs = trained(runs)
+    runs = standing(runs)
     depth = depth_knob(runs)
     taken = {*NEVER_KNOBS, *(depth.fields if depth else ())}
     varying = [name for name in chosen_fields(runs) if name not in taken]
@@ -243,7 +237,7 @@ def _determines(codes_a: np.ndarray, codes_b: np.ndarray) -> bool:
 
 
 def _knob(runs: pd.DataFrame, fields: tuple[str, ...], baselines: Mapping[str, Plain]) -> Knob:
-    runs = trained(runs)
+    runs = standing(runs)
     first = ~keys(runs, fields).duplicated()
     rows = [{name: plain(row[name]) for name in fields} for _, row in runs.loc[first, list(fields)].iterrows()]
     rows.sort(key=lambda setting: (_sparsity_rank(fields[0], setting), setting_text(setting)))

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels, trained
+from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels
+from sparsedepth.store.tuning import standing
 
 BASES = {
     "tokens": "tokens_trained",
@@ -68,7 +69,7 @@ def pairs(
     run_id_baseline, cell_id_baseline, baseline (its value), diverged_baseline.
     """
     unit_of(outcome)
-    side = _sides(trained(runs), knob, outcome, basis, design or design_of(runs))
+    side = _sides(standing(runs), knob, outcome, basis, design or design_of(runs))
     base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "seed"])
     rest = side[side["setting"] != knob.baseline]
     found = rest.merge(base, on="context", suffixes=("", "_baseline"))

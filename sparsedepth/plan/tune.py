@@ -7,11 +7,11 @@ only. A best point that is still on an edge is used, and flagged: the true best 
 A point that diverged, or failed for good, is the worst, never missing. Of equal points the first (the lowest) counts.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsedepth.config.space import crossed
+from sparsedepth.store.tuning import best_point
 
 Point = dict[str, float]
 Grid = dict[str, list[float]]
@@ -45,9 +45,9 @@ def _judge(grid: Grid, loss_of: Callable[[Point], float | None]) -> Tuning:
     losses = [loss_of(point) for point in points]
     if None in losses:
         return Tuning(points=points, best=None)
-    best = min(zip(losses, points, strict=True), key=lambda pair: math.inf if pair[0] is None else pair[0])[1]
-    at_edge = tuple(name for name, values in grid.items() if best[name] in (values[0], values[-1]))
-    return Tuning(points=points, best=best, at_edge=at_edge)
+    best, at_edge = best_point({tuple(point.values()): loss for point, loss in zip(points, losses, strict=True)})  # ty: ignore[invalid-argument-type] - none is None
+    named = tuple(name for name, is_end in zip(grid, at_edge, strict=True) if is_end)
+    return Tuning(points=points, best=dict(zip(grid, best, strict=True)), at_edge=named)
 
 
 def extended(values: Sequence[float], best: float) -> list[float]:

@@ -15,10 +15,11 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import changed, find_knobs, keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import chosen, read_runs, trained
+from sparsedepth.plots.runs import read_runs
 from sparsedepth.plots.style import GREY, caption, groups, inert, line_handle, log_scale, setting_styles
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.tuning import chosen, trained
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store

@@ -9,9 +9,10 @@ from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.correlations import correlations, draw_correlations, knob_names
 from sparsedepth.plots.page import Drawing
 from sparsedepth.plots.profiles import METRICS, draw_profiles, profiles
-from sparsedepth.plots.runs import chosen, read_metrics, read_runs, trained
+from sparsedepth.plots.runs import read_metrics, read_runs
 from sparsedepth.plots.style import caption, depth_colours, depth_legend, knob_legend, knob_markers
 from sparsedepth.store.connection import Store
+from sparsedepth.store.tuning import chosen, standing, trained
 
 PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, True)}
 """Figure -> whether it holds the chain, and the profiles."""
@@ -20,7 +21,7 @@ PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, T
 def load_overview(figure: str, store: Store) -> Drawing:
     """One of PARTS. Raises NothingToDraw."""
     runs, layers = read_runs(store), read_metrics(store, "layers", METRICS)
-    known = trained(chosen(runs))
+    known = standing(runs).astype({"n_layers": int})
     data = correlations(known).points if PARTS[figure][0] else profiles(known, layers).layers
     return Drawing(data=data, page=partial(page_of_runs, figure, runs, layers))
 
@@ -28,7 +29,7 @@ def load_overview(figure: str, store: Store) -> Drawing:
 def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
     """Rows of three panels: two of the chain, one of profiles, one legend above and one caption below."""
     runs = chosen(runs)
-    known = trained(runs)
+    known = trained(runs).astype({"n_layers": int})
     with_chain, with_profiles = PARTS[figure]
     n_rows = 2 * with_chain + with_profiles
     page = Figure(figsize=(10.2, 3.0 * n_rows + 0.9), layout="constrained")

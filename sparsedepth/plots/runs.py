@@ -8,26 +8,17 @@ import pandas as pd
 
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.tuning import standing, trained
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
-
-
-def trained(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that have a training configuration: a model that was only measured has no knobs to compare."""
-    return runs[runs["train_tokens"].notna()].astype({"n_layers": int})
-
-
-def chosen(runs: pd.DataFrame) -> pd.DataFrame:
-    """Without the runs at values that tuning tried and did not choose."""
-    return runs[runs["tuning"] != "rejected"] if "tuning" in runs.columns else runs
 
 
 def check_comparable(runs: pd.DataFrame) -> None:
     """Raises NothingToDraw unless a run that finished has a training configuration."""
     if not len(runs):
         raise NothingToDraw("the store holds no runs")
-    known = runs[runs["train_tokens"].notna()]
+    known = trained(runs)
     if not len(known):
         raise NothingToDraw(
             "no finished run has a training configuration, so there is nothing to compare; draw --figure layer_profile"
@@ -44,8 +35,8 @@ def read_runs(store: "Store") -> pd.DataFrame:
 
 
 def trained_runs(store: "Store") -> pd.DataFrame:
-    """The trained, chosen rows of a store's `runs`. Raises NothingToDraw where none finished."""
-    return trained(chosen(read_runs(store))).reset_index(drop=True)
+    """The rows of a store's `runs` that stand for a configuration. Raises NothingToDraw where none finished."""
+    return standing(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
 def read_metrics(store: "Store", view: str, metrics: Iterable[str]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import contrasts, interactions
-from sparsedepth.effects.knobs import Knob, Plain, labels, plain, trained, tuned_fields
+from sparsedepth.effects.knobs import Knob, Plain, labels, plain, tuned_fields
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import counted, effect_text, interaction_sentence
 from sparsedepth.files import digest
@@ -35,6 +35,7 @@ from sparsedepth.recipe.holdout import Holdout, sentences
 from sparsedepth.recipe.literature import compare_effects
 from sparsedepth.recipe.mechanism import mechanism_of
 from sparsedepth.store.find import read_file
+from sparsedepth.store.tuning import standing
 
 DOMAIN = ("beta1", "beta2", "weight_decay_on", "grad_clip", "warmup_frac", "vocab_size", "device")
 """Fields that the recipe's own domain leaves to the card."""
@@ -42,7 +43,7 @@ DOMAIN = ("beta1", "beta2", "weight_decay_on", "grad_clip", "warmup_frac", "voca
 
 def fill(runs: pd.DataFrame, recipe: Recipe, holdout: Holdout | None = None, folders: Sequence[Path] = ()) -> Card:
     """The card of a recipe; `runs` are all rows of the store, tuning's rejected values included."""
-    known = trained(runs)
+    known = standing(runs)
     used = known[known["run_id"].isin(recipe.run_ids)]
     changes = [one.contrast.setting for one in recipe.changes]
     same = holdout is not None and list(holdout.changes) == changes
@@ -259,7 +260,7 @@ def _negative(used: pd.DataFrame, recipe: Recipe) -> list[str]:
 
 def _provenance(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
     """The runs that were read, their manifests, and the hours of every run of the store, tuning included."""
-    used = trained(runs)
+    used = standing(runs)
     names = [str(folder) for folder in folders]
     manifests = [_manifest(Path(folder)) for folder in used["folder"]] if "folder" in used.columns else []
     contents = [content for content in manifests if content is not None]

@@ -35,12 +35,12 @@ from sparsedepth.effects.knobs import (
     labels,
     plain,
     setting_text,
-    trained,
     tuned_fields,
 )
 from sparsedepth.effects.pairs import BASES, values_of
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
+from sparsedepth.store.tuning import standing
 
 ALPHA = 0.05
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -135,7 +135,7 @@ def derive(
         raise ValueError(f"matched={matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")
     if depth is not None and depth < 1:
         raise ValueError(f"depth={depth} must be a number of layers, 1 or more")
-    known = trained(runs)
+    known = standing(runs)
     depths = sorted(set(map(int, known.loc[known["outcome"] == "ok", "n_layers"])))
     if depth is None and depths:
         depth = depths[-1]

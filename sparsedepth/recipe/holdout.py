@@ -20,12 +20,13 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.knobs import Knob, Plain, labels, trained
+from sparsedepth.effects.knobs import Knob, Plain, labels
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.recipe.card import Outcome
 from sparsedepth.recipe.choose import Recipe, Tested, compare_cells, derive
 from sparsedepth.recipe.predict import measured
+from sparsedepth.store.tuning import standing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def hold_out(
 
     Raises ValueError where the depth has no finished run, or fewer than two smaller depths have.
     """
-    known = trained(runs)
+    known = standing(runs)
     fitted_on = _shallower(known, depth)
     recipe = derive(known[known["n_layers"] < depth], depth, objective, matched, baselines)
     there = known[known["n_layers"] == depth]

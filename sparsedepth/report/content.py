@@ -16,7 +16,6 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence, counted
 from sparsedepth.effects.text_report import evidence_lines, heading_of
 from sparsedepth.plan.definition_file import read_definition
-from sparsedepth.plots.runs import chosen, trained
 from sparsedepth.recipe.build_card import fill
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.card_markdown import markdown
@@ -26,6 +25,7 @@ from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_e
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.find import read_file
 from sparsedepth.store.pack import is_pack
+from sparsedepth.store.tuning import standing, trained
 from sparsedepth.sweep.status import scan
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def content(
     """
     runs = store.frame("select * from runs order by run_id")
     definitions = tuple(one for folder in folders if (one := read_definition(folder)) is not None)
-    known = trained(chosen(runs)).reset_index(drop=True) if runs["train_tokens"].notna().any() else None
+    known = standing(runs).reset_index(drop=True) if len(trained(runs)) else None
     loss = loss_of(runs)
     objective = loss if objective == "loss" else objective
     found = [] if known is None else all_contrasts(known)

@@ -12,6 +12,7 @@ import pandas as pd
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.tuning import STANDS
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
 OF_SIZE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
@@ -20,7 +21,7 @@ MAX_BYTES = 100_000_000
 
 _SQL = """
 SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss
-FROM runs WHERE outcome = 'ok' AND model IS NULL AND val_loss IS NOT NULL AND ({where}
+FROM runs WHERE outcome = 'ok' AND {stands} AND val_loss IS NOT NULL AND ({where}
 ) ORDER BY run_id
 """
 
@@ -56,7 +57,7 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
     names = fields_where(RunConfig, lambda role: role.kind not in ("measure", "record"))
     names = [name for name in names if name not in OF_SIZE]
     counts = ", ".join(f"count(DISTINCT coalesce(CAST({name} AS VARCHAR), 'NULL'))" for name in names)
-    text = f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND model IS NULL AND ({where or 'true'}\n)"
+    text = f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND {STANDS} AND ({where or 'true'}\n)"
     with open_store(source) as store:
         n_values = store.sql(text).rows[0]
     return [name for name, count in zip(names, n_values, strict=True) if count > 1]
@@ -64,7 +65,7 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
 
 def _from_folder(source: Path, where: str | None) -> pd.DataFrame:
     with open_store(source) as store:
-        points = store.frame(_SQL.format(where=where or "true"))
+        points = store.frame(_SQL.format(where=where or "true", stands=STANDS))
     if not len(points):
         condition = f" that meets {where!r}" if where else ""
         raise ValueError(f"{str(source)!r} holds no trained run{condition} that finished with a val_loss")

@@ -24,6 +24,7 @@ from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.student import mean_interval
+from sparsedepth.store.tuning import IS_CHOSEN
 
 KNOBS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "allow"))
 """The fields that make a cell."""
@@ -86,7 +87,7 @@ def best(
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
     columns = ", ".join(("cell_id", "model", "outcome", "tuning", "tuned_fields", by, *KNOBS))
-    conditions.append("tuning IS DISTINCT FROM 'rejected'")
+    conditions.append(IS_CHOSEN)
     text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions)}"
     rows = store.sql(text).rows
     if not rows:

@@ -7,6 +7,8 @@ compared by val_loss_common, where all that finished have it.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sparsedepth.store.tuning import IS_TRAINED
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -27,7 +29,7 @@ def loss_in(store: "Store") -> str:
     """The same, of all trained runs of a store, without pandas."""
     ((is_common,),) = store.sql(
         f"SELECT count(DISTINCT seq_len) > 1 AND bool_and({COMMON} IS NOT NULL) FROM runs"
-        " WHERE outcome = 'ok' AND model IS NULL"
+        f" WHERE outcome = 'ok' AND {IS_TRAINED}"
     ).rows
     return COMMON if is_common else OWN
 

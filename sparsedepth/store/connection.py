@@ -31,7 +31,7 @@ from sparsedepth.store.folder import RUNS
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, empty_table, view_schema
-from sparsedepth.store.tuning import read_tuned, roles
+from sparsedepth.store.tuning import IS_TRAINED, read_tuned, roles
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
 
@@ -197,7 +197,7 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
     rows: dict[str, tuple[str, str, str]] = {}
     for folder, run_ids in sorted(folders.items()):
         if tuned := read_tuned(folder):
-            selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE model IS NULL")
+            selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
             runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
             of_runs = roles(tuned, [run for run in runs if run["run_id"] in run_ids])
             rows |= {run_id: (run_id, ",".join(tuned.fields), role) for run_id, role in of_runs.items()}

@@ -16,6 +16,7 @@ from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.student import mean_interval
+from sparsedepth.store.tuning import IS_TRAINED, STANDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,6 @@ class Question:
     """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
 
 
-_CHOSEN = "model IS NULL AND tuning IS DISTINCT FROM 'rejected'"
 _CELLS = f"""
     WITH cells AS (
         SELECT cell_id, {{cell_fields}}
@@ -44,7 +44,7 @@ _CELLS = f"""
             SELECT * REPLACE (
                 if(outcome = 'ok', {{loss}}, NULL) AS {{loss}}, if(outcome = 'ok', usefulness, NULL) AS usefulness,
                 if(outcome = 'ok', residual_variance_last, NULL) AS residual_variance_last
-            ) FROM runs WHERE {_CHOSEN}
+            ) FROM runs WHERE {STANDS}
         )
         GROUP BY ALL
     )
@@ -87,7 +87,7 @@ QUESTIONS: dict[str, Question] = {
             sql="SELECT run_id, n_layers, {varying} seed, outcome, tokens_trained, tokens_trained / train_tokens AS"
             " tokens_ratio, seconds, planned_seconds, seconds / planned_seconds AS seconds_ratio, peak_memory_bytes,"
             " planned_memory_bytes, peak_memory_bytes / planned_memory_bytes AS memory_ratio FROM runs"
-            " WHERE model IS NULL"
+            f" WHERE {IS_TRAINED}"
             " ORDER BY abs(tokens_ratio - 1) DESC NULLS FIRST, abs(seconds_ratio - 1) DESC NULLS LAST, run_id",
         ),
         Question(
@@ -96,8 +96,11 @@ QUESTIONS: dict[str, Question] = {
             "lr inside the range that was tried?",
             sql="WITH points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
             " count(*) FILTER (outcome = 'diverged') AS diverged,"
-            " avg({loss}) FILTER (outcome = 'ok') AS {loss} FROM runs WHERE model IS NULL GROUP BY ALL)"
-            " SELECT *, if(lr <> arg_min(lr, {loss}) OVER same, NULL,"
+            " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
+            " bool_or(coalesce(tuning, '') IN ('best', 'edge')) AS chosen"
+            f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
+            " SELECT * EXCLUDE (chosen),"
+            " if(NOT if(bool_or(chosen) OVER same, chosen, lr = arg_min(lr, {loss}) OVER same), NULL,"
             "   if(lr IN (min(lr) OVER same, max(lr) OVER same), 'best, at the edge', 'best')) AS note"
             " FROM points WINDOW same AS (PARTITION BY n_layers, {others} 1) QUALIFY count(*) OVER same > 1"
             " ORDER BY n_layers, {others} lr",
@@ -145,7 +148,7 @@ def varying_fields(store: Store) -> list[str]:
     """The fields, but n_layers, of which the store's runs have more than one value (NULL is one)."""
     names = [name for name in KNOBS if name != "n_layers"]
     counts = ", ".join(f"count(DISTINCT {name}) + max(CAST({name} IS NULL AS INTEGER))" for name in names)
-    (row,) = store.sql(f"SELECT {counts} FROM runs WHERE model IS NULL").rows
+    (row,) = store.sql(f"SELECT {counts} FROM runs WHERE {IS_TRAINED}").rows
     return [name for name, count in zip(names, row, strict=True) if count is not None and count > 1]
 
 

@@ -1,4 +1,7 @@
-"""Which runs of a sweep that tunes fields stand for their configuration, and which were only tried.
+"""Which runs stand for a configuration: one rule for `best`, saved questions, effects, figures and the depth law.
+
+A row of `runs` stands for a configuration where it was trained (a model that was only measured has no knobs; `best`
+alone ranks it beside them) and was not rejected in tuning.
 
 A *configuration* is every RunConfig field but the tuned ones and the seed. Its best value is the one with the lowest
 loss (the first objective) at the sweep's first seed; a diverged run is the worst. Derived from the runs alone, by the
@@ -14,17 +17,42 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 DEFINITION = "sweep.yaml"
 """The sweep that fills a results folder."""
 
 Role = Literal["best", "edge", "rejected"]
+Point = tuple[float, ...]
+"""A value for each tuned field."""
+
+IS_TRAINED = "model IS NULL"
+IS_CHOSEN = "tuning IS DISTINCT FROM 'rejected'"
+STANDS = f"{IS_TRAINED} AND {IS_CHOSEN}"
+"""The rule as an SQL condition over `runs`; `standing` is the same over a frame."""
+
+
+def standing(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """The rows of `runs` that stand for a configuration."""
+    return chosen(trained(runs))
+
+
+def trained(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Without models that were only measured; with the values that were only tried in tuning."""
+    return runs[runs["model"].isna()] if "model" in runs.columns else runs
+
+
+def chosen(runs: "pd.DataFrame") -> "pd.DataFrame":
+    """Without the values that tuning tried and rejected; with models that were only measured."""
+    return runs[runs["tuning"] != "rejected"] if "tuning" in runs.columns else runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +90,7 @@ def roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, Role]:
     groups = defaultdict(list)
     for run in runs:
         groups[tuple(repr(run[name]) for name in held)].append(run)
-    found: dict[str, Role] = {}
+    by_run: dict[str, Role] = {}
     for group in groups.values():
         losses = {
             _point(tuned, run): sign * run[tuned.objective]
@@ -73,12 +101,19 @@ def roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, Role]:
         }
         if len(losses) < 2:
             continue
-        best = min(sorted(losses), key=lambda point: losses[point])
-        ends = [{min(values), max(values)} for values in zip(*losses, strict=True)]
-        role: Role = "edge" if any(value in end for value, end in zip(best, ends, strict=True)) else "best"
-        found |= {run["run_id"]: role if _point(tuned, run) == best else "rejected" for run in group}
-    return found
+        best, at_edge = best_point(losses)
+        role: Role = "edge" if any(at_edge) else "best"
+        by_run |= {run["run_id"]: role if _point(tuned, run) == best else "rejected" for run in group}
+    return by_run
 
 
-def _point(tuned: Tuned, run: Mapping[str, Any]) -> tuple[float, ...]:
+def best_point(losses: Mapping[Point, float]) -> tuple[Point, tuple[bool, ...]]:
+    """The point of the lowest loss (of equals the lowest values), and for each field whether its value is the lowest
+    or highest of those tried. The loss of a point that diverged is math.inf."""
+    best = min(sorted(losses), key=lambda point: losses[point])
+    tried = zip(*losses, strict=True)
+    return best, tuple(value in (min(values), max(values)) for value, values in zip(best, tried, strict=True))
+
+
+def _point(tuned: Tuned, run: Mapping[str, Any]) -> Point:
     return tuple(run[name] for name in tuned.fields)

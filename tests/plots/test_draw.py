@@ -93,7 +93,7 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     measured = runs.iloc[[0]].copy()
     unknown = [name for name in runs if name in RunConfig.model_fields or name in ("outcome", "tokens_trained")]
     measured[unknown] = np.nan
-    measured["run_id"] = "model"
+    measured["run_id"] = measured["model"] = "model"
     both = pd.concat([runs.astype({name: object for name in unknown}), measured], ignore_index=True)
     both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
     of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
@@ -139,6 +139,6 @@ def test_a_store_in_which_nothing_finished(tmp_path):
 def test_a_store_of_measured_models_alone_has_layer_profiles_only(tmp_path):
     fill(tmp_path)
     with open_store(tmp_path) as store:
-        runs = store.frame("select * from runs").assign(train_tokens=np.nan)
+        runs = store.frame("select * from runs").assign(train_tokens=np.nan, model="a model")
     with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure layer_profile"):
         check_comparable(runs)

@@ -6,7 +6,6 @@ import pytest
 from reported import HOSTILE, fill
 
 from sparsedepth.plots.draw import FIGURES
-from sparsedepth.plots.runs import chosen, trained
 from sparsedepth.recipe.build_card import fill as fill_card
 from sparsedepth.recipe.card import Verification
 from sparsedepth.recipe.choose import derive
@@ -15,6 +14,7 @@ from sparsedepth.report.content import content
 from sparsedepth.report.page import html, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.tuning import standing
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def on_trial(card, outcome):
 def card(results):
     with open_store(results) as store:
         runs = store.frame("select * from runs order by run_id")
-    return fill_card(runs, derive(trained(chosen(runs)), objective="val_loss"), folders=[results])
+    return fill_card(runs, derive(standing(runs), objective="val_loss"), folders=[results])
 
 
 def test_a_trial_stands_with_its_recipe(results, card):

@@ -7,9 +7,11 @@ from synthetic import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import contrasts
 from sparsedepth.effects.knobs import find_knobs, tuned_fields
+from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.tuning import Tuned, read_tuned, roles
+from sparsedepth.store.questions import ask
+from sparsedepth.store.tuning import STANDS, Tuned, best_point, read_tuned, roles, standing
 
 RATES = (0.001, 0.002, 0.004)
 BEST = {0.1: 0.002, 0.3: 0.004}
@@ -96,6 +98,31 @@ def test_effects_compare_configurations_each_at_its_best(tmp_path):
     (found,) = contrasts(runs, knob, "val_loss")
     assert knob.name == "weight_decay" and found.effect.n == 3 and found.n_at_edge == 3
     assert found.effect.mean == pytest.approx(-0.5)
+
+
+def test_one_rule_says_which_runs_count(tmp_path):
+    """Of 10 runs 4 were only tried: best, effects, figures, the depth law and SQL count the other 6."""
+    with open_store(fill(tmp_path)) as store:
+        runs = store.frame("select * from runs")
+        assert store.sql(f"select count(*) from runs where {STANDS}").rows == ((6,),)
+        assert best(store).n_runs == 6
+    assert len(standing(runs)) == len(read_points(tmp_path)) == 6
+
+
+def test_the_best_value_is_the_one_that_tuning_chose_though_later_seeds_disagree(tmp_path):
+    """lr 0.002 was best at the first seed; with the second its mean is above that of 0.001, and it stays the best."""
+    fill(tmp_path)
+    other = RunConfig(n_layers=12, weight_decay=0.1, lr=0.002, seed=7)
+    make_run(tmp_path, other, {"val_loss": 9.0})
+    with open_store(tmp_path) as store:
+        answer = ask(store, "lr_curves")
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    notes = {(row["weight_decay"], row["lr"]): row["note"] for row in rows if row["note"]}
+    assert notes == {(0.1, 0.002): "best", (0.3, 0.004): "best, at the edge"}
+
+
+def test_equal_losses_choose_the_lowest_value():
+    assert best_point({(4.0, 1.0): 2.0, (2.0, 3.0): 2.0, (1.0, 2.0): 5.0}) == ((2.0, 3.0), (False, True))
 
 
 def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
