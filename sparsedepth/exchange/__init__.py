@@ -1,1 +1,1 @@
-"""Models out of the workbench, and scores of other people's tasks into it."""
+"""Models in and out of the workbench: transformers, lm-evaluation-harness, and depth scaling on a foreign model."""

@@ -1,6 +1,6 @@
 """Depth scaling on a Hugging Face model that exists already, in place, for training it on: s_l = 1/sqrt(l), l = 1..L.
 
-    from sparsedepth import retrofit
+    from sparsedepth.exchange import retrofit
     retrofit.apply(model, "lns")                   # LayerNorm Scaling (2502.05795): the norms' outputs times s_l
     retrofit.apply(model, "lns", mode="hook")
 
@@ -29,25 +29,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sparsedepth.probe.hf import FAMILIES as MEASURED
+
 DepthScale = Literal["lns", "before_norm", "after_branch", "after_attention", "after_ffn"]
 Mode = Literal["fold", "hook"]
 
-FAMILIES = frozenset(
-    {
-        "gemma",
-        "gemma2",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmoe",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-    }
-)
-"""Values of `model_type` whose blocks are laid out as Llama's: self_attn, mlp, and norms called ..._layernorm."""
+FAMILIES = MEASURED - {"gpt2", "gpt_neox", "olmo"}
+"""Values of `model_type` whose blocks are laid out as Llama's: self_attn, mlp, and norms called ..._layernorm with a
+gain."""
 
 _OUT_NORMS = {"gemma2", "olmo2"}
 """Their blocks norm what a branch adds: post_attention_layernorm and post_feedforward_layernorm."""

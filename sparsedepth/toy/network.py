@@ -16,14 +16,15 @@ K models, L blocks, B inputs, M width, F width of the ReLU^2 layer, V outputs of
 """
 
 import hashlib
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sparsedepth.toy.config import ToyConfig
+from sparsedepth.toy.config import AXES, ToyConfig
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -156,12 +157,7 @@ class Students(nn.Module):
         return torch.bmm(state_KBM, self.head_KMV)
 
 
-def student_axes(config: ToyConfig) -> Sequence[dict[str, float | int]]:
+def student_axes(config: ToyConfig) -> list[dict[str, float | int]]:
     """Per student, in order: its rho, teacher_seed, temperature and seed."""
-    return [
-        {"rho": rho, "teacher_seed": teacher_seed, "temperature": temperature, "seed": seed}
-        for rho in config.rho
-        for teacher_seed in config.teacher_seed
-        for temperature in config.temperature
-        for seed in config.seed
-    ]
+    values = (getattr(config, name) for name in AXES)
+    return [dict(zip(AXES, student, strict=True)) for student in itertools.product(*values)]
