@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_structure import MODULES, part_of
+from test_structure import level as part_level
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -123,6 +125,14 @@ def test_a_broken_link_and_a_missing_name_are_seen(tmp_path):
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name)
 def test_readme_leads_to_every_page_of_docs(page):
     assert f"](docs/{page.name}" in README.read_text()
+
+
+def test_the_parts_of_the_architecture_are_those_there_are_lowest_first():
+    block = (ROOT / "docs" / "architecture.md").read_text().split("\n\n")[1]
+    named = [re.split(r" {3,}", line.strip())[0].split() for line in block.splitlines()]
+    levels = [part_level(part) for parts in named for part in parts]
+    assert levels == sorted(levels)
+    assert {part for parts in named for part in parts} == {part_of(path) for path in MODULES}
 
 
 if __name__ == "__main__":
