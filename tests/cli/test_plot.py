@@ -57,6 +57,7 @@ def test_refusals_are_one_line(capsys, results, tmp_path, arguments, words):
 def test_a_report_is_a_page(capsys, results, tmp_path):
     code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "report.txt")
     assert code == 2 and "must end in .html" in error
-    code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "report.html", "--objective", "seed")
-    assert code == 2 and "no better direction" in error
+    for objective, refusal in (("steps", "no better direction"), ("seed", "no measured quantity 'seed'")):
+        code, _, error = sparsedepth(capsys, "report", results, "-o", tmp_path / "a.html", "--objective", objective)
+        assert code == 2 and refusal in error
     assert list(tmp_path.iterdir()) == []
