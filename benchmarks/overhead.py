@@ -2,9 +2,9 @@
 
     python benchmarks/overhead.py --runs 10
 
-Tiny decoders of one step, measuring the loss alone: as a sweep runs them (forked from a nursery), and in fresh
-interpreters, in turn. Seconds of wall time, the median over runs and the range; the nursery's own start is paid once
-for each worker.
+Tiny decoders of one step, measuring the loss alone: as a sweep runs them (forked by the forkserver), and in fresh
+interpreters, in turn. Seconds of wall time, the median over runs and the range; the forkserver's own start is paid
+once for each sweep.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from sparsedepth.data.pipeline import prepare
 from sparsedepth.run.process import thread_environment
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
-from sparsedepth.sweep.forkserver import EXECUTE, Nursery
+from sparsedepth.sweep.forkserver import EXECUTE, prepare_server, start_run
 
 FIELDS = {
     "n_layers": 2,
@@ -53,25 +53,34 @@ def fresh(arguments: list[str], log: Path, look: Callable[[], bool]) -> int:
     return code
 
 
+def forked(arguments: list[str], log: Path, look: Callable[[], bool]) -> int:
+    """A run forked by the forkserver."""
+    process = start_run(arguments, log)
+    while (code := process.exitcode) is None:
+        look()
+        time.sleep(0.005)
+    return code
+
+
 def measure(results: Path, seed: int, start: Start) -> tuple[float, float]:
     """Seconds until the first step is done, and from there, since it is the last, to the complete record."""
     config = build(RunConfig, {**FIELDS, "seed": seed}, "benchmark")
     prepare(config, results / "data")
-    work = Scratch(results, config.run_id)
-    work.folder.mkdir(parents=True)
-    record.write_config(work.folder, config)
+    scratch = Scratch(results, config.run_id)
+    scratch.folder.mkdir(parents=True)
+    record.write_config(scratch.folder, config)
     stepped: list[float] = []
 
     def look() -> bool:
-        progress = work.progress()
+        progress = scratch.progress()
         if not stepped and progress is not None and progress.phase == "training":
             stepped.append(progress.at)
         return False
 
     asked = time.time()
-    arguments = [str(results), str(work.folder / "config.yaml"), "--runtime", '{"device": "cpu", "threads": 1}']
-    code = start(arguments, work.log, look)
-    assert code == 0 and stepped, work.log.read_text()
+    arguments = [str(results), str(scratch.folder / "config.yaml"), "--runtime", '{"device": "cpu", "threads": 1}']
+    code = start(arguments, scratch.log, look)
+    assert code == 0 and stepped, scratch.log.read_text()
     complete = (record.run_folder(results, config.run_id) / record.MARKER).stat().st_mtime
     return stepped[0] - asked, complete - stepped[0]
 
@@ -83,15 +92,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder)
         begun = time.perf_counter()
-        nursery = Nursery(results, threads=1, patience=0.005)
-        measure(results, 0, nursery.run)
-        print(f"the nursery's start and its first run: {time.perf_counter() - begun:.2f} s")
-        ways: dict[str, Start] = {"forked from a nursery": nursery.run, "in a fresh interpreter": fresh}
+        prepare_server(threads=1)
+        measure(results, 0, forked)
+        print(f"the forkserver's start and its first run: {time.perf_counter() - begun:.2f} s")
+        ways: dict[str, Start] = {"forked by the forkserver": forked, "in a fresh interpreter": fresh}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
         for number in range(runs):
             for offset, (name, start) in enumerate(ways.items()):
                 times[name].append(measure(results, 1 + len(ways) * number + offset, start))
-        nursery.close()
     for name, pairs in times.items():
         print(f"{name}:")
         for what, values in zip(("to the first step", "from the last step"), zip(*pairs, strict=True), strict=True):

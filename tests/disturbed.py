@@ -21,7 +21,7 @@ from sparsedepth.plan.definition_file import planned_runs
 BASE = {"measures": ["loss"], "train_tokens": 128 * 60, "observe_every": 20}
 STEPS = 60
 
-KILLED: tuple[Kind, ...] = ("run", "run", "run", "worker", "nursery")
+KILLED: tuple[Kind, ...] = ("run", "run", "run", "forkserver")
 """What is killed, as often as it stands here; a run may have to be waited for."""
 
 Record = dict[str, tuple[str, str]]
@@ -61,7 +61,7 @@ def record_of(results: Path) -> Record:
 
 
 def kill_at_random(results: Path, kills: int, ended: Callable[[], bool], rng: random.Random) -> Counter:
-    """Kill a worker, a nursery or a run, `kills` times; no complete run may change meanwhile. What was killed."""
+    """Kill a run or the forkserver, `kills` times; no complete run may change meanwhile. What was killed."""
     killed: Counter[str] = Counter()
     seen: dict[str, int] = {}
     kind = rng.choice(KILLED)

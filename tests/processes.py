@@ -5,27 +5,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["worker", "nursery", "run", "launcher", "execute"]
-"""A run is forked from a nursery; over several processes it is torchrun's launcher, whose processes are `execute`."""
+Kind = Literal["forkserver", "run", "launcher", "execute"]
+"""A run is forked from the forkserver; over several processes it is torchrun's launcher, whose processes are
+`execute`."""
+
+OF = "SPARSEDEPTH_TEST_OF"
+"""The variable by which the processes of a command are known: its arguments, a line for each."""
+
+
+def kind_of(command: str, name: str) -> Kind | None:
+    """What a process is, from its command line and the name it gave itself."""
+    if name.startswith("run "):
+        return "run"
+    marks: dict[str, Kind] = {
+        "torch.distributed.run": "launcher",
+        "sparsedepth.run.execute": "execute",
+        "multiprocessing.forkserver": "forkserver",
+    }
+    return next((kind for mark, kind in marks.items() if mark in command), None)
 
 
 def processes(results: Path, *kinds: Kind) -> list[int]:
-    """The living processes of a sweep; every kind where none is given."""
+    """The living processes of a sweep, but not the command itself; every kind where none is given."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            command = (entry / "cmdline").read_bytes().decode().split("\0")
+            command = (entry / "cmdline").read_bytes().decode()
             name = (entry / "comm").read_text()
+            environment = (entry / "environ").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
-        if str(results) not in command:
+        given = next((text for text in environment if text.startswith(f"{OF}=")), "")
+        if str(results) not in given.partition("=")[2].split("\n"):
             continue
-        module = next((word for word in command if word.startswith("sparsedepth.sweep.")), "")
-        kind = "run" if name.startswith("run ") else module.rpartition(".")[2]
-        kind = "launcher" if "torch.distributed.run" in command else kind
-        if module and (not kinds or kind in kinds):
+        kind = kind_of(command, name)
+        if kind and (not kinds or kind in kinds):
             found.append(int(entry.name))
     return found
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import yaml
+from processes import OF
 
 BASE = {
     "d_model": 16,
@@ -56,8 +57,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COL
 def start(*arguments: object) -> subprocess.Popen:
     """The command line, in a process group of its own."""
     command = [sys.executable, "-m", "sparsedepth.cli.main", *map(str, arguments)]
+    environment = {**ENVIRONMENT, OF: "\n".join(map(str, arguments))}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.budget import Budget
     from sparsedepth.plan.price import Price, Setting
-    from sparsedepth.sweep.pool import Machine
+    from sparsedepth.sweep.machine import Machine
 
 
 def setting_here(definition: "SweepDefinition", machine: "Machine", *, calibrated: bool = False) -> "Setting":

@@ -50,7 +50,7 @@ def plan(
         wanted = runtime_of(runtime, compile=compiled)
         setting = pricing.setting(wanted, device=on, workers=workers or 1, processes=gpus_per_run)
     else:
-        from sparsedepth.sweep.pool import machine, parse_gpus
+        from sparsedepth.sweep.machine import machine, parse_gpus
 
         chosen = parse_gpus(gpus) if gpus else None
         wanted = runtime_of(runtime, device=device, compile=compiled)

@@ -109,7 +109,7 @@ def verify(
 
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.pool import machine, parse_gpus
+    from sparsedepth.sweep.machine import machine, parse_gpus
     from sparsedepth.sweep.verify import trial_of
     from sparsedepth.sweep.verify import verify as try_out
 

@@ -113,11 +113,11 @@ def _find(folder: Path, beginning: str) -> "Scratch":
 
 
 def _read(work: "Scratch", follow: bool) -> Iterator[str]:
-    from sparsedepth.run.lease import is_owned
+    from sparsedepth.run.lease import is_held
 
     with open(work.log, encoding="utf-8", errors="replace") as file:
         while True:
-            lives = follow and is_owned(work.lock)  # asked before the read: nothing said until then is missed
+            lives = follow and is_held(work.lock)  # asked before the read: nothing said until then is missed
             yield file.read()
             if not lives:
                 return

@@ -25,7 +25,10 @@ Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2;
 GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) of one run, under torchrun")]
 Storage = Annotated[
     str | None,
-    typer.Option(help="URL of a PostgreSQL database that holds the queue, for several machines; default SQLite in DIR"),
+    typer.Option(
+        envvar="SPARSEDEPTH_STORAGE",
+        help="postgresql://USER@HOST/DATABASE that holds the queue, for many machines; default a journal in DIR",
+    ),
 ]
 MaxAttempts = Annotated[int, typer.Option(min=1, help="how often a failing run is tried")]
 
@@ -69,7 +72,7 @@ def sweep(
     from sparsedepth.plan.price import expected_runs, price, with_peaks
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.driver import Driver
-    from sparsedepth.sweep.pool import machine, parse_gpus
+    from sparsedepth.sweep.machine import machine, parse_gpus
 
     chosen = parse_gpus(gpus) if gpus else None
     used = machine(workers, runtime_of(runtime, device=device, compile=compiled), max_attempts, chosen, gpus_per_run)
@@ -87,7 +90,9 @@ def sweep(
     cost = price(definition, setting)
     print(f"price: {one_line(cost)}")
     with Watcher(definition, plan.expected, out) as watcher:
-        driver = Driver(definition=definition, results=out, machine=used, watch=watcher, storage=storage, price=cost)
+        driver = Driver(
+            definition=definition, results=out, machine=used, watch=watcher, storage_url=storage, price=cost
+        )
         states = driver.run(retry_failed=retry_failed)
     _print_end(driver, states, plan.expected)
 
@@ -111,6 +116,7 @@ def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> Non
         print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
         print(f'  sparsedepth query {out} "select run_id, n_layers, {objective}, usefulness from runs"')
     if driver.unfinished:
+        print(f"{driver.unfinished} of what was asked for is not there; the same command continues", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -167,7 +173,7 @@ def work(
     from sparsedepth.plan.definition_file import read_definition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep import driver
-    from sparsedepth.sweep.pool import machine, parse_gpus
+    from sparsedepth.sweep.machine import machine, parse_gpus
 
     definition = read_definition(folder)
     if definition is None:
@@ -175,9 +181,9 @@ def work(
     chosen = parse_gpus(gpus) if gpus else None
     used = machine(workers, runtime_of(runtime, device=device), max_attempts, chosen, gpus_per_run)
     with Watcher(definition, Plan(definition).expected, folder) as watcher:
-        stop = driver.work(folder, used, watcher, storage)
+        stop = driver.work(folder, used, watcher, storage).stop
     if stop():
-        print("stopped at a checkpoint; the runs continue when their items are taken again", file=sys.stderr)
+        print("stopped at a checkpoint; the runs continue when they are taken again", file=sys.stderr)
         raise typer.Exit(stop.exit_code)
 
 

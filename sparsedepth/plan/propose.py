@@ -5,8 +5,12 @@ definition's name and axes, the same for any number of workers, and a larger n_t
 otherwise have to agree on one sequence and on who takes which point of it.
 """
 
+import itertools
 import json
+import math
+import random
 import warnings
+from collections.abc import Iterable, Set
 from typing import Any
 
 import optuna
@@ -19,6 +23,9 @@ from sparsedepth.plan.tune import extended
 
 LARGEST_SIZE = 2**24
 """Of a size that is solved for; only a bound for Optuna's records."""
+
+POINTS = 10_000
+"""A space of so many points at most is searched to its end for one that has not been tried."""
 
 
 def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
@@ -105,3 +112,31 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
         if not definition.is_excluded(cell):
             cells.setdefault(digest(cell), cell)
     return list(cells.values())
+
+
+def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str, Any] | None:
+    """The parameters of a point drawn at random whose cell's digest is not among `tried`; None where there is none.
+
+    Where some axis is continuous, or there are too many points to look at, it is None only if 1,000 draws have failed.
+    """
+    axes = axis_distributions(definition)
+    rng = random.Random(digest(seed))
+    choices = {name: _values(axis) for name, axis in axes.items()}
+    points: Iterable[dict[str, Any]]
+    n_points = math.prod(len(values) if values else POINTS + 1 for values in choices.values())
+    if n_points <= POINTS:
+        known = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+        points = rng.sample(known, len(known))
+    else:
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=rng.randrange(2**32)))
+        points = (study.ask(axes).params for _ in range(1000))
+    return next((point for point in points if digest(definition.cell(point)) not in tried), None)
+
+
+def _values(axis: BaseDistribution) -> list[Any]:
+    """Every value of an axis; none of one that is continuous, or has too many."""
+    if isinstance(axis, CategoricalDistribution):
+        return list(axis.choices)
+    if isinstance(axis, IntDistribution) and axis.high - axis.low < POINTS:
+        return list(range(axis.low, axis.high + 1))
+    return []

@@ -1,9 +1,9 @@
-"""What a sweep will run: its items of work, in the order in which they start.
+"""What a sweep will run: its tasks, in the order in which they start.
 
-The cells of a grid, and of the samplers random and qmc, are known from the definition alone: an item is one run (a cell
+The cells of a grid, and of the samplers random and qmc, are known from the definition alone: a task is one run (a cell
 with one seed), the longest first within each round of seeds, so that every cell has its first replicate early and the
-last workers finish together. Where fields are tuned, the items grow as results come in: the grid of each cell with the
-first seed, its extension, then the other seeds at the best value. With tpe and nsga2 an item is a proposal with all its
+last workers finish together. Where fields are tuned, the tasks grow as results come in: the grid of each cell with the
+first seed, its extension, then the other seeds at the best value. With tpe and nsga2 a task is a proposal with all its
 seeds, since the sampler wants their mean.
 """
 
@@ -25,13 +25,13 @@ LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: to come."""
 
 
-def nothing_finished(run_id: str) -> float | None:
+def no_results(run_id: str) -> float | None:
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One item of the queue: an Optuna trial."""
+    """One entry of the queue: an Optuna trial."""
 
     cell: Cell | None
     """RunConfig fields over the base; None where the sampler proposes them"""
@@ -46,16 +46,16 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """An item of one run, with what is often asked of it."""
+    """A task of one run, with what is often asked of it."""
 
-    item: Task
+    task: Task
     config: RunConfig
     run_id: str
     flops: float
 
 
 class Plan:
-    """The cells of a definition, resolved once; `items` then says what is to be run, given what is finished."""
+    """The cells of a definition, resolved once; `tasks` then says what is to be run, given what is finished."""
 
     def __init__(self, definition: SweepDefinition):
         """Raises ValueError for a cell that cannot be built or matched, and where no cell is left."""
@@ -82,22 +82,22 @@ class Plan:
             )
         self.matches = feasible
 
-    def items(self, finished: LossOf = nothing_finished) -> list[Task]:
+    def tasks(self, loss_of: LossOf = no_results) -> list[Task]:
         """The whole queue as far as it is known, in the order in which it is to start."""
         if self.definition.adaptive:
             assert self.definition.n_trials is not None
             seeds = self.definition.seeds
             return [Task(cell=None, seeds=seeds, proposal_index=i) for i in range(self.definition.n_trials)]
-        return [planned.item for planned in self.runs(finished)]
+        return [planned.task for planned in self.runs(loss_of)]
 
-    def runs(self, finished: LossOf = nothing_finished) -> list[Planned]:
+    def runs(self, loss_of: LossOf = no_results) -> list[Planned]:
         """The same as runs; of a learning sampler none is known."""
         runs: dict[str, tuple[int, float, Planned]] = {}
         seeds = self.definition.seeds
         for cell_match in self.matches:
             cells = [(cell_match.cell, 0, len(seeds))]
             if self.definition.tune:
-                tuning = self.tuning(cell_match.cell, finished)
+                tuning = self.tuning(cell_match.cell, loss_of)
                 cells = [({**cell_match.cell, **point}, 0, 1) for point in tuning.points]
                 cells += [({**cell_match.cell, **tuning.best}, 1, len(seeds))] if tuning.best else []
             for cell, first, end in cells:
@@ -106,47 +106,47 @@ class Plan:
                     runs.setdefault(planned.run_id, (round_, -planned.flops, planned))
         return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
 
-    def tuning(self, cell: Cell, finished: LossOf) -> Tuning:
+    def tuning(self, cell: Cell, loss_of: LossOf) -> Tuning:
         """How far the tuning of a cell has come; an extension that cannot be built is the worst."""
 
-        def loss_of(point: Point) -> float | None:
+        def loss_at(point: Point) -> float | None:
             try:
-                return finished(self._plan({**cell, **point}, self.definition.seeds[0]).run_id)
+                return loss_of(self._plan({**cell, **point}, self.definition.seeds[0]).run_id)
             except ValueError:
                 if all(value in self.definition.tune[name] for name, value in point.items()):
                     raise
                 return float("inf")
 
-        return tune(self.definition.tune, loss_of)
+        return tune(self.definition.tune, loss_at)
 
-    def is_open(self, finished: LossOf) -> bool:
+    def is_open(self, loss_of: LossOf) -> bool:
         """Whether runs will be added once those that are known are finished."""
         if not self.definition.tune or self.definition.adaptive:
             return False
-        return any(self.tuning(cell_match.cell, finished).best is None for cell_match in self.matches)
+        return any(self.tuning(cell_match.cell, loss_of).best is None for cell_match in self.matches)
 
     def notes(self) -> list[str]:
         """What should be known before the start: sizes that were solved for, and cells that are left out."""
         return [*summary(self.definition, self.matches), *(f"left out: {cell}: {why}" for cell, why in self.infeasible)]
 
-    def run_ids(self, item: Task) -> list[str]:
-        """The runs of an item; none of a proposal, whose cell is not known."""
-        return [] if item.cell is None else [self._plan(item.cell, seed).run_id for seed in item.seeds]
+    def run_ids(self, task: Task) -> list[str]:
+        """The runs of a task; none of a proposal, whose cell is not known."""
+        return [] if task.cell is None else [self._plan(task.cell, seed).run_id for seed in task.seeds]
 
     @property
     def expected(self) -> int:
         """Runs in all: with `tune` at least, since an extension adds some; of a learning sampler at most."""
         if self.definition.adaptive or not self.definition.tune:
-            return sum(len(item.seeds) for item in self.items())
+            return sum(len(task.seeds) for task in self.tasks())
         return len(self.runs()) + len(self.matches) * (len(self.definition.seeds) - 1)
 
     def _plan(self, cell: Cell, seed: int) -> Planned:
-        item = Task(cell=cell, seeds=[seed])
-        if item.key not in self._planned:
+        task = Task(cell=cell, seeds=[seed])
+        if task.key not in self._planned:
             config = self.definition.run_config(cell, seed)
             flops = 3.0 * cost(config).flops_per_token * config.train_tokens
-            self._planned[item.key] = Planned(item=item, config=config, run_id=config.run_id, flops=flops)
-        return self._planned[item.key]
+            self._planned[task.key] = Planned(task=task, config=config, run_id=config.run_id, flops=flops)
+        return self._planned[task.key]
 
 
 def _cells(definition: SweepDefinition) -> list[Cell]:

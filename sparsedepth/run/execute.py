@@ -1,7 +1,7 @@
 """One run, from its config to a complete run folder. `python -m sparsedepth.run.execute` is the process of one run.
 
 A complete run is recognised by its run_id and left as it is; a damaged one is set aside and made again. One process of
-all that may want the run owns it; `make` trains, measures and writes.
+all that may want the run holds its lease; `RunJob` trains, measures and writes.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.definition_file import read_definition
-from sparsedepth.run.lease import Lease, Stopped, owned
+from sparsedepth.run.lease import Lease, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.prune import Judge, PrunedRun
 from sparsedepth.run.scratch import Scratch
@@ -37,22 +37,22 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
 
     Raises ValueError for what the user must mend (no such corpus, too little text, no such device), Interrupted once
     options.stop() is true or another process has taken the run (the same call then continues), Infeasible; LostError
-    where one of the processes that torchrun has started for this run ends before the others. Of those the first owns
-    the run, measures and writes; the others train with it and wait.
+    where one of the processes that torchrun has started for this run ends before the others. Of those the first holds
+    the lease, measures and writes; the others train with it and wait.
     """
     refuse_pack(results)
     target = record.run_folder(results, config.run_id)
-    work = Scratch(results, config.run_id)
+    scratch = Scratch(results, config.run_id)
     try:
         with joined(options.runtime) as devices:
             if devices.first:
-                with owned(work.lock, options.stop or (lambda: False)) as mine, _interrupted_if_lost(mine):
-                    missing = devices.first_says(int(not _is_whole(target, work)))
+                with hold(scratch.lock, options.stop or (lambda: False)) as lease, _interrupted_if_lost(lease):
+                    missing = devices.first_says(int(not _is_whole(target, scratch)))
                     if missing:
-                        RunJob(config, results, work, mine, devices, options).make()
-                    _clean(work)
+                        RunJob(config, results, scratch, lease, devices, options).run()
+                    _clean(scratch)
             elif devices.first_says(0):
-                RunJob(config, results, work, None, devices, options).make()
+                RunJob(config, results, scratch, None, devices, options).run()
             devices.wait_for_first()
     except Stopped:
         raise Interrupted from None
@@ -64,17 +64,17 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
 
 
 @contextlib.contextmanager
-def _interrupted_if_lost(mine: Lease) -> Generator[None]:
+def _interrupted_if_lost(lease: Lease) -> Generator[None]:
     """Whatever goes wrong in a run that another process has taken is no failure of the run."""
     try:
         yield
     except Exception:
-        if mine.is_mine():
+        if lease.is_valid():
             raise
         raise Interrupted from None
 
 
-def _is_whole(target: Path, work: Scratch) -> bool:
+def _is_whole(target: Path, scratch: Scratch) -> bool:
     """Whether the run is complete; a damaged or unfinished record is moved out of the way."""
     if not target.exists():
         return False
@@ -82,39 +82,39 @@ def _is_whole(target: Path, work: Scratch) -> bool:
     if not problem:
         return True
     logging.warning("%s. Set aside and made again.", problem)
-    target.rename(work.folder / f"damaged-{time.time_ns()}")
+    target.rename(scratch.folder / f"damaged-{time.time_ns()}")
     return False
 
 
-def _clean(work: Scratch) -> None:
+def _clean(scratch: Scratch) -> None:
     """Drop what a finished run has no use for."""
     with contextlib.suppress(OSError):  # another process, taken for dead, may be writing one more
-        checkpoint.remove(work.checkpoints)
-    for left in work.folder.glob("record-*"):
+        checkpoint.remove(scratch.checkpoints)
+    for left in scratch.folder.glob("record-*"):
         shutil.rmtree(left, ignore_errors=True)
-    work.forget_failures()
+    scratch.forget_failures()
 
 
-class _Speaker:
-    """Says in the scratch folder how the run stands: at each new phase, and twice a second."""
+class ProgressWriter:
+    """Writes into the scratch folder how the run stands: at each new phase, and twice a second."""
 
-    def __init__(self, work: Scratch):
-        self.work = work
+    def __init__(self, scratch: Scratch):
+        self.scratch = scratch
         self.phase = ""
-        self.said_at = 0.0
+        self.written_at = 0.0
         self.began: tuple[float, float] | None = None
 
     def __call__(self, phase: str, done: float, loss: float | None) -> None:
         now = time.monotonic()
-        if phase == self.phase and now - self.said_at < 0.5:
+        if phase == self.phase and now - self.written_at < 0.5:
             return
         if phase == "training" and self.began is None:
             self.began = now, done
         left = None
         if self.began and done > self.began[1]:
             left = (1 - done) * (now - self.began[0]) / (done - self.began[1])
-        self.work.say(phase, done, loss, left)
-        self.phase, self.said_at = phase, now
+        self.scratch.write_progress(phase, done, loss, left)
+        self.phase, self.written_at = phase, now
 
 
 def _judge(config: RunConfig, results: Path) -> Judge | None:
@@ -133,12 +133,12 @@ def main(arguments: list[str]) -> int:
     stop = stop_on_signals()
     end_with_parent(os.getppid())
     config = build(RunConfig, read_yaml(given.config), str(given.config))
-    work = Scratch(given.results, config.run_id)
+    scratch = Scratch(given.results, config.run_id)
     leads = world()[0] == 0  # of several processes one speaks and judges
     options = Options(
         runtime=build(RuntimeConfig, given.runtime, "--runtime"),
         stop=stop,
-        report=_Speaker(work) if leads else None,
+        report=ProgressWriter(scratch) if leads else None,
         judge=_judge(config, given.results) if leads else None,
     )
     try:
@@ -146,7 +146,7 @@ def main(arguments: list[str]) -> int:
     except Interrupted:
         return INTERRUPTED
     except PrunedRun as ended:
-        work.prune(ended.pruned)
+        scratch.prune(ended.pruned)
         return INTERRUPTED
     except Infeasible as shortage:
         logging.error("%s", shortage)
@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
         traceback.print_exc()
         is_users = isinstance(error, ValueError)
         message = str(error).splitlines()[0] if str(error) else "no message"
-        work.add_failure(str(error) if is_users else f"{type(error).__name__}: {message}")
+        scratch.add_failure(str(error) if is_users else f"{type(error).__name__}: {message}")
         return USER_ERROR if is_users else 1
     return 0
 

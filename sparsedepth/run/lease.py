@@ -1,11 +1,12 @@
-"""One owner at a time: a lock file that falls with its process, beats while it lives, and can be taken from the silent.
+"""A lease: one holder at a time, of a lock file that falls with its process and beats while that lives.
 
     lock   held by flock; its content names the kernel that the holder runs on, its time is the holder's last beat
 
-On one machine the flock decides: it falls when its process ends, however it ends. A holder on another machine, where
-the flock may not be seen, and a holder that is stopped or hangs, are judged by the beat: once it has been still for
-GRACE_SECONDS the lock is taken, by renaming a new file over it. The old holder, should it wake, sees that the file at
-the path is no longer the one that it holds.
+It alone says who is alive: the holder of a run, and of the trials that a sweep's process has taken. On one machine the
+flock decides: it falls when its process ends, however it ends. A holder on another machine, where the flock may not be
+seen, and a holder that is stopped or hangs, are judged by the beat: once it has been still for GRACE_SECONDS the lease
+is taken, by renaming a new file over it. The old holder, should it wake, sees that the file at the path is no longer
+the one that it holds.
 """
 
 import fcntl
@@ -38,23 +39,45 @@ def kernel() -> str:
         return f"{uuid.getnode():012x}"
 
 
+class Beat:
+    """A lease's beat as an onlooker sees it: judged by whether it moves, not by its value, since clocks differ."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.has_moved = False
+        self._last, self._since = self._read(), time.monotonic()
+
+    def still_seconds(self) -> float:
+        """How long it has not moved, as far as was seen."""
+        now = self._read()
+        if now != self._last:
+            self._last, self._since, self.has_moved = now, time.monotonic(), True
+        return time.monotonic() - self._since
+
+    def _read(self) -> int | None:
+        try:
+            return self.path.stat().st_mtime_ns
+        except OSError:
+            return None
+
+
 class Lease:
-    """A lock that is held, as long as `is_mine()`."""
+    """A lock file that is held, as long as `is_valid()`."""
 
     def __init__(self, path: Path, handle: int):
         self.path, self._handle = path, handle
         self.lost = False
-        """whether another has taken the lock, as the last beat found"""
+        """whether another has taken it, as the last beat found"""
         self._ended = threading.Event()
         self._beating = threading.Thread(target=self._beat, daemon=True, name="beat")
 
-    def is_mine(self) -> bool:
-        """Whether nobody has taken the lock since."""
+    def is_valid(self) -> bool:
+        """Whether nobody has taken it since."""
         return _is_at(self.path, self._handle)
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            if not self.is_mine():
+            if not self.is_valid():
                 self.lost = True
                 return
             os.utime(self._handle)
@@ -73,22 +96,22 @@ class Lease:
 
 
 @contextmanager
-def owned(path: Path, stop: Callable[[], bool] = lambda: False) -> Generator[Lease]:
-    """Own `path`, after its present holder has let go, has died, or has been silent for GRACE_SECONDS.
+def hold(path: Path, stop: Callable[[], bool] = lambda: False) -> Generator[Lease]:
+    """Hold the lease at `path`, once its present holder has let go, has died, or has been silent for GRACE_SECONDS.
 
-    Raises Stopped once stop() is true and the lock is not held yet.
+    Raises Stopped once stop() is true and the lease is not held yet.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    mine = Lease(path, _acquire(path, stop))
-    mine.start()
+    lease = Lease(path, _acquire(path, stop))
+    lease.start()
     try:
-        yield mine
+        yield lease
     finally:
-        mine.release()
+        lease.release()
 
 
-def is_owned(path: Path) -> bool:
-    """Whether a living process owns the lock. Reads only: works on a folder that cannot be written."""
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the lease. Reads only: works on a folder that cannot be written."""
     try:
         holder = path.read_text(errors="replace")
         if holder not in ("", kernel()):
@@ -100,17 +123,14 @@ def is_owned(path: Path) -> bool:
 
 def _acquire(path: Path, stop: Callable[[], bool]) -> int:
     """A handle on the locked file at `path`."""
-    beat, since = None, time.monotonic()
+    beat = Beat(path)
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = os.pread(handle, 64, 0).decode(errors="replace")
         if holder in ("", kernel()) and _try_lock(handle) and _is_at(path, handle):
             return handle
-        # Judged by whether the beat moves while we look on, not by its value: two machines' clocks differ.
-        if (seen := os.fstat(handle).st_mtime_ns) != beat:
-            beat, since = seen, time.monotonic()
         os.close(handle)
-        if time.monotonic() - since > GRACE_SECONDS:
+        if beat.still_seconds() > GRACE_SECONDS:
             return _take(path)
         if stop():
             raise Stopped

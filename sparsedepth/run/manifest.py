@@ -30,10 +30,10 @@ def code_version() -> dict[str, Any]:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        found = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+        git = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return git.stdout.strip()
 
 
 @functools.cache

@@ -7,8 +7,10 @@ at its parent's death (Linux; elsewhere it finishes its run, and the run's lock 
 
 import ctypes
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 
 INTERRUPTED = 75  # EX_TEMPFAIL: try again later
 USER_ERROR = 2
@@ -70,3 +72,24 @@ def thread_environment(threads: int) -> dict[str, str]:
     """This process's environment with the thread pools of a child limited: contending pools cost a factor of ten."""
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
+
+
+def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
+    """How many processes of this control group the kernel has killed so far to free memory (Linux); 0 if not known."""
+    try:
+        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
+    except OSError:
+        return 0
+    for _, controllers, group in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        name = "memory.oom_control" if controllers else "memory.events"
+        base = root / "memory" if controllers else root
+        for path in (base / group.strip("/") / name, base / name):  # a container may see its own group as the root
+            try:
+                count = re.search(r"^oom_kill (\d+)", path.read_text(), re.MULTILINE)
+            except OSError:
+                continue
+            if count:
+                return int(count[1])
+    return 0

@@ -41,13 +41,13 @@ def write(
     record.finish(target)
 
 
-def publish(made: Path, target: Path, mine: Lease) -> None:
-    """Rename the record into its place; the first to do so makes the result."""
-    if not mine.is_mine():
+def publish(aside: Path, target: Path, lease: Lease) -> None:
+    """Rename the record, written aside, into its place; the first to do so makes the result."""
+    if not lease.is_valid():
         raise Interrupted
     target.parent.mkdir(exist_ok=True)
     try:
-        os.rename(made, target)
+        os.rename(aside, target)
     except OSError:
         if not record.is_complete(target):
             raise

@@ -21,7 +21,7 @@ from sparsedepth.store.find import read_file
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a running run last said of itself."""
+    """How a run stood when it last wrote its progress."""
 
     phase: str
     done: float
@@ -64,7 +64,7 @@ class Scratch:
     def log(self) -> Path:
         return self.folder / "log.txt"
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of the log."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
@@ -72,7 +72,7 @@ class Scratch:
             lines = []
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
-    def say(self, phase: str, done: float, loss: float | None = None, left: float | None = None) -> None:
+    def write_progress(self, phase: str, done: float, loss: float | None = None, left: float | None = None) -> None:
         """Replace progress.json. Not flushed to disk: it is worth nothing after a crash."""
         content = {"phase": phase, "done": done, "loss": loss, "at": time.time(), "left": left}
         aside = self.folder / f".progress-{os.getpid()}"
@@ -80,18 +80,18 @@ class Scratch:
         os.replace(aside, self.folder / "progress.json")
 
     def progress(self) -> Progress | None:
-        """What the run last said, or None."""
-        found = self._read("progress.json")
-        if not isinstance(found, dict) or set(found) != set(Progress.__annotations__):
+        """How the run last stood, or None."""
+        content = self._read("progress.json")
+        if not isinstance(content, dict) or set(content) != set(Progress.__annotations__):
             return None
-        numbers = (found["done"], found["at"], found["loss"] or 0.0, found["left"] or 0.0)
-        whole = isinstance(found["phase"], str) and all(isinstance(number, int | float) for number in numbers)
-        return Progress(**found) if whole else None
+        numbers = (content["done"], content["at"], content["loss"] or 0.0, content["left"] or 0.0)
+        whole = isinstance(content["phase"], str) and all(isinstance(number, int | float) for number in numbers)
+        return Progress(**content) if whole else None
 
     def failures(self) -> list[str]:
         """The reasons of the attempts that failed."""
-        found = self._read("failures.json")
-        return [str(reason) for reason in found] if isinstance(found, list) else []
+        content = self._read("failures.json")
+        return [str(reason) for reason in content] if isinstance(content, list) else []
 
     def add_failure(self, reason: str) -> None:
         files.write_json(self.folder / "failures.json", [*self.failures(), reason])
@@ -102,10 +102,10 @@ class Scratch:
 
     def pruned(self) -> "Pruned | None":
         """Why and when the run was ended early, if it was."""
-        found = self._read("pruned.json")
-        if not isinstance(found, dict) or not isinstance(found.get("step"), int):
+        content = self._read("pruned.json")
+        if not isinstance(content, dict) or not isinstance(content.get("step"), int):
             return None
-        return Pruned(step=found["step"], reason=str(found.get("reason")))
+        return Pruned(step=content["step"], reason=str(content.get("reason")))
 
     def forget_failures(self) -> None:
         """Forget, too, what did not fit into memory: perhaps there is more of it now."""
@@ -114,14 +114,14 @@ class Scratch:
 
     def micro_batch(self) -> int | None:
         """Sequences per forward pass that may fit into memory, as far as the run has found out; None: not at all."""
-        found = self._read("memory.json")
-        known = found.get("micro_batch") if isinstance(found, dict) else None
+        content = self._read("memory.json")
+        known = content.get("micro_batch") if isinstance(content, dict) else None
         return known if isinstance(known, int) and known > 0 else None
 
     def infeasible(self) -> str | None:
         """Why the run does not fit into memory even with one sequence per forward pass."""
-        found = self._read("memory.json")
-        return str(found["infeasible"]) if isinstance(found, dict) and found.get("infeasible") else None
+        content = self._read("memory.json")
+        return str(content["infeasible"]) if isinstance(content, dict) and content.get("infeasible") else None
 
     def lower_memory(self, tried: int, reason: str) -> bool:
         """Note that `tried` sequences per forward pass were too many: half next, or none. False: infeasible."""

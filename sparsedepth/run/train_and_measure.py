@@ -60,18 +60,18 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True)
 class RunJob:
-    """One process's part in one run: all of it, or, without `mine`, of the training alone."""
+    """One process's part in one run: all of it, or, without `lease`, of the training alone."""
 
     config: RunConfig
     results: Path
-    work: Scratch
-    mine: Lease | None
-    """None in the processes that train with the one which owns the run, measures and writes."""
+    scratch: Scratch
+    lease: Lease | None
+    """None in the processes that train with the one which holds the lease, measures and writes."""
     devices: Devices
     options: Options
 
-    def make(self) -> None:
-        """Make the run; each time it runs out of memory, continue with half as many sequences per forward pass.
+    def run(self) -> None:
+        """Train, measure and write; where memory runs out, continue with half as many sequences per forward pass.
 
         The global batch stays what it is. What fits is kept in the scratch folder, so that a new process begins with
         it. Raises as `execute` says.
@@ -79,9 +79,9 @@ class RunJob:
         runtime = resolve(self.config, self.options.runtime)
         torch.set_num_threads(runtime.threads)
         while True:
-            runtime = dataclasses.replace(runtime, micro_batch=self.work.micro_batch() or runtime.micro_batch)
+            runtime = dataclasses.replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
             try:
-                self._make(runtime)
+                self._attempt(runtime)
                 return
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
@@ -97,14 +97,14 @@ class RunJob:
         reason = " ".join(str(error).split())[:300]
         sequences = self.config.batch_tokens // self.config.seq_len
         tried = runtime.micro_batch or -(-sequences // self.devices.size)
-        if not self.work.lower_memory(tried, reason):
+        if not self.scratch.lower_memory(tried, reason):
             raise Infeasible(f"out of memory with one sequence per forward pass: {reason}") from None
         if self.devices.size > 1:
             raise error  # the other processes of the run wait for this one: all of them start again
         logging.warning("out of memory with %d sequences per forward pass; continuing with half", tried)
 
-    def _make(self, runtime: Runtime) -> None:
-        """Train; then, in the process that owns the run, measure and write."""
+    def _attempt(self, runtime: Runtime) -> None:
+        """Train; then, in the process that holds the lease, measure and write."""
         started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
         before = resident_bytes()
         self._report("reading the text", 0.0, None)
@@ -112,7 +112,7 @@ class RunJob:
         check_source(source, self.config)
         model = Decoder(self.config, self.config.seed)
         trained = self._train(model, source, runtime)
-        if self.mine is None:
+        if self.lease is None:
             return
         training_seconds = time.perf_counter() - clock
         loss = trained.curves[-1]["train_loss"]
@@ -125,9 +125,9 @@ class RunJob:
             **device_facts(runtime, before),
             **self._provenance(source, runtime),
         }
-        made = self.work.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
-        write(made, self.config, model, trained, measured, manifest)
-        publish(made, record.run_folder(self.results, self.config.run_id), self.mine)
+        aside = self.scratch.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
+        write(aside, self.config, model, trained, measured, manifest)
+        publish(aside, record.run_folder(self.results, self.config.run_id), self.lease)
 
     def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Trained:
         config = self.config
@@ -144,7 +144,7 @@ class RunJob:
             runtime,
             lambda step: source.batch(config, step),
             devices=self.devices,
-            checkpoints=self.work.checkpoints,
+            checkpoints=self.scratch.checkpoints,
             observe=lambda model, step: observe_variance(DecoderStack(model), observed, step),
             progress=after_step,
             stop=self._stop,
@@ -188,7 +188,7 @@ class RunJob:
 
     def _stop(self) -> bool:
         asked = self.options.stop is not None and self.options.stop()
-        return asked or (self.mine is not None and self.mine.lost)
+        return asked or (self.lease is not None and self.lease.lost)
 
     def _report(self, phase: str, done: float, loss: float | None) -> None:
         if self.options.report:

@@ -119,7 +119,7 @@ def _is_run(place: str) -> bool:
 def _copy_beside(folder: Path, into: Path, but: Collection[str]) -> None:
     """Copy the files beside the records: a definition, a plan, figures; not the study, which is made again."""
     for path in sorted(folder.iterdir()):
-        is_kept = path.name not in but and not path.name.startswith((".", "study.db"))
+        is_kept = path.name not in but and not path.name.startswith((".", "study."))
         if is_kept and path.is_file() and not path.is_symlink():
             shutil.copyfile(path, into / path.name)
 

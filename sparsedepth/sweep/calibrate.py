@@ -31,7 +31,7 @@ from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.run.process import thread_environment
-from sparsedepth.sweep.pool import Machine
+from sparsedepth.sweep.machine import Machine
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import Run

@@ -1,12 +1,16 @@
-"""`sparsedepth sweep`: check, prepare, queue, start workers, watch them, and leave everything resumable.
+"""`sparsedepth sweep`: check, prepare, queue, run what waits, watch, and leave everything resumable.
+
+    driver -> worker (one for each run at a time) -> forkserver -> run.execute, a process for each run
 
 The same command again continues: complete runs are recognised by their run_id, interrupted ones resume from their
-checkpoint, failed ones are tried again up to a limit and then kept with their reason.
+checkpoint, failed ones are tried again up to a limit and then kept with their reason. Any number of processes may drive
+one sweep, on any number of machines: each queues what is missing, under a lease, and takes what waits.
 """
 
-import secrets
 import shutil
 import time
+import uuid
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,59 +18,88 @@ from pathlib import Path
 
 import optuna
 import yaml
+from optuna.trial import FrozenTrial, TrialState
 
 from sparsedepth import files
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
-from sparsedepth.plan.definition_file import DEFINITION, planned_runs, read_definition
+from sparsedepth.plan.definition_file import DEFINITION, read_definition
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
-from sparsedepth.run.lease import is_owned
-from sparsedepth.run.process import Stop, stop_on_signals
+from sparsedepth.run.lease import Stopped, hold, is_held
+from sparsedepth.run.process import Stop
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import check_source
 from sparsedepth.store import folder as record
 from sparsedepth.store.pack import refuse_pack
+from sparsedepth.sweep import forkserver, storage
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.pool import Machine, Pool
+from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.status import ENDED, RunState, scan
-from sparsedepth.sweep.storage import check_room, connect, explained
+from sparsedepth.sweep.status import RunState, scan
+from sparsedepth.sweep.worker import Worker
 
 MAX_FAILURES = 3
 """Runs that may fail one after the other, with none completed between, before the sweep stops."""
 
+MAX_DEATHS = 5
+"""How often the forkserver may die under each worker, on average, with no run completed in between."""
+
+MAX_ROUNDS = 5
+"""How often a task is queued before it is left alone, since running it changes nothing."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at an empty queue, while runs of others may still be given back to it."""
+
+PATIENCE_SECONDS = 600.0
+"""How long a database that does not answer is tried again."""
+
 
 @dataclass
 class Driver:
-    """One invocation of `sweep` on a results folder."""
+    """One invocation of `sweep` on a results folder, or of `work` beside it."""
 
     definition: SweepDefinition
     results: Path
     machine: Machine
     watch: Callable[[list[RunState]], None]
     """called a few times a second with the state of every run"""
-    storage: str | None = None
-    """URL of the study; SQLite in the results folder where it is not given"""
+    storage_url: str | None = None
+    """of the database that holds the study; a journal in the results folder where it is not given"""
     stop: Stop = field(default_factory=Stop)
     unfinished: int = 0
-    """items that are not done, once `run` has returned"""
+    """tasks that are not done, once `run` has returned"""
     refused: Counter[str] = field(default_factory=Counter)
     """why proposals were not run, once `run` has returned"""
     price: Price | None = None
     """what was said that it costs; kept beside the results, to be compared"""
     plan: Plan = field(init=False)
-    finished: ResultsIndex = field(init=False)
+    results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a cell that cannot be built or matched, or an objective that is none."""
         check_objective(self.definition)
         self.plan = Plan(self.definition)
-        self.finished = ResultsIndex(self.results, self.definition, self._failed_for_good)
+        self.results_index = ResultsIndex(self.results, self.definition, self._failed_permanently)
+        self._lease_id = uuid.uuid4().hex
+        self._rounds: Counter[str] = Counter()
+        self._gives_up = False
+        self._lost_since: float | None = None
+        self._workers = [
+            Worker(
+                definition=self.definition,
+                results=self.results,
+                machine=self.machine,
+                results_index=self.results_index,
+                stop=lambda: self.stop() or self._gives_up,
+                number=number,
+            )
+            for number in range(self.machine.workers)
+        ]
 
     def run(self, *, retry_failed: bool = False) -> list[RunState]:
         """Run what is missing. Returns the state of every run.
@@ -78,23 +111,44 @@ class Driver:
         if self.price:
             write_plan(self.results, self.price, [planned.config for planned in self.plan.runs()])
         self._prepare_text()  # before the signals are caught: Ctrl-C ends a long tokenisation at once
-        self.stop.catch()
         if retry_failed:
             for state in scan(self.results, self.definition):
                 Scratch(self.results, state.run_id).forget_failures()
-        url = self.storage or queue.storage_url(self.results)
-        with explained(url, self.results):
-            study = connect(self.definition, url)
-            rebuild(study, self.plan, self.results, self.finished)
-            try:
-                with Pool(self.results, url, self.machine) as pool:
-                    self._watch(study, pool)
-            finally:
-                queue.set_open(study, False)  # or the workers of other machines would wait for more
-            self.refused = queue.refused(study)
-            self.unfinished = len(self._missing(study)) + self.plan.is_open(self.finished)
+        self.work()
         drop_leftovers(self.results)
         return scan(self.results, self.definition)
+
+    def work(self) -> None:
+        """Run what waits, in a folder that is prepared. Raises ValueError for what made the sweep give up."""
+        self.stop.catch()
+        forkserver.prepare_server(self.machine.runtime.threads or 1)
+        with storage.explained(self.storage_url, self.results):
+            study = queue.open_study(
+                self.definition, storage.open_storage(self.storage_url, self.results), self.results
+            )
+            path = queue.lease_path(self.results, self._lease_id)
+            with hold(path, self.stop):
+                try:
+                    self.open(study)
+                    self._loop(study)
+                except Stopped:
+                    pass
+                finally:
+                    for worker in self._workers:
+                        worker.abandon()
+                path.unlink(missing_ok=True)
+            self.refused = queue.refused(study)
+            self.unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index)
+
+    def open(self, study: optuna.Study) -> None:
+        """Make the study know what is finished, and queue what is missing: first what a dead process had in hand."""
+        with hold(self._queue_lock, self.stop):
+            rebuild(study, self.plan, self.results, self.results_index)
+        self._refill(study)
+
+    @property
+    def _queue_lock(self) -> Path:
+        return self.results / "work" / "queue.lock"
 
     def _prepare_text(self) -> None:
         """Tokenise each text of the sweep once, and see that every run finds enough of it."""
@@ -113,58 +167,123 @@ class Driver:
 
     def _runs(self) -> list[RunConfig]:
         """The runs that are known by now."""
-        return [planned.config for planned in self.plan.runs(self.finished)]
+        return [planned.config for planned in self.plan.runs(self.results_index)]
 
-    def _missing(self, study: optuna.Study) -> list[Task]:
-        def is_done(item: Task) -> bool:
-            return all(self.finished.is_complete(run_id) for run_id in self.plan.run_ids(item))
-
-        return queue.missing(study, self.plan.items(self.finished), is_done)
-
-    def _refill(self, study: optuna.Study) -> int:
-        """Enqueue what is neither done nor in hand, except what failed too often. Returns the queue's length."""
-        queue.release_lost(study, self.results)
-        queue.enqueue(study, [item for item in self._missing(study) if not self._given_up(item)])
-        queue.set_open(study, self.plan.is_open(self.finished))
-        return queue.waiting(study)
-
-    def _given_up(self, item: Task) -> bool:
-        return any(self._failed_for_good(run_id) for run_id in self.plan.run_ids(item))
-
-    def _failed_for_good(self, run_id: str) -> bool:
-        work = Scratch(self.results, run_id)
-        return len(work.failures()) >= self.machine.max_attempts or work.infeasible() is not None
-
-    def _watch(self, study: optuna.Study, pool: Pool) -> None:
-        """Until nothing waits and every worker has ended: show the state, replace the dead, pass a stop on."""
-        failures = Failures(self._failed_for_good)
-        runs, ended = self._runs(), 0
+    def _loop(self, study: optuna.Study) -> None:
+        """Until nothing waits and every worker is idle: advance the workers, hand out tasks, show the state."""
+        failures = Failures(self._failed_permanently)
+        runs = self._runs()
         failures.see(scan(self.results, self.definition, runs), before=True)
-        before: tuple[int, int] | None = None
+        looked = shown = float("-inf")
         while True:
-            if not pool.members:
-                now = self._refill(study), len(failures.known)
-                if not now[0] or now == before or pool.asked or pool.has_failed:
+            ended = self._advance()
+            idle = [worker for worker in self._workers if worker.trial is None]
+            now = time.monotonic()
+            if self.stop() or self._gives_up:
+                if len(idle) == len(self._workers):
                     break
-                before = now  # a round of workers that changes nothing is the last
-                pool.fill(now[0])
-            time.sleep(0.3)
-            states = scan(self.results, self.definition, runs)
-            self.watch(states)
-            if failures.see(states, before=False):
-                pool.deaths = 0
-            if (self.stop() or failures.too_many) and not pool.asked:
-                pool.stop()
-            now_ended = sum(state.state in ENDED for state in states)
-            died = pool.reap()
-            if died:
-                check_room(self.results)
-            if died or (self.definition.tune and now_ended > ended):
-                pool.fill(self._refill(study))  # the dead are replaced; what has ended may say what comes next
-                runs, ended = self._runs(), now_ended
-        self._explain(failures, pool)
+            elif idle and (ended or now > looked + LOOK_SECONDS):
+                if not self._hand_out(study, idle) and len(idle) == len(self._workers):
+                    break
+                looked = now
+                if self.definition.tune:
+                    runs = self._runs()
+            if now > shown + 0.3:
+                shown = now
+                self._show(failures, runs)
+            time.sleep(0.05)
+        self._show(failures, runs)
+        self._explain(failures)
 
-    def _explain(self, failures: "Failures", pool: Pool) -> None:
+    def _show(self, failures: "Failures", runs: list[RunConfig]) -> None:
+        """Pass the state on, and see whether there is any sense in going on. Raises ValueError for a full disk."""
+        states = scan(self.results, self.definition, runs)
+        self.watch(states)
+        n_failed = len(failures.in_a_row)
+        if failures.see(states, before=False):
+            for worker in self._workers:
+                worker.server_deaths = 0
+        if len(failures.in_a_row) > n_failed:
+            storage.check_room(self.results)
+        deaths = sum(worker.server_deaths for worker in self._workers)
+        self._gives_up |= failures.too_many or deaths >= MAX_DEATHS * len(self._workers)
+
+    def _advance(self) -> bool:
+        """Advance every worker. Returns whether one has become idle."""
+        ended = False
+        for worker in self._workers:
+            if worker.trial is not None:
+                try:
+                    worker.advance()
+                except storage.ERRORS as error:
+                    self._wait_for_storage(error)
+                ended |= worker.trial is None
+        return ended
+
+    def _hand_out(self, study: optuna.Study, idle: list[Worker]) -> bool:
+        """Give the idle workers tasks, as far as there are any. Returns whether something is left to wait for."""
+        try:
+            for worker in idle:
+                if worker.take(study, self._lease_id):
+                    continue
+                self._refill(study)
+                if not worker.take(study, self._lease_id):
+                    break
+            self._lost_since = None
+            return any(queue.count(study, state) for state in (TrialState.WAITING, TrialState.RUNNING))
+        except storage.ERRORS as error:
+            self._wait_for_storage(error)
+            return True
+
+    def _refill(self, study: optuna.Study) -> None:
+        """Queue what is neither done nor in hand, except what failed too often."""
+        held = {worker.trial.number for worker in self._workers if worker.trial is not None}
+
+        def is_forgotten(trial: FrozenTrial) -> bool:
+            return trial.user_attrs["lease"] == self._lease_id and trial.number not in held
+
+        with hold(self._queue_lock, self.stop):
+            queue.give_back_lost(study, self.results, is_forgotten)
+            tasks = [task for task in self._missing(study)[1] if not self._is_given_up(task)]
+            self._rounds.update(task.key for task in tasks)
+            queue.enqueue(study, tasks, self.definition)
+
+    def _missing(self, study: optuna.Study) -> tuple[list[Task], list[Task]]:
+        """The tasks that are not done, and those of them that are not in the queue either."""
+
+        def is_done(run_id: str) -> bool:
+            pruned = self.definition.prune and Scratch(self.results, run_id).pruned()
+            return bool(pruned) or self.results_index.is_complete(run_id)
+
+        return queue.missing(
+            study,
+            self.plan.tasks(self.results_index),
+            self.results_index.is_complete,
+            lambda task: all(is_done(run_id) for run_id in self.plan.run_ids(task)),
+        )
+
+    def _is_given_up(self, task: Task) -> bool:
+        if self._rounds[task.key] >= MAX_ROUNDS:
+            return True
+        return any(self._failed_permanently(run_id) for run_id in self.plan.run_ids(task))
+
+    def _failed_permanently(self, run_id: str) -> bool:
+        scratch = Scratch(self.results, run_id)
+        return len(scratch.failures()) >= self.machine.max_attempts or scratch.infeasible() is not None
+
+    def _wait_for_storage(self, error: Exception) -> None:
+        """Let some time pass after a lost connection. Raises the error where it is another, or has lasted too long."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+            minutes = f"{PATIENCE_SECONDS / 60:.0f} minutes"
+            if storage.is_lost(error):
+                warnings.warn(f"the database of the study does not answer; trying again for {minutes}", stacklevel=2)
+        if not storage.is_lost(error) or now > self._lost_since + PATIENCE_SECONDS:
+            raise error
+        time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not self.stop() else 0.0)
+
+    def _explain(self, failures: "Failures") -> None:
         """Raise ValueError for what made the sweep give up."""
         if failures.too_many:
             raise ValueError(
@@ -172,48 +291,33 @@ class Driver:
                 f"Their logs are {self.results / 'work'}/*/log.txt; mend the cause and give the same command again "
                 f"with --retry-failed"
             )
-        if pool.has_failed:
+        if self._gives_up:
             raise ValueError(
-                f"{pool.deaths} workers died with no run completed in between; the last lines of "
-                f"{self.results / 'work'}/worker-*.log say why. Finished runs are kept: mend the cause and give the "
-                f"same command again"
+                "the process that starts the runs died again and again, with no run completed in between (is there "
+                "enough memory?). Finished runs are kept: mend the cause and give the same command again"
             )
 
 
-def work(results: Path, machine: Machine, watch: Callable[[list[RunState]], None], storage: str | None = None) -> Stop:
-    """Workers alone, beside the driver of the same sweep on another machine, until nothing waits.
+def work(
+    results: Path, machine: Machine, watch: Callable[[list[RunState]], None], storage_url: str | None = None
+) -> Driver:
+    """Run what waits beside the sweep's other processes, on this machine or another, until nothing is left.
 
-    Returns the Stop, which knows whether a signal came. Raises ValueError for a folder that no sweep fills.
+    Raises ValueError for a folder that no sweep fills.
     """
     definition = read_definition(results)
     if definition is None:
         raise ValueError(f"{results} is no folder of a sweep; start `sparsedepth sweep FILE --out {results}` first")
-    url = storage or queue.storage_url(results)
-    stop = stop_on_signals()
-    runs = planned_runs(definition, results)
-    # A driver counts its workers from 0: numbers far from those, since they seed the samplers.
-    first = 1000 + secrets.randbelow(10**6) * 1000
-    with explained(url, results), Pool(results, url, machine, next_number=first) as pool:
-        study = connect(definition, url)
-        pool.fill(queue.waiting(study))
-        while pool.members:
-            time.sleep(0.3)
-            watch(scan(results, definition, runs))
-            if stop() and not pool.asked:
-                pool.stop()
-            if pool.reap():
-                check_room(results)
-                pool.fill(queue.waiting(study))
-    if pool.has_failed:
-        raise ValueError(f"{pool.deaths} workers died; the last lines of {results / 'work'}/worker-*.log say why")
-    return stop
+    driver = Driver(definition, results, machine, watch, storage_url)
+    driver.work()
+    return driver
 
 
 class Failures:
     """Counts the runs that have failed since the last one that was completed."""
 
-    def __init__(self, for_good: Callable[[str], bool]):
-        self.for_good = for_good
+    def __init__(self, failed_permanently: Callable[[str], bool]):
+        self.failed_permanently = failed_permanently
         self.known: set[str] = set()
         self.in_a_row: list[str] = []
         self.last_reason: str | None = None
@@ -225,7 +329,7 @@ class Failures:
         """
         completed = False
         for state in states:
-            failed = state.state == "failed" and self.for_good(state.run_id)
+            failed = state.state == "failed" and self.failed_permanently(state.run_id)
             if state.run_id in self.known or not (failed or state.state == "complete"):
                 continue
             self.known.add(state.run_id)
@@ -265,9 +369,9 @@ def claim(results: Path, definition: SweepDefinition) -> None:
 def drop_leftovers(results: Path) -> None:
     """Delete the checkpoints of runs that died between the end of their record and the end of their process."""
     for marker in results.glob(f"runs/*/{record.MARKER}"):
-        work = Scratch(results, marker.parent.name)
-        if work.checkpoints.exists() and not is_owned(work.lock):
-            shutil.rmtree(work.checkpoints, ignore_errors=True)
+        scratch = Scratch(results, marker.parent.name)
+        if scratch.checkpoints.exists() and not is_held(scratch.lock):
+            shutil.rmtree(scratch.checkpoints, ignore_errors=True)
 
 
 def varied(definition: SweepDefinition, config: RunConfig) -> str:

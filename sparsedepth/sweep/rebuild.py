@@ -4,7 +4,7 @@ The folders are the record; the study only has to know enough to go on, and to b
 (infeasible ones) leave no folder, and are asked for again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.files import digest
 from sparsedepth.plan.propose import plain
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, excesses
@@ -21,90 +22,84 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import study as queue
 
+Run = tuple[RunConfig, Mapping[str, Any] | None]
+"""A run and its summary; None where it was pruned."""
 
-def rebuild(study: optuna.Study, plan: Plan, results: Path, finished: ResultsIndex) -> int:
-    """Add a trial for each finished item that the study does not know. Returns how many."""
+
+def rebuild(study: optuna.Study, plan: Plan, results: Path, results_index: ResultsIndex) -> None:
+    """Add a trial for each finished task that the study does not know."""
     if plan.definition.adaptive:
-        return _proposals(study, plan.definition, results)
-    known = {item.key for trial in study.get_trials(deepcopy=False) if (item := queue.item_of(trial))}
-    added = 0
-    for planned in plan.runs(finished):
-        if planned.item.key not in known and finished.is_complete(planned.run_id):
-            _add(study, plan.definition, planned.item, [planned.config], [_summary(results, planned.run_id)])
-            added += 1
-    return added
+        _add_proposals(study, plan.definition, results)
+        return
+    known = {task.key for trial in study.get_trials(deepcopy=False) if (task := queue.task_of(trial))}
+    for planned in plan.runs(results_index):
+        if planned.task.key not in known and results_index.is_complete(planned.run_id):
+            summary = record.read_run(record.run_folder(results, planned.run_id)).summary
+            _add(study, plan.definition, planned.task, [(planned.config, summary)])
 
 
-def _proposals(study: optuna.Study, definition: SweepDefinition, results: Path) -> int:
-    """In an empty study of a learning sampler: each proposal whose runs are all finished, or one of them pruned."""
-    assert definition.n_trials is not None
-    if study.get_trials(deepcopy=False):
-        return 0
-    cells: dict[str, dict[int, tuple[RunConfig, Mapping[str, Any] | None]]] = {}
+def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Path) -> None:
+    """A proposal for each cell whose runs are all finished, or one of them pruned, as far as there are proposals that
+    the study has not used yet."""
+    trials = study.get_trials(deepcopy=False)
+    known = {digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+    used = {task.proposal_index for trial in trials if (task := queue.task_of(trial))}
+    free = [index for index in range(definition.n_trials or 0) if index not in used]
+    if not free:
+        return
+    cells: dict[str, dict[int, Run]] = {}
     for config, summary in (*_complete(results), *_pruned(results)):
-        point = {name: getattr(config, name) for name in definition.axes}
-        if config.seed in definition.seeds and _is_proposal(definition, point, config):
+        cell = _cell_of(definition, config)
+        if cell is not None and config.seed in definition.seeds and digest(cell) not in known:
             cells.setdefault(config.cell_id, {})[config.seed] = (config, summary)
     whole = [
-        found
-        for found in cells.values()
-        if len(found) == len(definition.seeds) or any(summary is None for _, summary in found.values())
+        runs
+        for runs in cells.values()
+        if len(runs) == len(definition.seeds) or any(summary is None for _, summary in runs.values())
     ]
-    for proposal_index, found in enumerate(whole[: definition.n_trials]):
-        configs, summaries = zip(*found.values(), strict=True)
-        ended = [summary for summary in summaries if summary is not None]
-        item = Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index)
-        _add(study, definition, item, configs, ended if len(ended) == len(summaries) else [])
-    return len(whole)
+    for proposal_index, runs in zip(free, whole, strict=False):
+        _add(
+            study, definition, Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index), [*runs.values()]
+        )
 
 
-def _is_proposal(definition: SweepDefinition, point: Mapping[str, Any], config: RunConfig) -> bool:
+def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] | None:
+    """The cell of a run that a sampler may have proposed; None for any other run."""
     try:
-        return definition.run_config(definition.cell(point), config.seed).run_id == config.run_id
+        cell = definition.cell({name: getattr(config, name) for name in definition.axes})
+        return cell if definition.run_config(cell, config.seed).run_id == config.run_id else None
     except ValueError:  # a value that is none of an axis's
-        return False
+        return None
 
 
-def _complete(results: Path) -> list[tuple[RunConfig, Mapping[str, Any] | None]]:
-    found: list[tuple[RunConfig, Mapping[str, Any] | None]] = []
+def _complete(results: Path) -> Iterator[Run]:
     for marker in sorted((results / "runs").glob(f"*/{record.MARKER}")):
         try:
             run = record.read_run(marker.parent)
         except record.DamagedRun:
             continue  # its run is made again when its proposal comes up
-        found.append((run.config, run.summary))
-    return found
+        yield run.config, run.summary
 
 
-def _pruned(results: Path) -> list[tuple[RunConfig, Mapping[str, Any] | None]]:
-    found: list[tuple[RunConfig, Mapping[str, Any] | None]] = []
+def _pruned(results: Path) -> Iterator[Run]:
     for path in sorted((results / "work").glob("*/pruned.json")):
         if Scratch(results, path.parent.name).pruned():
-            found.append((build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent)), None))
-    return found
+            yield build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent)), None
 
 
-def _summary(results: Path, run_id: str) -> Mapping[str, Any]:
-    return record.read_run(record.run_folder(results, run_id)).summary
-
-
-def _add(
-    study: optuna.Study,
-    definition: SweepDefinition,
-    item: Task,
-    configs: Sequence[RunConfig],
-    summaries: Sequence[Mapping[str, Any]],
-) -> None:
-    """One settled trial; no summaries: it was pruned."""
-    means = queue.means_of(definition, summaries) if summaries else {}
+def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[Run]) -> None:
+    """One settled trial."""
+    configs = [config for config, _ in runs]
+    summaries = [summary for _, summary in runs if summary is not None]
+    is_pruned = len(summaries) < len(runs)
+    means = {} if is_pruned else queue.means_of(definition, summaries)
     values = [mean for name in definition.objectives if (mean := means.get(name)) is not None]
     axes = queue.distributions(definition)
-    cell = item.cell
-    if cell is None:
-        cell = definition.cell({name: getattr(configs[0], name) for name in definition.axes})
+    cell = task.cell or _cell_of(definition, configs[0]) or {}
     params = {name: plain(cell[name]) for name in axes if name in cell}
     shown = {name: mean for name, mean in means.items() if mean is not None}
     run_ids = {f"run_id_seed_{config.seed}": config.run_id for config in configs}
+    pruned = {"pruned": "as its scratch folder says"} if is_pruned else {}
     complete = len(values) == len(definition.objectives)
     study.add_trial(
         optuna.trial.create_trial(
@@ -112,7 +107,7 @@ def _add(
             values=values if complete else None,
             params=params,
             distributions={name: axes[name] for name in params},
-            user_attrs={**queue.attributes(item), "cell": cell, **shown, **run_ids},
+            user_attrs={**queue.attributes(task), "cell": cell, **shown, **run_ids, **pruned},
             constraints={"buildable": 0.0, **excesses(definition, configs[0])},
         )
     )

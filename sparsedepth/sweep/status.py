@@ -11,14 +11,13 @@ from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.definition_file import planned_runs
-from sparsedepth.run.lease import is_owned
+from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Progress, Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.store.find import is_complete_run, read_file
 from sparsedepth.store.pack import WORK, is_pack, open_pack
 
 State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned"]
-ENDED = ("complete", "failed", "infeasible", "pruned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +40,22 @@ class RunState:
 
 def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> RunState:
     """How one run stands."""
-    work = Scratch(results, run_id)
+    scratch = Scratch(results, run_id)
     state: State = "planned"
     reason = None
     if is_complete_run(results, run_id):
         state = "complete"
-    elif is_owned(work.lock):
+    elif is_held(scratch.lock):
         state = "running"
-    elif pruned := work.pruned():
+    elif pruned := scratch.pruned():
         state, reason = "pruned", pruned.reason
-    elif shortage := work.infeasible():
+    elif shortage := scratch.infeasible():
         state, reason = "infeasible", f"out of memory with one sequence per forward pass: {shortage}"
-    elif failures := work.failures():
+    elif failures := scratch.failures():
         state, reason = "failed", failures[-1]
-    elif work.checkpoints.exists():
+    elif scratch.checkpoints.exists():
         state = "interrupted"
-    return RunState(run_id=run_id, state=state, progress=work.progress(), reason=reason, config=config)
+    return RunState(run_id=run_id, state=state, progress=scratch.progress(), reason=reason, config=config)
 
 
 def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:

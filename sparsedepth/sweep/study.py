@@ -1,11 +1,14 @@
 """The Optuna study of a sweep: sampler and queue, never the record.
 
-Every item of work waits in the study as an enqueued trial, so all workers share one queue and a dead worker's item is
-simply enqueued again. What is finished is read from the run folders: a deleted study is rebuilt from them (`rebuild`).
+Every task waits in the study as an enqueued trial, so all workers share one queue. The trial of a worker that died, or
+was stopped, waits again as it is, with its number and what was proposed: trials are taken in the order of their
+numbers, and a sampler's seed depends on the proposal alone, so that one worker proposes the same however often it is
+killed. What is finished is read from the run folders: a deleted study is rebuilt from them (`rebuild`).
 """
 
+import contextlib
 import logging
-import threading
+import os
 import uuid
 import warnings
 from collections import Counter
@@ -14,19 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import sqlalchemy.event
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.space import Cell
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
-from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest
+from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
 from sparsedepth.plan.tasks import Task, beyond, check_objective, excesses
-from sparsedepth.run.lease import is_owned
-
-HEARTBEAT_SECONDS = 15
-GRACE_SECONDS = 60
+from sparsedepth.run.lease import is_held
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -36,23 +37,51 @@ POPULATION = (8, 50)
 SHOWN = ("val_loss", "usefulness", "train_flops", "params_total")
 """What a trial carries besides its objectives, for a dashboard."""
 
-OPEN = "open"
-"""The study's attribute that tells workers with nothing to do that there will be more."""
+
+class RepeatError(Exception):
+    """A proposal that repeats another one: it gives way, and is replaced by one that does not."""
 
 
-def storage_url(results: Path) -> str:
-    """SQLite in the results folder."""
-    return f"sqlite:///{(results / 'study.db').resolve()}"
+def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage, results: Path) -> optuna.Study:
+    """The study of this definition and folder, created where it is missing.
 
-
-def make_sampler(definition: SweepDefinition, study: optuna.Study, worker: int) -> optuna.samplers.BaseSampler:
-    """The sampler of the next proposal.
-
-    Its seed is a function of the worker and of how many trials are settled: workers differ, and a single worker that is
-    killed and started again proposes what it would have proposed.
+    Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so a definition that was extended
+    gets a study of its own, filled from the run folders.
     """
-    settled = len(study.get_trials(deepcopy=False, states=SETTLED))
-    seed = int(digest([worker, settled])[:8], 16)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    shape = {
+        "folder": folder_id(results),
+        "axes": {name: str(axis) for name, axis in distributions(definition).items()},
+        "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
+    }
+    study = optuna.create_study(
+        study_name=f"{definition.name}-{digest(shape)}",
+        storage=storage,
+        directions=check_objective(definition),
+        load_if_exists=True,
+    )
+    study.set_metric_names(definition.objectives)
+    return study
+
+
+def folder_id(results: Path) -> str:
+    """Names the folder for good, so that folders which share a database never share a study; made once."""
+    path = results / "work" / "folder-id"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".folder-id-{uuid.uuid4().hex}")
+        aside.write_text(uuid.uuid4().hex)
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(aside, path)
+        aside.unlink()
+    return path.read_text()
+
+
+def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.BaseSampler:
+    """The sampler of a task's proposal. Its seed is the proposal's, whichever worker takes it."""
+    seed = int(digest([task.proposal_index])[:8], 16)
     if definition.sampler == "tpe":
         return optuna.samplers.TPESampler(seed=seed)
     if definition.sampler == "nsga2":
@@ -62,102 +91,45 @@ def make_sampler(definition: SweepDefinition, study: optuna.Study, worker: int) 
     return optuna.samplers.RandomSampler(seed=seed)  # has nothing to choose: the cells are known
 
 
-def open_study(definition: SweepDefinition, url: str) -> optuna.Study:
-    """The study of this definition, created where it is missing.
-
-    Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so a definition that was extended
-    gets a study of its own, filled from the run folders.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    shape = {
-        "axes": {name: str(axis) for name, axis in distributions(definition).items()},
-        "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
-    }
-    study = optuna.create_study(
-        study_name=f"{definition.name}-{digest(shape)}",
-        storage=open_storage(url),
-        directions=check_objective(definition),
-        load_if_exists=True,
-    )
-    study.set_metric_names(definition.objectives)
-    return study
-
-
-def open_storage(url: str) -> optuna.storages.BaseStorage:
-    """The database, with heartbeats by which the trial of a dead worker is put into the queue again."""
-    on_file = url.startswith("sqlite")
-    return (_SQLiteStorage if on_file else optuna.storages.RDBStorage)(
-        url,
-        engine_kwargs={"connect_args": {"timeout": 60}} if on_file else None,
-        heartbeat_interval=HEARTBEAT_SECONDS,
-        grace_period=GRACE_SECONDS,
-        heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=None),
-    )
-
-
-class _SQLiteStorage(optuna.storages.RDBStorage):
-    """Takes SQLite's write lock before it reads the state that it is about to change.
-
-    Python's driver begins a transaction at its first write: two workers could see one trial waiting, and both take it.
-    """
-
-    def __init__(self, url: str, **options: Any):
-        self._changing = threading.local()
-        super().__init__(url, **options)
-
-        @sqlalchemy.event.listens_for(self.engine, "begin")
-        def begin(connection: sqlalchemy.Connection) -> None:
-            if getattr(self._changing, "state", False):
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        self._changing.state = True
-        try:
-            return super().set_trial_state_values(trial_id, state, values)
-        finally:
-            self._changing.state = False
-
-
 def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
     """What each field may be, in Optuna's terms."""
     return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
-def item_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
-    """The item that a trial carries; None for one that Optuna made up because the queue had run empty."""
-    found = trial.user_attrs.get("item")
-    return Task(**found) if found else None
+def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
+    """The task that a trial carries; None for one that is not ours."""
+    content = trial.user_attrs.get("task")
+    return Task(**content) if content else None
 
 
-def attributes(item: Task) -> dict[str, Any]:
-    """How a trial carries its item."""
-    return {"item": {"cell": item.cell, "seeds": item.seeds, "proposal_index": item.proposal_index}}
+def attributes(task: Task) -> dict[str, Any]:
+    """How a trial carries its task."""
+    return {"task": {"cell": task.cell, "seeds": task.seeds, "proposal_index": task.proposal_index}}
 
 
 # One trial
 
 
-def configs_of(trial: optuna.Trial, item: Task, definition: SweepDefinition) -> list[RunConfig]:
-    """The runs of a trial: the item's own cell, told to Optuna as parameters, or the sampler's proposal.
+def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> list[RunConfig]:
+    """The runs of a trial: the task's own cell, told to Optuna as parameters, or the sampler's proposal.
 
     Raises TrialPruned, and tells the sampler by how much, where the cell is excluded, cannot be built or breaks a
-    constraint.
+    constraint; RepeatError where another proposal is the same.
     """
-    cell = _cell_of(trial, item, definition)
+    cell = _cell_of(trial, task, definition)
     trial.set_user_attr("cell", cell)
-    infeasible = "it is excluded" if item.cell is None and definition.is_excluded(cell) else ""
+    check_repeat(trial, task)
+    infeasible = "it is excluded" if task.cell is None and definition.is_excluded(cell) else ""
     configs: list[RunConfig] = []
     if not infeasible:
         try:
-            configs = [definition.run_config(cell, seed) for seed in item.seeds]
+            configs = [definition.run_config(cell, seed) for seed in task.seeds]
         except ValueError as error:
             infeasible = str(error)
-    trial.set_constraint("buildable", 1.0 if infeasible else 0.0)
+    constrain(trial, "buildable", 1.0 if infeasible else 0.0)
     if configs:
         for name, excess in excesses(definition, configs[0]).items():
-            trial.set_constraint(name, excess)
+            constrain(trial, name, excess)
         infeasible = beyond(definition, configs[0])
     if infeasible:
         trial.set_user_attr("infeasible", infeasible)
@@ -165,12 +137,31 @@ def configs_of(trial: optuna.Trial, item: Task, definition: SweepDefinition) -> 
     return configs
 
 
-def _cell_of(trial: optuna.Trial, item: Task, definition: SweepDefinition) -> dict[str, Any]:
+def constrain(trial: optuna.Trial, name: str, excess: float) -> None:
+    """Tell the sampler how far a constraint is exceeded (above 0), once: Optuna takes no second value."""
+    if name not in trial.constraints:
+        trial.set_constraint(name, excess)
+
+
+def check_repeat(trial: optuna.Trial, task: Task) -> None:
+    """Raises RepeatError where an earlier proposal has the same cell. Looked at before and after the runs: of two
+    workers that propose the same at a moment the later gives way at one of the two."""
+    if task.cell is not None:
+        return
+    cell = digest(trial.user_attrs["cell"])
+    for other in trial.study.get_trials(deepcopy=False)[: trial.number]:
+        its_task, its_cell = task_of(other), other.user_attrs.get("cell")
+        counts = its_task and its_task.key != task.key and other.state != TrialState.FAIL
+        if counts and its_cell is not None and digest(its_cell) == cell:
+            raise RepeatError(f"trial {other.number} is the same")
+
+
+def _cell_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> Cell:
     axes = distributions(definition)
-    if item.cell is not None:
-        for name in item.cell:
+    if task.cell is not None:
+        for name in task.cell:
             suggest(trial, name, axes[name])
-        return item.cell
+        return task.cell
     # An axis without a meaning in the cell is not asked for: `only` drops it once the fields it depends on are known.
     point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
     for name in definition.only:
@@ -205,28 +196,95 @@ def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]
 # The queue
 
 
-def enqueue(study: optuna.Study, items: Iterable[Task]) -> None:
-    """Append items to the queue; a proposal that was lost with its worker is asked for again as it was."""
-    items = list(items)
-    lost = _lost_proposals(study, items)
-    for item in items:
-        params = {name: plain(value) for name, value in (item.cell or lost.get(item.key, {})).items()}
-        study.enqueue_trial(params, user_attrs=attributes(item))
+def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinition) -> None:
+    """Append tasks to the queue: a proposal as it was made before, or, where it repeated another one, as a point that
+    has not been tried."""
+    trials = study.get_trials(deepcopy=False)
+    repeats = Counter(task.key for trial in trials if trial.user_attrs.get("repeats") and (task := task_of(trial)))
+    for task in tasks:
+        params = {name: plain(value) for name, value in (task.cell or _proposed(trials, task)).items()}
+        if task.cell is None and not params and repeats[task.key]:
+            tried = {digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+            found = untried(definition, tried, [task.proposal_index, repeats[task.key]])
+            if found is None:
+                _exhausted(study, task)
+                continue
+            params = found
+        study.enqueue_trial(params, user_attrs=attributes(task))
 
 
-def waiting(study: optuna.Study) -> int:
-    """How many items wait for a worker."""
-    return len(study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+def _proposed(trials: Sequence[FrozenTrial], task: Task) -> dict[str, Any]:
+    """What was proposed for a task that is settled, but whose runs are gone: the same is made again."""
+    for trial in trials:
+        known = task_of(trial)
+        if known and known.key == task.key and trial.state in SETTLED:
+            return dict(trial.params)
+    return {}
 
 
-def is_open(study: optuna.Study) -> bool:
-    """Whether the driver will add items when those in hand are finished."""
-    return bool(study.user_attrs.get(OPEN))
+def _exhausted(study: optuna.Study, task: Task) -> None:
+    reason = "every point of the space is among the proposals already"
+    study.add_trial(
+        optuna.trial.create_trial(
+            state=TrialState.PRUNED,
+            user_attrs={**attributes(task), "infeasible": reason},
+            constraints={"buildable": 1.0},
+        )
+    )
 
 
-def set_open(study: optuna.Study, more: bool) -> None:
-    if is_open(study) != more:
-        study.set_user_attr(OPEN, more)
+def take(study: optuna.Study, definition: SweepDefinition, lease: str) -> optuna.Trial | None:
+    """The first trial that waits, now running under a lease; None where none waits."""
+    storage = study._storage
+    for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        task = task_of(waiting)
+        if task is None:
+            continue
+        try:
+            # Before it runs, so that whoever finds it running can always ask whether its worker lives.
+            storage.set_trial_user_attr(waiting._trial_id, "lease", lease)
+            if not storage.set_trial_state_values(waiting._trial_id, TrialState.RUNNING):
+                continue
+        except UpdateFinishedTrialError:
+            continue
+        # A study of its own: Optuna's remembers the trials that it saw at the last one.
+        its_study = optuna.load_study(
+            study_name=study.study_name, storage=storage, sampler=make_sampler(definition, task)
+        )
+        trial = optuna.Trial(its_study, waiting._trial_id)
+        trial.set_user_attr("lease", lease)
+        return trial
+    return None
+
+
+def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
+    """Let a trial wait again, as it is. Whoever has told its end since was right."""
+    with contextlib.suppress(UpdateFinishedTrialError):
+        study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+
+
+def give_back_lost(study: optuna.Study, results: Path, is_ours: Callable[[FrozenTrial], bool]) -> None:
+    """Let the trials wait again whose workers are dead; `is_ours`: the caller's own that it knows nothing of."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        lease = trial.user_attrs.get("lease")
+        if lease is None or is_ours(trial) or not is_held(lease_path(results, lease)):
+            give_back(study, trial)
+
+
+def tell(trial: optuna.Trial, state: TrialState, values: list[float] | None = None) -> None:
+    """Tell how a trial ended. Whoever took this worker for dead, and has told it already, was right."""
+    try:
+        trial.study.tell(trial, values, state)
+    except UpdateFinishedTrialError:
+        pass
+    except ValueError as error:
+        if not str(error).startswith("Cannot tell a"):
+            raise
+
+
+def count(study: optuna.Study, state: TrialState) -> int:
+    """How many trials are in a state."""
+    return len(study.get_trials(deepcopy=False, states=(state,)))
 
 
 def refused(study: optuna.Study) -> Counter[str]:
@@ -235,50 +293,34 @@ def refused(study: optuna.Study) -> Counter[str]:
     return Counter(trial.user_attrs["infeasible"] for trial in settled if "infeasible" in trial.user_attrs)
 
 
-def release_lost(study: optuna.Study, results: Path) -> int:
-    """Give up the trials of workers that are dead, so that their items can be enqueued again. Returns how many."""
-    lost = 0
-    anyone_lives = any(is_owned(path) for path in (results / "work").glob("worker-*.lock"))
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        lease = trial.user_attrs.get("lease")  # missing for an instant after a worker took the trial
-        if not (anyone_lives if lease is None else is_owned(lease_path(results, lease))):
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-            lost += 1
-    return lost
-
-
 def lease_path(results: Path, lease: str) -> Path:
-    """The lock that a worker holds for its life."""
+    """The lease that a sweep's process holds for its life, for the trials that it has taken."""
     assert uuid.UUID(hex=lease).hex == lease
-    return results / "work" / f"worker-{lease}.lock"
+    return results / "work" / f"sweep-{lease}.lock"
 
 
-def missing(study: optuna.Study, items: Iterable[Task], is_done: Callable[[Task], bool]) -> list[Task]:
-    """The items that are neither done, nor running, nor waiting.
+def missing(
+    study: optuna.Study, tasks: Iterable[Task], is_complete: Callable[[str], bool], is_done: Callable[[Task], bool]
+) -> tuple[list[Task], list[Task]]:
+    """The tasks that are not done; and of these the ones that are neither running nor waiting.
 
-    Done means: every run has its complete folder (`is_done`, for a known cell), or the trial is settled (a proposal).
+    Done means: `is_done` for a known cell; for a proposal, that its trial is settled and its runs' folders are still
+    complete.
     """
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
-        item = item_of(trial)
-        if item and trial.state in (TrialState.WAITING, TrialState.RUNNING):
-            active.add(item.key)
-        elif item and trial.state in SETTLED:
-            settled.add(item.key)
+        task = task_of(trial)
+        if task and trial.state in (TrialState.WAITING, TrialState.RUNNING):
+            active.add(task.key)
+        elif task and trial.state in SETTLED:
+            ended = {"infeasible", "pruned"} & set(trial.user_attrs)
+            if ended or all(is_complete(run_id) for run_id in run_ids_of(trial)):
+                settled.add(task.key)
+    undone = [task for task in tasks if not (task.key in settled if task.cell is None else is_done(task))]
+    return undone, [task for task in undone if task.key not in active]
 
-    def done(item: Task) -> bool:
-        return item.key in settled if item.cell is None else is_done(item)
 
-    return [item for item in items if item.key not in active and not done(item)]
-
-
-def _lost_proposals(study: optuna.Study, items: Iterable[Task]) -> dict[str, dict[str, Any]]:
-    """The parameters that unfinished proposals had been given, by item key."""
-    wanted = {item.key for item in items}
-    found: dict[str, dict[str, Any]] = {}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.FAIL,)):
-        item = item_of(trial)
-        if item and item.key in wanted and trial.params and not trial.user_attrs.get("failed"):
-            found[item.key] = dict(trial.params)
-    return found
+def run_ids_of(trial: FrozenTrial) -> list[str]:
+    """The runs of a trial, as far as they had begun."""
+    return [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]

@@ -14,7 +14,7 @@ from sparsedepth.recipe.verify import sweep_fields, verified
 from sparsedepth.run.process import Stop
 from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.driver import Driver
-from sparsedepth.sweep.pool import Machine
+from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.status import RunState
 
 

@@ -1,37 +1,34 @@
-"""A worker: takes items from the study's queue, gives each run a process of its own, and tells the study how it ended.
+"""A worker: a place for one run at a time. It takes a task from the queue, gives each of its runs a process of its own,
+and tells the study how it ended.
 
-`python -m sparsedepth.sweep.worker RESULTS NUMBER` reads RESULTS/sweep.yaml, and from its input the URL of the study,
-which may hold a password. Workers know nothing of each other: the study hands out the items, and a run's lock keeps
-it to one writer, so any number of them may work on one sweep, on any number of machines.
+Workers live in the process of the sweep, which advances each of them a few times a second: what waits here, yields.
+Those of other processes and machines work on the same study; it hands out the tasks, and a run's lease keeps the run to
+one writer.
 """
 
-import argparse
-import json
-import sys
-import time
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.definition_file import read_definition
-from sparsedepth.run.lease import is_owned, owned
-from sparsedepth.run.process import INTERRUPTED, end_with_parent, stop_on_signals
+from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.run import lease
+from sparsedepth.run.process import INTERRUPTED, oom_kills
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
-from sparsedepth.store.find import is_whole
+from sparsedepth.sweep import forkserver
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.forkserver import Nursery
+from sparsedepth.sweep.machine import Machine
 
-IDLE_SECONDS = 0.5
-"""Between two looks at an empty queue, while other workers' runs may still be given back to it."""
+START_SECONDS = 600.0
+"""How long a run may need until its lease beats for the first time: torchrun imports torch anew."""
 
 
 class StoppedError(Exception):
@@ -42,123 +39,140 @@ class FailedError(Exception):
     """The run failed as often as it may."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Worker:
     definition: SweepDefinition
     results: Path
-    runtime: RuntimeConfig
-    max_attempts: int
+    machine: Machine
+    results_index: ResultsIndex
     stop: Callable[[], bool]
-    lease: str
-    nursery: Nursery
+    number: int = 0
+    """among the machine's workers: which GPUs it has"""
+    server_deaths: int = 0
+    """how often the forkserver died under a run of this worker"""
+    trial: optuna.Trial | None = None
+    """what it has taken; None while it is idle"""
+    _performance: Generator[None] = field(init=False, repr=False)
+    _process: BaseProcess | None = field(init=False, default=None, repr=False)
 
-    def objective(self, trial: optuna.Trial) -> list[float]:
-        """Run the trial's item to its end: the means of the objectives over its seeds.
+    def take(self, study: optuna.Study, lease_id: str) -> bool:
+        """Begin with the next task of the queue. Returns whether there was one."""
+        self.trial = queue.take(study, self.definition, lease_id)
+        if self.trial is None:
+            return False
+        self._performance = self._perform(self.trial)
+        return True
 
-        Raises TrialPruned where a run diverged, was pruned or cannot be made, FailedError where it keeps failing.
+    def advance(self) -> None:
+        """Go on as far as possible without waiting. Raises what the study's storage raises; the trial is then lost."""
+        if self.trial is not None:
+            try:
+                next(self._performance)
+            except StopIteration:
+                self.trial = None
+            except BaseException:
+                self.trial = None
+                raise
+
+    def abandon(self) -> None:
+        """Ask the run to stop, without waiting for it; its trial is given back when the lease is seen to be free."""
+        if self._process is not None and self._process.is_alive():
+            self._process.terminate()
+
+    def _perform(self, trial: optuna.Trial) -> Generator[None]:
+        """Run the trial's task to its end, and tell the study."""
+        task = queue.task_of(trial)
+        assert task is not None
+        try:
+            summaries = []
+            for config in queue.configs_of(trial, task, self.definition):
+                trial.set_user_attr(f"run_id_seed_{config.seed}", config.run_id)
+                summaries.append((yield from self.run(config, trial)))
+            queue.check_repeat(trial, task)
+            values = queue.values_of(trial, self.definition, summaries)
+        except StoppedError:
+            queue.give_back(trial.study, trial)
+        except queue.RepeatError as repeat:
+            trial.set_user_attr("repeats", str(repeat))
+            queue.tell(trial, TrialState.FAIL)
+        except optuna.TrialPruned:
+            queue.tell(trial, TrialState.PRUNED)
+        except FailedError:
+            queue.tell(trial, TrialState.FAIL)
+        except UpdateFinishedTrialError:
+            pass  # this process was taken for dead, and another has told the trial's end: that stands
+        else:
+            queue.tell(trial, TrialState.COMPLETE, values)
+
+    def run(self, config: RunConfig, trial: optuna.Trial) -> Generator[None, None, dict[str, Any]]:
+        """The summary of a run that is complete, or is made so in a process of its own.
+
+        Raises TrialPruned where the run was pruned or cannot be made, FailedError where it keeps failing.
         """
-        item = queue.item_of(trial)
-        if item is None:
-            raise optuna.TrialPruned("the queue is empty")
-        trial.set_user_attr("lease", self.lease)
-        summaries = []
-        for config in queue.configs_of(trial, item, self.definition):
-            trial.set_user_attr(f"run_id_seed_{config.seed}", config.run_id)
-            summaries.append(self.run(config, trial))
-        return queue.values_of(trial, self.definition, summaries)
-
-    def run(self, config: RunConfig, trial: optuna.Trial) -> dict:
-        """The summary of a run that is complete, or is made so in a process of its own."""
-        work = Scratch(self.results, config.run_id)
+        scratch = Scratch(self.results, config.run_id)
         while True:
             if self.stop():
                 raise StoppedError
-            if is_whole(self.results, config.run_id):
+            if self.results_index.is_complete(config.run_id):
                 return record.read_run(record.run_folder(self.results, config.run_id)).summary
-            if self.definition.prune and (pruned := work.pruned()):
+            if self.definition.prune and (pruned := scratch.pruned()):
                 trial.set_user_attr("pruned", pruned.reason)
                 raise optuna.TrialPruned(pruned.reason)
-            if shortage := work.infeasible():
-                trial.set_constraint("memory", 1.0)
+            if shortage := scratch.infeasible():
+                queue.constrain(trial, "memory", 1.0)
                 trial.set_user_attr("infeasible", shortage)
                 raise optuna.TrialPruned(f"run {config.run_id} does not fit into memory: {shortage}")
-            failures = work.failures()
-            if len(failures) >= self.max_attempts:
+            failures = scratch.failures()
+            if len(failures) >= self.machine.max_attempts:
                 trial.set_user_attr("failed", failures[-1])
                 raise FailedError(f"run {config.run_id} failed {len(failures)} times; the last time: {failures[-1]}")
-            fitting = work.micro_batch()
-            code = self._process(config, work)
-            if code and self.stop():  # it was stopped, perhaps before it could handle signals
-                raise StoppedError
-            # No failure: it was interrupted alone, or found out that it needs smaller pieces.
-            said = work.infeasible() or work.micro_batch() != fitting or len(work.failures()) > len(failures)
-            if code not in (0, INTERRUPTED) and not said:  # it died without a word of its own
-                work.add_failure(f"killed by signal {-code}" if code < 0 else f"exit code {code}: {work.last_words()}")
+            yield from self._attempt(config, scratch)
 
-    def _process(self, config: RunConfig, work: Scratch) -> int:
-        work.folder.mkdir(parents=True, exist_ok=True)
-        record.write_config(work.folder, config)
-        arguments = [str(self.results), str(work.folder / "config.yaml"), "--runtime", self.runtime.model_dump_json()]
-        return self.nursery.run(arguments, work.log, self.stop)
-
-
-def main(arguments: list[str]) -> int:
-    """Scratch until nothing is left to do (0) or a signal asks to stop (75)."""
-    parser = argparse.ArgumentParser(prog="sparsedepth.sweep.worker")
-    parser.add_argument("results", type=Path)
-    parser.add_argument("number", type=int)
-    parser.add_argument("--runtime", type=json.loads, default={}, help="RuntimeConfig, as JSON")
-    parser.add_argument("--processes-per-run", type=int, default=1)
-    parser.add_argument("--max-attempts", type=int, default=2)
-    parser.add_argument("--lease", default=uuid.uuid4().hex)
-    parser.add_argument("--parent", type=int, required=True)
-    given = parser.parse_args(arguments)
-    stop = stop_on_signals()
-    end_with_parent(given.parent)
-    url = sys.stdin.readline().strip()
-    definition = read_definition(given.results)
-    assert definition is not None, "the driver writes it before it starts a worker"
-    runtime = build(RuntimeConfig, given.runtime, "--runtime")
-    worker = Worker(
-        definition=definition,
-        results=given.results,
-        runtime=runtime,
-        max_attempts=given.max_attempts,
-        stop=stop,
-        lease=given.lease,
-        nursery=Nursery(given.results, threads=runtime.threads or 1, processes_per_run=given.processes_per_run),
-    )
-    path = queue.lease_path(given.results, given.lease)
-    with owned(path):
-        empty_the_queue(worker, queue.open_study(definition, url), given.number)
-        path.unlink(missing_ok=True)
-    return INTERRUPTED if stop() else 0
-
-
-def empty_the_queue(worker: Worker, study: optuna.Study, number: int) -> None:
-    """Take items until none waits and no worker has one that may come back, or until asked to stop."""
-    while not worker.stop():
-        if queue.waiting(study):
-            study.sampler = queue.make_sampler(worker.definition, study, number)
-            try:
-                study.optimize(worker.objective, n_trials=1, catch=(FailedError,))
-            except StoppedError:
-                return
-            except (optuna.exceptions.UpdateFinishedTrialError, ValueError) as error:
-                # This worker was taken for dead, and another has told the trial's end: that stands.
-                if isinstance(error, ValueError) and not str(error).startswith("Cannot tell a"):
-                    raise
-        elif queue.is_open(study) or _others_run(worker, study):
-            optuna.storages.fail_stale_trials(study)  # which puts them into the queue again
-            time.sleep(IDLE_SECONDS)
-        else:
+    def _attempt(self, config: RunConfig, scratch: Scratch) -> Generator[None]:
+        """One process of the run, from its start to its end; a death without a word of its own is noted here."""
+        before = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
+        kills = oom_kills()
+        try:
+            code = yield from self._process_of(config, scratch)
+        except forkserver.ServerDied:
+            code = forkserver.SERVER_DIED
+        if code == forkserver.SERVER_DIED:
+            self.server_deaths += 1
             return
+        after = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
+        # No failure: it was asked to stop, was interrupted alone, or found out that it needs smaller pieces.
+        if code in (0, INTERRUPTED) or self.stop() or after != before:
+            return
+        if code == -9 and oom_kills() > kills:
+            sequences = config.batch_tokens // config.seq_len
+            tried = before[0] or self.machine.runtime.micro_batch or -(-sequences // self.machine.processes_per_run)
+            scratch.lower_memory(tried, "killed by the kernel, which had run out of memory")
+        else:
+            reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
+            scratch.add_failure(reason)
 
-
-def _others_run(worker: Worker, study: optuna.Study) -> bool:
-    leases = [trial.user_attrs.get("lease") for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))]
-    return any(lease and is_owned(queue.lease_path(worker.results, lease)) for lease in leases)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    def _process_of(self, config: RunConfig, scratch: Scratch) -> Generator[None, None, int]:
+        """Start the run's process and see it through: its exit code, negative for a signal."""
+        machine = self.machine
+        scratch.folder.mkdir(parents=True, exist_ok=True)
+        record.write_config(scratch.folder, config)
+        arguments = [str(self.results), str(scratch.folder / "config.yaml")]
+        arguments += ["--runtime", machine.runtime.model_dump_json()]
+        gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []
+        process = forkserver.start_run(arguments, scratch.log, processes=machine.processes_per_run, gpus=gpus)
+        self._process = process
+        beat = lease.Beat(scratch.lock)
+        asked = False
+        while (code := process.exitcode) is None:
+            if self.stop() and not asked:
+                process.terminate()
+                asked = True
+            # Twice: the run itself may be waiting for another holder that has fallen silent.
+            if beat.still_seconds() > (2 * lease.GRACE_SECONDS if beat.has_moved else START_SECONDS):
+                forkserver.kill(process)
+                if process.exitcode is None:
+                    return forkserver.SERVER_DIED
+            yield
+        process.close()
+        self._process = None
+        return code

@@ -121,12 +121,12 @@ def test_a_damaged_run_is_made_again_and_ends_the_same(complete, interrupted, co
 
 def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path):
     """Progress, failures and what is known of memory are read by every look at a sweep."""
-    work = Scratch(tmp_path, config.run_id)
-    work.folder.mkdir(parents=True)
-    work.say("training", 0.5, 2.0, 10.0)
-    work.add_failure("a reason")
-    work.lower_memory(4, "x")
-    whole = {path: path.read_bytes() for path in work.folder.iterdir()}
+    scratch = Scratch(tmp_path, config.run_id)
+    scratch.folder.mkdir(parents=True)
+    scratch.write_progress("training", 0.5, 2.0, 10.0)
+    scratch.add_failure("a reason")
+    scratch.lower_memory(4, "x")
+    whole = {path: path.read_bytes() for path in scratch.folder.iterdir()}
     rng = random.Random(4)
     for _ in range(200):
         path = rng.choice(sorted(whole))
@@ -134,7 +134,7 @@ def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path
         state = state_of(tmp_path, config.run_id)
         assert state.state in ("failed", "infeasible", "planned"), what
         assert state.progress is None or 0 <= abs(state.progress.done) < float("inf"), what
-        assert work.micro_batch() is None or work.micro_batch() > 0, what
+        assert scratch.micro_batch() is None or scratch.micro_batch() > 0, what
         path.write_bytes(whole[path])
 
 
@@ -142,5 +142,5 @@ def test_a_damaged_lock_is_judged_by_its_beat(tmp_path, monkeypatch):
     """What does not name this kernel may be another machine's holder: it is given the grace period."""
     monkeypatch.setattr(lease, "GRACE_SECONDS", 0.2)
     (tmp_path / "lock").write_bytes(b"\xff\x00")
-    with lease.owned(tmp_path / "lock") as mine:
-        assert mine.is_mine()
+    with lease.hold(tmp_path / "lock") as held:
+        assert held.is_valid()

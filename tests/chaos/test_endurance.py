@@ -1,4 +1,4 @@
-"""Many runs under one driver: its memory and its workers' stay flat, and so do their open files."""
+"""Many runs under one driver: its memory and the forkserver's stay flat, and so do their open files."""
 
 import os
 import time
@@ -40,7 +40,7 @@ def test_memory_and_open_files_stay_flat(folder, tmp_path, runs, tolerance):
         window = early if 0.25 <= share < 0.5 else late if 0.75 <= share < 0.98 else None
         if window is None:
             continue
-        for process in [driver.pid, *processes(results, "worker", "nursery")]:
+        for process in [driver.pid, *processes(results, "forkserver")]:
             try:
                 now = resident(process), open_files(process)
             except OSError:
@@ -50,7 +50,7 @@ def test_memory_and_open_files_stay_flat(folder, tmp_path, runs, tolerance):
     out, err = driver.communicate()
     assert driver.returncode == 0, out + err
     both = early.keys() & late.keys()
-    assert len(both) == 1 + 2 * 2, "the driver, two workers and two nurseries"
+    assert len(both) == 2, "the driver and the forkserver"
     growth = {process: late[process][0] / early[process][0] - 1 for process in both}
     assert max(growth.values()) < tolerance, growth
     assert all(late[process][1] <= early[process][1] + 1 for process in both), (early, late)

@@ -11,7 +11,7 @@ from disturbed import STEPS, Sweep, record_of
 FAULTS = Path(__file__).parent / "faults"
 
 LIVES = (
-    ["claim"],
+    ["start"],
     ["first step"],
     ["before a checkpoint"],
     ["between write and rename"],

@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 import pytest
 from disturbed import Sweep, kill_at_random, record_of
-from processes import processes
+from processes import processes, until
 from tiny import sparsedepth, start
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
@@ -59,8 +59,7 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, work
     expected = undisturbed(runs)
     results = tmp_path / "results"
     driver = start(*Sweep(folder, runs).arguments(results, workers // 2, "--storage", database))
-    while not processes(results, "worker"):
-        assert driver.poll() is None, driver.communicate()
+    until(lambda: processes(results, "run") or driver.poll() is not None)
     helper = start("work", results, "--storage", database, "--workers", workers // 2, "--max-attempts", 1000)
     killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills))
     out, err = driver.communicate(timeout=600)
@@ -69,7 +68,7 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, work
     assert helper.returncode == 0, helped
     assert not processes(results)
     assert record_of(results) == expected
-    assert not (results / "study.db").exists()
+    assert not (results / "study.journal").exists()
     (study,) = optuna.study.get_all_study_summaries(database)
     trials = optuna.load_study(study_name=study.study_name, storage=database).trials
     states = Counter(trial.state.name for trial in trials)

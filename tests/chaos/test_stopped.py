@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from disturbed import Sweep, record_of
-from processes import markers, phases, processes, until
-from tiny import ENVIRONMENT
+from processes import OF, markers, phases, processes, until
+from tiny import ENVIRONMENT, start
 
 from sparsedepth.run.scratch import Scratch
 
 IMPATIENT = """
 import sys
-import sparsedepth.run.lease as ownership
-ownership.GRACE_SECONDS = {grace}
+import sparsedepth.run.lease as lease
+lease.GRACE_SECONDS = {grace}
 import {module}
 sys.exit({module}.{call}(sys.argv[1:]))
 """
@@ -27,31 +27,27 @@ sys.exit({module}.{call}(sys.argv[1:]))
 def impatient(module: str, call: str, grace: float, *arguments: object) -> subprocess.Popen:
     code = IMPATIENT.format(module=module, call=call, grace=grace)
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {**ENVIRONMENT, OF: "\n".join(map(str, arguments))}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
     """A run made ready by a driver that was killed at once, and the arguments of its process."""
     sweep = Sweep(folder, 1)
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "sparsedepth.cli.main", *map(str, sweep.arguments(results, 1))],
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    driver = start(*sweep.arguments(results, 1))
     until(lambda: list(results.glob("work/*/config.yaml")), 120)
     driver.kill()
-    driver.wait()
+    driver.communicate()
     until(lambda: not processes(results), 30)
-    work = Scratch(results, sweep.run_ids()[0])
-    (work.folder / "progress.json").unlink(missing_ok=True)
-    return work, [results, work.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
+    scratch = Scratch(results, sweep.run_ids()[0])
+    (scratch.folder / "progress.json").unlink(missing_ok=True)
+    return scratch, [results, scratch.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
 
 
 def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_path):
     expected = undisturbed(1)
     results = tmp_path / "results"
-    work, arguments = one_run(folder, results)
+    scratch, arguments = one_run(folder, results)
     first = impatient("sparsedepth.run.execute", "main", 60, *arguments)
     until(lambda: "training" in phases(results) and first.poll() is None)
     os.kill(first.pid, signal.SIGSTOP)
@@ -64,23 +60,24 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
     _, err = first.communicate(timeout=60)
     assert first.returncode == 75, f"it should have been interrupted: {err}"
     assert markers(results) == before and record_of(results) == expected
-    assert not work.failures()
+    assert not scratch.failures()
     second.communicate()
 
 
-@pytest.mark.parametrize("what", [pytest.param("worker", marks=pytest.mark.chaos), "everything of a worker"])
-def test_the_driver_replaces_a_stopped_worker(folder, undisturbed, tmp_path, what):
+@pytest.mark.parametrize("kind", ["run", pytest.param("forkserver", marks=pytest.mark.chaos)])
+def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, kind):
+    """A run, or the forkserver, under which a run then ends unheard."""
     runs = 4
     expected = undisturbed(runs)
     results = tmp_path / "results"
-    driver = impatient("sparsedepth.cli.main", "run", 5, *Sweep(folder, runs).arguments(results, 1))
-    until(lambda: processes(results, "run"), 120)
-    stopped = processes(results, "worker") if what == "worker" else processes(results)
+    driver = impatient("sparsedepth.cli.main", "run", 2, *Sweep(folder, runs).arguments(results, 1))
+    until(lambda: "training" in phases(results), 120)
+    stopped = processes(results, kind)
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
     stopped_at = time.monotonic()
     until(lambda: not set(stopped) & set(processes(results)), 60)
-    print(f"\nreplaced {time.monotonic() - stopped_at:.1f} s after it was stopped; the grace period was 5 s")
+    print(f"\nreplaced {time.monotonic() - stopped_at:.1f} s after it was stopped; the grace period was 2 s")
     _, err = driver.communicate(timeout=300)
     assert driver.returncode == 0, err
     assert record_of(results) == expected

@@ -14,7 +14,7 @@ from tiny import ENVIRONMENT, definition, sparsedepth
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.definition_file import planned_runs
-from sparsedepth.run.lease import owned
+from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 
 
@@ -35,7 +35,7 @@ def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     (complete / "summary.json").write_text(json.dumps({"val_loss": 1.2345678}))
     (complete / "complete").write_text("{}")
     works[1].checkpoints.mkdir()
-    works[1].say("training", 0.25, 3.14159, 754.0)
+    works[1].write_progress("training", 0.25, 3.14159, 754.0)
     works[2].add_failure("ValueError: no")
     works[2].add_failure("killed by signal 9")
     works[3].lower_memory(1, "CUDA out of memory")
@@ -55,7 +55,7 @@ def test_status_counts_explains_and_names_the_best(standing):
 
 def test_a_running_run_is_shown_with_loss_and_time_left(standing):
     results, works = standing
-    with owned(works[1].lock):
+    with hold(works[1].lock):
         out, _ = sparsedepth("status", results)
     assert "1 running, 0 interrupted" in out
     assert f"running {works[1].run_id}: training, 25%, loss 3.142, about 12m34s left" in out
@@ -90,7 +90,7 @@ def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(sta
 def test_follow_goes_on_until_the_run_ends(standing):
     results, works = standing
     command = [sys.executable, "-m", "sparsedepth.cli.main", "logs", results, works[1].run_id, "--follow"]
-    with owned(works[1].lock):
+    with hold(works[1].lock):
         reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         assert reader.stdout is not None and reader.stdout.readline() == f"this is {works[1].run_id}\n"
         with open(works[1].log, "a") as log:

@@ -58,17 +58,17 @@ def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeyp
     assert tried == [None, 2, 1]
     state = state_of(tmp_path / "results", cfg.run_id)
     assert state.state == "infeasible" and "CUDA out of memory" in str(state.reason)
-    work = Scratch(tmp_path / "results", cfg.run_id)
-    assert not work.failures()
-    work.forget_failures()
+    scratch = Scratch(tmp_path / "results", cfg.run_id)
+    assert not scratch.failures()
+    scratch.forget_failures()
     assert state_of(tmp_path / "results", cfg.run_id).state != "infeasible"
 
 
 def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
     cfg = config(tmp_path)
-    work = Scratch(tmp_path / "results", cfg.run_id)
-    work.folder.mkdir(parents=True)
-    assert work.lower_memory(4, "x") and work.lower_memory(3, "x") and work.micro_batch() == 2
+    scratch = Scratch(tmp_path / "results", cfg.run_id)
+    scratch.folder.mkdir(parents=True)
+    assert scratch.lower_memory(4, "x") and scratch.lower_memory(3, "x") and scratch.micro_batch() == 2
     tried: list[int | None] = []
     monkeypatch.setattr(train_and_measure, "train", shortage(4, tried))
     execute(cfg, tmp_path / "results", Options(runtime=CPU))
@@ -102,7 +102,7 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
     """The lock is taken while this process trains; the other one's result stands."""
     cfg = config(tmp_path)
     results = tmp_path / "results"
-    work = Scratch(results, cfg.run_id)
+    scratch = Scratch(results, cfg.run_id)
 
     def overtaken(*arguments, **options):
         trained = train(*arguments, **options)
@@ -120,7 +120,7 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
     with pytest.raises(Interrupted):
         execute(cfg, results, Options(runtime=CPU))
     assert [(results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns] == made
-    assert len(list((results / "runs").iterdir())) == 1 and not work.failures()
+    assert len(list((results / "runs").iterdir())) == 1 and not scratch.failures()
 
 
 def test_the_first_record_in_its_place_stands(tmp_path):
@@ -132,8 +132,8 @@ def test_the_first_record_in_its_place_stands(tmp_path):
     second = tmp_path / "second" / cfg.run_id
     second.mkdir(parents=True)
     (second / "complete").write_text("{}")
-    with lease.owned(tmp_path / "lock") as mine:
-        publish(second, target, mine)
+    with lease.hold(tmp_path / "lock") as held:
+        publish(second, target, held)
     assert (target / "complete").stat().st_mtime_ns == before and second.exists()
     record.verify(target)
 
@@ -149,15 +149,15 @@ def test_a_cut_short_copy_is_set_aside_and_made_again(tmp_path):
 
 
 def test_progress_tells_the_time_left(tmp_path):
-    work = Scratch(tmp_path, "0" * 12)
-    work.folder.mkdir(parents=True)
-    speaker = module._Speaker(work)
+    scratch = Scratch(tmp_path, "0" * 12)
+    scratch.folder.mkdir(parents=True)
+    speaker = module.ProgressWriter(scratch)
     speaker("training", 0.0, None)
     time.sleep(0.6)
     speaker("training", 0.5, 2.0)
-    said = work.progress()
+    said = scratch.progress()
     assert said is not None and said.loss == 2.0 and said.left == pytest.approx(0.6, rel=0.5)
     speaker("training", 0.6, 2.0)
-    assert work.progress() == said, "said again within half a second"
+    assert scratch.progress() == said, "said again within half a second"
     speaker("measuring", 0.9, 2.0)
-    assert work.progress() != said
+    assert scratch.progress() != said

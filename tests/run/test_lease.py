@@ -11,12 +11,12 @@ import pytest
 from processes import until
 
 from sparsedepth.run import lease
-from sparsedepth.run.lease import Stopped, is_owned, owned
+from sparsedepth.run.lease import Stopped, hold, is_held
 
 HOLDER = """
 import sys, time, pathlib
-from sparsedepth.run.lease import owned
-with owned(pathlib.Path(sys.argv[1])):
+from sparsedepth.run.lease import hold
+with hold(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -41,20 +41,20 @@ def holder(tmp_path):
 
 def test_owned_while_it_is_held(tmp_path):
     path = tmp_path / "new" / "lock"
-    assert not is_owned(path)
-    with owned(path) as mine:
-        assert is_owned(path) and mine.is_mine() and not mine.lost
-    assert not is_owned(path) and path.read_text() == ""
+    assert not is_held(path)
+    with hold(path) as held:
+        assert is_held(path) and held.is_valid() and not held.lost
+    assert not is_held(path) and path.read_text() == ""
 
 
 def test_the_second_waits_for_the_first_however_long_that_beats(tmp_path, impatient):
     path, order = tmp_path / "lock", []
 
     def second() -> None:
-        with owned(path):
+        with hold(path):
             order.append("second")
 
-    with owned(path):
+    with hold(path):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(3 * lease.GRACE_SECONDS)
@@ -64,17 +64,17 @@ def test_the_second_waits_for_the_first_however_long_that_beats(tmp_path, impati
 
 
 def test_a_stop_ends_the_wait(tmp_path):
-    with owned(tmp_path / "lock"), pytest.raises(Stopped), owned(tmp_path / "lock", lambda: True):
+    with hold(tmp_path / "lock"), pytest.raises(Stopped), hold(tmp_path / "lock", lambda: True):
         pytest.fail("both hold the lock")
 
 
 def test_it_falls_at_once_with_a_killed_process(tmp_path, holder):
-    assert is_owned(tmp_path / "lock")
+    assert is_held(tmp_path / "lock")
     holder.kill()
     holder.wait()
-    assert not is_owned(tmp_path / "lock")
+    assert not is_held(tmp_path / "lock")
     started = time.monotonic()
-    with owned(tmp_path / "lock"):
+    with hold(tmp_path / "lock"):
         assert time.monotonic() - started < 1
 
 
@@ -82,21 +82,21 @@ def test_it_is_taken_from_a_stopped_process_which_then_knows(tmp_path, holder, i
     path = tmp_path / "lock"
     handle = os.open(path, os.O_RDONLY)
     os.kill(holder.pid, signal.SIGSTOP)
-    with owned(path) as mine:
-        assert mine.is_mine() and is_owned(path)
+    with hold(path) as held:
+        assert held.is_valid() and is_held(path)
         assert not os.path.samestat(os.fstat(handle), path.stat()), "the old holder's file is still in place"
         os.kill(holder.pid, signal.SIGCONT)
         time.sleep(0.1)
-        assert mine.is_mine()
+        assert held.is_valid()
     os.close(handle)
 
 
 def test_whoever_lost_it_is_told(tmp_path, impatient):
     path = tmp_path / "lock"
-    with owned(path) as mine:
+    with hold(path) as held:
         os.close(lease._take(path))
-        assert not mine.is_mine()
-        until(lambda: mine.lost, 5)
+        assert not held.is_valid()
+        until(lambda: held.lost, 5)
 
 
 def test_another_kernels_holder_is_judged_by_its_beat(tmp_path, impatient, monkeypatch):
@@ -111,18 +111,18 @@ def test_another_kernels_holder_is_judged_by_its_beat(tmp_path, impatient, monke
 
     thread = threading.Thread(target=beat)
     thread.start()
-    assert is_owned(path)
+    assert is_held(path)
     deadline = time.monotonic() + 3 * lease.GRACE_SECONDS
-    with pytest.raises(Stopped), owned(path, lambda: time.monotonic() > deadline):
+    with pytest.raises(Stopped), hold(path, lambda: time.monotonic() > deadline):
         pytest.fail("taken from a living holder")
     beating.set()
     thread.join()
-    with owned(path):
+    with hold(path):
         assert path.read_text() == lease.kernel()
 
 
 def test_looking_needs_no_permission_to_write(tmp_path):
     path = tmp_path / "lock"
-    with owned(path):
+    with hold(path):
         path.chmod(0o400)
-        assert is_owned(path)
+        assert is_held(path)

@@ -82,15 +82,15 @@ def test_a_sweep_with_several_objectives_prunes_and_says_so(tmp_path):
         base={"train_tokens": 128 * 20, "log_every": 1},
     )
     out, _ = sparsedepth("sweep", path, "--out", tmp_path / "results", "--workers", 1)
-    pruned = [work for work in works(tmp_path / "results") if work.pruned()]
+    pruned = [scratch for scratch in scratches(tmp_path / "results") if scratch.pruned()]
     complete = table(tmp_path / "results")
     assert pruned and len(pruned) + len(complete) == 5
-    for work in pruned:
-        assert work.run_id not in complete and f"run {work.run_id} pruned at 50%: train_loss" in out
+    for scratch in pruned:
+        assert scratch.run_id not in complete and f"run {scratch.run_id} pruned at 50%: train_loss" in out
     assert all(summary["outcome"] == "ok" and summary["steps"] == 20 for summary in complete.values())
     status, _ = sparsedepth("status", tmp_path / "results")
     assert f"{len(complete)} complete" in status and f"{len(pruned)} pruned" in status
 
 
-def works(results):
+def scratches(results):
     return [Scratch(results, path.parent.name) for path in results.glob("work/*/config.yaml")]

@@ -3,10 +3,11 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
-from processes import processes, until
+from processes import OF, processes, until
 from tiny import BASE, corpus
 
 from sparsedepth.config.load import build
@@ -14,75 +15,113 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.run.process import INTERRUPTED, USER_ERROR
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
-from sparsedepth.sweep.forkserver import Nursery, NurseryDied
+from sparsedepth.sweep import forkserver
 
 
 def prepared(folder, **fields) -> tuple[Scratch, list[str]]:
     """The scratch folder of a run, and the arguments of its process."""
     config = build(RunConfig, {**BASE, "n_layers": 2, "corpus": str(corpus(folder)), **fields}, "test")
-    work = Scratch(folder / "results", config.run_id)
-    work.folder.mkdir(parents=True)
-    record.write_config(work.folder, config)
+    scratch = Scratch(folder / "results", config.run_id)
+    scratch.folder.mkdir(parents=True)
+    record.write_config(scratch.folder, config)
     settings = '{"threads": 1, "device": "cpu"}'
-    return work, [str(folder / "results"), str(work.folder / "config.yaml"), "--runtime", settings]
+    return scratch, [str(folder / "results"), str(scratch.folder / "config.yaml"), "--runtime", settings]
+
+
+def see_through(scratch: Scratch, arguments: list[str], look: Callable[[], bool] = lambda: False) -> int | None:
+    """The exit code of a run; it is asked to stop once look() is true."""
+    process = forkserver.start_run(arguments, scratch.log)
+    while process.exitcode is None:
+        if look():
+            process.terminate()
+        time.sleep(0.02)
+    return process.exitcode
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("nursery")
+    return tmp_path_factory.mktemp("forkserver")
 
 
-@pytest.fixture
-def nursery(folder):
-    made = Nursery(folder / "results", threads=1)
-    yield made
-    made.close()
+@pytest.fixture(scope="module", autouse=True)
+def server(folder):
+    """A forkserver of this module's own, which `processes` can find."""
+    os.environ[OF] = str(folder / "results")
+    forkserver.prepare_server(threads=1)
+    yield
+    forkserver.kill_server()
+    del os.environ[OF]
 
 
-def test_runs_succeed_fail_and_are_killed_one_after_the_other(folder, nursery):
-    work, arguments = prepared(folder, seed=0)
-    assert nursery.run(arguments, work.log, lambda: False) == 0
-    assert record.is_complete(record.run_folder(folder / "results", work.run_id))
+def test_runs_succeed_fail_and_are_killed_one_after_the_other(folder):
+    scratch, arguments = prepared(folder, seed=0)
+    assert see_through(scratch, arguments) == 0
+    run = record.read_run(record.run_folder(folder / "results", scratch.run_id))
+    assert run.manifest["command"][0] == forkserver.EXECUTE, "the command line of the sweep may hold a password"
 
-    work, arguments = prepared(folder, corpus=str(folder / "nowhere"))
-    assert nursery.run(arguments, work.log, lambda: False) == USER_ERROR
-    assert "nowhere" in work.failures()[0] and "Traceback" in work.log.read_text()
+    scratch, arguments = prepared(folder, corpus=str(folder / "nowhere"))
+    assert see_through(scratch, arguments) == USER_ERROR
+    assert "nowhere" in scratch.failures()[0] and "Traceback" in scratch.log.read_text()
 
     long, arguments = prepared(folder, seed=2, train_tokens=128 * 100_000)
     killed: list[int] = []
 
     def kill() -> bool:
-        if not killed and (running := long.progress()) and running.phase == "training":
+        if not killed and (progress := long.progress()) and progress.phase == "training":
             killed.extend(processes(folder / "results", "run"))
             os.kill(killed[0], signal.SIGKILL)
         return False
 
-    assert nursery.run(arguments, long.log, kill) == -signal.SIGKILL
+    assert see_through(long, arguments, kill) == -signal.SIGKILL
     asked_at = time.monotonic()
-    assert nursery.run(arguments, long.log, lambda: time.monotonic() > asked_at + 1.5) == INTERRUPTED
+    assert see_through(long, arguments, lambda: time.monotonic() > asked_at + 1.5) == INTERRUPTED
     assert list(long.checkpoints.glob("step-*.json"))
 
 
-def test_a_killed_nursery_is_reported_and_its_run_stops_at_a_checkpoint(folder):
-    nursery = Nursery(folder / "results", threads=1)
-    work, arguments = prepared(folder, seed=3, train_tokens=128 * 100_000)
+def test_runs_of_one_server_live_side_by_side(folder):
+    """Each has its own log, and the death of one is not the other's."""
+    pairs = [prepared(folder, seed=seed, train_tokens=128 * 100_000) for seed in (4, 5)]
+    first, second = (forkserver.start_run(arguments, scratch.log) for scratch, arguments in pairs)
+    until(lambda: all(scratch.progress() and scratch.progress().phase == "training" for scratch, _ in pairs))
+    first.kill()
+    first.join(10)
+    assert first.exitcode == -signal.SIGKILL and second.exitcode is None
+    second.terminate()
+    second.join(30)
+    assert second.exitcode == INTERRUPTED
+
+
+def test_a_killed_server_is_reported_its_run_stops_at_a_checkpoint_and_another_starts(folder):
+    scratch, arguments = prepared(folder, seed=3, train_tokens=128 * 100_000)
 
     def kill() -> bool:
-        if (running := work.progress()) and running.phase == "training":
-            os.kill(processes(folder / "results", "nursery")[0], signal.SIGKILL)
+        if (progress := scratch.progress()) and progress.phase == "training":
+            for process in processes(folder / "results", "forkserver"):
+                os.kill(process, signal.SIGKILL)
         return False
 
-    with pytest.raises(NurseryDied):
-        nursery.run(arguments, work.log, kill)
-    until(lambda: not processes(folder / "results"), 30)
-    assert list(work.checkpoints.glob("step-*.json")) and not work.failures()
-    nursery.close()
+    assert see_through(scratch, arguments, kill) == forkserver.SERVER_DIED
+    until(lambda: not processes(folder / "results", "run"), 30)
+    assert list(scratch.checkpoints.glob("step-*.json")) and not scratch.failures()
+    scratch, arguments = prepared(folder, seed=6)
+    assert see_through(scratch, arguments) == 0
+
+
+def test_a_stopped_server_is_replaced(folder, monkeypatch):
+    """It would be waited for without end."""
+    monkeypatch.setattr(forkserver, "START_SECONDS", 1.0)
+    scratch, arguments = prepared(folder, seed=7)
+    os.kill(processes(folder / "results", "forkserver")[0], signal.SIGSTOP)
+    with pytest.raises(forkserver.ServerDied):
+        forkserver.start_run(arguments, scratch.log)
+    monkeypatch.undo()
+    assert see_through(scratch, arguments) == 0
 
 
 @pytest.mark.gpu
-def test_each_fork_has_a_gpu_of_its_own(folder, nursery):
+def test_each_fork_has_a_gpu_of_its_own(folder):
     for seed in (10, 11):
-        work, arguments = prepared(folder, seed=seed)
-        assert nursery.run([*arguments[:-1], '{"device": "cuda"}'], work.log, lambda: False) == 0
-        run = record.read_run(record.run_folder(folder / "results", work.run_id))
+        scratch, arguments = prepared(folder, seed=seed)
+        assert see_through(scratch, [*arguments[:-1], '{"device": "cuda"}']) == 0
+        run = record.read_run(record.run_folder(folder / "results", scratch.run_id))
         assert run.manifest["device"].startswith(f"cuda ({torch.cuda.get_device_name(0)}")

@@ -1,8 +1,9 @@
-"""Every sampler through the study, the queue and the worker's objective, with runs that are made up in an instant."""
+"""Every sampler through the study, the queue and the worker, with runs that are made up in an instant."""
 
 import json
 import math
 import statistics
+import uuid
 
 import optuna
 import pytest
@@ -11,12 +12,14 @@ from synthetic import make_run
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import DEFAULT
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Pruned, Scratch
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.worker import Worker, empty_the_queue
+from sparsedepth.sweep.driver import Driver
+from sparsedepth.sweep.machine import Machine
+from sparsedepth.sweep.storage import open_storage
+from sparsedepth.sweep.worker import Worker
 
 BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
 SPACE = {"lr": {"low": 1e-3, "high": 1e-1, "log": True}, "n_layers": [1, 2, 3]}
@@ -27,19 +30,20 @@ def sweep(**fields) -> SweepDefinition:
     return build(SweepDefinition, values, "s.yaml")
 
 
+ONE = Machine(workers=1, runtime=DEFAULT, gpus=[], max_attempts=1)
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Optuna's storage in memory, by URL, and nothing flushed to disk: what a power cut leaves is not tested here."""
-    stores = {}
-    monkeypatch.setattr(queue, "open_storage", lambda url: stores.setdefault(url, optuna.storages.InMemoryStorage()))
+    """Nothing flushed to disk: what a power cut leaves is not tested here."""
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    return stores
 
 
 class MadeUp(Worker):
     """Runs that end at once: the loss is best at lr 0.01, deeper is less useful, and lr above 0.05 diverges."""
 
     def run(self, config, trial):
+        yield from ()
         loss = abs(math.log(config.lr / 0.01)) + 0.01 * config.seed
         summary = {"outcome": "ok", "val_loss": loss, "usefulness": 1 / config.n_layers}
         if config.lr > 0.05:
@@ -49,24 +53,45 @@ class MadeUp(Worker):
         return summary
 
 
-def given(definition, results):
-    """What a worker needs that starts no process."""
-    never = {"stop": lambda: False, "lease": "0" * 32, "nursery": None}
-    return {"definition": definition, "results": results, "runtime": DEFAULT, "max_attempts": 1, **never}
+class Killed(Exception):
+    """In place of SIGKILL: nothing of the process's is told or cleaned up."""
 
 
-def work(results, definition, number=0):
-    """Queue what is missing until nothing is, as the driver does, and let one worker do it."""
-    study = queue.open_study(definition, f"sqlite:///{results}/study.db")
-    plan, finished = Plan(definition), ResultsIndex(results, definition)
-    rebuild(study, plan, results, finished)
-    worker = MadeUp(**given(definition, results))
-    while missing := queue.missing(
-        study, plan.items(finished), lambda item: all(map(finished.is_complete, plan.run_ids(item)))
-    ):
-        queue.enqueue(study, missing)
-        empty_the_queue(worker, study, number)
-    return study
+class Sweep(Driver):
+    """The queue of a driver, and workers that are advanced one after the other until nothing is left."""
+
+    def __init__(self, definition, results, kind=MadeUp, workers=1):
+        super().__init__(definition, results, Machine(workers=workers, runtime=DEFAULT, gpus=[]), lambda states: None)
+        fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
+        self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
+        self.study = open_study(definition, results)
+        self.open(self.study)
+
+    def finish(self):
+        while self._hand_out(self.study, [worker for worker in self._workers if worker.trial is None]):
+            for worker in self._workers:
+                worker.advance()
+        self.unfinished = len(self._missing(self.study)[0])
+        return self.study
+
+
+def made(study):
+    """The trials that stand, each with a cell: what repeated another has given way."""
+    return [trial for trial in study.trials if trial.state.name != "FAIL" and "cell" in trial.user_attrs]
+
+
+def open_study(definition, results):
+    results.mkdir(exist_ok=True)
+    return queue.open_study(definition, open_storage(None, results), results)
+
+
+def work(results, definition, **options):
+    """Queue what is missing until nothing is, as the driver does, and let workers do it."""
+    return Sweep(definition, results, **options).finish()
+
+
+def forget_study(results):
+    (results / "study.journal").unlink()
 
 
 def run_ids(results):
@@ -74,14 +99,14 @@ def run_ids(results):
 
 
 @pytest.mark.parametrize("sampler", ["random", "qmc", "tpe", "nsga2"])
-def test_a_sampler_proposes_continues_and_is_rebuilt(tmp_path, sampler, quick):
+def test_a_sampler_proposes_continues_and_is_rebuilt(tmp_path, sampler):
     definition = sweep(sampler=sampler, n_trials=8, space=SPACE, seeds=[0, 1])
     study = work(tmp_path, definition)
     done = run_ids(tmp_path)
     assert len(done) == 16
     numbers = len(study.trials)
     assert len(work(tmp_path, definition).trials) == numbers and run_ids(tmp_path) == done, "nothing is repeated"
-    quick.clear()
+    forget_study(tmp_path)
     rebuilt = work(tmp_path, definition)
     assert run_ids(tmp_path) == done, "the rebuilt study knows what is finished"
     assert {trial.params["lr"] for trial in rebuilt.trials} == {trial.params["lr"] for trial in study.trials}
@@ -117,7 +142,7 @@ def test_several_objectives_make_a_front(tmp_path, sampler):
     study = work(tmp_path, sweep(objectives=["val_loss", "usefulness"], space=space, **size))
     assert study.directions == [optuna.study.StudyDirection.MINIMIZE, optuna.study.StudyDirection.MAXIMIZE]
     assert {(t.params["lr"], t.params["n_layers"]) for t in study.best_trials} == {(0.01, 1)}
-    diverged = [trial for trial in study.trials if trial.params["lr"] == 0.06]
+    diverged = [trial for trial in made(study) if trial.params["lr"] == 0.06]
     assert diverged and all(trial.state == optuna.trial.TrialState.PRUNED for trial in diverged)
 
 
@@ -151,7 +176,7 @@ def test_a_grid_leaves_out_what_breaks_a_constraint_and_says_so():
         Plan(sweep(constraints={"params_total": 10}))
 
 
-def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path, quick):
+def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path):
     definition = sweep(
         sampler="tpe",
         n_trials=12,
@@ -161,18 +186,18 @@ def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path, quick):
         exclude=[{"n_experts": 4, "lr": 0.02}],
     )
     study = work(tmp_path, definition)
-    for trial in study.trials:
+    for trial in made(study):
         assert ("top_k" in trial.params) == (trial.params["n_experts"] == 4)
         excluded = trial.params["n_experts"] == 4 and trial.params["lr"] == 0.02
         assert (trial.constraints["buildable"] > 0) == excluded
     assert {(run["seq_len"], run["n_layers"]) for run in configs(tmp_path)} <= {(32, 1), (64, 2)}
     before = run_ids(tmp_path)
-    quick.clear()
+    forget_study(tmp_path)
     work(tmp_path, definition)
     assert before <= run_ids(tmp_path), "a rebuilt study asks for the infeasible proposals again, and repeats no run"
 
 
-def test_trials_carry_the_results_for_a_dashboard(tmp_path, quick):
+def test_trials_carry_the_results_for_a_dashboard(tmp_path):
     """For a grid as well, and for a study that was rebuilt from the folders."""
     definition = sweep(
         space={"n_layers": [1, 2]}, variants=[{}, {"weight_eps": [0.5]}], tune={"lr": [0.005, 0.01, 0.02]}
@@ -184,7 +209,7 @@ def test_trials_carry_the_results_for_a_dashboard(tmp_path, quick):
             assert trial.user_attrs["val_loss"] == trial.value and trial.user_attrs["usefulness"]
             assert (tmp_path / "runs" / trial.user_attrs["run_id_seed_0"]).is_dir()
             assert set(trial.params) >= {"n_layers", "lr"}
-        quick.clear()
+        forget_study(tmp_path)
 
 
 def test_an_extended_sweep_runs_only_what_is_new(tmp_path):
@@ -196,17 +221,85 @@ def test_an_extended_sweep_runs_only_what_is_new(tmp_path):
     assert before.items() <= {path: path.stat().st_mtime_ns for path in before}.items()
 
 
-def test_workers_seeds_differ_and_a_worker_repeats_itself(tmp_path):
-    definition = sweep(sampler="tpe", n_trials=1, space={"lr": SPACE["lr"]})
-    seen = []
-    for number in (0, 1, 0):
-        results = tmp_path / str(len(seen))
-        results.mkdir()
-        seen.append(work(results, definition, number).trials[0].params["lr"])
-    assert seen[0] == seen[2] != seen[1]
+def proposals(study):
+    return [trial.params["lr"] for trial in study.trials if trial.state.name == "COMPLETE"]
 
 
-def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path, quick):
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_worker_that_is_killed_again_and_again_proposes_what_it_would_have_proposed(tmp_path, sampler):
+    """Before its run, and between the run's end and telling the study; and as many distinct runs are made as asked."""
+    definition = sweep(sampler=sampler, n_trials=14, space={"lr": {"low": 1e-3, "high": 4e-2, "log": True}})
+    undisturbed = work(tmp_path / "undisturbed", definition)
+    kills = iter([0, 1, 3, 4, 5, 9, 13])
+
+    class Mortal(MadeUp):
+        def run(self, config, trial):
+            summary = None
+            if self.number_of_kill is not None and trial.number == self.number_of_kill:
+                if trial.number % 2:
+                    summary = yield from super().run(config, trial)
+                raise Killed
+            return summary or (yield from super().run(config, trial))
+
+    for kill in (*kills, None):
+        Mortal.number_of_kill = kill
+        try:
+            study = work(tmp_path / "killed", definition, kind=Mortal)
+        except Killed:
+            continue
+    assert len(run_ids(tmp_path / "killed")) == 14
+    assert proposals(study) == proposals(undisturbed) and len(study.trials) == 14
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_sampler_makes_as_many_distinct_runs_as_asked_even_of_a_small_space(tmp_path, sampler):
+    """Twelve points, twelve proposals, by three workers at a time: what repeats another gives way."""
+    space = {"lr": [0.001, 0.002, 0.01, 0.02], "n_layers": [1, 2, 3]}
+    definition = sweep(sampler=sampler, n_trials=12, space=space)
+    work(tmp_path, definition, workers=3)
+    assert len(run_ids(tmp_path)) == 12
+    more = work(tmp_path, sweep(sampler=sampler, n_trials=14, space=space))
+    assert len(run_ids(tmp_path)) == 12
+    assert queue.refused(more) == {"every point of the space is among the proposals already": 2}
+
+
+def test_a_run_that_was_deleted_from_a_finished_adaptive_sweep_is_made_again(tmp_path):
+    definition = sweep(sampler="tpe", n_trials=6, space=SPACE)
+    work(tmp_path, definition)
+    before = run_ids(tmp_path)
+    lost = sorted(before)[2]
+    for file in (tmp_path / "runs" / lost).iterdir():
+        file.unlink()
+    (tmp_path / "runs" / lost).rmdir()
+    driver = Sweep(definition, tmp_path)
+    assert len(driver._missing(driver.study)[0]) == 1, "the exit code would say that all is there"
+    driver.finish()
+    assert run_ids(tmp_path) == before and driver.unfinished == 0
+
+
+def test_folders_that_share_a_storage_do_not_share_a_study(tmp_path):
+    storage = optuna.storages.InMemoryStorage()
+    names = set()
+    for folder in ("a", "b", "a"):
+        definition = sweep(sampler="tpe", n_trials=2, space=SPACE)
+        names.add(queue.open_study(definition, storage, tmp_path / folder).study_name)
+    assert len(names) == 2
+
+
+def test_the_trial_of_a_dead_process_waits_again_and_that_of_a_living_one_does_not(tmp_path):
+    definition = sweep(space={"n_layers": [1, 2, 3]})
+    driver = Sweep(definition, tmp_path)
+    ids = [uuid.uuid4().hex for _ in range(2)]
+    with hold(queue.lease_path(tmp_path, ids[0])):
+        living, dead = (queue.take(driver.study, definition, lease_id) for lease_id in ids)
+        queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
+        states = [trial.state.name for trial in driver.study.trials]
+    assert (living.number, dead.number) == (0, 1) and states == ["RUNNING", "WAITING", "WAITING"]
+    queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
+    assert [trial.state.name for trial in driver.study.trials] == ["WAITING"] * 3
+
+
+def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
     definition = sweep(
         sampler="tpe",
         n_trials=3,
@@ -217,20 +310,15 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path, qui
 
     class Prunes(MadeUp):
         def run(self, config, trial):
-            work = Scratch(self.results, config.run_id)
-            work.folder.mkdir(parents=True, exist_ok=True)
-            (work.folder / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
-            work.prune(Pruned(step=5, reason="worse"))
-            return Worker.run(self, config, trial)
+            scratch = Scratch(self.results, config.run_id)
+            scratch.folder.mkdir(parents=True, exist_ok=True)
+            (scratch.folder / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+            scratch.prune(Pruned(step=5, reason="worse"))
+            return (yield from Worker.run(self, config, trial))
 
-    study = queue.open_study(definition, f"sqlite:///{tmp_path}/study.db")
-    worker = Prunes(**given(definition, tmp_path))
-    queue.enqueue(study, Plan(definition).items())
-    empty_the_queue(worker, study, 0)
+    study = work(tmp_path, definition, kind=Prunes)
     assert [trial.state for trial in study.trials] == [optuna.trial.TrialState.PRUNED] * 3
     assert {trial.user_attrs["pruned"] for trial in study.trials} == {"worse"}
-    quick.clear()
-    study = queue.open_study(definition, f"sqlite:///{tmp_path}/study.db")
-    plan = Plan(definition)
-    rebuild(study, plan, tmp_path, ResultsIndex(tmp_path, definition))
-    assert not queue.missing(study, plan.items(), lambda item: False)
+    forget_study(tmp_path)
+    driver = Sweep(definition, tmp_path)
+    assert driver._missing(driver.study) == ([], [])

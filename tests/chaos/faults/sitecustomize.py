@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 POINTS = (
-    "claim",
+    "start",
     "first step",
     "before a checkpoint",
     "between write and rename",
@@ -36,25 +36,25 @@ def reached(run_id: str, point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def patch_nursery(module) -> None:
-    """In the worker: it has claimed an item and is about to start its run."""
-    original = module.Nursery.run
+def patch_execute(module) -> None:
+    """In the run's process, before anything else."""
+    original = module.main
 
-    def run(self, arguments, *rest):
-        reached(Path(arguments[1]).parent.name, "claim")
-        return original(self, arguments, *rest)
+    def main(arguments):
+        reached(Path(arguments[1]).parent.name, "start")
+        return original(arguments)
 
-    module.Nursery.run = run
+    module.main = main
 
 
-def patch_work(module) -> None:
-    original = module.Scratch.say
+def patch_scratch(module) -> None:
+    original = module.Scratch.write_progress
 
-    def say(self, phase, *rest):
+    def write_progress(self, phase, *rest):
         original(self, phase, *rest)
         reached(self.run_id, {"training": "first step", "measuring": "while measuring"}.get(phase, ""))
 
-    module.Scratch.say = say
+    module.Scratch.write_progress = write_progress
 
 
 def patch_checkpoint(module) -> None:
@@ -85,8 +85,8 @@ def patch_batches(module) -> None:
 
 
 PATCHES = {
-    "sparsedepth.sweep.forkserver": patch_nursery,
-    "sparsedepth.run.scratch": patch_work,
+    "sparsedepth.run.execute": patch_execute,
+    "sparsedepth.run.scratch": patch_scratch,
     "sparsedepth.train.checkpoint": patch_checkpoint,
     "sparsedepth.data.batches": patch_batches,
 }

@@ -3,8 +3,8 @@
 import pytest
 
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.sweep import pool
-from sparsedepth.sweep.pool import machine, parse_gpus
+from sparsedepth.sweep import machine as module
+from sparsedepth.sweep.machine import machine, parse_gpus
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ def test_anything_else_is_refused(text):
 
 @pytest.fixture
 def eight_gpus(monkeypatch):
-    monkeypatch.setattr(pool.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -37,7 +37,7 @@ def test_a_worker_for_each_group_of_gpus(eight_gpus):
 
 
 def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
-    monkeypatch.setattr(pool.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-abc")
     assert machine(None, gpus=[1]).gpus == [["GPU-abc"]]
     with pytest.raises(ValueError, match="GPU 4 does not exist here: 2 CUDA devices"):
@@ -50,7 +50,7 @@ def test_too_few_gpus_for_a_run(eight_gpus):
 
 
 def test_threads_are_shared_out_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(pool.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     cpu = RuntimeConfig(device="cpu")
     assert machine(None, cpu).workers == 8 and machine(None, cpu).runtime.threads == 1
     assert machine(2, cpu).runtime.threads == 4 and machine(2, cpu).gpus == []
