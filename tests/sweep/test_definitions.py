@@ -12,6 +12,7 @@ from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.tasks import Plan, check_objective
+from sparsedepth.store.pack import open_pack
 
 FILES = sorted(path for path in (Path(__file__).parent.parent.parent / "sweeps").glob("*.yaml") if path.stem != "toy")
 """A toy's definition has tests of its own."""
@@ -116,5 +117,5 @@ def test_key_value_heads_at_equal_flops(scale):
 def test_the_quickstart_keeps_its_runs():
     """The committed results are the definition's, run by run."""
     definition = load(next(path for path in FILES if path.stem == "quickstart"), None)
-    committed = {path.name for path in (FILES[0].parent.parent / "results" / "quickstart" / "runs").iterdir()}
+    committed = open_pack(FILES[0].parent.parent / "results" / "quickstart").run_ids
     assert {config.run_id for config in configs(definition)} == committed
