@@ -55,35 +55,27 @@ def derive(
     ] = None,
 ) -> None:
     """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
-    from sparsedepth.recipe.card_text import evidence, write
-    from sparsedepth.recipe.choose import derive as choose
-    from sparsedepth.recipe.holdout import hold_out, sentences
+    from sparsedepth.recipe.build_card import derive_card
+    from sparsedepth.recipe.card_markdown import write_page
+    from sparsedepth.recipe.card_text import card_lines, write_yaml
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
 
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
     objective = loss_of(runs) if objective == "loss" else objective
-    found = choose(runs, depth, objective, matched)
-    if found.config is None:
-        raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {found.reason}")
-    held = hold_out(runs, holdout_depth, objective, matched) if holdout_depth is not None else None
-    for line in [*evidence(found), *(sentences(held) if held else [])]:
+    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=folders)
+    recipe = card.recipe
+    if recipe.config is None:
+        raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {recipe.abstained}")
+    for line in card_lines(card):
         print(line)
-    if out is None and held is None:
-        return
-    from sparsedepth.recipe.build_card import fill
-    from sparsedepth.recipe.card_markdown import write_page
-
-    card = fill(runs, found, held, folders)
-    if held:
-        print(f"Grade {card.grade.letter}: {card.grade.why}")
     if out is not None:
-        write(found, out)
+        write_yaml(out, card)
         data, page = write_page(out, card)
-        kind = "the baseline" if found.abstained else "the recipe"
+        kind = "the baseline" if recipe.abstained else "the recipe"
         print(f"\n{kind} is in {out}: sparsedepth train {out} --out {folders[0]}\nits card: {page} and {data}")
-        if not found.abstained:
+        if not recipe.abstained:
             print(f"put it on trial: sparsedepth recipe verify {data} --out DIR")
 
 
@@ -129,12 +121,14 @@ def verify(
 
 
 def _print_trial(before: "Card", after: "Card") -> None:
+    from sparsedepth.recipe.card_text import gain_text, grade_text
+
     trial = after.held_out.verification
     assert trial is not None
-    print(f"recipe against baseline: {trial.outcome}: {after.rule.objective} {trial.gain_text}")
+    print(f"recipe against baseline: {trial.outcome}: {after.recipe.objective} {gain_text(trial.gain)}")
     for one in trial.ingredients:
-        print(f"recipe against recipe without {one.left_out}: {one.verdict}: {one.gain}")
-    print(f"grade {before.grade.letter} -> {after.grade.letter}: {after.grade.why}")
+        print(f"recipe against recipe without {one.left_out}: {one.verdict}: {gain_text(one.gain)}")
+    print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")
 
 
 @app.command()
@@ -144,10 +138,10 @@ def compare(
 ) -> None:
     """Lay a card beside the published tables: agrees, contradicts, or not comparable, with the reason."""
     from sparsedepth.recipe.card import read_card
-    from sparsedepth.recipe.literature import compare_effects, lines
+    from sparsedepth.recipe.card_text import literature_lines
+    from sparsedepth.recipe.literature import compare_with_papers
 
     if literature != "papers":
         raise ValueError(f"{literature!r} is nothing to compare with; give papers")
-    found = read_card(card)
-    for line in lines(compare_effects(found.effects, found.rule.objective)):
+    for line in literature_lines(compare_with_papers(read_card(card).recipe)):
         print(line)

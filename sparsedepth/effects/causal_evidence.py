@@ -19,6 +19,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import (
     MIN_CELLS,
     Link,
@@ -51,14 +53,14 @@ class Intervention:
     """What could act in its place, and must stand still; without any, it is no evidence for a link by itself."""
 
 
-INTERVENTIONS = (
-    Intervention(
-        field="depth_scale", moves="residual_variance_last", leaves=("weight_sparsity", "attention_sparsity_rel")
-    ),
-    Intervention(field="residual_gate", moves="residual_variance_last"),
-    Intervention(field="init", moves="residual_variance_last"),
-    Intervention(field="init_std", moves="residual_variance_last"),
-    Intervention(field="weight_density", moves="weight_sparsity", leaves=("attention_sparsity_rel",)),
+LEAVES = {
+    "depth_scale": ("weight_sparsity", "attention_sparsity_rel"),
+    "weight_density": ("attention_sparsity_rel",),
+}
+INTERVENTIONS = tuple(
+    Intervention(field=name, moves=role.moves, leaves=LEAVES.get(name, ()))
+    for name, role in roles(RunConfig).items()
+    if role.moves
 )
 
 

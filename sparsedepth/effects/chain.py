@@ -61,6 +61,8 @@ class Link:
     n_missing: int
     """Finished runs left out because one of the two was not measured."""
     n_diverged: int
+    knob: str | None = None
+    """Of scope 'within KNOB'."""
 
     @property
     def verdict(self) -> Literal["associated", "not distinguishable"]:
@@ -91,7 +93,8 @@ def link_within(runs: pd.DataFrame, knob: Knob, cause: str, effect: str, seed: i
     usable = _usable(known, [cause, effect])
     usable = usable[usable.groupby("stratum")["cell_id"].transform("nunique") > 1]
     stratum_N = pd.factorize(usable["stratum"])[0]
-    return _link(known, usable, [cause, effect], f"within {knob.name}", stratum_N, seed)
+    within = _link(known, usable, [cause, effect], f"within {knob.name}", stratum_N, seed)
+    return replace(within, knob=knob.name)
 
 
 def link_between(runs: pd.DataFrame, knobs: Sequence[Knob], cause: str, effect: str, seed: int = 0) -> Link:

@@ -1,177 +1,110 @@
-"""Fill a recipe card from the rows that the recipe was derived from."""
+"""Lay the evidence around a recipe: from the rows that it was derived from to its card.
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+How a recipe is thought to work, and in which word that may be said:
+
+    associated  the rule of the paired effects alone
+    predicts    a held-out test confirmed the recipe
+    causes      besides, an *intervention* moved one link of the chain alone (LNS and the initialisation: the residual
+                variance, with no sparsity; a fixed random mask: sparsity, with no training effect) and with it the
+                objective, in the recipe's direction; and every change of the recipe moves that link the same way
+
+An intervention is no proof that the recipe works through that link alone. The links of the chain stand beside it, each
+with the word that it has earned by the rules of `causal_evidence`, which ask about the link and not about the recipe.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import contrasts, interactions
-from sparsedepth.effects.knobs import Knob, Plain, labels, plain, tuned_fields
-from sparsedepth.effects.pairs import BASES, unit_of
-from sparsedepth.effects.sentences import counted, effect_text, interaction_sentence
-from sparsedepth.files import digest
+from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, weigh
+from sparsedepth.effects.contrast import Contrast, contrasts, interactions
+from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
+from sparsedepth.effects.pairs import BASES
 from sparsedepth.recipe.card import (
     Card,
-    Change,
-    Domain,
-    Effect,
+    Divergence,
     HeldOut,
-    Interactions,
+    Holdout,
+    LearningRate,
+    Mechanism,
     OnBases,
     Outcome,
-    Provenance,
-    Rule,
-    Values,
+    Recipe,
+    earned_word,
     grade_of,
 )
-from sparsedepth.recipe.card_text import rule
-from sparsedepth.recipe.choose import Recipe, Tested
-from sparsedepth.recipe.holdout import Holdout, sentences
-from sparsedepth.recipe.literature import compare_effects
-from sparsedepth.recipe.mechanism import mechanism_of
-from sparsedepth.store.find import read_file
+from sparsedepth.recipe.choose import derive, judge, measure_settings, rows_at
+from sparsedepth.recipe.holdout import hold_out
+from sparsedepth.recipe.literature import compare_with_papers
+from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.store.tuning import standing
 
-DOMAIN = ("beta1", "beta2", "weight_decay_on", "grad_clip", "warmup_frac", "vocab_size", "device")
-"""Fields that the recipe's own domain leaves to the card."""
+
+def derive_card(
+    runs: pd.DataFrame,
+    depth: int | None = None,
+    objective: str = "val_loss",
+    matched: str = "tokens",
+    baselines: Mapping[str, Plain] | None = None,
+    holdout_depth: int | None = None,
+    folders: Sequence[Path] = (),
+) -> Card:
+    """The recipe of the rows of `runs` with its evidence; with `holdout_depth`, tested there. Raises as `derive`."""
+    recipe = derive(runs, depth, objective, matched, baselines)
+    held = None if holdout_depth is None else hold_out(runs, holdout_depth, objective, matched, baselines)
+    return build_card(runs, recipe, held, folders)
 
 
-def fill(runs: pd.DataFrame, recipe: Recipe, holdout: Holdout | None = None, folders: Sequence[Path] = ()) -> Card:
+def build_card(
+    runs: pd.DataFrame, recipe: Recipe, holdout: Holdout | None = None, folders: Sequence[Path] = ()
+) -> Card:
     """The card of a recipe; `runs` are all rows of the store, tuning's rejected values included."""
     known = standing(runs)
     used = known[known["run_id"].isin(recipe.run_ids)]
-    changes = [one.contrast.setting for one in recipe.changes]
-    same = holdout is not None and list(holdout.changes) == changes
-    depth_outcome: Outcome | None = None
-    if holdout is not None and changes:
-        depth_outcome = holdout.outcome if same else "not confirmed"
-    mechanism = mechanism_of(used, recipe, (depth_outcome,))
-    effects = [_effect(one, recipe) for one in recipe.tested]
-    said = sentences(holdout) if holdout else []
-    if holdout and not same:
-        advice = " and ".join(holdout.changes) or "no change"
-        said.append(f"All runs together advise otherwise than the shallower ones did ({advice}): not confirmed")
+    baselines = {one.contrast.knob: one.baseline_values[one.contrast.knob] for one in recipe.candidates}
+    knobs = {knob.name: knob for knob in (find_knobs(used, baselines) if baselines else ())}
+    tested = [knob for knob in knobs.values() if knob.name in baselines]
+    held_out = HeldOut(depth_test=holdout, depth_outcome=_outcome_for(recipe, holdout))
+    mechanism = mechanism_of(used, tested, recipe, held_out.outcomes)
+    diverged = used[used["outcome"] == "diverged"]
     return Card(
-        rule=_rule(recipe),
-        domain=_domain(used, recipe),
-        effects=effects,
-        matched=[_on_bases(used, one, recipe) for one in recipe.tested],
-        learning_rate=_learning_rate(runs, used, recipe),
-        tune=_tune(runs),
+        recipe=recipe,
+        matched=tuple(on_bases(used, knobs[one.contrast.knob], one.contrast) for one in recipe.candidates),
+        learning_rate=learning_rate_of(runs, used),
         mechanism=mechanism,
-        confounds=[*_confounds(recipe), *_tuned_apart(used)],
-        held_out=HeldOut(
-            depth_test=_plain(holdout) if holdout else None,
-            depth_outcome=depth_outcome,
-            depth_sentences=said,
-            verification=None,
+        confounds=tuple(confounds_of(used, tested, recipe)),
+        held_out=held_out,
+        interactions=tuple(one for knob in tested for one in interactions(known, knob, recipe.objective)),
+        diverged=tuple(
+            Divergence(run_id=run.run_id, cause=run.diverged_cause if isinstance(run.diverged_cause, str) else None)
+            for run in diverged.itertuples()
         ),
-        interactions=Interactions(stack=recipe.stack, leave_one_out=[], with_depth=_with_depth(known, recipe)),
-        negative=_negative(used, recipe),
-        literature=compare_effects(effects, recipe.objective),
-        provenance=_provenance(runs, recipe, folders),
-        grade=grade_of(recipe.grade, mechanism.supported, depth_outcome, None),
+        literature=tuple(compare_with_papers(recipe)),
+        provenance=provenance_of(runs, recipe, folders),
+        grade=grade_of(recipe.grade, mechanism.supported_by is not None, held_out.outcomes),
     )
 
 
-def plain_config(config: RunConfig | None) -> Values | None:
-    return None if config is None else config.model_dump(mode="json", exclude={"seed"}, exclude_none=True)
+def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
+    """What the test at a held-out depth says of this recipe, which the shallower runs may not have advised."""
+    if holdout is None or not recipe.changes:
+        return None
+    same = holdout.changes == tuple(change.contrast.setting for change in recipe.changes)
+    return holdout.outcome if same else "not confirmed"
 
 
-def _plain(holdout: Holdout) -> Values:
-    values = holdout.__dict__ | {"predictions": [one.__dict__ for one in holdout.predictions]}
-    return json.loads(json.dumps(values | {"decision_accuracy": holdout.decision_accuracy}))
-
-
-def _values(settings: Mapping[str, Plain]) -> Values:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
-
-
-def _rule(recipe: Recipe) -> Rule:
-    changes = [
-        Change(
-            knob=one.knob.name,
-            setting=one.contrast.setting,
-            baseline=one.contrast.baseline,
-            values=_values(one.knob.settings[one.contrast.setting]),
-            baseline_values=_values(one.knob.settings[one.contrast.baseline]),
-        )
-        for one in recipe.changes
-    ]
-    spread = "unknown (no interval)" if recipe.spread is None else f"{recipe.spread:.3g}"
-    return Rule(
-        sentence=rule(recipe),
-        depth=recipe.depth,
-        objective=recipe.objective,
-        unit=unit_of(recipe.objective),
-        matched=recipe.matched,
-        changes=changes,
-        abstained=recipe.reason,
-        baseline=plain_config(recipe.baseline),
-        config=plain_config(recipe.config),
-        expected_gain=recipe.expected_gain,
-        shrinkage=f"empirical Bayes towards 0, by each setting's reliability; spread of true effects tau = {spread}",
-    )
-
-
-def _domain(used: pd.DataFrame, recipe: Recipe) -> Domain:
-    values = dict(recipe.domain)
-    if len(used):
-        ratio = (used["tokens_trained"].astype(float) / used["params_total"].astype(float)).dropna()
-        if len(ratio):
-            values["tokens per parameter"] = f"{ratio.min():.3g} to {ratio.max():.3g}"
-        values["optimizer"] = "AdamW, " + ", ".join(
-            f"{name} {', '.join(sorted({str(plain(one)) for one in used[name]}))}" for name in DOMAIN if name in used
-        )
-    return Domain(place=recipe.place, depths=sorted(set(map(int, used["n_layers"]))), values=values)
-
-
-def _effect(one: Tested, recipe: Recipe) -> Effect:
-    contrast = one.contrast
-    return Effect(
-        knob=one.knob.name,
-        setting=contrast.setting,
-        baseline=contrast.baseline,
-        values=_values(one.knob.settings[contrast.setting]),
-        baseline_values=_values(one.knob.settings[contrast.baseline]),
-        mean=contrast.effect.mean,
-        lo=contrast.effect.lo,
-        hi=contrast.effect.hi,
-        p_holm=one.p_adjusted,
-        n_pairs=contrast.effect.n,
-        n_seeds=contrast.n_seeds,
-        n_diverged=contrast.n_diverged,
-        noise=contrast.noise,
-        floor=contrast.floor,
-        verdict=contrast.verdict,
-        shrunk=one.shrunk,
-        reliability=one.reliability,
-        recommended=one.recommended,
-        reason=one.reason,
-        n_heads=recipe.baseline.n_heads if recipe.baseline else None,
-    )
-
-
-def _on_bases(used: pd.DataFrame, one: Tested, recipe: Recipe) -> OnBases:
-    """The setting's effect among pairs that agree in each basis, at the recipe's depth (over all, where predicted)."""
-    equal: dict[str, Values | None] = {}
+def on_bases(used: pd.DataFrame, knob: Knob, tested: Contrast) -> OnBases:
+    """A setting among pairs that agree in each basis, at the same depth (at the deepest run, where it is predicted)."""
+    equal = {}
     for basis in BASES:
-        found = contrasts(used, one.knob, recipe.objective, basis)
-        mine = [c for c in found if c.setting == one.contrast.setting]
-        at = [c for c in mine if c.n_layers == recipe.depth] or mine[-1:]
-        effect = at[0].effect if at else None
-        equal[basis] = {"mean": effect.mean, "lo": effect.lo, "hi": effect.hi, "n": effect.n} if effect else None
-    return OnBases(
-        setting=one.contrast.setting,
-        equal=equal,
-        ratios={name: list(ratio) if ratio else None for name, ratio in one.contrast.ratios.items()},
-        wall_clock=_wall_clock(used[used["run_id"].isin(one.contrast.run_ids)], one.knob, one.contrast.setting),
-    )
+        same = [one for one in contrasts(used, knob, tested.outcome, basis) if one.setting == tested.setting]
+        there = [contrast for contrast in same if contrast.n_layers == tested.n_layers]
+        equal[basis] = next(iter(there or same[-1:]), None)
+    seconds = _wall_clock(used[used["run_id"].isin(tested.run_ids)], knob, tested.setting)
+    return OnBases(setting=tested.setting, equal=equal, wall_clock=seconds)
 
 
 def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:
@@ -183,56 +116,40 @@ def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:
     return None if seconds.isna().any() or not ratio > 0 else ratio
 
 
-def _tune(runs: pd.DataFrame) -> dict[str, list[float]]:
-    """Tuned field -> the values tried."""
-    if "tuned_fields" not in runs.columns:
-        return {}
-    names = sorted({name for text in runs["tuned_fields"].dropna() for name in text.split(",")})
-    return {name: sorted({float(value) for value in runs.loc[runs["tuned_fields"].notna(), name]}) for name in names}
+def learning_rate_of(runs: pd.DataFrame, used: pd.DataFrame) -> LearningRate:
+    """What was tried in tuning, in all rows, and what the recipe's runs were trained with."""
+    tuned = runs[runs["tuned_fields"].notna()] if "tuned_fields" in runs.columns else runs[:0]
+    names = sorted({name for text in tuned.get("tuned_fields", ()) for name in text.split(",")})
+    used_with = {(float(rate), float(decay)) for rate, decay in zip(used["lr"], used["weight_decay"], strict=True)}
+    return LearningRate(
+        tried={name: _distinct(tuned[name]) for name in names},
+        best={name: _distinct(used[name].dropna()) for name in names},
+        n_at_edge=int((used["tuning"] == "edge").sum()) if names else 0,
+        n_runs=len(used),
+        used=sorted(used_with),
+    )
 
 
-def _learning_rate(runs: pd.DataFrame, used: pd.DataFrame, recipe: Recipe) -> list[str]:
-    """The values tried for each configuration, where tuned; and AdamW's time scale where weight decay varies."""
-    lines = []
-    tried = _tune(runs)
-    for name, values in tried.items():
-        at_edge = int((used["tuning"] == "edge").sum())
-        best = ", ".join(f"{value:g}" for value in sorted(set(used[name].dropna())))
-        lines.append(
-            f"{name} tuned for each configuration over {', '.join(f'{value:g}' for value in values)}; best: {best}; "
-            f"{counted(at_edge, 'run')} of {len(used)} at the edge of the values tried"
-        )
-    if not tried:
-        rates = ", ".join(f"{value:g}" for value in sorted(set(used["lr"].dropna()))) or "unknown"
-        lines.append(f"lr was not tuned for each configuration (lr {rates}): a setting may want another")
-    for rate, decay in sorted({(float(r), float(d)) for r, d in zip(used["lr"], used["weight_decay"], strict=True)}):
-        scale = f"{1 / (rate * decay):.4g} steps" if decay else "infinite"
-        lines.append(f"lr {rate:g}, weight_decay {decay:g}: AdamW time scale 1/(lr weight_decay) = {scale}")
-    return lines
+def _distinct(values: Iterable[float]) -> list[float]:
+    return sorted({float(value) for value in values})
 
 
-def _confounds(recipe: Recipe) -> list[str]:
+def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> list[str]:
     """Other explanations of the settings tested, each with what is known of it here."""
-    tested = {one.knob.name for one in recipe.tested}
-    lines = [role.confound for name, role in roles(RunConfig).items() if role.confound and name in tested]
+    names = {knob.name for knob in tested}
+    lines = [role.confound for name, role in roles(RunConfig).items() if role.confound and name in names]
     lines += [
-        f"{' and '.join(one.fields)} change only together: no effect can be ascribed to one of them."
-        for one in recipe.tested
-        if not one.knob.is_pure
+        f"{' and '.join(knob.fields)} change only together: no effect can be ascribed to one of them."
+        for knob in tested
+        if not knob.is_pure
     ]
     lines.append("Residual variance falls under a mere rescaling of the stream: LNS and the inits are the control.")
     if recipe.objective == "usefulness" and recipe.depth:
         lines.append(
             f"usefulness moves in steps of 1/n_layers = {1 / recipe.depth:.4g}; usefulness_loss_increase does not"
         )
-    return list(dict.fromkeys(lines))
-
-
-def _tuned_apart(used: pd.DataFrame) -> list[str]:
-    """What it means that each configuration has its own best value of a tuned field, where these differ."""
-    lines = []
     for name in sorted(tuned_fields(used)):
-        values = [f"{value:g}" for value in sorted(set(used[name]))]
+        values = [f"{value:g}" for value in _distinct(used[name])]
         if len(values) > 1:
             lines.append(
                 f"{name} was tuned for each configuration, to {', '.join(values)}: an effect holds between best values "
@@ -241,65 +158,40 @@ def _tuned_apart(used: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _with_depth(known: pd.DataFrame, recipe: Recipe) -> list[str]:
-    knobs = {one.knob.name: one.knob for one in recipe.tested}
-    return [interaction_sentence(one) for knob in knobs.values() for one in interactions(known, knob, recipe.objective)]
+# Mechanism
 
 
-def _negative(used: pd.DataFrame, recipe: Recipe) -> list[str]:
-    """What was not taken, why, and what diverged."""
-    lines = [
-        f"{one.contrast.setting} vs {one.contrast.baseline}: {one.reason}; {effect_text(one.contrast)}"
-        for one in recipe.tested
-        if not one.recommended
+def mechanism_of(
+    used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe, outcomes: Sequence[str | None]
+) -> Mechanism:
+    """The chain's links over these runs, the interventions among them, and the word that they earn with the outcomes of
+    the held-out tests."""
+    rows = rows_at(used, recipe.depth) if recipe.candidates else None
+    links = dict.fromkeys(intervention.moves for intervention in INTERVENTIONS)
+    moved = {link: {c.setting: c for c in measure_settings(rows, link)} for link in links} if rows else {}
+    pure = {knob.name for knob in tested if knob.is_pure}
+    tried = [
+        InterventionEffect(
+            intervention=intervention, moved=moved[intervention.moves][setting], left=(), effect=candidate.contrast
+        )
+        for candidate in recipe.candidates
+        for intervention in INTERVENTIONS
+        if intervention.field == candidate.contrast.knob in pure
+        and (setting := candidate.contrast.setting) in moved[intervention.moves]
     ]
-    diverged = used[used["outcome"] == "diverged"]
-    lines += [f"run {row.run_id} diverged: {row.diverged_cause or 'cause unknown'}" for row in diverged.itertuples()]
-    return lines
-
-
-def _provenance(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
-    """The runs that were read, their manifests, and the hours of every run of the store, tuning included."""
-    used = standing(runs)
-    names = [str(folder) for folder in folders]
-    manifests = [_manifest(Path(folder)) for folder in used["folder"]] if "folder" in used.columns else []
-    contents = [content for content in manifests if content is not None]
-    whole = bool(contents) and len(contents) == len(manifests)
-    facts = [_facts(content) for content in contents] if whole else []
-    hours: dict[str, float] = {}
-    if {"device", "seconds"} <= {*runs.columns}:
-        seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
-        hours = {str(name): float(sum_) / 3600 for name, sum_ in seconds.groupby(runs["device"]).sum().items()}
-    asked = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
-    shown = " ".join(names) or "DIR"
-    return Provenance(
-        folders=names,
-        run_ids=sorted(used["run_id"]),
-        seeds=sorted(set(map(int, used["seed"].dropna()))),
-        manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if whole else None,
-        code=sorted({fact["code"] for fact in facts if fact["code"]}),
-        kernels=sorted({fact["kernels"] for fact in facts if fact["kernels"]}),
-        data=sorted({fact["data"] for fact in facts if fact["data"]}),
-        hours=hours,
-        command=f"sparsedepth recipe {shown} {asked}",
-        figures=f"sparsedepth plot {shown} --figure all -o figures",
+    proof = next((one for one in tried if recipe.changes and _supports(one, recipe, moved)), None)
+    return Mechanism(
+        chain=tuple(link for link in weigh(used) if any(scope.rho is not None for scope in link.links)),
+        interventions=tuple(tried),
+        supported_by=proof.effect.setting if proof else None,
+        word=earned_word(proof is not None, outcomes),
     )
 
 
-def _manifest(folder: Path) -> bytes | None:
-    try:
-        return read_file(folder, "manifest.json")
-    except FileNotFoundError:
-        return None
-
-
-def _facts(content: bytes) -> dict[str, Any]:
-    """Code version, kernels and data of one run, as its manifest names them."""
-    manifest = json.loads(content)
-    code, kernels = manifest.get("code") or {}, manifest.get("kernels") or {}
-    changed = ", changed" if code.get("changed") else ""
-    return {
-        "code": f"{code.get('version')} {code.get('commit') or ''}{changed}".strip() if code else "",
-        "kernels": ", ".join(f"{name} {value}" for name, value in kernels.items() if value),
-        "data": manifest.get("data_hash"),
-    }
+def _supports(tried: InterventionEffect, recipe: Recipe, moved: Mapping[str, Mapping]) -> bool:
+    """Whether an intervention moves its link, and the objective for the better, as every change of the recipe does."""
+    if tried.moved.verdict == "not distinguishable" or judge(tried.effect) != "better":
+        return False
+    by_setting = moved[tried.intervention.moves]
+    changes = [by_setting.get(change.contrast.setting) for change in recipe.changes]
+    return all(change is not None and change.verdict == tried.moved.verdict for change in changes)

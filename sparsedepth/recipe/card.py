@@ -1,6 +1,9 @@
-"""The recipe card: what is claimed, where, how sure, and on what evidence. Thirteen fields, kept as JSON.
+"""The recipe card: what is claimed, where, how sure, and on what evidence. One record, kept as JSON.
 
-It is data for programs (`recipe verify`, `recipe compare`) first; `page` writes it for readers. Numbers are unrounded.
+All that is said of a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
+(`card_text`, `card.md.j2`). Numbers are unrounded. The thirteen fields, by number: 1 rule, 2 domain and 3 effects are
+the `recipe`; 4 matched; 5 learning_rate; 6 mechanism; 7 confounds; 8 held_out; 9 the recipe's stack and interactions;
+10 the refused candidates and diverged; 11 literature; 12 provenance; 13 grade.
 """
 
 import json
@@ -10,131 +13,191 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sparsedepth.config.load import MAX_BYTES, build
+from sparsedepth.config.load import build
 from sparsedepth.config.model import Section
 from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence
+from sparsedepth.effects.contrast import Contrast, Interaction
 from sparsedepth.files import write_json
 
 SUFFIX = ".card.json"
+MAX_BYTES = 16_000_000
 
-Verdict = Literal["lower", "higher", "not distinguishable"]
+Place = Literal["inside", "interpolation", "extrapolation"]
+Comparison = Literal["better", "worse", "not distinguishable", "not compared"]
 Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
 Grade = Literal["A", "B", "C", "D"]
+InSample = Literal["C", "D"]
+Word = Literal["associated", "predicts", "causes"]
 Values = dict[str, Any]
 
 
-class Change(Section):
-    """One ingredient: a knob moved away from its baseline."""
+class Candidate(Section):
+    """One setting that could be part of the recipe: what it did, and why it is or is not."""
 
-    knob: str
-    setting: str
-    baseline: str
+    contrast: Annotated[Contrast, Field(description="at the card's depth, with Holm's p over all that were tested")]
     values: Annotated[Values, Field(description="RunConfig field -> value at the setting")]
     baseline_values: Values
+    shrunk: Annotated[float | None, Field(description="effect times reliability; None without an interval")]
+    reliability: Annotated[float | None, Field(description="the share of the effect that is kept")]
+    refused: Annotated[str, Field(description="why it is no part of the recipe; empty if it is")]
+
+    @property
+    def recommended(self) -> bool:
+        return not self.refused
 
 
-class Rule(Section):
-    sentence: str
-    depth: int | None
-    objective: str
-    unit: str
-    matched: str
-    changes: list[Change]
-    abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")]
-    baseline: Annotated[Values | None, Field(description="RunConfig without seed")]
-    config: Annotated[Values | None, Field(description="RunConfig without seed; the baseline where it abstains")]
-    expected_gain: Annotated[float | None, Field(description="sum of the shrunk effects; their sign is kept")]
-    shrinkage: str
+class Stack(Section):
+    """Two changes or more together, against the baseline and against the best of them alone."""
+
+    best: str
+    against_baseline: Contrast | None
+    against_best: Contrast | None
 
 
 class Domain(Section):
-    place: Literal["inside", "interpolation", "extrapolation"]
-    depths: list[int]
-    values: dict[str, str]
+    """Where the evidence lies: what decides whether a reader's model is inside it."""
+
+    depths: tuple[int, ...]
+    ranges: dict[str, tuple[int | float, int | float]]
+    values: dict[str, tuple[str, ...]]
 
 
-class Effect(Section):
-    """One setting against its baseline, at the card's depth, with nothing else differing."""
+class Recipe(Section):
+    """What the rows recommend at one depth."""
 
-    knob: str
-    setting: str
-    baseline: str
-    values: Values
-    baseline_values: Values
-    mean: float | None
-    lo: float | None
-    hi: float | None
-    p_holm: float | None
-    n_pairs: int
-    n_seeds: int
+    depth: int | None
+    objective: str
+    unit: str
+    matched: Annotated[str, Field(description="the basis of which a setting may spend no more than its baseline")]
+    place: Annotated[Place, Field(description="where the depth lies among those that were run")]
+    abstained: Annotated[str, Field(description="why nothing is recommended; empty if something is")] = ""
+    baseline: Annotated[RunConfig | None, Field(description="with any seed")] = None
+    config: Annotated[RunConfig | None, Field(description="with any seed; the baseline where it abstains")] = None
+    candidates: tuple[Candidate, ...] = ()
+    spread: Annotated[float | None, Field(description="tau: how far true effects lie from 0")] = None
+    stack: Annotated[Stack | None, Field(description="None with fewer than two changes to stack")] = None
+    domain: Domain
+    run_ids: tuple[str, ...]
     n_diverged: int
-    noise: float | None
-    floor: float | None
-    verdict: Verdict
-    shrunk: float | None
-    reliability: float | None
-    recommended: bool
-    reason: Annotated[str, Field(description="why it is no part of the recipe")]
-    n_heads: Annotated[int | None, Field(description="of the baseline: tells group sizes")]
+    grade: Annotated[InSample, Field(description="in-sample: C with replicated seeds, D without")] = "D"
+
+    @property
+    def changes(self) -> tuple[Candidate, ...]:
+        return tuple(candidate for candidate in self.candidates if candidate.recommended)
+
+    @property
+    def expected_gain(self) -> float | None:
+        """The sum of the shrunk effects, as if they added up: in the objective's unit, its sign kept."""
+        return sum(change.shrunk or 0.0 for change in self.changes) if self.changes else None
 
 
 class OnBases(Section):
-    """One setting with a basis held equal, where the runs allow it; and what it spends, setting / baseline."""
+    """One setting with a basis held equal, where the runs allow it."""
 
     setting: str
-    equal: Annotated[dict[str, Values | None], Field(description="basis -> mean, lo, hi, n; None: no such pair")]
-    ratios: Annotated[dict[str, list[float] | None], Field(description="basis -> smallest and largest ratio")]
-    wall_clock: Annotated[float | None, Field(description="ratio of the mean training times")]
+    equal: Annotated[dict[str, Contrast | None], Field(description="by basis; None: no such pair")]
+    wall_clock: Annotated[float | None, Field(description="mean training time, setting / baseline")]
 
 
-class Intervention(Section):
-    """A change of one link of the chain alone, without the knobs that the recipe moves."""
-
-    setting: str
-    link: str
-    moves_link: Verdict
-    moves_objective: Verdict
+class LearningRate(Section):
+    tried: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")]
+    best: Annotated[dict[str, list[float]], Field(description="tuned field -> values that were best somewhere")]
+    n_at_edge: Annotated[int, Field(description="runs whose best value is at the edge of those tried")]
+    n_runs: int
+    used: Annotated[list[tuple[float, float]], Field(description="(lr, weight_decay) of these runs")]
 
 
 class Mechanism(Section):
-    links: Annotated[list[Values], Field(description="rank correlations, each with the word that its link has earned")]
-    interventions: list[Intervention]
-    word: Literal["associated", "predicts", "causes"]
-    supported: Annotated[bool, Field(description="whether an intervention works the way that the recipe does")]
-    why: str
+    chain: tuple[LinkEvidence, ...]
+    interventions: Annotated[
+        tuple[InterventionEffect, ...], Field(description="at the card's depth: `effect` is on the objective")
+    ]
+    supported_by: Annotated[str | None, Field(description="the intervention that works the way that the recipe does")]
+    word: Word
+
+
+class Prediction(Section):
+    """One setting at the held-out depth: what was predicted, and what its runs said."""
+
+    candidate: Candidate
+    measured: Contrast | None
+
+
+class Holdout(Section):
+    """A depth predicted from shallower ones, and scored (see `holdout`)."""
+
+    depth: int
+    fitted_on: tuple[int, ...]
+    objective: str
+    unit: str
+    changes: Annotated[tuple[str, ...], Field(description="settings recommended before looking; none if it abstained")]
+    abstained: str
+    predictions: tuple[Prediction, ...]
+    error: float | None
+    error_of_no_effect: float | None
+    signs_right: int
+    n_signs: int
+    decisions_right: float
+    n_decisions: int
+    regret: Annotated[float | None, Field(description="None where the recommended configuration has no result there")]
+    regret_of_baseline: float | None
+    n_configurations: int
+    gain: Annotated[Contrast | None, Field(description="recommended against baseline, at the held-out depth")]
+    outcome: Outcome
+
+    @property
+    def decision_accuracy(self) -> float | None:
+        return self.decisions_right / self.n_decisions if self.n_decisions else None
 
 
 class Ingredient(Section):
-    """The whole recipe against the recipe without one change, in the verification."""
+    """The whole recipe against the recipe without one change, in the trial."""
 
     left_out: str
-    gain: str
+    gain: Contrast | None
     verdict: Need
 
 
 class Verification(Section):
-    """Fresh seeds: the recipe against the baseline, and against itself with each change left out."""
+    """The trial on fresh seeds: the recipe against the baseline, and against itself with each change left out."""
 
-    seeds: list[int]
-    run_ids: list[str]
-    gain: float | None
-    gain_text: str
+    seeds: tuple[int, ...]
+    run_ids: tuple[str, ...]
+    gain: Contrast | None
     outcome: Outcome
-    ingredients: list[Ingredient]
+    ingredients: tuple[Ingredient, ...]
 
 
 class HeldOut(Section):
-    depth_test: Values | None
-    depth_outcome: Outcome | None
-    depth_sentences: list[str]
-    verification: Verification | None
+    depth_test: Holdout | None = None
+    depth_outcome: Annotated[Outcome | None, Field(description="of this recipe, in the test at a held-out depth")] = (
+        None
+    )
+    verification: Verification | None = None
+
+    @property
+    def outcomes(self) -> tuple[Outcome | None, Outcome | None]:
+        """At the held-out depth, and on fresh seeds; None where there was no test."""
+        return self.depth_outcome, self.verification.outcome if self.verification else None
 
 
-class Interactions(Section):
-    stack: str
-    leave_one_out: list[Ingredient]
-    with_depth: list[str]
+class Divergence(Section):
+    run_id: str
+    cause: str | None
+
+
+class Compared(Section):
+    """One published finding beside the card's."""
+
+    verdict: Literal["contradicts", "agrees", "not comparable"]
+    why: str
+    knob: str
+    contrast: Annotated[Contrast | None, Field(description="ours; None where there is nothing to compare")] = None
+    published: str
+    published_effect: float | None = None
+    source: str
 
 
 class Provenance(Section):
@@ -150,30 +213,53 @@ class Provenance(Section):
     figures: str
 
 
-class Graded(Section):
-    letter: Grade
-    in_sample: Literal["C", "D"]
-    why: str
-
-
 class Card(Section):
-    """The thirteen fields."""
-
     version: Annotated[int, Field(ge=1, description="rises with every test that is added")] = 1
-    rule: Rule
-    domain: Domain
-    effects: list[Effect]
-    matched: list[OnBases]
-    learning_rate: list[str]
-    tune: Annotated[dict[str, list[float]], Field(description="tuned field -> values tried")]
+    recipe: Recipe
+    matched: tuple[OnBases, ...]
+    learning_rate: LearningRate
     mechanism: Mechanism
-    confounds: list[str]
+    confounds: tuple[str, ...]
     held_out: HeldOut
-    interactions: Interactions
-    negative: list[str]
-    literature: list[Values]
+    interactions: Annotated[tuple[Interaction, ...], Field(description="of each setting with depth")]
+    diverged: tuple[Divergence, ...]
+    literature: tuple[Compared, ...]
     provenance: Provenance
-    grade: Graded
+    grade: Grade
+
+    def with_trial(self, trial: Verification) -> "Card":
+        """The card of the same recipe after a trial."""
+        held_out = self.held_out.model_copy(update={"verification": trial})
+        word = earned_word(self.mechanism.supported_by is not None, held_out.outcomes)
+        return self.model_copy(
+            update={
+                "version": self.version + 1,
+                "mechanism": self.mechanism.model_copy(update={"word": word}),
+                "held_out": held_out,
+                "grade": grade_of(self.recipe.grade, self.mechanism.supported_by is not None, held_out.outcomes),
+            }
+        )
+
+
+def earned_word(supported: bool, outcomes: Sequence[str | None]) -> Word:
+    """The word that the tests earn; `outcomes` are those of the held-out tests, None where there was none."""
+    if not passed(outcomes):
+        return "associated"
+    return "causes" if supported else "predicts"
+
+
+def grade_of(in_sample: InSample, supported: bool, outcomes: Sequence[str | None]) -> Grade:
+    """A: held-out confirmed, and an intervention on one link of the chain works the same way. B: held-out confirmed.
+    C: in-sample, several seeds. D: single runs."""
+    if in_sample == "C" and passed(outcomes):
+        return "A" if supported else "B"
+    return in_sample
+
+
+def passed(outcomes: Sequence[str | None]) -> bool:
+    """Whether a held-out test confirmed the recipe, and none did not: a failure is not outvoted."""
+    made = {outcome for outcome in outcomes if outcome not in (None, "not tested")}
+    return made == {"confirmed"}
 
 
 def card_path(path: Path) -> Path:
@@ -206,36 +292,3 @@ def write_card(path: Path, card: Card) -> Path:
     path = card_path(path)
     write_json(path, card.model_dump(mode="json"))
     return path
-
-
-def config_of(values: Values) -> RunConfig:
-    """A configuration of the card, with seed 0. Raises ValueError for one that cannot be built."""
-    return build(RunConfig, values, "the card's configuration")
-
-
-def word_of(supported: bool, outcomes: Sequence[str | None]) -> Literal["associated", "predicts", "causes"]:
-    """The word that the tests earn; `outcomes` are those of the held-out tests, None where there was none."""
-    if not passed(outcomes):
-        return "associated"
-    return "causes" if supported else "predicts"
-
-
-def passed(outcomes: Sequence[str | None]) -> bool:
-    """Whether a held-out test confirmed the recipe, and none did not: a failure is not outvoted."""
-    made = {one for one in outcomes if one not in (None, "not tested")}
-    return made == {"confirmed"}
-
-
-def grade_of(in_sample: Literal["C", "D"], supported: bool, depth: str | None, fresh: str | None) -> Graded:
-    """The grade that the tests earn: `depth` is the outcome at the held-out depth, `fresh` that on fresh seeds.
-
-    A: held-out confirmed, and an intervention on one link of the chain works the same way. B: held-out confirmed.
-    C: in-sample, several seeds. D: single runs.
-    """
-    made = [f"{one} {where}" for one, where in ((depth, "at a held-out depth"), (fresh, "on fresh seeds")) if one]
-    letter: Grade = in_sample
-    if in_sample == "C" and passed((depth, fresh)):
-        letter = "A" if supported else "B"
-    seeds = "in-sample, several seeds" if in_sample == "C" else "in-sample, no replicates"
-    proof = "supported by an intervention" if supported else "no intervention supports the mechanism"
-    return Graded(letter=letter, in_sample=in_sample, why=f"{seeds}; {', '.join(made) or 'no held-out test'}; {proof}")

@@ -1,69 +1,246 @@
-"""A recipe as sentences, and as a file that `train` reads with its evidence on top."""
+"""A card in sentences, and as a file that `train` reads with its evidence on top: written from the record alone."""
 
 import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
-from sparsedepth.effects.sentences import basis_text, counted, effect_text
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text
 from sparsedepth.files import write_text
-from sparsedepth.recipe.choose import Recipe, Tested
+from sparsedepth.recipe.card import Candidate, Card, Compared, Domain, Holdout, LearningRate, Recipe, Verification
+from sparsedepth.recipe.choose import judge
+
+IN_SAMPLE = {"C": "in-sample, several seeds", "D": "in-sample, no replicates"}
+
+Statement = tuple[str, str]
+"""(heading, text)"""
 
 
-def rule(recipe: Recipe) -> str:
+def rule_text(recipe: Recipe) -> str:
     """The recipe in one sentence."""
     where = "" if recipe.place == "inside" else f" ({recipe.place} from other depths)"
     if recipe.abstained:
-        return f"At n_layers={recipe.depth}{where}: no recommendation: {recipe.reason}."
-    changes = " and ".join(f"{one.contrast.setting} instead of {one.contrast.baseline}" for one in recipe.changes)
+        return f"At n_layers={recipe.depth}{where}: no recommendation: {recipe.abstained}."
+    use = " and ".join(f"{change.contrast.setting} instead of {change.contrast.baseline}" for change in recipe.changes)
     better = f"better {recipe.objective} in these runs"
-    return f"At n_layers={recipe.depth}{where}, matched in {recipe.matched}: use {changes}; associated with {better}."
+    return f"At n_layers={recipe.depth}{where}, matched in {recipe.matched}: use {use}; associated with {better}."
 
 
-def evidence(recipe: Recipe) -> list[str]:
-    """The card, one line per statement: rule, domain, effects, what was not taken and why, stack, grade, runs."""
-    lines = [rule(recipe), f"Objective: {recipe.objective}; matched: {recipe.matched}"]
-    lines += [f"Domain: {', '.join(f'{name} {value}' for name, value in recipe.domain.items())}"]
-    n_tested = sum(one.p_adjusted is not None for one in recipe.tested)
-    for heading, wanted in (("Recommended", True), ("Not recommended", False)):
-        lines += [f"{heading}: {_tested_text(one, n_tested)}" for one in recipe.tested if one.recommended == wanted]
-    lines += [f"Together: {recipe.stack}", f"Diverged: {counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"]
-    meaning = "in-sample, several seeds" if recipe.grade == "C" else "no replicates"
-    lines.append(f"Grade {recipe.grade}: {meaning}. Grades A and B need a held-out test.")
-    lines.append(f"Runs: {' '.join(recipe.run_ids) or 'none'}")
-    return lines
+def statements(card: Card) -> list[Statement]:
+    """The card, one statement per fact: trial, domain, effects, what was not taken and why, stack, tests, grade."""
+    recipe, trial, holdout = card.recipe, card.held_out.verification, card.held_out.depth_test
+    n_tested = sum(candidate.contrast.p_holm is not None for candidate in recipe.candidates)
+    refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
+    return [
+        *([("Trial", trial_sentence(card, trial))] if trial else []),
+        ("Objective", f"{recipe.objective}; matched: {recipe.matched}"),
+        ("Domain", ", ".join(f"{name} {text}" for name, text in domain_texts(recipe.domain))),
+        *(("Recommended", candidate_text(change, n_tested)) for change in recipe.changes),
+        *(("Not recommended", candidate_text(candidate, n_tested)) for candidate in refused),
+        ("Together", stack_text(recipe)),
+        ("Diverged", f"{counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"),
+        *(holdout_statements(holdout, recipe) if holdout else []),
+        (f"Grade {card.grade}", grade_text(card)),
+        ("Runs", " ".join(recipe.run_ids) or "none"),
+    ]
 
 
-def _tested_text(one: Tested, n_tested: int) -> str:
-    contrast = one.contrast
-    why = "" if one.recommended else f" ({one.reason})"
-    p = "none" if one.p_adjusted is None else f"{max(one.p_adjusted, 1e-12):.2g}"
-    kept = "" if one.shrunk is None else f"; shrunk {one.shrunk:+.3g}, reliability {one.reliability:.2f}"
+def card_lines(card: Card) -> list[str]:
+    """The rule, then the statements, each on its line."""
+    return [rule_text(card.recipe), *(f"{heading}: {text}" for heading, text in statements(card))]
+
+
+def domain_texts(domain: Domain) -> list[Statement]:
+    """(name, its values or its range)"""
+    ranges = [(name, " to ".join(dict.fromkeys(map(_end, ends)))) for name, ends in domain.ranges.items()]
+    return [*ranges, *((name, ", ".join(values)) for name, values in domain.values.items())]
+
+
+def _end(value: int | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def candidate_text(candidate: Candidate, n_tested: int) -> str:
+    contrast = candidate.contrast
+    why = f" ({candidate.refused})" if candidate.refused else ""
+    p = "none" if contrast.p_holm is None else f"{max(contrast.p_holm, 1e-12):.2g}"
+    kept = ""
+    if candidate.shrunk is not None:
+        kept = f"; shrunk {candidate.shrunk:+.3g}, reliability {candidate.reliability:.2f}"
     return (
         f"{contrast.setting} vs {contrast.baseline}{why}: {effect_text(contrast)}{kept}; "
         f"Holm p {p} over {counted(n_tested, 'setting')}. {basis_text(contrast)}"
     )
 
 
-def to_yaml(recipe: Recipe) -> str:
+def stack_text(recipe: Recipe) -> str:
+    """Whether the recommended changes were run together, and what came of it."""
+    stack = recipe.stack
+    if stack is None:
+        return "one change: nothing to stack" if recipe.changes else "no change recommended, so none to stack"
+    if stack.against_baseline is None and stack.against_best is None:
+        return "stack not run: the changes were tested one by one and may interact"
+    baseline, best = judged_text(stack.against_baseline), judged_text(stack.against_best)
+    return f"stack run: against the baseline {baseline}; against the best single change, {stack.best}, {best}"
+
+
+def judged_text(contrast: Contrast | None) -> str:
+    """'better: -0.1 nat/token (...), 3 pairs': the changes together against a rival."""
+    if contrast is None:
+        return "not compared (it has no run with the same seed)"
+    if contrast.n_diverged:
+        return f"worse ({contrast.n_diverged} of the runs diverged)"
+    return f"{judge(contrast)}: {gain_text(contrast, 'pair')}"
+
+
+def gain_text(gain: Contrast | None, noun: str = "seed") -> str:
+    if gain is None:
+        return "not compared"
+    return f"{estimate_text(gain.effect, gain.unit)}, {counted(gain.effect.n, noun)}"
+
+
+def holdout_statements(holdout: Holdout, recipe: Recipe) -> list[Statement]:
+    """The held-out test, the verdict first."""
+    advised = " and ".join(holdout.changes)
+    gain = estimate_text(holdout.gain.effect, holdout.gain.unit) if holdout.gain else "not compared"
+    test = (
+        f"fitted on n_layers {', '.join(map(str, holdout.fitted_on))}, which advise "
+        f"{advised or f'no change ({holdout.abstained})'} at n_layers={holdout.depth}: {holdout.outcome}; "
+        f"there it changed {holdout.objective} by {gain}"
+    )
+    predicted = [(one.candidate, one.measured) for one in holdout.predictions]
+    lines = [("Held-out test", test), *(("Predicted", _prediction_text(*pair)) for pair in predicted)]
+    right = "none to order" if holdout.decision_accuracy is None else f"{holdout.decision_accuracy:.0%}"
+    scores = (
+        f"error {number_text(holdout.error, '')} (of predicting no effect "
+        f"{number_text(holdout.error_of_no_effect, '')}) {holdout.unit}; signs right {holdout.signs_right} of "
+        f"{holdout.n_signs} that are distinguishable; decision accuracy {right} over "
+        f"{counted(holdout.n_decisions, 'pair')} of {counted(holdout.n_configurations, 'configuration')}; regret "
+        f"{number_text(holdout.regret, '')} against the best configuration there (the baseline's "
+        f"{number_text(holdout.regret_of_baseline, '')})"
+    )
+    lines.append(("Scores", scores))
+    if holdout.changes != tuple(change.contrast.setting for change in recipe.changes):
+        otherwise = "all runs together advise otherwise than the shallower ones did"
+        lines.append(("Not confirmed", f"{otherwise} ({advised or 'no change'})"))
+    return lines
+
+
+def _prediction_text(candidate: Candidate, measured: Contrast | None) -> str:
+    tested, seen = candidate.contrast, "unknown"
+    if measured is not None and measured.effect.mean is not None:
+        lo, hi = measured.effect.lo, measured.effect.hi
+        seen = number_text(measured.effect.mean)
+        seen += "" if lo is None or hi is None else f" (95% interval {lo:+.3g} to {hi:+.3g})"
+    return f"{tested.setting} vs {tested.baseline}: {number_text(candidate.shrunk)}, measured {seen}"
+
+
+def trial_sentence(card: Card, trial: Verification) -> str:
+    """What the trial said of the recipe, with the grade that it leaves."""
+    return (
+        f"Its trial on the fresh seeds {', '.join(map(str, trial.seeds))}: {trial.outcome}: {card.recipe.objective} "
+        f"{gain_text(trial.gain)}; grade {card.grade}: {grade_text(card)}."
+    )
+
+
+def grade_text(card: Card) -> str:
+    """Why the grade is what it is."""
+    depth, fresh = card.held_out.outcomes
+    made = [f"{one} {where}" for one, where in ((depth, "at a held-out depth"), (fresh, "on fresh seeds")) if one]
+    tests = ", ".join(made) or "no held-out test, which grades A and B need"
+    supported = card.mechanism.supported_by is not None
+    proof = "supported by an intervention" if supported else "no intervention supports the mechanism"
+    return f"{IN_SAMPLE[card.recipe.grade]}; {tests}; {proof}"
+
+
+def mechanism_text(card: Card) -> str:
+    """Why the mechanism has its word."""
+    recipe, setting = card.recipe, card.mechanism.supported_by
+    if not recipe.changes:
+        return "nothing is recommended"
+    if setting is None:
+        return "no intervention on one link moved that link, and the objective the recipe's way, as every change does"
+    proof = next(tried for tried in card.mechanism.interventions if tried.effect.setting == setting)
+    return (
+        f"{setting} alone makes {proof.moved.outcome} {proof.moved.verdict} and {recipe.objective} "
+        f"{proof.effect.verdict}, as every change of the recipe does"
+    )
+
+
+def learning_rate_lines(found: LearningRate) -> Iterator[str]:
+    """The values tried for each configuration, where tuned; and AdamW's time scale where weight decay varies."""
+    for name, values in found.tried.items():
+        yield (
+            f"{name} tuned for each configuration over {_numbers(values)}; best: {_numbers(found.best[name])}; "
+            f"{counted(found.n_at_edge, 'run')} of {found.n_runs} at the edge of the values tried"
+        )
+    if not found.tried:
+        rates = _numbers(sorted({rate for rate, _ in found.used})) or "unknown"
+        yield f"lr was not tuned for each configuration (lr {rates}): a setting may want another"
+    for rate, decay in found.used:
+        scale = f"{1 / (rate * decay):.4g} steps" if decay else "infinite"
+        yield f"lr {rate:g}, weight_decay {decay:g}: AdamW time scale 1/(lr weight_decay) = {scale}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def negative_lines(card: Card) -> Iterator[str]:
+    """What was not taken, and why; what diverged; what the trial did not find needed."""
+    for candidate in card.recipe.candidates:
+        contrast = candidate.contrast
+        if candidate.refused:
+            yield f"{contrast.setting} vs {contrast.baseline}: {candidate.refused}; {effect_text(contrast)}"
+    for run in card.diverged:
+        yield f"run {run.run_id} diverged: {run.cause or 'cause unknown'}"
+    trial = card.held_out.verification
+    for one in trial.ingredients if trial else ():
+        if one.verdict != "needed":
+            yield f"in the trial {one.left_out} is {one.verdict}: {gain_text(one.gain)}"
+
+
+def literature_lines(rows: Sequence[Compared]) -> Iterator[str]:
+    """The card beside the published tables, verdict first."""
+    if not rows:
+        yield "no published table compares what this card does"
+        return
+    agree, contradict = (sum(row.verdict == verdict for row in rows) for verdict in ("agrees", "contradicts"))
+    yield f"{agree} agree, {contradict} contradict, {len(rows) - agree - contradict} cannot be compared"
+    for row in rows:
+        ours = row.knob
+        if row.contrast is not None:
+            ours = f"{row.contrast.setting} vs {row.contrast.baseline}"
+            ours += f": {estimate_text(row.contrast.effect, '')}" if row.contrast.effect.n else ""
+        yield f"{row.verdict}: {ours}; published: {row.published} [{row.source}]: {row.why}"
+
+
+def to_yaml(card: Card) -> str:
     """The RunConfig as YAML, its evidence as comments above it. The seed is left to the reader.
 
     Raises ValueError for a recipe with no run to start from.
     """
+    recipe = card.recipe
     if recipe.config is None:
-        raise ValueError(f"there is no configuration to write: {recipe.reason}")
+        raise ValueError(f"there is no configuration to write: {recipe.abstained}")
     comments = [
         line
-        for statement in evidence(recipe)
+        for statement in card_lines(card)
         # split() also ends lines at U+0085 and U+2028, which YAML takes for line breaks: a comment stays one.
         for line in textwrap.wrap(" ".join(statement.split()), 110, subsequent_indent="  ", break_on_hyphens=False)
     ]
     values = recipe.config.model_dump(mode="json", exclude={"seed"})
-    first = {"n_layers", *(name for one in recipe.changes for name in one.fields)}
+    values = {
+        name: v for name, v in values.items() if v is not None or RunConfig.model_fields[name].default is not None
+    }
+    first = {"n_layers", *(name for change in recipe.changes for name in change.values)}
     values = dict(sorted(values.items(), key=lambda item: item[0] not in first))
     return "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(values, sort_keys=False)
 
 
-def write(recipe: Recipe, path: Path) -> None:
+def write_yaml(path: Path, card: Card) -> None:
     """Write `to_yaml` to a file, whole or not at all."""
-    write_text(path, to_yaml(recipe))
+    write_text(path, to_yaml(card))

@@ -17,7 +17,8 @@ from pydantic import Field
 
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.model import Section
-from sparsedepth.recipe.card import Effect, Values
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.recipe.card import Candidate, Compared, Recipe
 
 Setting = bool | int | float | str
 LOSSES = ("val_loss", "val_loss_common", "train_loss", "val_bits_per_byte")
@@ -71,91 +72,80 @@ def papers() -> Papers:
     return build(Papers, parse_yaml(text, "papers.yaml"), "papers.yaml")
 
 
-def compare_effects(effects: Sequence[Effect], objective: str) -> list[Values]:
-    """What is published on every knob that the card has an effect of: contradictions first.
-
-    Keys: verdict, why, ours (setting vs baseline), our_effect, our_lo, our_hi, published, published_effect, source.
-    """
-    knobs = {effect.knob for effect in effects}
+def compare_with_papers(recipe: Recipe) -> list[Compared]:
+    """What is published on every knob that the recipe has an effect of: contradictions first."""
+    knobs = {candidate.contrast.knob for candidate in recipe.candidates}
     rows = []
     for table in papers().tables:
-        ours = [effect for effect in effects if effect.knob == table.knob]
+        ours = [candidate for candidate in recipe.candidates if candidate.contrast.knob == table.knob]
         if ours:
-            rows += _rows(table, ours, objective)
+            rows += _rows(table, ours, recipe)
     for remark in papers().remarks:
         if remark.field in knobs:
             rows.append(_nothing(remark.field, remark.why, remark.finding, remark.source))
     order = ("contradicts", "agrees", "not comparable")
-    return sorted(rows, key=lambda row: order.index(row["verdict"]))
+    return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
-def _rows(table: Published, ours: Sequence[Effect], objective: str) -> list[Values]:
+def _rows(table: Published, ours: Sequence[Candidate], recipe: Recipe) -> list[Compared]:
     """A row for every setting of a table that the card has, too; one for all the others together."""
     unit = "nat/token" if table.outcome == "perplexity" else "usefulness"
     source = f"{table.paper}: {table.source}"
+    n_heads = recipe.baseline.n_heads if recipe.baseline else None
     rows, others = [], []
     for setting, size in table.effects():
-        effect = next((one for one in ours if _same_choice(table, setting, one)), None)
-        if effect is None:
+        candidate = next((each for each in ours if _same_choice(table, setting, each, n_heads)), None)
+        if candidate is None:
             others.append(f"{setting} ({size:+.3g})")
             continue
-        verdict, why = _judge(table, size, effect, objective)
+        verdict, why = _judge(table, size, candidate.contrast)
         rows.append(
-            {
-                "verdict": verdict,
-                "why": why,
-                "ours": f"{effect.setting} vs {effect.baseline}",
-                "our_effect": effect.mean,
-                "our_lo": effect.lo,
-                "our_hi": effect.hi,
-                "published": f"{table.field} {setting} vs {table.baseline}: {size:+.3g} {unit} ({table.context})",
-                "published_effect": size,
-                "source": source,
-            }
+            Compared(
+                verdict=verdict,
+                why=why,
+                knob=table.knob,
+                contrast=candidate.contrast,
+                published=f"{table.field} {setting} vs {table.baseline}: {size:+.3g} {unit} ({table.context})",
+                published_effect=size,
+                source=source,
+            )
         )
     if others:
-        have = "; ".join(f"{effect.setting} vs {effect.baseline}" for effect in ours)
+        have = "; ".join(f"{each.contrast.setting} vs {each.contrast.baseline}" for each in ours)
         published = f"{table.field} {', '.join(others)} {unit} vs {table.baseline} ({table.context})"
         rows.append(_nothing(table.knob, f"another choice: the card compares {have}", published, source))
     return rows
 
 
-def _nothing(ours: str, why: str, published: str, source: str) -> Values:
-    return {
-        "verdict": "not comparable",
-        "why": why,
-        "ours": ours,
-        "our_effect": None,
-        "our_lo": None,
-        "our_hi": None,
-        "published": published,
-        "published_effect": None,
-        "source": source,
-    }
+def _nothing(knob: str, why: str, published: str, source: str) -> Compared:
+    return Compared(verdict="not comparable", why=why, knob=knob, published=published, source=source)
 
 
-def _judge(table: Published, size: float, effect: Effect, objective: str) -> tuple[str, str]:
-    same = objective in LOSSES if table.outcome == "perplexity" else objective == "usefulness"
+Verdict = Literal["contradicts", "agrees", "not comparable"]
+
+
+def _judge(table: Published, size: float, contrast: Contrast) -> tuple[Verdict, str]:
+    same = contrast.outcome in LOSSES if table.outcome == "perplexity" else contrast.outcome == "usefulness"
     if not same:
-        return "not comparable", f"the card's objective is {objective}, the table's {table.outcome}"
-    if effect.n_diverged and abs(size) > 1 and table.outcome == "perplexity":
-        return ("agrees" if size > 0 else "contradicts"), f"{effect.n_diverged} of our runs diverged"
-    if effect.verdict == "not distinguishable" or effect.mean is None:
+        return "not comparable", f"the card's objective is {contrast.outcome}, the table's {table.outcome}"
+    if contrast.n_diverged and abs(size) > 1 and table.outcome == "perplexity":
+        return ("agrees" if size > 0 else "contradicts"), f"{contrast.n_diverged} of our runs diverged"
+    if contrast.verdict == "not distinguishable" or contrast.effect.mean is None:
         return "not comparable", "ours is not distinguishable from no effect"
     if size == 0:
         return "not comparable", "the published values are equal, to the step that they are counted in"
-    agrees = (size > 0) == (effect.mean > 0)
+    agrees = (size > 0) == (contrast.effect.mean > 0)
     return ("agrees" if agrees else "contradicts"), "in sign; one published run each, no interval"
 
 
-def _same_choice(table: Published, setting: Setting, effect: Effect) -> bool:
-    if {*effect.values} - {table.knob} and table.field != "experts":
+def _same_choice(table: Published, setting: Setting, candidate: Candidate, n_heads: int | None) -> bool:
+    if {*candidate.values} - {table.knob} and table.field != "experts":
         return False  # other fields move with it
-    here, there = effect.values.get(table.knob), effect.baseline_values.get(table.knob)
+    here, there = candidate.values.get(table.knob), candidate.baseline_values.get(table.knob)
     if table.field == "experts":
         return bool(here) and not there
-    if table.field == "group_size" and effect.n_heads and here and there:
-        here, there = effect.n_heads / here, effect.n_heads / there
+    if table.field == "group_size" and n_heads and here and there:
+        here, there = n_heads / here, n_heads / there
     if isinstance(setting, str) or not all(isinstance(one, int | float) for one in (setting, table.baseline)):
         return (here, there) == (setting, table.baseline)
     assert isinstance(setting, int | float) and isinstance(table.baseline, int | float)
@@ -169,19 +159,3 @@ def _same_choice(table: Published, setting: Setting, effect: Effect) -> bool:
 
 def _near(one: float, other: float) -> bool:
     return other > 0 and one > 0 and 1 / FACTOR <= one / other <= FACTOR
-
-
-def lines(rows: Sequence[Values]) -> list[str]:
-    """The comparison as text, verdict first."""
-    if not rows:
-        return ["no published table compares what this card does"]
-    counts = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("agrees", "contradicts")}
-    rest = len(rows) - sum(counts.values())
-    said = [f"{counts['agrees']} agree, {counts['contradicts']} contradict, {rest} cannot be compared"]
-    for row in rows:
-        ours = ""
-        if row["our_effect"] is not None:
-            interval = "" if row["our_lo"] is None else f" ({row['our_lo']:+.3g} to {row['our_hi']:+.3g})"
-            ours = f" {row['our_effect']:+.3g}{interval}"
-        said.append(f"{row['verdict']}: {row['ours']}:{ours} | {row['published']} [{row['source']}]: {row['why']}")
-    return said

@@ -9,13 +9,21 @@ from typing import Any
 
 import pandas as pd
 
+from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
 from sparsedepth.effects.knobs import Knob, plain, setting_text
-from sparsedepth.effects.sentences import counted, estimate_text
-from sparsedepth.recipe.card import Card, Ingredient, Need, Outcome, Verification, config_of, grade_of, word_of
-from sparsedepth.recipe.choose import direction
+from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
+from sparsedepth.recipe.choose import judge
 from sparsedepth.recipe.holdout import outcome_of
+
+NEEDS: dict[Comparison, Need] = {
+    "better": "needed",
+    "worse": "harmful",
+    "not distinguishable": "not distinguishable",
+    "not compared": "not compared",
+}
+"""The recipe against the recipe without a change -> what they say of the change."""
 
 
 def configurations(card: Card) -> dict[str, RunConfig]:
@@ -23,22 +31,21 @@ def configurations(card: Card) -> dict[str, RunConfig]:
 
     Raises ValueError for a card that recommends nothing, or a configuration that cannot be built.
     """
-    rule = card.rule
-    if rule.abstained or not rule.changes or rule.baseline is None or rule.config is None:
-        raise ValueError(f"the card recommends nothing, so there is nothing to verify: {rule.abstained or 'no change'}")
-    found = {"baseline": config_of(rule.baseline), "recipe": config_of(rule.config)}
-    for left_out in rule.changes if len(rule.changes) > 1 else ():
-        values = dict(rule.config)
-        for change in rule.changes:
-            for name in change.values:
-                values.pop(name, None)
+    recipe = card.recipe
+    if recipe.abstained or not recipe.changes or recipe.baseline is None or recipe.config is None:
+        why = recipe.abstained or "no change"
+        raise ValueError(f"the card recommends nothing, so there is nothing to verify: {why}")
+    configs = {"baseline": recipe.baseline, "recipe": recipe.config}
+    baseline, whole = (config.model_dump(mode="json", exclude_none=True) for config in configs.values())
+    changed = {name for change in recipe.changes for name in change.values}
+    for left_out in recipe.changes if len(recipe.changes) > 1 else ():
         # what follows from the changed fields follows anew: sizes that RunConfig fills in
-        values = {name: value for name, value in values.items() if name in rule.baseline}
-        for change in rule.changes:
+        values = {name: value for name, value in whole.items() if name in baseline and name not in changed}
+        for change in recipe.changes:
             values |= change.baseline_values if change is left_out else change.values
         values = {name: value for name, value in values.items() if value is not None}
-        found[f"without {left_out.setting}"] = config_of(values)
-    return found
+        configs[f"without {left_out.contrast.setting}"] = build(RunConfig, values, "the card's configuration")
+    return configs
 
 
 def fresh_seeds(card: Card, n: int) -> list[int]:
@@ -59,88 +66,55 @@ def differing(configs: Mapping[str, RunConfig], apart: Sequence[str] = ()) -> li
 
 def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
     """The trial as a sweep definition: what the configurations share as its base, where they differ as its cells."""
-    configs = configurations(card)
-    fields = differing(configs, list(card.tune))
-    shared = configs["recipe"].model_dump(mode="json", exclude={"seed", *fields, *card.tune}, exclude_none=True)
+    configs, tune = configurations(card), card.learning_rate.tried
+    fields = differing(configs, list(tune))
+    shared = configs["recipe"].model_dump(mode="json", exclude={"seed", *fields, *tune}, exclude_none=True)
     allow = sorted({name for config in configs.values() for name in config.allow})
     cells = [config.model_dump(mode="json", include=set(fields)) for config in configs.values()]
-    changes = " and ".join(change.setting for change in card.rule.changes)
-    gain = card.rule.expected_gain
-    size = "" if gain is None else f" by {gain:+.3g} {card.rule.unit}, shrunk"
+    changes = " and ".join(change.contrast.setting for change in card.recipe.changes)
+    gain = card.recipe.expected_gain
+    size = "" if gain is None else f" by {gain:+.3g} {card.recipe.unit}, shrunk"
     return {
         "name": "verify",
         "question": f"Does {changes} hold on fresh seeds, and is each of it needed?",
-        "hypothesis": f"The recipe is better than the baseline in {card.rule.objective}{size}.",
-        "objectives": [card.rule.objective],
+        "hypothesis": f"The recipe is better than the baseline in {card.recipe.objective}{size}.",
+        "objectives": [card.recipe.objective],
         "base": {**shared, "allow": allow},
         "cells": cells,
         "seeds": fresh_seeds(card, n_seeds),
-        **({"tune": card.tune} if card.tune else {}),
+        **({"tune": tune} if tune else {}),
     }
 
 
 def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
-    """The card with its trial: held-out field, interactions, provenance and grade. `runs` are the trial's rows."""
+    """The card with its trial: held-out field, word and grade. `runs` are the trial's rows."""
     configs = configurations(card)
-    fields = differing(configs, list(card.tune))
+    fields = differing(configs, list(card.learning_rate.tried))
     runs = runs[runs["seed"].isin(seeds)]
-    sign = direction(card.rule.objective)
 
     def gain_over(rival: str) -> Contrast | None:
         knob = _knob(fields, configs, rival)
-        return compare(runs, knob, list(knob.settings)[1], card.rule.objective) if len(runs) else None
+        return compare(runs, knob, list(knob.settings)[1], card.recipe.objective) if len(runs) else None
 
     gain = gain_over("baseline")
-    ingredients = [
-        _ingredient(change.setting, gain_over(f"without {change.setting}"), sign)
-        for change in card.rule.changes
-        if f"without {change.setting}" in configs
-    ]
+    gains = {
+        change.contrast.setting: gain_over(f"without {change.contrast.setting}")
+        for change in card.recipe.changes
+        if len(card.recipe.changes) > 1
+    }
     trial = Verification(
-        seeds=list(seeds),
-        run_ids=sorted(runs["run_id"]),
-        gain=gain.effect.mean if gain else None,
-        gain_text=f"{estimate_text(gain.effect, gain.unit)}, {counted(gain.effect.n, 'seed')}"
-        if gain
-        else "not compared",
-        outcome=outcome_of(gain, sign),
-        ingredients=ingredients,
+        seeds=tuple(seeds),
+        run_ids=tuple(sorted(runs["run_id"])),
+        gain=gain,
+        outcome=outcome_of(gain),
+        ingredients=tuple(
+            Ingredient(left_out=setting, gain=gain, verdict=NEEDS[judge(gain)]) for setting, gain in gains.items()
+        ),
     )
-    return _with_trial(card, trial)
-
-
-def _with_trial(card: Card, trial: Verification) -> Card:
-    outcomes = (card.held_out.depth_outcome, trial.outcome)
-    supported = card.mechanism.supported
-    found = [f"in the trial {one.left_out} is {one.verdict}: {one.gain}" for one in trial.ingredients]
-    doubtful = [text for text, one in zip(found, trial.ingredients, strict=True) if one.verdict != "needed"]
-    return card.model_copy(
-        update={
-            "version": card.version + 1,
-            "mechanism": card.mechanism.model_copy(update={"word": word_of(supported, outcomes)}),
-            "held_out": card.held_out.model_copy(update={"verification": trial}),
-            "interactions": card.interactions.model_copy(update={"leave_one_out": trial.ingredients}),
-            "negative": [*card.negative, *doubtful],
-            "grade": grade_of(card.grade.in_sample, supported, *outcomes),
-        }
-    )
+    return card.with_trial(trial)
 
 
 def _knob(fields: Sequence[str], configs: Mapping[str, RunConfig], rival: str) -> Knob:
     """The choice between a rival and the recipe, all differing fields as one."""
     values = [{name: plain(getattr(configs[one], name)) for name in fields} for one in (rival, "recipe")]
     return Knob(name=fields[0], fields=tuple(fields), settings={setting_text(one): one for one in values})
-
-
-def _ingredient(setting: str, gain: Contrast | None, sign: int) -> Ingredient:
-    words: dict[Outcome, Need] = {
-        "confirmed": "needed",
-        "refuted": "harmful",
-        "not confirmed": "not distinguishable",
-        "not tested": "not compared",
-    }
-    return Ingredient(
-        left_out=setting,
-        gain=f"{estimate_text(gain.effect, gain.unit)}, {counted(gain.effect.n, 'seed')}" if gain else "not compared",
-        verdict=words[outcome_of(gain, sign)],
-    )

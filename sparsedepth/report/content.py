@@ -1,11 +1,10 @@
 """What the report says, before it is a page: sentences and tables, computed from the rows of the store."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,14 +15,13 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence, counted
 from sparsedepth.effects.text_report import evidence_lines, heading_of
 from sparsedepth.plan.definition_file import read_definition
-from sparsedepth.recipe.build_card import fill
-from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.card_markdown import markdown
-from sparsedepth.recipe.card_text import evidence, rule, to_yaml
-from sparsedepth.recipe.choose import Recipe, derive
+from sparsedepth.recipe.build_card import build_card
+from sparsedepth.recipe.card import Card, Recipe
+from sparsedepth.recipe.card_text import rule_text, trial_sentence
+from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
-from sparsedepth.store.find import read_file
 from sparsedepth.store.pack import is_pack
 from sparsedepth.store.tuning import standing, trained
 from sparsedepth.sweep.status import scan
@@ -42,23 +40,12 @@ SHOWS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
-    sentence: str
-    statements: tuple[tuple[str, str], ...]
-    """(heading, text): the card's lines."""
-    config: str | None
-    """The RunConfig as YAML; None without a run to start from."""
-    card: str
-    """All thirteen fields, as Markdown."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Content:
     title: str
     definitions: tuple[SweepDefinition, ...]
     summary: tuple[str, ...]
-    advice: Advice | None
-    """None where no run was trained."""
+    card: Card | None
+    """Of the recipe, after its trial where there is one; None where no run was trained."""
     runs: Table
     effects: Table | None
     links: tuple[tuple[str, tuple[str, ...]], ...]
@@ -85,19 +72,19 @@ def content(
     known = standing(runs).reset_index(drop=True) if len(trained(runs)) else None
     loss = loss_of(runs)
     objective = loss if objective == "loss" else objective
-    found = [] if known is None else all_contrasts(known)
-    links = [] if known is None else [one for one in weigh(known) if one.within.rho is not None]
-    advice = None if known is None else advise(runs, known, folders, depth, objective, tried)
+    effects = [] if known is None else all_contrasts(known)
+    links = [] if known is None else [link for link in weigh(known) if link.within.rho is not None]
+    card = None if known is None else card_of(runs, known, folders, depth, objective, tried)
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
     return Content(
         title=", ".join(one.name for one in definitions) or ", ".join(map(str, folders)),
         definitions=definitions,
-        summary=tuple(summarise(runs, known, advice, found, links, failures)),
-        advice=advice,
+        summary=tuple(summarise(runs, known, card, effects, links, failures)),
+        card=card,
         runs=runs_table,
-        effects=table_of_effects(found) if found else None,
+        effects=table_of_effects(effects) if effects else None,
         links=tuple((heading_of(one), tuple(evidence_lines(one))) for one in links),
         failures=failures,
         methods=table_of_methods([*names, *(name for one in links for name in (one.within.cause, one.within.effect))]),
@@ -106,65 +93,55 @@ def content(
     )
 
 
-def advise(
+def card_of(
     runs: pd.DataFrame,
     known: pd.DataFrame,
     folders: Sequence[Path],
     depth: int | None,
     objective: str,
     tried: Card | None = None,
-) -> Advice:
-    """The recipe and its card, from the rows of `runs` and the trained, chosen ones among them, and its trial."""
+) -> Card:
+    """The recipe's card, from the rows of `runs` and the trained, chosen ones among them; or the one after its trial.
+    Raises ValueError where that tried another recipe, or none."""
     recipe = derive(known, depth, objective)
-    lines = [line.partition(": ") for line in evidence(recipe)[1:]]
-    statements = tuple((head, text) for head, _, text in lines if head != "Runs")  # they stand under provenance
-    config = to_yaml(recipe) if recipe.config is not None else None
     if tried is None:
-        card = markdown(fill(runs, recipe, folders=folders))
-        return Advice(sentence=rule(recipe), statements=statements, config=config, card=card)
-    trial = trial_text(tried, recipe)
-    statements = (("Trial", trial), *((head, text) for head, text in statements if not head.startswith("Grade ")))
-    return Advice(sentence=f"{rule(recipe)} {trial}", statements=statements, config=config, card=markdown(tried))
-
-
-def trial_text(tried: Card, recipe: Recipe) -> str:
-    """What the trial said of this recipe. Raises ValueError where it tried another one, or none."""
-    trial, tested = tried.held_out.verification, tried.rule
-    if trial is None:
+        return build_card(runs, recipe, folders=folders)
+    if tried.held_out.verification is None:
         raise ValueError("this card holds no trial: give the one that `sparsedepth recipe verify` wrote")
-    theirs = claim([(one.setting, one.baseline) for one in tested.changes], tested.depth, tested.objective)
-    changes = [(one.contrast.setting, one.contrast.baseline) for one in recipe.changes]
-    ours = claim(changes, recipe.depth, recipe.objective)
+    theirs, ours = claim_of(tried.recipe), claim_of(recipe)
     if theirs != ours:
         raise ValueError(f"this card tried {theirs}, but these runs recommend {ours}")
-    return (
-        f"Its trial on the fresh seeds {', '.join(map(str, trial.seeds))}: {trial.outcome}: {tested.objective} "
-        f"{trial.gain_text}; grade {tried.grade.letter}: {tried.grade.why}."
-    )
+    return tried
 
 
-def claim(changes: Sequence[tuple[str, str]], depth: int | None, objective: str) -> str:
-    """What a recipe of these (setting, baseline) recommends, where and for what."""
-    named = " and ".join(sorted(f"{setting} instead of {baseline}" for setting, baseline in changes))
-    return f"{named or 'nothing'} at n_layers={depth} for {objective}"
+def claim_of(recipe: Recipe) -> str:
+    """What a recipe recommends, where and for what."""
+    named = " and ".join(sorted(f"{c.contrast.setting} instead of {c.contrast.baseline}" for c in recipe.changes))
+    return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
+
+
+def rule_with_trial(card: Card) -> str:
+    """The recipe in a sentence; a second one says what its trial found."""
+    trial = card.held_out.verification
+    return f"{rule_text(card.recipe)} {trial_sentence(card, trial)}" if trial else rule_text(card.recipe)
 
 
 def summarise(
     runs: pd.DataFrame,
     known: pd.DataFrame | None,
-    advice: Advice | None,
-    found: Sequence[Contrast],
+    card: Card | None,
+    effects: Sequence[Contrast],
     links: Sequence[LinkEvidence],
     failures: Table,
 ) -> list[str]:
     """What these runs say, in plain sentences, the most important first."""
-    said = [advice.sentence] if advice else []
+    said = [rule_with_trial(card)] if card else []
     said.append(_counts(runs, known))
-    distinct = [one for one in found if one.verdict != "not distinguishable"]
-    if found:
+    distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
+    if effects:
         said.append(
-            f"{len(distinct)} of {counted(len(found), 'effect')} are distinguishable from seed noise, each at 95%; "
-            f"chance alone would make about {0.05 * len(found):.1f} of them stand out."
+            f"{len(distinct)} of {counted(len(effects), 'effect')} are distinguishable from seed noise, each at 95%; "
+            f"chance alone would make about {0.05 * len(effects):.1f} of them stand out."
         )
     on_loss = [one for one in distinct if one.outcome in (OWN, COMMON)]
     deepest = max((one.n_layers or 0 for one in on_loss), default=0)
@@ -229,7 +206,7 @@ def table_of_provenance(runs: pd.DataFrame) -> Table:
     """What the runs' manifests say, each distinct value with its number of runs."""
     facts: dict[str, Counter[str]] = {}
     for row in runs[["folder", "device", "packages"]].itertuples(index=False):
-        for name, value in (("device", row.device), *_manifest_facts(Path(str(row.folder)))):
+        for name, value in (("device", row.device), *manifest_facts(manifest_of(row.folder)).items()):
             if isinstance(value, str) and value:
                 facts.setdefault(name, Counter())[value] += 1
     started = sorted(runs["started"].dropna())
@@ -238,28 +215,3 @@ def table_of_provenance(runs: pd.DataFrame) -> Table:
     times.append(("wall-clock time of all runs", f"{total / 3600:.3g} h", len(runs)))
     rows = [(name, value, n) for name, values in facts.items() for value, n in values.most_common()]
     return table_of([("fact", ""), ("value", ""), ("runs", "")], [*rows, *times])
-
-
-def _manifest_facts(folder: Path) -> list[tuple[str, Any]]:
-    """Code, kernels, data and packages; nothing else is taken over."""
-    try:
-        manifest = json.loads(read_file(folder, "manifest.json"))
-    except (OSError, ValueError):
-        return []
-    if not isinstance(manifest, dict):
-        return []
-    code, data, kernels, packages = (
-        found if isinstance(found := manifest.get(name), dict) else {}
-        for name in ("code", "data", "kernels", "packages")
-    )
-    commit = code.get("commit")
-    changed = " with uncommitted changes" if code.get("changed") else ""
-    version = f"sparsedepth {code.get('version')}" + (f", commit {commit}{changed}" if commit else "")
-    named = [f"{name} {value}" for name, value in kernels.items() if value]
-    versions = [f"{name} {value}" for name, value in packages.items() if value]
-    return [
-        ("code", version if code else None),
-        ("kernels", ", ".join(named)),
-        ("data hash", data.get("data_hash") or manifest.get("data_hash")),
-        ("packages", ", ".join(versions)),
-    ]

@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparsedepth.files import write_bytes
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
-from sparsedepth.report.content import content
+from sparsedepth.recipe.card_markdown import card_markdown
+from sparsedepth.recipe.card_text import statements, to_yaml
+from sparsedepth.report.content import content, rule_with_trial
 from sparsedepth.store.connection import open_store
 
 if TYPE_CHECKING:
@@ -87,9 +89,21 @@ def html(
         style=(here / "page.css").read_text(),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        recipe_uri=data_uri(said.advice.config.encode(), "text/yaml") if said.advice and said.advice.config else None,
+        advice=advice_of(said.card) if said.card else None,
         command=" ".join(shlex.quote(str(folder)) for folder in folders),
     )
+
+
+def advice_of(card: Card) -> dict[str, Any]:
+    """The recipe card as the page shows it."""
+    config = to_yaml(card) if card.recipe.config is not None else None
+    return {
+        "rule": rule_with_trial(card),
+        "statements": [(head, text) for head, text in statements(card) if head != "Runs"],  # they are under provenance
+        "page": card_markdown(card),
+        "config": config,
+        "config_uri": data_uri(config.encode(), "text/yaml") if config else None,
+    }
 
 
 def draw_pictures(store: "Store") -> tuple[list[Picture], dict[str, str]]:

@@ -8,9 +8,9 @@ from sparsedepth.config.run import DataConfig, MeasureConfig, MeasureOnlyConfig,
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import OPTIONAL, TASK_DEFAULTS, TaskConfig
 from sparsedepth.effects import knobs
+from sparsedepth.effects.causal_evidence import INTERVENTIONS
 from sparsedepth.plan.duration import measuring_flops, shape
 from sparsedepth.recipe.choose import BUDGET
-from sparsedepth.recipe.mechanism import INTERVENTIONS
 
 ROLES = roles(RunConfig)
 MOE = {"n_experts": 4, "top_k": 2}
@@ -92,5 +92,5 @@ def test_groups_of_fields_are_those_that_were_listed_by_hand():
     budget = {"d_model", "d_ff", "vocab_size", "train_tokens", "corpus", "text_field", "tokenizer", "val_fraction"}
     assert set(BUDGET) == budget | {"max_corpus_tokens", *TaskConfig.model_fields}
     damping = dict.fromkeys(("depth_scale", "residual_gate", "init", "init_std"), "residual_variance_last")
-    assert {**damping, "weight_density": "weight_sparsity"} == INTERVENTIONS
+    assert {one.field: one.moves for one in INTERVENTIONS} == {**damping, "weight_density": "weight_sparsity"}
     assert [name for name in ROLES if ROLES[name].confound] == ["n_kv_heads", "seq_len", "n_experts", "weight_decay"]

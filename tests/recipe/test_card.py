@@ -1,6 +1,7 @@
 """The card: thirteen fields that say what the runs said, the grade they earn, and a file that is read back strictly."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,9 +9,12 @@ import pytest
 from frames import grid
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.recipe.build_card import fill
-from sparsedepth.recipe.card import Card, card_path, config_of, grade_of, passed, read_card, word_of
-from sparsedepth.recipe.card_markdown import markdown, write_page
+from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.recipe.build_card import build_card, derive_card
+from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
+from sparsedepth.recipe.card_markdown import card_markdown, write_page
+from sparsedepth.recipe.card_text import holdout_statements, learning_rate_lines, negative_lines, stack_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.holdout import hold_out
 
@@ -21,9 +25,9 @@ AXES = {
     "n_kv_heads": [4, 1],
     "seed": [0, 1, 2],
 }
-FIELDS = [
-    *("rule", "domain", "effects", "matched", "learning_rate", "mechanism", "confounds", "held_out", "interactions"),
-    *("negative", "literature", "provenance", "grade"),
+TITLES = [
+    *("Rule", "Domain", "Effects", "What was matched", "Learning rate", "Mechanism", "Confounds", "Held-out test"),
+    *("Interactions", "Negative and null results", "Literature", "Provenance", "Grade"),
 ]
 
 
@@ -52,38 +56,43 @@ def runs():
 
 @pytest.fixture(scope="module")
 def card(runs):
-    return fill(runs, derive(runs), hold_out(runs, 24), ())
+    return derive_card(runs, holdout_depth=24)
 
 
-def test_all_thirteen_fields_are_there_and_on_the_page(card):
-    assert list(Card.model_fields) == ["version", *FIELDS[:5], "tune", *FIELDS[5:]]
-    page = markdown(card)
-    assert [f"## {n}. " in page for n in range(1, 14)] == [True] * 13
+def test_all_thirteen_fields_are_on_the_page(card):
+    page = card_markdown(card)
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        f"## {n}. {title}" for n, title in enumerate(TITLES, 1)
+    ]
     assert page.startswith("# Recipe card: grade A, version 1")
 
 
-def test_rule_and_effects_are_unrounded(runs, card):
+def test_recipe_and_effects_are_unrounded(runs, card):
     recipe = derive(runs)
-    assert config_of(card.rule.config) == recipe.config == RunConfig(n_layers=24, depth_scale="lns", weight_decay=0.1)
-    assert config_of(card.rule.baseline) == RunConfig(n_layers=24, weight_decay=0.0)
-    assert {change.setting for change in card.rule.changes} == {"depth_scale=lns", "weight_decay=0.1"}
-    assert card.rule.expected_gain == sum(one.shrunk for one in recipe.changes)
-    for effect, one in zip(card.effects, recipe.tested, strict=True):
-        measured = one.contrast.effect
-        assert (effect.mean, effect.lo, effect.hi) == (measured.mean, measured.lo, measured.hi)
-        assert (effect.n_seeds, effect.noise, effect.floor) == (3, one.contrast.noise, one.contrast.floor)
-        assert 0 <= effect.reliability <= 1 and effect.shrunk == pytest.approx(effect.reliability * effect.mean)
+    assert card.recipe == recipe
+    assert recipe.config == RunConfig(n_layers=24, depth_scale="lns", weight_decay=0.1)
+    assert recipe.baseline == RunConfig(n_layers=24, weight_decay=0.0)
+    assert {change.contrast.setting for change in recipe.changes} == {"depth_scale=lns", "weight_decay=0.1"}
+    assert recipe.expected_gain == sum(change.shrunk for change in recipe.changes)
+    knobs = find_knobs(runs[runs["n_layers"] == 24])
+    measured = [one for knob in knobs for one in contrasts(runs[runs["n_layers"] == 24], knob, "val_loss")]
+    assert [replace(one.contrast, p_holm=None) for one in recipe.candidates] == measured
+    for one in recipe.candidates:
+        assert one.contrast.n_seeds == 3 and one.contrast.noise is not None
+        assert 0 <= one.reliability <= 1 and one.shrunk == pytest.approx(one.reliability * one.contrast.effect.mean)
 
 
 def test_domain_basis_and_learning_rate(card):
-    assert (card.domain.place, card.domain.depths) == ("inside", [24])
-    assert card.domain.values["n_layers"] == "24" and card.domain.values["optimizer"].startswith("AdamW, beta1 0.9")
+    domain = card.recipe.domain
+    assert (card.recipe.place, domain.depths, domain.ranges["n_layers"]) == ("inside", (24,), (24, 24))
+    assert (domain.values["optimizer"], domain.values["beta1"]) == (("AdamW",), ("0.9",))
     by = {one.setting: one for one in card.matched}
-    assert by["n_kv_heads=1"].ratios["params_total"] == [0.9, 0.9] and by["n_kv_heads=1"].wall_clock == 0.8
-    assert by["n_kv_heads=1"].equal["params_total"] is None and by["n_kv_heads=1"].equal["tokens"]["n"] == 12
-    assert by["depth_scale=lns"].equal["flops"]["mean"] == pytest.approx(-0.05, abs=0.01)
-    assert "lr was not tuned" in card.learning_rate[0]
-    assert any("= 1e+04 steps" in line for line in card.learning_rate)
+    contrast = next(one.contrast for one in card.recipe.candidates if one.contrast.setting == "n_kv_heads=1")
+    assert contrast.ratios["params_total"] == (0.9, 0.9) and by["n_kv_heads=1"].wall_clock == 0.8
+    assert by["n_kv_heads=1"].equal["params_total"] is None and by["n_kv_heads=1"].equal["tokens"].effect.n == 12
+    assert by["depth_scale=lns"].equal["flops"].effect.mean == pytest.approx(-0.05, abs=0.01)
+    lines = list(learning_rate_lines(card.learning_rate))
+    assert "lr was not tuned" in lines[0] and any("= 1e+04 steps" in line for line in lines)
     assert any("AdamW's time scale" in line for line in card.confounds)
 
 
@@ -91,17 +100,19 @@ def test_tuning_is_told_with_what_was_tried():
     runs = sweep(lr=2e-3).assign(tuned_fields="lr", tuning="best")
     tried = runs[runs["seed"] == 0].assign(lr=1e-3, tuning="rejected", run_id="tried", val_loss=9.0)
     frame = pd.concat([runs, tried], ignore_index=True)
-    card = fill(frame, derive(frame))
-    assert card.tune == {"lr": [0.001, 0.002]}
-    assert card.learning_rate[0].startswith("lr tuned for each configuration over 0.001, 0.002; best: 0.002; 0 runs of")
+    tuned = derive_card(frame).learning_rate
+    assert (tuned.tried, tuned.best) == ({"lr": [0.001, 0.002]}, {"lr": [0.002]})
+    assert next(learning_rate_lines(tuned)).startswith(
+        "lr tuned for each configuration over 0.001, 0.002; best: 0.002; 0 runs of"
+    )
 
 
 def test_held_out_interactions_negative_and_provenance(card):
-    assert card.held_out.depth_outcome == "confirmed" and card.held_out.depth_test["fitted_on"] == [12, 16]
-    assert card.held_out.depth_test["decision_accuracy"] > 0.8
-    assert card.interactions.stack.startswith("stack run: against the baseline better")
-    assert len(card.interactions.with_depth) == 3
-    assert any(line.startswith("n_kv_heads=1 vs n_kv_heads=4: not distinguishable") for line in card.negative)
+    assert card.held_out.depth_outcome == "confirmed" and card.held_out.depth_test.fitted_on == (12, 16)
+    assert card.held_out.depth_test.decision_accuracy > 0.8
+    assert stack_text(card.recipe).startswith("stack run: against the baseline better")
+    assert [(one.shallow, one.deep) for one in card.interactions] == [(12, 24)] * 3
+    assert any(line.startswith("n_kv_heads=1 vs n_kv_heads=4: not distinguishable") for line in negative_lines(card))
     assert card.provenance.hours == {"cpu": 36.0} and card.provenance.seeds == [0, 1, 2]
     assert len(card.provenance.run_ids) == 72 and card.provenance.manifests is None
     assert "--depth 24 --objective val_loss" in card.provenance.command
@@ -109,34 +120,35 @@ def test_held_out_interactions_negative_and_provenance(card):
 
 def test_an_intervention_earns_the_word_causes(runs, card):
     """LNS alone lowers variance and loss, and decay lowers variance too."""
-    assert card.mechanism.supported and card.mechanism.word == "causes" and card.grade.letter == "A"
+    assert card.mechanism.supported_by == "depth_scale=lns" and (card.mechanism.word, card.grade) == ("causes", "A")
     (lns,) = card.mechanism.interventions
-    assert (lns.link, lns.moves_link, lns.moves_objective) == ("residual_variance_last", "lower", "lower")
+    assert lns.intervention.moves == lns.moved.outcome == "residual_variance_last"
+    assert (lns.moved.verdict, lns.effect.verdict) == ("lower", "lower")
     still = runs.assign(residual_variance_last=runs["residual_variance_last"].where(runs["weight_decay"] == 0, 1.0))
-    other = fill(still, derive(still), hold_out(still, 24))
-    assert (other.mechanism.supported, other.mechanism.word, other.grade.letter) == (False, "predicts", "B")
-    untested = fill(runs, derive(runs))
-    assert (untested.mechanism.word, untested.grade.letter) == ("associated", "C")
+    other = derive_card(still, holdout_depth=24)
+    assert (other.mechanism.supported_by, other.mechanism.word, other.grade) == (None, "predicts", "B")
+    untested = derive_card(runs)
+    assert (untested.mechanism.word, untested.grade) == ("associated", "C")
 
 
 def test_grades():
-    assert grade_of("D", True, "confirmed", "confirmed").letter == "D"
-    assert grade_of("C", False, None, None).letter == "C"
-    assert grade_of("C", False, None, "confirmed").letter == "B"
-    assert grade_of("C", True, None, "confirmed").letter == "A"
-    assert grade_of("C", True, "confirmed", "refuted").letter == "C"
-    assert grade_of("C", True, "not confirmed", "confirmed").letter == "C"
-    assert not passed((None, "not tested")) and word_of(True, ("refuted",)) == "associated"
+    assert grade_of("D", True, ("confirmed", "confirmed")) == "D"
+    assert grade_of("C", False, (None, None)) == "C"
+    assert grade_of("C", False, (None, "confirmed")) == "B"
+    assert grade_of("C", True, (None, "confirmed")) == "A"
+    assert grade_of("C", True, ("confirmed", "refuted")) == "C"
+    assert grade_of("C", True, ("not confirmed", "confirmed")) == "C"
+    assert not passed((None, "not tested")) and earned_word(True, ("refuted",)) == "associated"
 
 
 def test_advice_that_the_shallower_runs_did_not_give_is_not_confirmed(runs):
     late = runs.copy()
     gain = (late["n_kv_heads"] == 1) & (late["n_layers"] == 24)
     late.loc[gain, "val_loss"] -= 0.1
-    card = fill(late, derive(late), hold_out(late, 24))
-    assert len(card.rule.changes) == 3
-    assert card.held_out.depth_outcome == "not confirmed" and card.grade.letter == "C"
-    assert "advise otherwise" in card.held_out.depth_sentences[-1]
+    card = build_card(late, derive(late), hold_out(late, 24))
+    assert len(card.recipe.changes) == 3
+    assert card.held_out.depth_outcome == "not confirmed" and card.grade == "C"
+    assert "advise otherwise" in holdout_statements(card.held_out.depth_test, card.recipe)[-1][1]
 
 
 def test_a_card_survives_its_file_and_refuses_what_is_none(card, tmp_path):
@@ -148,7 +160,7 @@ def test_a_card_survives_its_file_and_refuses_what_is_none(card, tmp_path):
     data.write_text(json.dumps(values | {"grades": "A"}))
     with pytest.raises(ValueError, match="unknown key 'grades'"):
         read_card(data)
-    for text in ("[]", "{", '{"rule": 1}'):
+    for text in ("[]", "{", '{"recipe": 1}'):
         data.write_text(text)
         with pytest.raises(ValueError, match=r"recipe\.card\.json"):
             read_card(data)
@@ -157,22 +169,22 @@ def test_a_card_survives_its_file_and_refuses_what_is_none(card, tmp_path):
 
 
 def test_names_of_a_store_are_no_markup(card):
-    domain = card.domain.model_copy(update={"values": {"corpus": "a\n# <script>x</script>"}})
-    page = markdown(card.model_copy(update={"domain": domain}))
-    assert "<script>" not in page and "\n# <" not in page
+    domain = card.recipe.domain.model_copy(update={"values": {"corpus": ("a\n# <script>x</script> | `",)}})
+    page = card_markdown(card.model_copy(update={"recipe": card.recipe.model_copy(update={"domain": domain})}))
+    assert "- corpus: a # &lt;script>x&lt;/script> / '\n" in page
 
 
 def test_an_abstention_has_a_card_too():
     runs = grid({"weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}, lambda config: {"val_loss": 3 + 0.01 * config.seed})
-    card = fill(runs, derive(runs))
-    assert card.rule.abstained and card.rule.expected_gain is None and card.grade.letter == "C"
-    assert "no recommendation" in markdown(card)
+    card = derive_card(runs)
+    assert card.recipe.abstained and card.recipe.expected_gain is None and card.grade == "C"
+    assert "no recommendation" in card_markdown(card)
 
 
 def test_values_tuned_apart_are_told_as_a_confound():
     runs = sweep(lr=2e-3).assign(tuned_fields="lr", tuning="best")
     runs.loc[runs["depth_scale"] == "lns", "lr"] = 4e-3
-    told = [line for line in fill(runs, derive(runs)).confounds if line.startswith("lr was tuned")]
+    told = [line for line in derive_card(runs).confounds if line.startswith("lr was tuned")]
     assert len(told) == 1 and "to 0.002, 0.004" in told[0]
     alike = runs.assign(lr=2e-3)
-    assert not any("tuned" in line for line in fill(alike, derive(alike)).confounds)
+    assert not any("tuned" in line for line in derive_card(alike).confounds)

@@ -7,7 +7,8 @@ from frames import config_of, grid, runs_frame
 
 from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig
-from sparsedepth.recipe.card_text import evidence, rule, to_yaml, write
+from sparsedepth.recipe.build_card import build_card, derive_card
+from sparsedepth.recipe.card_text import card_lines, rule_text, stack_text, to_yaml, write_yaml
 from sparsedepth.recipe.choose import derive
 
 AXES = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
@@ -24,7 +25,7 @@ def planted(config):
 
 
 def reasons(recipe):
-    return {one.contrast.setting: one.reason for one in recipe.tested}
+    return {one.contrast.setting: one.refused for one in recipe.candidates}
 
 
 def test_planted_effects_are_stacked_and_the_rest_keeps_its_baseline():
@@ -38,15 +39,15 @@ def test_planted_effects_are_stacked_and_the_rest_keeps_its_baseline():
         "depth_scale=lns": "",
     }
     assert recipe.grade == "C"
-    assert recipe.stack.startswith("stack run: against the baseline better: -0.0")
-    assert "against the best single change, depth_scale=lns, " in recipe.stack
+    assert stack_text(recipe).startswith("stack run: against the baseline better: -0.0")
+    assert "against the best single change, depth_scale=lns, " in stack_text(recipe)
 
 
 def test_the_best_of_two_good_settings_is_taken():
     recipe = derive(sweep(lambda config: -0.1 * config.weight_decay / 0.3))
     assert recipe.config == RunConfig(weight_decay=0.3)
     assert reasons(recipe)["weight_decay=0.1"] == "weight_decay=0.3 does better"
-    assert recipe.stack == "one change: nothing to stack"
+    assert stack_text(recipe) == "one change: nothing to stack"
 
 
 def test_a_tuned_field_takes_the_value_that_was_best_for_what_is_chosen():
@@ -92,8 +93,8 @@ def test_pure_noise_yields_no_recipe():
         shared = 0.01 * generator.normal(size=4)
         runs["val_loss"] = 3 + shared[runs["seed"]] + 0.01 * generator.normal(size=len(runs))
         recipe = derive(runs)
-        abstained += recipe.abstained
-        assert recipe.abstained == (recipe.config == RunConfig(weight_decay=0.0))
+        abstained += bool(recipe.abstained)
+        assert bool(recipe.abstained) == (recipe.config == RunConfig(weight_decay=0.0))
     assert abstained / 60 >= 0.90
 
 
@@ -104,8 +105,8 @@ def test_many_settings_need_more_evidence():
     one = runs_frame(
         (RunConfig(weight_decay=w, seed=s), {"val_loss": y + wiggle[s] * (w > 0)}) for w, y in cells for s in range(3)
     )
-    (only,) = derive(one).tested
-    assert only.recommended and only.p_adjusted is not None and 0.02 < only.p_adjusted < 0.05
+    (only,) = derive(one).candidates
+    assert only.recommended and only.contrast.p_holm is not None and 0.02 < only.contrast.p_holm < 0.05
     extra = runs_frame(
         (RunConfig(weight_decay=0.0, lr=lr, seed=s), {"val_loss": 3.0 + (0.01, -0.01, 0.002)[s]})
         for lr in (2e-3, 3e-3, 4e-3)
@@ -120,27 +121,28 @@ def test_many_settings_need_more_evidence():
 
 def test_it_abstains_with_a_reason():
     one_seed = derive(sweep(planted, {**AXES, "seed": [0]}))
-    assert (one_seed.abstained, one_seed.grade) == (True, "D")
-    assert one_seed.reason == "no configuration was run with two seeds: there is no noise floor"
+    assert one_seed.grade == "D"
+    assert one_seed.abstained == "no configuration was run with two seeds: there is no noise floor"
     assert one_seed.config == RunConfig(weight_decay=0.0)
 
     elsewhere = derive(sweep(planted), depth=24)
-    assert elsewhere.abstained and elsewhere.place == "extrapolation"
-    assert elsewhere.reason == "n_layers=12 alone was run, so how effects change with depth is not known"
+    assert elsewhere.place == "extrapolation"
+    assert elsewhere.abstained == "n_layers=12 alone was run, so how effects change with depth is not known"
     assert elsewhere.config == RunConfig(n_layers=24, weight_decay=0.0)
 
     nothing = derive(sweep(planted).assign(outcome="diverged"))
-    assert (nothing.reason, nothing.config) == ("no finished run", None)
+    assert (nothing.abstained, nothing.config) == ("no finished run", None)
+    lost = sweep(planted).assign(outcome="diverged")
     with pytest.raises(ValueError, match="no configuration to write"):
-        to_yaml(nothing)
+        to_yaml(build_card(lost, nothing))
 
     same = derive(sweep(planted, {"seed": [0, 1, 2]}))
-    assert same.reason.endswith("nothing was varied")
+    assert same.abstained.endswith("nothing was varied")
     assert (
-        derive(sweep(planted), objective="usefulness").reason
+        derive(sweep(planted), objective="usefulness").abstained
         == "usefulness was measured in no finished run at n_layers=12"
     )
-    assert rule(one_seed).startswith("At n_layers=12: no recommendation: ")
+    assert rule_text(one_seed).startswith("At n_layers=12: no recommendation: ")
 
 
 def test_every_depth_has_its_own_recipe_and_the_deepest_is_the_default():
@@ -159,14 +161,14 @@ def test_a_depth_that_was_not_run_is_extrapolated_from_the_trend():
     """LNS gains 0.05 per doubling of depth from 12 layers on: nothing at 12, 0.1 at 48."""
     runs = sweep(lambda config: -0.05 * np.log2(config.n_layers / 12) * (config.depth_scale == "lns"), DEPTHS)
     recipe = derive(runs, depth=48)
-    assert recipe.place == "extrapolation" and rule(recipe).startswith(
+    assert recipe.place == "extrapolation" and rule_text(recipe).startswith(
         "At n_layers=48 (extrapolation from other depths)"
     )
     assert recipe.config == RunConfig(n_layers=48, depth_scale="lns", weight_decay=0.0)
     (change,) = recipe.changes
     assert change.contrast.effect.covers(-0.1) and change.contrast.n_layers == 48
     assert derive(runs, depth=20).place == "interpolation"
-    near, far = (derive(runs, depth).tested[-1].contrast.effect for depth in (20, 48))
+    near, far = (derive(runs, depth).candidates[-1].contrast.effect for depth in (20, 48))
     assert near.hi - near.lo < far.hi - far.lo
 
 
@@ -230,14 +232,14 @@ def one_at_a_time(stack_loss):
 def test_a_stack_that_was_not_run_is_called_that():
     recipe = derive(one_at_a_time(None))
     assert recipe.config == RunConfig(weight_decay=0.3, depth_scale="lns")
-    assert recipe.stack == "stack not run: the changes were tested one by one and may interact"
+    assert stack_text(recipe) == "stack not run: the changes were tested one by one and may interact"
 
 
 def test_a_stack_that_adds_up_is_confirmed():
     recipe = derive(one_at_a_time(2.7))
     assert recipe.config == RunConfig(weight_decay=0.3, depth_scale="lns")
-    assert recipe.stack.count("better: ") == 2
-    assert len(recipe.stack_contrasts) == 2
+    assert stack_text(recipe).count("better: ") == 2
+    assert recipe.stack.against_baseline is not None and recipe.stack.against_best is not None
 
 
 def test_a_stack_worse_than_its_best_part_falls_back_to_that_part():
@@ -253,28 +255,34 @@ def test_a_stack_worse_than_its_best_part_falls_back_to_that_part():
         for seed in range(4)
     )
     recipe = derive(pd.concat([runs, extra], ignore_index=True))
-    assert "against the best single change, depth_scale=lns, worse: +0.01" in recipe.stack
+    assert "against the best single change, depth_scale=lns, worse: +0.01" in stack_text(recipe)
     assert recipe.config == RunConfig(weight_decay=0.0, depth_scale="lns")
     assert reasons(recipe)["weight_decay=0.3"] == "worse together with depth_scale=lns than that alone"
 
 
 def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
-    recipe = derive(sweep(planted, corpus="hub:a b\u2028norm: post"))
-    write(recipe, tmp_path / "recipe.yaml")
+    card = derive_card(sweep(planted, corpus="hub:a b\u2028norm: post"))
+    recipe = card.recipe
+    write_yaml(tmp_path / "recipe.yaml", card)
     assert build(RunConfig, read_yaml(tmp_path / "recipe.yaml"), "recipe") == recipe.config
-    text = to_yaml(recipe)
+    text = to_yaml(card)
     comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
     for wanted in ("use weight_decay=0.1 instead of weight_decay=0", "Domain:", "n_layers 12", "noise floor", "Holm p"):
         assert wanted in " ".join(comments.replace("#", " ").split()), wanted
-    for wanted in ("Not recommended: n_kv_heads=1", "Grades A and B need", "Diverged: 0 runs of 36", *recipe.run_ids):
+    for wanted in (
+        "Not recommended: n_kv_heads=1",
+        "Grade C: in-sample, several seeds; no held-out test, which grades A and B need",
+        "Diverged: 0 runs of 36",
+        *recipe.run_ids,
+    ):
         assert wanted in " ".join(comments.replace("#", " ").split()), wanted
     assert not any(line.startswith("seed:") for line in text.replace("# ", "").splitlines())
 
 
 def test_the_yaml_fills_sizes_that_follow():
     axes = {"n_experts,top_k": [(0, None), (8, 2), (8, 4)], "seed": [0, 1, 2]}
-    recipe = derive(sweep(lambda config: -0.1 * (config.top_k == 4), axes))
-    again = build(RunConfig, parse_yaml(to_yaml(recipe), "recipe"), "recipe")
+    card = derive_card(sweep(lambda config: -0.1 * (config.top_k == 4), axes))
+    recipe, again = card.recipe, build(RunConfig, parse_yaml(to_yaml(card), "recipe"), "recipe")
     assert again == recipe.config == RunConfig(n_experts=8, top_k=4)
     assert again.d_expert == 44  # d_ff 176 / 4
 
@@ -295,13 +303,15 @@ def test_a_combination_that_cannot_be_built_is_refused_by_name():
 
 def test_the_same_rows_in_another_order_give_the_same_recipe():
     runs = sweep(planted)
-    assert evidence(derive(runs)) == evidence(derive(runs.sample(frac=1, random_state=3)))
+    assert card_lines(derive_card(runs)) == card_lines(derive_card(runs.sample(frac=1, random_state=3)))
 
 
 def test_wrong_questions_are_refused():
     runs = sweep(planted)
     with pytest.raises(ValueError, match=r"'steps' has no better direction \(optimiser steps taken\)"):
         derive(runs, objective="steps")
+    with pytest.raises(ValueError, match="there is no measured quantity 'stops'"):
+        derive(runs, objective="stops")
     with pytest.raises(ValueError, match="matched='time' is no basis of comparison"):
         derive(runs, matched="time")
     with pytest.raises(ValueError, match=r"no run has the baseline weight_decay=0\.2"):

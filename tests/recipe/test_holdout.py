@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from frames import grid
 
-from sparsedepth.recipe.holdout import decisions, hold_out, sentences
+from sparsedepth.recipe.card_text import holdout_statements
+from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.holdout import decisions, hold_out
 
 AXES = {"n_layers": [12, 16, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
 WIGGLE = (0.0, 0.001, -0.001)
@@ -31,14 +33,17 @@ def test_decisions_by_hand():
 
 
 def test_a_rule_that_holds_is_confirmed():
-    found = hold_out(grid(AXES, loss({12: (-0.1, 0.02), 16: (-0.1, 0.02), 24: (-0.1, 0.02)})), 24)
+    runs = grid(AXES, loss({12: (-0.1, 0.02), 16: (-0.1, 0.02), 24: (-0.1, 0.02)}))
+    found = hold_out(runs, 24)
     assert found.fitted_on == (12, 16) and found.changes == ("depth_scale=lns",)
-    assert found.outcome == "confirmed" and found.gain == pytest.approx(-0.1)
+    assert found.outcome == "confirmed" and found.gain.effect.mean == pytest.approx(-0.1)
     assert (found.signs_right, found.n_signs) == (2, 2)
     assert (found.decision_accuracy, found.n_decisions) == (1.0, 6)
     assert found.regret == pytest.approx(0) and found.regret_of_baseline == pytest.approx(0.1)
     assert found.error == pytest.approx(0, abs=2e-3) and found.error_of_no_effect == pytest.approx(0.06)
-    assert "confirmed" in sentences(found)[0] and "regret" in sentences(found)[-1]
+    said = holdout_statements(found, derive(runs))
+    assert [head for head, _ in said] == ["Held-out test", "Predicted", "Predicted", "Scores"]
+    assert "confirmed" in said[0][1] and "regret" in said[-1][1]
 
 
 def test_a_rule_that_turns_is_refuted():
@@ -61,7 +66,7 @@ def test_the_held_out_runs_are_not_looked_at():
     other = runs.copy()
     other.loc[other["n_layers"] == 24, "val_loss"] += np.arange(12) * 0.1
     one, two = hold_out(runs, 24), hold_out(other, 24)
-    assert [p.predicted for p in one.predictions] == [p.predicted for p in two.predictions]
+    assert [p.candidate for p in one.predictions] == [p.candidate for p in two.predictions]
     assert one.changes == two.changes and one.error != two.error
 
 

@@ -6,26 +6,26 @@ import pytest
 from frames import grid
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.recipe.build_card import fill
+from sparsedepth.recipe.card_text import literature_lines
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.literature import compare_effects, lines, papers
+from sparsedepth.recipe.literature import compare_with_papers, papers
 
 WIGGLE = (0.0, 0.002, -0.001)
 
 
-def effects_of(axes, loss, objective="val_loss"):
-    """The card's effects on a sweep with three seeds, weight decay 0 unless varied."""
+def recipe_of(axes, loss, objective="val_loss"):
+    """The recipe of a sweep with three seeds, weight decay 0 unless varied."""
 
     def of(config):
         turn = config != RunConfig(seed=config.seed, weight_decay=0.0)
         return {objective: loss(config) + WIGGLE[(config.seed + turn) % 3]}
 
     runs = grid({"weight_decay": [0.0], **axes, "seed": [0, 1, 2]}, of)
-    return fill(runs, derive(runs, objective=objective)).effects
+    return derive(runs, objective=objective)
 
 
 def verdicts(rows, words):
-    return [row["verdict"] for row in rows if words in row["published"]]
+    return [row.verdict for row in rows if words in row.published]
 
 
 def test_every_published_field_is_one_that_a_run_can_vary():
@@ -42,45 +42,45 @@ def test_perplexities_become_nats():
 
 @pytest.mark.parametrize(("effect", "verdict"), [(-0.1, "agrees"), (0.1, "contradicts"), (0.0, "not comparable")])
 def test_the_sign_decides(effect, verdict):
-    effects = effects_of({"depth_scale": ["none", "lns"]}, lambda config: 3 + effect * (config.depth_scale == "lns"))
-    rows = compare_effects(effects, "val_loss")
+    recipe = recipe_of({"depth_scale": ["none", "lns"]}, lambda config: 3 + effect * (config.depth_scale == "lns"))
+    rows = compare_with_papers(recipe)
     found = verdicts(rows, "depth_scale lns vs none")
     assert found == [verdict] * 5
-    assert [row["why"] for row in rows if "before_norm" in row["published"]] == [
+    assert [row.why for row in rows if "before_norm" in row.published] == [
         "another choice: the card compares depth_scale=lns vs depth_scale=none"
     ]
 
 
 def test_another_objective_is_not_comparable():
-    effects = effects_of({"weight_decay": [0.0, 0.1]}, lambda config: 3 - config.weight_decay)
-    rows = compare_effects(effects, "val_loss")
-    by = {row["published"]: row for row in rows}
+    recipe = recipe_of({"weight_decay": [0.0, 0.1]}, lambda config: 3 - config.weight_decay)
+    rows = compare_with_papers(recipe)
+    by = {row.published: row for row in rows}
     same = next(row for text, row in by.items() if text.startswith("weight_decay 0.1 vs 0.0: -0.05"))
-    assert same["verdict"] == "agrees" and same["our_effect"] == pytest.approx(-0.1)
+    assert same.verdict == "agrees" and same.contrast.effect.mean == pytest.approx(-0.1)
     other = next(row for text, row in by.items() if "0.1 vs 0.0: +0.06 usefulness" in text)
-    assert other["why"] == "the card's objective is val_loss, the table's usefulness"
+    assert other.why == "the card's objective is val_loss, the table's usefulness"
 
 
 def test_lengths_and_groups_compare_by_their_factor():
-    length = effects_of({"seq_len": [128, 256]}, lambda config: 3 - 0.1 * (config.seq_len == 256), "val_loss_common")
-    found = [row for row in compare_effects(length, "val_loss_common") if row["verdict"] == "agrees"]
-    assert {row["published"].split(" vs")[0] for row in found} == {"seq_len 2048", "seq_len 4096"}  # factors 2 and 4
-    groups = effects_of({"n_kv_heads": [4, 1]}, lambda config: 3 + 0.1 * (config.n_kv_heads == 1))
-    (row,) = [row for row in compare_effects(groups, "val_loss") if row["verdict"] == "contradicts"]
-    assert row["published"].startswith("group_size 4 vs 1")
+    length = recipe_of({"seq_len": [128, 256]}, lambda config: 3 - 0.1 * (config.seq_len == 256), "val_loss_common")
+    found = [row for row in compare_with_papers(length) if row.verdict == "agrees"]
+    assert {row.published.split(" vs")[0] for row in found} == {"seq_len 2048", "seq_len 4096"}  # factors 2 and 4
+    groups = recipe_of({"n_kv_heads": [4, 1]}, lambda config: 3 + 0.1 * (config.n_kv_heads == 1))
+    (row,) = [row for row in compare_with_papers(groups) if row.verdict == "contradicts"]
+    assert row.published.startswith("group_size 4 vs 1")
 
 
 def test_experts_compare_whatever_their_number():
     axes = {"n_experts,top_k": [(0, None), (8, 2)]}
-    rows = compare_effects(effects_of(axes, lambda config: 3 - 0.1 * (config.n_experts > 0)), "val_loss")
+    rows = compare_with_papers(recipe_of(axes, lambda config: 3 - 0.1 * (config.n_experts > 0)))
     assert verdicts(rows, "nat/token (equal active") == ["agrees", "agrees"]
 
 
 def test_the_text_counts_and_puts_contradictions_first():
-    effects = effects_of(
+    recipe = recipe_of(
         {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1]},
         lambda config: 3 + 0.1 * (config.depth_scale == "lns") - config.weight_decay,
     )
-    text = lines(compare_effects(effects, "val_loss"))
+    text = list(literature_lines(compare_with_papers(recipe)))
     assert text[0].startswith("1 agree, 5 contradict, ") and text[1].startswith("contradicts: depth_scale=lns")
-    assert lines([]) == ["no published table compares what this card does"]
+    assert list(literature_lines([])) == ["no published table compares what this card does"]

@@ -6,7 +6,8 @@ from frames import runs_frame
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.recipe.build_card import fill
+from sparsedepth.recipe.build_card import build_card, derive_card
+from sparsedepth.recipe.card_text import grade_text, negative_lines
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.verify import configurations, fresh_seeds, sweep_fields, verified
 
@@ -33,7 +34,7 @@ def card():
         "both": RunConfig(weight_decay=0.0, depth_scale="lns", **moe),
     }
     runs = results({"none": 3.0, "lns": 2.9, "moe": 2.8, "both": 2.7}, configs, [0, 1, 2])
-    return fill(runs, derive(runs))
+    return derive_card(runs)
 
 
 def test_the_trial_has_baseline_recipe_and_every_change_left_out(card):
@@ -55,14 +56,14 @@ def test_a_trial_confirms_the_recipe_and_tells_which_change_is_needed(card):
     loss = {"baseline": 3.0, "recipe": 2.8, "without depth_scale=lns": 2.8, "without n_experts=8, top_k=2": 3.0}
     after = verified(card, results(loss, configurations(card), [3, 4, 5]), [3, 4, 5])
     trial = after.held_out.verification
-    assert (trial.outcome, trial.gain) == ("confirmed", pytest.approx(-0.2))
+    assert (trial.outcome, trial.gain.effect.mean) == ("confirmed", pytest.approx(-0.2))
     assert {one.left_out: one.verdict for one in trial.ingredients} == {
         "depth_scale=lns": "not distinguishable",
         "n_experts=8, top_k=2": "needed",
     }
-    assert (card.grade.letter, after.grade.letter) == ("C", "B")
+    assert (card.grade, after.grade) == ("C", "B")
     assert (card.version, after.version, after.mechanism.word) == (1, 2, "predicts")
-    assert any("depth_scale=lns is not distinguishable" in line for line in after.negative)
+    assert any("depth_scale=lns is not distinguishable" in line for line in negative_lines(after))
     assert fresh_seeds(after, 3) == [6, 7, 8]
 
 
@@ -70,8 +71,8 @@ def test_a_trial_confirms_the_recipe_and_tells_which_change_is_needed(card):
 def test_a_trial_that_fails_leaves_the_grade(card, loss, outcome):
     runs = results(dict.fromkeys(configurations(card), 3.0) | {"recipe": loss}, configurations(card), [3, 4, 5])
     after = verified(card, runs, [3, 4, 5])
-    assert (after.held_out.verification.outcome, after.grade.letter) == (outcome, "C")
-    assert outcome in after.grade.why
+    assert (after.held_out.verification.outcome, after.grade) == (outcome, "C")
+    assert outcome in grade_text(after)
 
 
 def test_a_diverged_recipe_is_refuted(card):
@@ -85,6 +86,6 @@ def test_a_diverged_recipe_is_refuted(card):
 def test_nothing_to_try(card):
     runs = results({"none": 3.0}, {"none": RunConfig(weight_decay=0.0)}, [0, 1])
     with pytest.raises(ValueError, match="recommends nothing, so there is nothing to verify"):
-        configurations(fill(runs, derive(runs)))
+        configurations(build_card(runs, derive(runs)))
     with pytest.raises(ValueError, match="seeds=2: an interval needs 3"):
         fresh_seeds(card, 2)

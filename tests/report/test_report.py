@@ -1,17 +1,19 @@
 """The report's words and tables: what the rows say, names escaped, the same file for the same results."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from reported import HOSTILE, fill
 
 from sparsedepth.plots.draw import FIGURES
-from sparsedepth.recipe.build_card import fill as fill_card
+from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Verification
+from sparsedepth.recipe.card_text import gain_text, grade_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.report import page as report_page
-from sparsedepth.report.content import content
-from sparsedepth.report.page import html, write_report
+from sparsedepth.report.content import content, rule_with_trial
+from sparsedepth.report.page import advice_of, html, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.tuning import standing
@@ -36,7 +38,8 @@ def texts(table):
 
 def test_the_summary_says_what_the_runs_say(said):
     assert (
-        said.summary[0] == said.advice.sentence and "use depth_scale=lns instead of depth_scale=none" in said.summary[0]
+        said.summary[0] == rule_with_trial(said.card)
+        and "use depth_scale=lns instead of depth_scale=none" in said.summary[0]
     )
     assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds." in said.summary
     assert any(
@@ -46,14 +49,13 @@ def test_the_summary_says_what_the_runs_say(said):
 
 
 def test_the_card_holds_all_thirteen_fields(said):
-    assert re.findall(r"^## (\d+)\.", said.advice.card, re.MULTILINE) == [str(i) for i in range(1, 14)]
-    assert {"Domain", "Recommended", "Diverged"} <= {heading for heading, _ in said.advice.statements}
+    assert re.findall(r"^## (\d+)\.", advice_of(said.card)["page"], re.MULTILINE) == [str(i) for i in range(1, 14)]
+    assert {"Domain", "Recommended", "Diverged"} <= {heading for heading, _ in advice_of(said.card)["statements"]}
 
 
 def on_trial(card, outcome):
-    trial = Verification(
-        seeds=[3, 4, 5], run_ids=[], gain=-0.01, gain_text="-0.01 nat/token, 3 seeds", outcome=outcome, ingredients=[]
-    )
+    gain = card.recipe.changes[0].contrast
+    trial = Verification(seeds=(3, 4, 5), run_ids=(), gain=gain, outcome=outcome, ingredients=())
     return card.model_copy(update={"held_out": card.held_out.model_copy(update={"verification": trial})})
 
 
@@ -61,23 +63,26 @@ def on_trial(card, outcome):
 def card(results):
     with open_store(results) as store:
         runs = store.frame("select * from runs order by run_id")
-    return fill_card(runs, derive(standing(runs), objective="val_loss"), folders=[results])
+    return build_card(runs, derive(standing(runs), objective="val_loss"), folders=[results])
 
 
 def test_a_trial_stands_with_its_recipe(results, card):
     with open_store(results) as store:
         said = content(store, [results], tried=on_trial(card, "not confirmed"))
-    trial = "Its trial on the fresh seeds 3, 4, 5: not confirmed: val_loss -0.01 nat/token, 3 seeds; grade C"
+    trial = (
+        f"Its trial on the fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
+    )
     assert trial in said.summary[0] and "use depth_scale=lns" in said.summary[0]
-    assert said.advice.statements[0][0] == "Trial" and said.advice.statements[0][1].startswith(trial)
-    assert not any(heading.startswith("Grade") for heading, _ in said.advice.statements[1:])
-    assert "not confirmed" in said.advice.card
+    advice = advice_of(said.card)
+    assert advice["statements"][0][0] == "Trial" and advice["statements"][0][1].startswith(f"{trial}; grade C")
+    assert [text for head, text in advice["statements"] if head.startswith("Grade")] == [grade_text(said.card)]
+    assert "not confirmed" in grade_text(said.card) and "not confirmed" in advice["page"]
 
 
 def test_a_trial_of_another_recipe_is_refused(results, card):
-    (change,) = card.rule.changes
-    other = change.model_copy(update={"setting": "weight_decay=1"})
-    stranger = card.model_copy(update={"rule": card.rule.model_copy(update={"changes": [other]})})
+    (change,) = card.recipe.changes
+    other = change.model_copy(update={"contrast": replace(change.contrast, setting="weight_decay=1")})
+    stranger = card.model_copy(update={"recipe": card.recipe.model_copy(update={"candidates": (other,)})})
     with open_store(results) as store:
         with pytest.raises(ValueError, match=r"tried weight_decay=1 .* recommend depth_scale=lns instead"):
             content(store, [results], tried=on_trial(stranger, "confirmed"))
@@ -154,5 +159,5 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
             return runs
 
     said = content(Models(), [tmp_path])
-    assert said.advice is None and said.effects is None
+    assert said.card is None and said.effects is None
     assert said.summary == ("13 models measured without a known training configuration.",)

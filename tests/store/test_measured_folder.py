@@ -112,7 +112,7 @@ def test_it_changes_no_effect_and_no_recipe(results):
     assert [knob.settings for knob in find_knobs(mixed)] == [knob.settings for knob in find_knobs(alone)]
     assert len(find_knobs(mixed)) == 1
     assert derive(mixed) == derive(alone)
-    (tested,) = derive(mixed).tested
+    (tested,) = derive(mixed).candidates
     assert tested.contrast.effect.n == 2 and tested.contrast.effect.mean == pytest.approx(0.2)
 
 
@@ -129,7 +129,7 @@ def test_a_store_of_measured_models_alone(tmp_path):
     with open_store(tmp_path) as store:
         assert [row[2] for row in best(store).table.rows] == [QWEN.model, "other"]
         recipe = derive(store.frame("SELECT * FROM runs"))
-    assert recipe.abstained and "no finished run" in recipe.reason
+    assert recipe.abstained and "no finished run" in recipe.abstained
 
 
 def test_the_cache_holds_it(results, monkeypatch):

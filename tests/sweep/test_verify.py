@@ -6,7 +6,7 @@ from processes import markers
 from tiny import BASE, corpus, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.recipe.build_card import fill
+from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import read_card
 from sparsedepth.recipe.card_markdown import write_page
 from sparsedepth.recipe.choose import derive
@@ -22,9 +22,9 @@ def card(tmp_path):
         for i, cell in enumerate(cells)
         for seed in range(3)
     )
-    found = derive(runs, baselines={"lr": 1e-6})
-    assert [one.contrast.setting for one in found.changes] == ["lr=0.01"]
-    return write_page(tmp_path / "recipe.yaml", fill(runs, found))[0]
+    recipe = derive(runs, baselines={"lr": 1e-6})
+    assert [one.contrast.setting for one in recipe.changes] == ["lr=0.01"]
+    return write_page(tmp_path / "recipe.yaml", build_card(runs, recipe))[0]
 
 
 def test_a_true_rule_is_confirmed_on_fresh_seeds(card, tmp_path):
@@ -36,8 +36,8 @@ def test_a_true_rule_is_confirmed_on_fresh_seeds(card, tmp_path):
     assert len(runs) == 6
     after = read_card(out / "recipe.card.json")
     assert set(after.held_out.verification.run_ids) == set(runs)
-    assert after.held_out.verification.seeds == [3, 4, 5] and after.grade.letter == "B"
-    assert read_card(card).grade.letter == "C", "the old card is kept"
+    assert after.held_out.verification.seeds == (3, 4, 5) and after.grade == "B"
+    assert read_card(card).grade == "C", "the old card is kept"
     assert "Trial on fresh seeds 3, 4, 5: confirmed" in (out / "recipe.card.md").read_text()
     before = markers(out)
     assert (

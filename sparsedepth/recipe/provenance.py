@@ -1,0 +1,72 @@
+"""Where a card's evidence comes from: runs, manifests, code, kernels, data, cost, and the commands to make it again."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from sparsedepth.files import digest
+from sparsedepth.recipe.card import Provenance, Recipe
+from sparsedepth.store.find import read_file
+from sparsedepth.store.tuning import standing
+
+
+def provenance_of(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
+    """The runs that were read, their manifests, and the hours of every run of the store, tuning included."""
+    used = standing(runs)
+    names = [str(folder) for folder in folders]
+    manifests = [manifest_of(folder) for folder in used["folder"]] if "folder" in used.columns else []
+    contents = [content for content in manifests if content is not None]
+    whole = bool(contents) and len(contents) == len(manifests)
+    facts = [manifest_facts(content) for content in contents] if whole else []
+    hours: dict[str, float] = {}
+    if {"device", "seconds"} <= {*runs.columns}:
+        seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
+        hours = {str(name): float(total) / 3600 for name, total in seconds.groupby(runs["device"]).sum().items()}
+    asked = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
+    shown = " ".join(names) or "DIR"
+    return Provenance(
+        folders=names,
+        run_ids=sorted(used["run_id"]),
+        seeds=sorted(set(map(int, used["seed"].dropna()))),
+        manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if whole else None,
+        code=sorted({fact["code"] for fact in facts if "code" in fact}),
+        kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),
+        data=sorted({fact["data hash"] for fact in facts if "data hash" in fact}),
+        hours=hours,
+        command=f"sparsedepth recipe {shown} {asked}",
+        figures=f"sparsedepth plot {shown} --figure all -o figures",
+    )
+
+
+def manifest_of(folder: object) -> bytes | None:
+    """The manifest of a run's folder, packed or not; None where there is none."""
+    try:
+        return read_file(Path(str(folder)), "manifest.json")
+    except OSError:
+        return None
+
+
+def manifest_facts(content: bytes | None) -> dict[str, str]:
+    """Code version, kernels, data hash and packages, as far as a run's manifest names them; nothing else of it."""
+    try:
+        manifest = json.loads(content or b"null")
+    except ValueError:
+        return {}
+    if not isinstance(manifest, dict):
+        return {}
+    code, kernels, packages, data = (
+        part if isinstance(part := manifest.get(name), dict) else {} for name in ("code", "kernels", "packages", "data")
+    )
+    commit = f", commit {code['commit']}" if code.get("commit") else ""
+    facts = {
+        "code": f"sparsedepth {code.get('version')}{commit}" if code else "",
+        "kernels": ", ".join(f"{name} {value}" for name, value in kernels.items() if isinstance(value, str) and value),
+        "data hash": data.get("data_hash") or manifest.get("data_hash"),
+        "packages": ", ".join(f"{name} {value}" for name, value in packages.items() if value),
+    }
+    if commit and code.get("changed"):
+        facts["code"] += " with uncommitted changes"
+    return {name: value for name, value in facts.items() if isinstance(value, str) and value}
