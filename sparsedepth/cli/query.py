@@ -38,7 +38,8 @@ def query(
         list[str],
         typer.Argument(
             metavar="DIR... [SQL]",
-            help="results or run folders; then a SELECT over runs, curves, layers, heads, pairs, tokens, toys, evals",
+            help="results or run folders; then a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
+            "toys, evals",
         ),
     ],
     ask: Annotated[str | None, typer.Option(help="answer a saved question; without a name, list them")] = None,

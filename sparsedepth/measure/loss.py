@@ -1,13 +1,15 @@
 """Held-out cross-entropy, of the model as it is and of forks of it.
 
     loss = mean over the positions that count of -log softmax(logits)[target]   (nat/token; `scored`)
+    accuracy = share of them whose target has the largest logit
 
 Shapes: N and B sequences, T tokens of one sequence, F forks, D width of the residual stream, V vocabulary.
 """
 
+import copy
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, probing, record, stream, walk
 from sparsedepth.probe.stack import Stack
@@ -29,19 +32,34 @@ MAX_LOGITS = 2**21
 class HeldOutLoss:
     loss: Estimate
     """nat/token, from 0; ln V is guessing"""
+    accuracy: Estimate
+    """share; of equal logits the first is the answer"""
+    by_difficulty: ByDifficulty | None
+    """None for text, which has none"""
     n_tokens: int
     """positions that count"""
 
 
 def held_out_loss(stack: Stack, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> HeldOutLoss:
-    """Cross-entropy at the positions that count of sequences that the model was not trained on."""
+    """Cross-entropy and accuracy at the positions that count of sequences that the model was not trained on."""
     parts = []
     with probing(stack):
         for part in scored.parts(stack, max_tokens):
             last = deque(stream(stack, part.inputs), maxlen=1)
-            parts.append(sequence_loss(stack, last[0][None], part.targets, scored.scale)[0])
-        loss_N = torch.cat(parts).cpu().numpy()
-    return HeldOutLoss(loss=position_mean(loss_N, scored.weight, rng), n_tokens=scored.n_scored)
+            parts.append(position_scores(stack, last[0][None], part.targets))
+        loss_NT, correct_NT = (torch.cat([scores[0] for scores in one]) for one in zip(*parts, strict=True))
+    again = copy.deepcopy(rng)  # the same resamples for each
+    by_sequence = [(one.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for one in (loss_NT, correct_NT)]
+    levels = None
+    if scored.difficulty is not None:
+        arrays = (one.cpu().numpy() for one in (loss_NT, correct_NT, scored.targets, scored.difficulty))
+        levels = by_difficulty(*arrays, rng=copy.deepcopy(rng))
+    return HeldOutLoss(
+        loss=position_mean(by_sequence[0], scored.weight, rng),
+        accuracy=position_mean(by_sequence[1], scored.weight, again),
+        by_difficulty=levels,
+        n_tokens=scored.n_scored,
+    )
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -80,11 +98,30 @@ def relative_change(changed: np.ndarray, base: np.ndarray) -> np.ndarray:
 
 def sequence_loss(stack: Stack, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:
     """loss_FB in fp64, from states before the final norm: the sum over positions that count / T x `Scored.scale`."""
+    losses = [
+        F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED)
+        for logits_nV, target_n in _logits(stack, x_FBTD, targets_BT)
+    ]
+    return torch.cat(losses).view(x_FBTD.shape[:3]).mean(-1, dtype=torch.float64) * scale
+
+
+def position_scores(stack: Stack, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """loss_FBT and correct_FBT (1 where the largest logit is the target's), both fp32, and 0 where none counts.
+
+    The accuracy of a sequence, as `sequence_loss` has its loss: mean over T x `Scored.scale`.
+    """
+    losses, correct = [], []
+    for logits_nV, target_n in _logits(stack, x_FBTD, targets_BT):
+        losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
+        correct.append((logits_nV.argmax(-1) == target_n).float())
+    loss_FBT, correct_FBT = (torch.cat(one).view(x_FBTD.shape[:3]) for one in (losses, correct))
+    return loss_FBT, correct_FBT
+
+
+def _logits(stack: Stack, x_FBTD: Tensor, targets_BT: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """logits_nV in fp32 and target_n, MAX_LOGITS at a time."""
     rows = max(1, MAX_LOGITS // stack.vocab_size)
     states = x_FBTD.flatten(0, 2).split(rows)
     targets = targets_BT.expand(len(x_FBTD), -1, -1).flatten().split(rows)
-    losses = [
-        F.cross_entropy(stack.logits(x_nD[None])[0].float(), target_n, reduction="none", ignore_index=IGNORED)
-        for x_nD, target_n in zip(states, targets, strict=True)
-    ]
-    return torch.cat(losses).view(x_FBTD.shape[:3]).mean(-1, dtype=torch.float64) * scale
+    for x_nD, target_n in zip(states, targets, strict=True):
+        yield stack.logits(x_nD[None])[0].float(), target_n

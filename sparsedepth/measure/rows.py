@@ -29,6 +29,9 @@ class Measurements:
     tokens: list[Row] = field(default_factory=list)
     """a sample of tokens: step, sequence, position and the rest of quantities.TOKENS"""
 
+    difficulty: list[Row] = field(default_factory=list)
+    """of a task: step, difficulty, positions, loss, accuracy"""
+
     def add_score(self, name: str, estimate: Estimate) -> None:
         """A global score and the ends of its interval."""
         self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
@@ -54,12 +57,14 @@ class Measurements:
 
     def tables(self) -> dict[Table, list[Row]]:
         """The rows by the table that they go to."""
-        return {"layers": self.layers, "heads": self.heads, "pairs": self.pairs, "tokens": self.tokens}
+        tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
+        return {table: getattr(self, table) for table in tables}
 
     def check_records(self, measure: str) -> None:
         """Whatever a measure makes has a record in `sparsedepth.quantities`, which names this measure."""
         made: set[tuple[str, str]] = {("runs", name) for name in self.summary}
-        made |= {("tokens", name) for row in self.tokens for name in row}
+        for view, rows in (("tokens", self.tokens), ("difficulty", self.difficulty)):
+            made |= {(view, name) for row in rows for name in row}
         for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
             made |= {(view, row["metric"].partition("@")[0]) for row in rows}
         unknown = made - {(column.view, column.name) for column in ALL if column.measure == measure}

@@ -116,6 +116,10 @@ def _loss(context: MeasureContext, made: Measurements) -> None:
         at_common = context.sequences(config.eval_seq_len, config.val_tokens)
         common = held_out_loss(context.stack, at_common, context.rng(), context.max_tokens)
     made.add_score("val_loss", val.loss)
+    made.add_score("val_accuracy", val.accuracy)
+    if val.by_difficulty is not None:
+        made.add_score("solved_difficulty", val.by_difficulty.solved)
+        made.difficulty.extend({"step": made.step, **row} for row in val.by_difficulty.rows)
     made.add_score("val_loss_common", common.loss)
     known = context.bytes_per_token is not None and val.loss.value is not None
     bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None

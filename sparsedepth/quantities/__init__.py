@@ -10,7 +10,7 @@ What is measured is recorded in `measured.py`, what training leaves in `training
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from sparsedepth.quantities.measured import MEASURED
 from sparsedepth.quantities.record import Column, Quantity, Stage, Table
@@ -26,7 +26,7 @@ def _of(view: Table) -> tuple[Column, ...]:
     return tuple(column for column in ALL if column.view == view)
 
 
-RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS = map(_of, ("runs", "curves", "layers", "heads", "pairs", "tokens"))
+RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = map(_of, get_args(Table))
 """Columns of the wide tables, metrics of the long ones (layers, heads, pairs), in the order in which they are shown."""
 
 IN_RUNS: dict[str, Quantity] = {column.name: column.quantity for column in RUNS if column.quantity and not column.part}

@@ -24,6 +24,7 @@ INCREASE = (-1.0, inf)
 LAYERS: tuple[Table, ...] = ("layers",)
 PAIRS: tuple[Table, ...] = ("pairs",)
 TOKENS: tuple[Table, ...] = ("tokens",)
+DIFFICULTY: tuple[Table, ...] = ("difficulty",)
 RUNS_LAYERS: tuple[Table, ...] = ("runs", "layers")
 RUNS_LAYERS_HEADS: tuple[Table, ...] = ("runs", "layers", "heads")
 OVER_HEADS = "mean over layers and heads of {}"
@@ -82,9 +83,23 @@ MEASURES: tuple[Measure, ...] = (
 # fmt: off
 MEASURED: tuple[Quantity, ...] = (
     # Loss
-    Quantity("val_loss", "held-out cross-entropy at seq_len, all positions", "nat/token",
+    Quantity("val_loss", "held-out cross-entropy at seq_len, over the positions that count: all of a text", "nat/token",
              measure="loss", better="low", has_interval=True, stage="loss", label="validation loss"),
-    Quantity("val_loss_tokens", "held-out tokens behind val_loss", "token", measure="loss", type="BIGINT"),
+    Quantity("val_loss_tokens", "held-out positions that count, behind val_loss", "token", measure="loss", type="BIGINT"),
+    Quantity("val_accuracy", "share of the positions behind val_loss whose most likely token is the target", "share",
+             measure="loss", better="high", has_interval=True, label="validation accuracy"),
+    Quantity("solved_difficulty",
+             "highest difficulty of a task with accuracy >= 0.9 at it and at every lower one; one below the lowest if "
+             "that is not solved; NULL for text", "operations or hops", measure="loss", better="high", has_interval=True,
+             bounds=(-1.0, inf)),
+    Quantity("step", "optimiser steps done when it was measured", "step", tables=DIFFICULTY, measure="loss", type="BIGINT"),
+    Quantity("difficulty", "operations so far (state tracking), hops, or operations of the expression",
+             "operations or hops", tables=DIFFICULTY, measure="loss", type="BIGINT"),
+    Quantity("positions", "held-out positions of this difficulty that count", "token", tables=DIFFICULTY,
+             measure="loss", type="BIGINT"),
+    Quantity("loss", "their cross-entropy", "nat/token", tables=DIFFICULTY, measure="loss"),
+    Quantity("accuracy", "share of them whose most likely token is the target", "share", tables=DIFFICULTY,
+             measure="loss"),
     Quantity("val_loss_common", "held-out cross-entropy at eval_seq_len, the shared context", "nat/token",
              measure="loss", better="low", has_interval=True, label="validation loss at one context"),
     Quantity("val_bits_per_byte", "val_loss / ln 2 / bytes per token of all held-out text: comparable across tokenizers",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, Protocol
 
-Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens"]
+Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
 SqlType = Literal["DOUBLE", "BIGINT", "VARCHAR"]
 Better = Literal["", "low", "high"]
 Scale = Literal["linear", "log", "symlog"]
@@ -76,7 +76,7 @@ class Quantity:
         return f"{self.words}{' ' if len(self.words) < 24 else chr(10)}({self.unit})"
 
     def columns(self) -> "Iterator[Column]":
-        """What the store keeps of it: a column in wide tables (runs, curves, tokens), a metric in the others."""
+        """What the store keeps of it: a column in wide tables (runs, curves, tokens, difficulty), a metric in the others."""
         for table in self.tables:
             parts: list[Part] = [""]
             parts += ["lo", "hi"] if self.has_interval and table == "runs" else []

@@ -30,10 +30,9 @@ def write(
     record.write_table(target, "curves", trained.curves)
     record.write_table(target, "layers", [*trained.observations, *(measured.layers if measured else [])])
     if measured:
-        record.write_table(target, "heads", measured.heads)
-        record.write_table(target, "pairs", measured.pairs)
-        if measured.tokens:
-            record.write_table(target, "tokens", measured.tokens)
+        for table, rows in measured.tables().items():
+            if table in ("heads", "pairs") or (rows and table != "layers"):
+                record.write_table(target, table, rows)
     record.write_summary(target, {**_training_summary(config, trained), **(measured.summary if measured else {})})
     if measured:  # the weights of a diverged run are no result: they depend on when it was found out
         weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}

@@ -1,6 +1,6 @@
 """The rows of the views, quickly: the run folders of a results folder are compacted into one file per view.
 
-    RESULTS/.cache/{runs,curves,layers,heads,pairs,tokens}.parquet  pack.json
+    RESULTS/.cache/{runs,curves,layers,heads,pairs,tokens,difficulty}.parquet  pack.json
 
 The cache is a pack without the records (`store.tables`). It is derived: delete it at any time. It holds each run under
 the checksum of its marker, which covers the checksums of all its files, so a run that was replaced, moved or removed is

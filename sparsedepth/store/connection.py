@@ -1,5 +1,6 @@
-"""Ask the store questions in SQL, over the views `runs`, `curves`, `layers`, `heads`, `pairs` and `tokens`; and
-over `toys` and `toy_curves`, the teacher-student networks, and `evals`, scores of lm-evaluation-harness.
+"""Ask the store questions in SQL, over the views `runs`, `curves`, `layers`, `heads`, `pairs`, `tokens` and
+`difficulty`; and over `toys` and `toy_curves`, the teacher-student networks, and `evals`, scores of
+lm-evaluation-harness.
 
 The database lives in memory and is fenced by construction, so that a query can come from anyone. The rows are handed to
 DuckDB as Arrow data; then access to files, network and extensions is switched off and the configuration is locked. A

@@ -9,6 +9,7 @@
         heads.parquet     one row per step, head and metric  }
         pairs.parquet     one row per step, pair and metric  }
         tokens.parquet    one row per step and sampled token }
+        difficulty.parquet  one row per step and difficulty of a task }
         model.safetensors the weights; copies may leave them out
         complete          last: {"run_id": ..., "files": {name: {"sha256": ..., "bytes": ...}}}
 

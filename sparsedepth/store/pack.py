@@ -1,6 +1,6 @@
 """A results folder as a few files: `sparsedepth pack`, `sparsedepth unpack`.
 
-    PACK/{runs,curves,layers,heads,pairs,tokens}.parquet   the rows of the views (`store.tables`)
+    PACK/{runs,curves,layers,heads,pairs,tokens,difficulty}.parquet   the rows of the views (`store.tables`)
     PACK/records.parquet    place, name, content: every other file of the records, as it was
     PACK/weights/           <run_id>.safetensors, where asked for
     PACK/pack.json          last: the checksums of the above

@@ -11,7 +11,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.quantities.record import Column, Table
 
-TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens")
+TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens", "difficulty")
 """The tables of many rows per run; `runs` has one row per run."""
 
 
@@ -79,6 +79,7 @@ FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
     "heads": _metric_columns("heads", {"layer": _BLOCK, "head": "query head of the block, from 1 to n_heads"}),
     "pairs": _metric_columns("pairs", {"layer": _BLOCK, "other_layer": "the second, later block of the pair"}),
     "tokens": quantities.TOKENS,
+    "difficulty": quantities.DIFFICULTY,
 }
 """The columns of a run folder's Parquet files."""
 
@@ -123,5 +124,6 @@ KEYS: dict[Table, tuple[str, ...]] = {
     "heads": ("step", "layer", "head", "metric"),
     "pairs": ("step", "layer", "other_layer", "metric"),
     "tokens": ("step", "sequence", "position"),
+    "difficulty": ("step", "difficulty"),
 }
 """What tells two rows of one run apart; never NULL."""

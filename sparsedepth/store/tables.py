@@ -1,6 +1,6 @@
 """The rows of many runs as one Parquet file per view, under checksums: the form of a pack and of the cache.
 
-    FOLDER/{runs,curves,layers,heads,pairs,tokens}.parquet   a view without rows has no file
+    FOLDER/{runs,curves,layers,heads,pairs,tokens,difficulty}.parquet   a view without rows has no file
     FOLDER/pack.json                                         last: {"version", "files": {name: sha256}}, and more
 
 `runs` has two columns beside those of the view: the checksums of the run's marker, which covers all its files, and of

@@ -34,6 +34,11 @@ def test_a_run_is_trained_and_measured_where_answers_count(tmp_path, task):
     everywhere = {"state_tracking": 512, "k_hop": 512 * 15 // 16, "successor": 32 * 5}
     assert summary["val_loss_tokens"] == everywhere.get(task, summary["val_loss_tokens"]) < 513
     assert summary["val_bits_per_byte"] is None and summary["usefulness"] is not None
+    rows = made.tables["difficulty"].to_pylist()
+    assert sum(row["positions"] for row in rows) == summary["val_loss_tokens"] and {row["step"] for row in rows} == {60}
+    total = sum(row["positions"] * row["accuracy"] for row in rows)
+    assert total / summary["val_loss_tokens"] == pytest.approx(summary["val_accuracy"])
+    assert rows[0]["difficulty"] - 1 <= summary["solved_difficulty"] <= rows[-1]["difficulty"]
     assert made.manifest["data"]["corpus"] == f"task:{task}" and not (tmp_path / "data").exists()
 
 

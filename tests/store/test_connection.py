@@ -71,7 +71,7 @@ def test_a_frame_holds_the_same(store):
 
 def test_the_schema_names_exactly_the_columns_there_are(store):
     documented = [row[:3] for row in store.schema().rows if " = " not in row[1]]
-    for view in ("runs", "curves", "layers", "heads", "pairs", "tokens"):
+    for view in ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"):
         described = [(view, row[0], row[1]) for row in store.sql(f"DESCRIBE {view}").rows]
         assert described == [row for row in documented if row[0] == view]
     assert ("layers", "metric = 'residual_variance'", "DOUBLE") in [row[:3] for row in store.schema().rows]

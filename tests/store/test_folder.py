@@ -62,7 +62,7 @@ def test_nan_in_summary_and_manifest_is_null(tmp_path):
 def test_a_run_without_tables_has_empty_ones(tmp_path):
     read = run_folders.read_run(make_run(tmp_path, CONFIG, {"outcome": "diverged"}))
     assert {name: len(rows) for name, rows in read.tables.items()} == dict.fromkeys(
-        ("curves", "layers", "heads", "pairs", "tokens"), 0
+        ("curves", "layers", "heads", "pairs", "tokens", "difficulty"), 0
     )
 
 

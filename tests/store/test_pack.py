@@ -24,7 +24,7 @@ from sparsedepth.store.packing import pack, unpack
 from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.record import save_toy
 
-VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "toys", "toy_curves", "evals")
+VIEWS = ("runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty", "toys", "toy_curves", "evals")
 TUNED = """
 name: s
 question: q?

@@ -1,0 +1,75 @@
+"""Loss and accuracy by difficulty, and the highest that is solved: values worked out by hand, and planted ones."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from stacks import ToyStack, identity, integers, normal
+
+from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.difficulty import by_difficulty
+from sparsedepth.measure.loss import held_out_loss
+from sparsedepth.measure.scored import Scored
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def solved(accuracy_D, n_sequences=40, first=0):
+    """Sequences with one position of each difficulty, of which these shares are right."""
+    correct_NT = np.arange(n_sequences)[:, None] < np.array(accuracy_D) * n_sequences
+    levels_NT = np.broadcast_to(first + np.arange(len(accuracy_D)), correct_NT.shape)
+    return by_difficulty(np.ones(correct_NT.shape), correct_NT, np.zeros(correct_NT.shape), levels_NT, rng()).solved
+
+
+@pytest.mark.parametrize(
+    ("accuracy_D", "highest"),
+    [([1, 1, 0.95, 0.9, 0.6], 3), ([1, 1, 1], 2), ([0.5, 1, 1], -1), ([1, 0.8, 1, 1], 0), ([0.875, 0.2], -1)],
+)
+def test_the_highest_difficulty_up_to_which_all_are_solved(accuracy_D, highest):
+    assert solved(accuracy_D).value == highest
+    assert solved(accuracy_D, first=3).value == highest + 3
+
+
+def test_its_interval_holds_what_other_sequences_would_have_given():
+    sure, close = solved([1, 1, 0.5, 0.1]), solved([1, 0.975, 0.9, 0.875, 0.2])
+    assert (sure.lo, sure.value, sure.hi) == (1, 1, 1)
+    assert close.lo < close.value == 2 < close.hi <= 4
+
+
+def test_rows_by_hand():
+    loss_NT = np.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
+    correct_NT = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    targets_NT = np.array([[0, 0, IGNORED], [0, 0, 0]])
+    found = by_difficulty(loss_NT, correct_NT, targets_NT, np.array([[2, 5, 5], [2, 2, 5]]), rng())
+    assert found.rows == [
+        {"difficulty": 2, "positions": 3, "loss": pytest.approx(8 / 3), "accuracy": 1.0},
+        {"difficulty": 5, "positions": 2, "loss": 3.5, "accuracy": 0.0},
+    ]
+    assert found.solved.value == 2
+
+
+def test_accuracy_is_over_the_positions_that_count():
+    """p(1 | 0) = 3/4 and p(0 | 1) = 4/5: the likelier answer is the other token."""
+    stack = ToyStack([identity], torch.eye(2), head_DV=torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]]))
+    inputs = torch.tensor([[0, 1, 0, 1], [0, 0, 0, 1]])
+    targets = torch.tensor([[1, 0, 1, IGNORED], [0, IGNORED, 1, 1]])
+    found = held_out_loss(stack, Scored(inputs, targets), rng())
+    assert found.accuracy.value == pytest.approx(4 / 6) and found.n_tokens == 6 and found.by_difficulty is None
+    costs = [-math.log(p) for p in (3 / 4, 4 / 5, 3 / 4, 1 / 4, 3 / 4, 1 / 5)]
+    assert found.loss.value == pytest.approx(sum(costs) / 6, abs=1e-6)
+    levels = torch.tensor([[0, 1, 2, 3]] * 2)
+    rows = held_out_loss(stack, Scored(inputs, targets, levels), rng()).by_difficulty.rows
+    assert [(row["difficulty"], row["positions"], row["accuracy"]) for row in rows] == [
+        (0, 2, 0.5), (1, 1, 1.0), (2, 2, 1.0), (3, 1, 0.0)
+    ]  # fmt: skip
+    assert sum(row["loss"] * row["positions"] for row in rows) == pytest.approx(sum(costs), abs=1e-5)
+
+
+def test_accuracy_and_loss_are_of_the_same_resamples():
+    stack = ToyStack([identity], normal(7, 3))
+    first, again = (held_out_loss(stack, Scored.text(integers(7, 6, 20)), rng()) for _ in range(2))
+    assert first.loss == again.loss and first.accuracy == again.accuracy
+    assert first.accuracy.lo <= first.accuracy.value <= first.accuracy.hi
