@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from sparsedepth.config.load import build, parse_lists, parse_settings, read_yaml
+from sparsedepth.cli.input_file import read_input
+from sparsedepth.config.load import build, parse_lists, parse_settings
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 
 
@@ -14,16 +15,17 @@ def define(
     seeds: int | None = None,
     base: Path | None = None,
 ) -> SweepDefinition:
-    """The sweep of a file, or of --vary with --seeds and --base; with --set laid over its base. Raises ValueError."""
+    """The sweep of a file, or of --vary with --seeds and --base; with --set laid over it. Raises ValueError."""
     changes = parse_settings(settings or [])
     if file is not None:
         if vary or base or seeds:
             raise ValueError("--vary, --seeds and --base make a sweep without a file; put them into the definition")
-        definition = build(SweepDefinition, read_yaml(file), str(file)).scaled(scale)
-        return definition.with_base(changes) if changes else definition
+        definition = build(SweepDefinition, read_input(file, "sweep"), str(file)).scaled(scale)
+        return definition.with_changes(changes) if changes else definition
     if scale:
         raise ValueError(f"--scale {scale} is a size that a definition file offers; give the file")
     axes = parse_lists(vary or [], "--vary")
     if both := sorted(set(axes) & set(changes)):
         raise ValueError(f"--set {both[0]}: the sweep varies {both[0]}; leave one of the two out")
-    return ad_hoc(axes, seeds or 1, {**(read_yaml(base) if base else {}), **changes})
+    definition = ad_hoc(axes, seeds or 1, read_input(base, "run") if base else {})
+    return definition.with_changes(changes) if changes else definition

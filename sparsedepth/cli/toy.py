@@ -28,10 +28,11 @@ def toy(
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. The same command continues; started
     twice at a time, it shares the work."""
-    from sparsedepth.config.load import build, parse_settings, read_yaml
+    from sparsedepth.cli.input_file import read_input
+    from sparsedepth.config.load import build, parse_settings
     from sparsedepth.toy.config import ToyDefinition
 
-    definition = build(ToyDefinition, read_yaml(file), str(file)).scaled(scale)
+    definition = build(ToyDefinition, read_input(file, "toy"), str(file)).scaled(scale)
     if changes := parse_settings(settings or []):
         definition = definition.with_changes(changes)
     groups = definition.groups()

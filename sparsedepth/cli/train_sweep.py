@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.status import RunState
 
 Out = Annotated[Path, typer.Option("--out", help="results folder; made if missing")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="override a field: --set n_layers=24; repeatable")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="override a field, or a key of a sweep: --set n_layers=24; repeatable")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")]
 Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
 Runtime = Annotated[
@@ -130,8 +132,9 @@ def train(
     compiled: Compile = False,
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
+    from sparsedepth.cli.input_file import read_input
     from sparsedepth.cli.progress import bar, print_summary
-    from sparsedepth.config.load import build, parse_settings, read_yaml
+    from sparsedepth.config.load import build, parse_settings
     from sparsedepth.config.run import RunConfig
     from sparsedepth.run.execute import execute
     from sparsedepth.run.process import stop_on_signals
@@ -140,7 +143,7 @@ def train(
     from sparsedepth.train.devices import LostError, world
     from sparsedepth.train.loop import Interrupted
 
-    config = build(RunConfig, {**read_yaml(file), **parse_settings(settings or [])}, str(file))
+    config = build(RunConfig, {**read_input(file, "run"), **parse_settings(settings or [])}, str(file))
     with bar(config.run_id) as report:
         chosen = runtime_of(runtime, device=device, threads=threads, compile=compiled)
         stop = stop_on_signals()

@@ -215,13 +215,20 @@ class SweepDefinition(Section):
         values["name"] = f"{self.name}-{scale}"
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")
 
-    def with_base(self, changes: Mapping[str, Any]) -> "SweepDefinition":
-        """The definition with other base fields. Raises ValueError for a field that the sweep itself varies."""
+    def with_changes(self, changes: Mapping[str, Any]) -> "SweepDefinition":
+        """The definition with other keys of its own (seeds, n_trials, ...) or of its base. Raises ValueError for a
+        field that the sweep itself varies."""
         for name in changes:
+            if name in ("base", "scales"):
+                raise ValueError(
+                    f"--set {name}: a part of the file; set a field of a run or a key of the sweep instead"
+                )
             if any(name in scope for scope in self._scopes()):
                 raise ValueError(f"--set {name}: sweep {self.name!r} varies {name}; change its space in the definition")
         values = self.model_dump(mode="json", exclude_unset=True)
-        return build(SweepDefinition, {**values, "base": {**self.base, **changes}}, "--set")
+        own = {name: value for name, value in changes.items() if name in SweepDefinition.model_fields}
+        base = {name: value for name, value in changes.items() if name not in own}
+        return build(SweepDefinition, {**values, **own, "base": {**self.base, **base}}, "--set")
 
     def run_config(self, cell: Mapping[str, Any], seed: int) -> RunConfig:
         """The run of one cell and seed. Raises ValueError naming the cell that cannot be built."""

@@ -130,7 +130,7 @@ def _fewer_tokens(definition: SweepDefinition, setting: Setting) -> Tried:
     for share in SHARES:
         fewer = int(share * tokens) // batch * batch
         if fewer:
-            yield f"--set train_tokens={fewer}", definition.with_base({"train_tokens": fewer}), setting
+            yield f"--set train_tokens={fewer}", definition.with_changes({"train_tokens": fewer}), setting
 
 
 def _without_values(definition: SweepDefinition, setting: Setting, name: str) -> Tried:

@@ -44,12 +44,12 @@ def test_a_scale_lays_over_base_and_replaces_the_rest():
 
 def test_the_base_can_be_changed_but_not_what_varies():
     definition = sweep(base={"lr": 0.1}, space={"n_layers": [2]}, variants=[{}, {"n_kv_heads": 1}])
-    assert definition.with_base({"lr": 0.2, "d_model": 32}).base == {"lr": 0.2, "d_model": 32}
+    assert definition.with_changes({"lr": 0.2, "d_model": 32}).base == {"lr": 0.2, "d_model": 32}
     with pytest.raises(ValueError, match="seed is a replicate"):
-        definition.with_base({"seed": 3})
+        definition.with_changes({"seed": 3})
     for name in ("n_layers", "n_kv_heads"):
         with pytest.raises(ValueError, match=f"varies {name}"):
-            definition.with_base({name: 1})
+            definition.with_changes({name: 1})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""The YAML file that a command is given: a run, a sweep or a toy, told apart by their keys, so that a mix-up is one
+line that names the right command and not a wall of unknown keys."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsedepth.config.load import read_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.toy.config import ToyConfig, ToyDefinition
+
+Kind = Literal["run", "sweep", "toy"]
+CALLED: Mapping[Kind, str] = {"run": "run configuration", "sweep": "sweep definition", "toy": "toy definition"}
+COMMANDS: Mapping[Kind, str] = {"run": "train", "sweep": "sweep", "toy": "toy"}
+DEFINING = ("question", "hypothesis", "base", "space", "zip", "variants", "cells")
+"""Keys that a run configuration never holds, not even by a slip."""
+
+
+def read_input(path: Path, wanted: Kind) -> dict[str, Any]:
+    """The mapping of a file of this kind. Raises ValueError naming the right command for a file of another kind."""
+    values = read_yaml(path)
+    kind = kind_of(values)
+    if kind in (None, wanted):
+        return values
+    shown = {"run": RunConfig, "sweep": DEFINING, "toy": ("n_layers", *DEFINING)}[kind]
+    known = shown.model_fields if isinstance(shown, type) else shown
+    keys = ", ".join([name for name in known if name in values][:3])
+    raise ValueError(
+        f"{path} is a {CALLED[kind]} (it holds {keys}) and no {CALLED[wanted]}; use: "
+        f"sparsedepth {COMMANDS[kind]} {path}"
+    )
+
+
+def kind_of(values: Mapping[str, Any]) -> Kind | None:
+    """What a file's keys make it; None where no key is known."""
+    if not any(name in values for name in DEFINING):
+        return "run" if any(name in values for name in (*RunConfig.model_fields, "preset")) else None
+    for_sweeps = set(SweepDefinition.model_fields) - set(ToyDefinition.model_fields)
+    for_toys = set(ToyConfig.model_fields) - set(RunConfig.model_fields)
+    base = values.get("base")
+    is_toy = "n_layers" in values or (isinstance(base, dict) and any(name in for_toys for name in base))
+    return "toy" if is_toy and not any(name in values for name in for_sweeps) else "sweep"

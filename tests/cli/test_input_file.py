@@ -1,0 +1,65 @@
+"""A file given to the wrong command is one line that names the right one, and --set reaches the keys of a sweep."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sparsedepth.cli.input_file import COMMANDS, kind_of, read_input
+from sparsedepth.cli.sweep_args import define
+from sparsedepth.config.load import read_yaml
+from sparsedepth.config.presets import PRESETS
+
+SWEEPS = Path(__file__).parent.parent.parent / "sweeps"
+ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
+CONTENTS = {
+    "run": {"n_layers": 2, "lr": 0.01},
+    "sweep": {**ASKED, "base": {"lr": 0.01}, "space": {"n_layers": [2, 3]}},
+    "toy": {**ASKED, "n_layers": [2, 3], "base": {"target": "mse"}},
+}
+
+
+def write(folder, content):
+    path = folder / "file.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_every_definition_of_the_repository_is_of_its_kind():
+    for path in SWEEPS.glob("*.yaml"):
+        assert kind_of(read_yaml(path)) == ("toy" if path.name == "toy.yaml" else "sweep"), path
+    assert {kind_of({"preset": name}) for name in PRESETS} == {"run"}
+
+
+@pytest.mark.parametrize("kind", CONTENTS)
+@pytest.mark.parametrize("wanted", CONTENTS)
+def test_a_file_of_another_kind_names_its_command(tmp_path, kind, wanted):
+    path = write(tmp_path, CONTENTS[kind])
+    if kind == wanted:
+        assert read_input(path, wanted) == CONTENTS[kind]
+        return
+    with pytest.raises(ValueError) as caught:
+        read_input(path, wanted)
+    message = str(caught.value)
+    assert message.endswith(f"sparsedepth {COMMANDS[kind]} {path}") and "unknown key" not in message
+    assert len(message) < 250 + len(str(path)) * 2
+
+
+def test_a_slip_in_a_file_does_not_change_its_kind():
+    assert kind_of({**CONTENTS["run"], "seeds": [0, 1], "name": "mine"}) == "run"
+    assert kind_of({**CONTENTS["sweep"], "n_layers": [2, 3]}) == "sweep"  # a depth that belongs into the space
+    assert kind_of({"steps": 3}) is None
+
+
+def test_set_reaches_the_keys_of_a_sweep(tmp_path):
+    path = write(tmp_path, CONTENTS["sweep"])
+    changed = define(path, settings=["seeds=[3, 4]", "lr=0.5", "objectives=[usefulness]"])
+    assert (changed.seeds, changed.base, changed.objectives) == ([3, 4], {"lr": 0.5}, ["usefulness"])
+    assert define(None, vary=["n_layers=2,3"], settings=["sampler=random", "n_trials=2"]).n_trials == 2
+    searched = {**CONTENTS["sweep"], "sampler": "random", "n_trials": 5}
+    assert define(write(tmp_path, searched), settings=["n_trials=9"]).n_trials == 9
+    for name in ("base", "scales"):
+        with pytest.raises(ValueError, match=f"--set {name}: a part of the file"):
+            define(path, settings=[f"{name}={{lr: 1}}"])
+    with pytest.raises(ValueError, match="--set: n_trials=4 has no meaning with sampler 'grid'"):
+        define(write(tmp_path, CONTENTS["sweep"]), settings=["n_trials=4"])
