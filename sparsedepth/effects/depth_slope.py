@@ -80,7 +80,7 @@ def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> l
     """
     lines = _lines(runs, knob, outcome)
     base = lines[lines["setting"] == knob.baseline]
-    found = []
+    slopes = []
     for setting in list(knob.settings)[1:]:
         rest = lines[lines["setting"] == setting]
         pairs = rest.merge(base, on=["match", "n_layers"], suffixes=("", "_baseline"))
@@ -88,8 +88,8 @@ def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> l
         usable = usable[usable.groupby("match")["n_layers"].transform("nunique") >= 2]
         if len(usable):
             diverged = int(pairs["diverged"].sum() + pairs["diverged_baseline"].sum())
-            found.append(_contrast(runs, knob, outcome, setting, usable, diverged))
-    return found
+            slopes.append(_contrast(runs, knob, outcome, setting, usable, diverged))
+    return slopes
 
 
 def depth_slope(runs: pd.DataFrame, outcome: str = "val_loss") -> DepthSlope | None:
@@ -197,15 +197,15 @@ def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:
     best = int(cost_G.argmin())
     if not 0 < best < len(grid_G) - 1 or cost_G[best] >= float(y_N @ y_N):
         return None
-    found = minimize_scalar(
+    best_fit = minimize_scalar(
         cost, bounds=(grid_G[best - 1], grid_G[best + 1]), method="bounded", options={"xatol": 1e-9}
     )
     df = len(lines) - n_free
-    limit = max(cost(found.x) * (1 + t_critical(df) ** 2 / df), 1e-20)
-    ends = [_end(cost, float(found.x), edge, limit) for edge in (grid_G[0], grid_G[-1])]
+    limit = max(cost(best_fit.x) * (1 + t_critical(df) ** 2 / df), 1e-20)
+    ends = [_end(cost, float(best_fit.x), edge, limit) for edge in (grid_G[0], grid_G[-1])]
     if ends[0] is None or ends[1] is None:
         return None
-    return DepthExponent(value=math.exp(found.x), lo=math.exp(ends[0]), hi=math.exp(ends[1]))
+    return DepthExponent(value=math.exp(best_fit.x), lo=math.exp(ends[0]), hi=math.exp(ends[1]))
 
 
 def _end(cost: Callable[[float], float], best: float, edge: float, limit: float) -> float | None:

@@ -57,10 +57,14 @@ def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0) -> Est
     mean = float(values_N.mean())
     if n < MIN_PAIRS:
         return Estimate(mean=mean, lo=None, hi=None, p=None, n=n)
-    error = max(float(values_N.std(ddof=1)), least_sd) / math.sqrt(n)
-    half = t_critical(n - 1) * error
+    return student(mean, max(float(values_N.std(ddof=1)), least_sd) / math.sqrt(n), n - 1, n)
+
+
+def student(mean: float, error: float, df: int, n: int) -> Estimate:
+    """The interval and the p-value against 0 of a mean of n values with a standard error of df degrees of freedom."""
+    half = t_critical(df) * error
     t = mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
-    return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=two_sided_p(t, n - 1), n=n)
+    return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=two_sided_p(t, df), n=n)
 
 
 def verdict_of(effect: Estimate, floor: float | None) -> Verdict:

@@ -182,11 +182,11 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
     for b in range(len(units)):
         if b not in groups:
             groups[next(a for a in leaders if leads(a, b))].extend(units[b])
-    found = [_knob(runs, tuple(fields), baselines or {}) for fields in groups.values()]
+    knobs = [_knob(runs, tuple(fields), baselines or {}) for fields in groups.values()]
     for name, value in (baselines or {}).items():
-        if not any(name == knob.name for knob in found) and plain(value) not in map(plain, runs[name]):
+        if not any(name == knob.name for knob in knobs) and plain(value) not in map(plain, runs[name]):
             raise ValueError(f"no run has the baseline {name}={value!r}; leave it out, or name a setting that was run")
-    return found
+    return knobs
 
 
 def find_knob(runs: pd.DataFrame, field: str) -> Knob | None:

@@ -72,14 +72,14 @@ def pairs(
     side = _sides(standing(runs), knob, outcome, basis, design or design_of(runs))
     base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "seed"])
     rest = side[side["setting"] != knob.baseline]
-    found = rest.merge(base, on="context", suffixes=("", "_baseline"))
+    matched = rest.merge(base, on="context", suffixes=("", "_baseline"))
     for name in BASES:
-        found[name] = found[name] / found[f"{name}_baseline"]
+        matched[name] = matched[name] / matched[f"{name}_baseline"]
     if basis is not None:
-        found = _nearest(found, basis)
-    found["difference"] = found["value"] - found["value_baseline"]
-    found["at_edge"] = found["at_edge"] | found["at_edge_baseline"]
-    named = found.rename(columns={"value_baseline": "baseline"})
+        matched = _nearest(matched, basis)
+    matched["difference"] = matched["value"] - matched["value_baseline"]
+    matched["at_edge"] = matched["at_edge"] | matched["at_edge_baseline"]
+    named = matched.rename(columns={"value_baseline": "baseline"})
     kept = ["setting", "n_layers", "n_layers_baseline", "seed", "match", "run_id", "run_id_baseline", "cell_id"]
     kept += ["cell_id_baseline", "value", "baseline", "difference", "diverged", "diverged_baseline", "at_edge"]
     return named[[*kept, *BASES]]
@@ -109,12 +109,12 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
     return side.drop_duplicates(["context", "setting", "size"])
 
 
-def _nearest(found: pd.DataFrame, basis: str) -> pd.DataFrame:
+def _nearest(matched: pd.DataFrame, basis: str) -> pd.DataFrame:
     """The pairs that agree in a basis: of those that share a run, the one of equal sizes, else the nearest."""
-    gap = (found[basis] - 1).abs()
-    found = found.assign(gap=gap, moved=found["size"] != found["size_baseline"])[gap <= MATCH_TOLERANCE]
-    found = found.sort_values(["moved", "gap", "run_id", "run_id_baseline"]).drop_duplicates("run_id")
-    return found.drop_duplicates(["setting", "run_id_baseline"]).sort_index()
+    gap = (matched[basis] - 1).abs()
+    matched = matched.assign(gap=gap, moved=matched["size"] != matched["size_baseline"])[gap <= MATCH_TOLERANCE]
+    matched = matched.sort_values(["moved", "gap", "run_id", "run_id_baseline"]).drop_duplicates("run_id")
+    return matched.drop_duplicates(["setting", "run_id_baseline"]).sort_index()
 
 
 def rounding_sd(outcome: str, *depths: int) -> float:

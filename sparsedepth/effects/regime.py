@@ -126,8 +126,8 @@ def regimes(runs: pd.DataFrame, layers: pd.DataFrame | None = None) -> list[Fami
     with its own intercept). `runs` are rows of that view, `layers` those with metric 'angular_distance' (columns
     run_id, layer, value). Models that were only measured belong to no family."""
     finished = angles_by_depth(runs)
-    found = [_verdict(str(name), members, layers) for name, members in finished.groupby("family", sort=False)]
-    return found if len(found) < 2 else [*found, _verdict("all families", finished, layers)]
+    families = [_verdict(str(name), members, layers) for name, members in finished.groupby("family", sort=False)]
+    return families if len(families) < 2 else [*families, _verdict("all families", finished, layers)]
 
 
 def angles_by_depth(runs: pd.DataFrame) -> pd.DataFrame:
@@ -227,7 +227,7 @@ def _read(signature: Signature, meaning: str, ends: Ends) -> Reading:
 def _hull(runs: pd.DataFrame, name: str) -> Ends:
     """Mean over runs, and the ends of the smallest interval that holds all of theirs; None unless all have one."""
     columns = [pd.to_numeric(runs[f"{name}{end}"], errors="coerce") for end in ("", "_lo", "_hi")]
-    value, lo, hi = (float(found) for found in (columns[0].mean(), columns[1].min(), columns[2].max()))
+    value, lo, hi = (float(end) for end in (columns[0].mean(), columns[1].min(), columns[2].max()))
     if columns[0].isna().any():
         return None, None, None
     if any(column.isna().any() for column in columns):

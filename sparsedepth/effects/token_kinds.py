@@ -31,14 +31,14 @@ class TokenKind:
 
 def token_kinds(tokens: pd.DataFrame) -> list[TokenKind]:
     """One per class that occurs, and all together to compare with, from the rows of `tokens` of one run or several."""
-    found = []
+    kinds = []
     for kind in (*KINDS, "all"):
         rows = tokens if kind == "all" else tokens[tokens["nearest"] == kind]
         if len(rows):
             known = rows["document_position"].dropna()
             commonest = rows["token_id"].value_counts(normalize=True, sort=False).sort_index()
             commonest = commonest.sort_values(ascending=False, kind="stable").head(N_COMMONEST)
-            found.append(
+            kinds.append(
                 TokenKind(
                     kind=kind,
                     n=len(rows),
@@ -48,7 +48,7 @@ def token_kinds(tokens: pd.DataFrame) -> list[TokenKind]:
                     commonest=tuple((int(token), float(share)) for token, share in commonest.items()),
                 )
             )
-    return found
+    return kinds
 
 
 def kind_sentence(kind: TokenKind) -> str:

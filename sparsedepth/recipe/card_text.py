@@ -170,17 +170,17 @@ def mechanism_text(card: Card) -> str:
     )
 
 
-def learning_rate_lines(found: LearningRate) -> Iterator[str]:
+def learning_rate_lines(rates: LearningRate) -> Iterator[str]:
     """The values tried for each configuration, where tuned; and AdamW's time scale where weight decay varies."""
-    for name, values in found.tried.items():
+    for name, values in rates.tried.items():
         yield (
-            f"{name} tuned for each configuration over {_numbers(values)}; best: {_numbers(found.best[name])}; "
-            f"{counted(found.n_at_edge, 'run')} of {found.n_runs} at the edge of the values tried"
+            f"{name} tuned for each configuration over {_numbers(values)}; best: {_numbers(rates.best[name])}; "
+            f"{counted(rates.n_at_edge, 'run')} of {rates.n_runs} at the edge of the values tried"
         )
-    if not found.tried:
-        rates = _numbers(sorted({rate for rate, _ in found.used})) or "unknown"
-        yield f"lr was not tuned for each configuration (lr {rates}): a setting may want another"
-    for rate, decay in found.used:
+    if not rates.tried:
+        used = _numbers(sorted({rate for rate, _ in rates.used})) or "unknown"
+        yield f"lr was not tuned for each configuration (lr {used}): a setting may want another"
+    for rate, decay in rates.used:
         scale = f"{1 / (rate * decay):.4g} steps" if decay else "infinite"
         yield f"lr {rate:g}, weight_decay {decay:g}: AdamW time scale 1/(lr weight_decay) = {scale}"
 

@@ -24,10 +24,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast, compare, contrasts
-from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, verdict_of
+from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, student, t_critical, verdict_of
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
-from sparsedepth.store.student import t_critical, two_sided_p
 
 
 def measured(runs: pd.DataFrame, knob: Knob, objective: str, depth: int) -> list[Contrast]:
@@ -41,7 +40,7 @@ def predicted(runs: pd.DataFrame, knob: Knob, objective: str, depth: int) -> lis
     Its interval is None where its pairs stand at one depth only, or are fewer than four.
     """
     rows = pairs(runs, knob, objective)
-    found = []
+    predictions = []
     for setting in list(knob.settings)[1:]:
         contrast = compare(runs, knob, setting, objective)
         if contrast is None:
@@ -51,8 +50,10 @@ def predicted(runs: pd.DataFrame, knob: Knob, objective: str, depth: int) -> lis
         floor = None
         if contrast.floor is not None and leverage is not None:
             floor = contrast.floor * math.sqrt(effect.n * leverage)
-        found.append(replace(contrast, n_layers=depth, effect=effect, floor=floor, verdict=verdict_of(effect, floor)))
-    return found
+        predictions.append(
+            replace(contrast, n_layers=depth, effect=effect, floor=floor, verdict=verdict_of(effect, floor))
+        )
+    return predictions
 
 
 def line(depth_N: np.ndarray, difference_N: np.ndarray, depth: int) -> tuple[Estimate, float | None]:
@@ -67,10 +68,7 @@ def line(depth_N: np.ndarray, difference_N: np.ndarray, depth: int) -> tuple[Est
     mean = float(difference_N.mean()) + slope * at
     rest_N = difference_N - difference_N.mean() - slope * x_N
     leverage = 1 / n + at**2 / spread
-    error = math.sqrt(float(rest_N @ rest_N) / (n - 2) * leverage)
-    half = t_critical(n - 2) * error
-    t = mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
-    return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=two_sided_p(t, n - 2), n=n), leverage
+    return student(mean, math.sqrt(float(rest_N @ rest_N) / (n - 2) * leverage), n - 2, n), leverage
 
 
 def standard_error(effect: Estimate, df: int) -> float | None:

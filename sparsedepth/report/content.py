@@ -135,35 +135,34 @@ def summarise(
     failures: Table,
 ) -> list[str]:
     """What these runs say, in plain sentences, the most important first."""
-    said = [rule_with_trial(card)] if card else []
-    said.append(_counts(runs, known))
+    sentences = [rule_with_trial(card)] if card else []
+    sentences.append(_counts(runs, known))
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:
-        said.append(
+        sentences.append(
             f"{len(distinct)} of {counted(len(effects), 'effect')} are distinguishable from seed noise, each at 95%; "
             f"chance alone would make about {0.05 * len(effects):.1f} of them stand out."
         )
-    on_loss = [one for one in distinct if one.outcome in (OWN, COMMON)]
-    deepest = max((one.n_layers or 0 for one in on_loss), default=0)
-    at_depth = sorted(
-        (one for one in on_loss if (one.n_layers or 0) == deepest), key=lambda one: -abs(one.effect.mean or 0.0)
-    )
-    said += [f"{contrast_sentence(one)}." for one in at_depth[:MOST_IN_SUMMARY]]
-    earned = sorted((one for one in links if one.word in SHOWS), key=lambda one: list(SHOWS).index(one.word))
-    said += [_together(one) for one in earned[:MOST_IN_SUMMARY]]
+    on_loss = [effect for effect in distinct if effect.outcome in (OWN, COMMON)]
+    deepest = max((effect.n_layers or 0 for effect in on_loss), default=0)
+    at_depth = [effect for effect in on_loss if (effect.n_layers or 0) == deepest]
+    at_depth.sort(key=lambda effect: -abs(effect.effect.mean or 0.0))
+    sentences += [f"{contrast_sentence(effect)}." for effect in at_depth[:MOST_IN_SUMMARY]]
+    earned = sorted((link for link in links if link.word in SHOWS), key=lambda link: list(SHOWS).index(link.word))
+    sentences += [_together(link) for link in earned[:MOST_IN_SUMMARY]]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
     if n_failed:
-        said.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
-    return said
+        sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
+    return sentences
 
 
-def _together(one: LinkEvidence) -> str:
-    link = one.within
+def _together(evidence: LinkEvidence) -> str:
+    link = evidence.within
     assert link.rho is not None and link.lo is not None and link.hi is not None
     return (
         f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
         f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')}): "
-        f"{SHOWS[one.word]}."
+        f"{SHOWS[evidence.word]}."
     )
 
 

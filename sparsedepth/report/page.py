@@ -81,15 +81,15 @@ def html(
     here = files("sparsedepth.report")
     script = (here / "tables.js").read_text()
     pictures, not_drawn = draw_pictures(store)
-    said = content(store, folders, depth, objective, tried)
+    report = content(store, folders, depth, objective, tried)
     return environment.get_template("page.html.j2").render(
-        said=said,
+        report=report,
         pictures=pictures,
         not_drawn=not_drawn,
         style=(here / "page.css").read_text(),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        advice=advice_of(said.card) if said.card else None,
+        advice=advice_of(report.card) if report.card else None,
         command=" ".join(shlex.quote(str(folder)) for folder in folders),
     )
 
@@ -126,9 +126,9 @@ def _picture(name: str, meaning: str, drawing: Drawing) -> Picture:
     sizes: list[tuple[float, float]] = []
 
     def page() -> Figure:
-        found = drawing.page()
-        sizes.append(tuple(found.get_size_inches()))
-        return found
+        figure = drawing.page()
+        sizes.append(tuple(figure.get_size_inches()))
+        return figure
 
     image, kind = render(page, ".svg"), "image/svg+xml"
     if len(image) > LARGEST_SVG:

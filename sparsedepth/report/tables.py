@@ -1,6 +1,5 @@
 """The report's tables: named columns, and cells that carry the words for people and the value to sort by."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, contrasts
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
+from sparsedepth.effects.sentences import size_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.render import readable
@@ -115,13 +115,12 @@ def meaning_of(name: str) -> str:
 def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
     """Every setting of every knob at every depth, on the outcomes of the forest plot; `runs` are trained ones."""
     knobs = find_knobs(runs)
-    found = [
-        one for name in in_terms_of(loss_of(runs), OUTCOMES) for knob in knobs for one in contrasts(runs, knob, name)
-    ]
-    return [one for one in found if one.effect.mean is not None]
+    outcomes = in_terms_of(loss_of(runs), OUTCOMES)
+    every = [contrast for name in outcomes for knob in knobs for contrast in contrasts(runs, knob, name)]
+    return [contrast for contrast in every if contrast.effect.mean is not None]
 
 
-def table_of_effects(found: Sequence[Contrast]) -> Table:
+def table_of_effects(effects: Sequence[Contrast]) -> Table:
     """One row per contrast."""
     columns = [
         ("outcome", ""),
@@ -138,25 +137,17 @@ def table_of_effects(found: Sequence[Contrast]) -> Table:
         ("diverged", "pairs left out, since the setting's run diverged"),
     ]
 
-    def row(one: Contrast) -> list[Any]:
-        low, high = (_difference(end, one.unit).text for end in (one.effect.lo, one.effect.hi))
-        interval = None if one.effect.lo is None else f"{low} to {high}"
-        unit = "ratio" if one.unit == LOG_UNIT else one.unit
-        head = [one.outcome, one.setting, one.baseline, one.n_layers, _difference(one.effect.mean, one.unit), interval]
-        return [*head, unit, one.verdict, _floor(one), one.effect.n, one.n_seeds, one.n_diverged]
+    def row(contrast: Contrast) -> list[Any]:
+        effect, unit = contrast.effect, contrast.unit
+        low, high = (_size(end, unit, "+").text for end in (effect.lo, effect.hi))
+        place = [contrast.outcome, contrast.setting, contrast.baseline, contrast.n_layers]
+        size = [_size(effect.mean, unit, "+"), None if effect.lo is None else f"{low} to {high}"]
+        judged = ["ratio" if unit == LOG_UNIT else unit, contrast.verdict, _size(contrast.floor, unit)]
+        return [*place, *size, *judged, effect.n, contrast.n_seeds, contrast.n_diverged]
 
-    return table_of(columns, map(row, found))
-
-
-def _difference(value: float | None, unit: str) -> Cell:
-    """With its sign, or as a ratio; sorted as it is compared."""
-    if value is None:
-        return cell(None)
-    return Cell(text=f"×{math.exp(value):.3g}" if unit == LOG_UNIT else f"{value:+.3g}", key=value, is_number=True)
+    return table_of(columns, map(row, effects))
 
 
-def _floor(one: Contrast) -> Cell:
-    if one.floor is None:
-        return cell(None)
-    text = f"×{math.exp(one.floor):.3g}" if one.unit == LOG_UNIT else f"{one.floor:.3g}"
-    return Cell(text=text, key=one.floor, is_number=True)
+def _size(value: float | None, unit: str, sign: str = "") -> Cell:
+    """A difference, or the ratio whose logarithm it is; sorted as it is compared."""
+    return cell(None) if value is None else Cell(text=size_text(value, unit, sign, "×"), key=value, is_number=True)
