@@ -118,7 +118,7 @@ def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
 def _read_bytes(folder: Path, name: str, limit: int) -> bytes:
     """The file's bytes; a link is not followed, so a folder from elsewhere cannot point out of itself."""
     try:
-        handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise DamagedRun(folder, name, "is missing") from None
     except OSError as error:

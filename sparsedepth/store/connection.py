@@ -28,10 +28,10 @@ from sparsedepth.store.cache import load
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.find import Part, find_runs
-from sparsedepth.store.folder import RUNS
+from sparsedepth.store.folder import RUNS, empty_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
-from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, empty_table, view_schema
+from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, view_schema
 from sparsedepth.store.tuning import IS_TRAINED, read_tuned, roles
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys

@@ -7,6 +7,7 @@
 its summary. The rows of one run stand together, in the order of its own files.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -36,6 +37,7 @@ from sparsedepth.store.folder import (
     Measured,
     Run,
     arrow_type,
+    empty_table,
     parse_record,
     table_bytes,
 )
@@ -197,20 +199,18 @@ def read_rows(found: Iterable[Found]) -> Rows:
     )
 
 
+@functools.cache
 def view_schema(view: Table) -> pa.Schema:
     """The Arrow schema of a view's rows."""
     return pa.schema([pa.field(column.name, arrow_type(column)) for column in COLUMNS[view]])
 
 
+@functools.cache
 def runs_schema() -> pa.Schema:
     schema = view_schema("runs")
     for name in MARKER_COLUMNS:
         schema = schema.append(pa.field(name, pa.string()))
     return schema
-
-
-def empty_table(schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches([], schema)
 
 
 def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -242,13 +242,18 @@ FACTS = (*FACTS, "planned_memory_bytes", "packages")
 """What the columns of `runs` take from a manifest."""
 
 
+_COLUMNS = {column.name: column for column in RUN_COLUMNS}
+_OF_SUMMARY = frozenset(column.name for column in quantities.RUNS)
+
+
 def _run_row(run: Run | Measured) -> dict[str, Any]:
+    """The values of `runs` that are not NULL."""
     facts = {name: run.manifest.get(name) for name in FACTS}
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
-    summary = {column.name: run.summary.get(column.name) for column in quantities.RUNS}
+    summary = {name: value for name, value in run.summary.items() if name in _OF_SUMMARY}
     values = {"run_id": run.run_id, **_config_columns(run), **summary, **facts}
-    return {column.name: _typed(run, column, values.get(column.name)) for column in RUN_COLUMNS}
+    return {name: _typed(run, _COLUMNS[name], value) for name, value in values.items() if value is not None}
 
 
 def _config_columns(run: Run | Measured) -> dict[str, Any]:
@@ -261,32 +266,17 @@ def _config_columns(run: Run | Measured) -> dict[str, Any]:
     return named | {name: json.dumps(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "BIGINT": (int,),
-    "DOUBLE": (int, float),
-    "VARCHAR": (str,),
-    "BOOLEAN": (bool,),
-}
-
-
+_PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool}
 _LARGEST = {"BIGINT": 2**63 - 1, "DOUBLE": sys.float_info.max}
 
 
 def _typed(run: Run | Measured, column: Column, value: Any) -> Any:
-    fits = value is None or (
-        isinstance(value, _PYTHON_TYPES[column.type])
-        and isinstance(value, bool) == (column.type == "BOOLEAN")
-        and (column.type not in _LARGEST or abs(value) <= _LARGEST[column.type])
-    )
+    kind = _PYTHON_TYPES[column.type]
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    fits = fits and (column.type not in _LARGEST or abs(value) <= _LARGEST[column.type])
     if not fits:
-        in_config = column.name in RunConfig.model_fields
-        in_summary = column in quantities.RUNS
-        name = (
-            (CONFIG if isinstance(run, Run) else MODEL)
-            if in_config
-            else "summary.json"
-            if in_summary
-            else "manifest.json"
-        )
+        name = "summary.json" if column.name in _OF_SUMMARY else "manifest.json"
+        if column.name in RunConfig.model_fields:
+            name = CONFIG if isinstance(run, Run) else MODEL
         raise DamagedRun(run.folder, name, f"has {column.name}={str(value)[:40]!r}, which is not a {column.type}")
-    return utf8(value) if isinstance(value, str) else value
+    return utf8(value) if kind is str and not value.isascii() else value
