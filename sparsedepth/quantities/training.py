@@ -16,7 +16,14 @@ RUN: tuple[Quantity, ...] = (
              better="low", label="training cost"),
     Quantity("steps", "optimiser steps taken", "step", type="BIGINT"),
     Quantity("tokens_trained", "tokens trained on", "token", type="BIGINT"),
+    Quantity("tokens_per_param", "tokens_trained / params_total; about 20 is compute-optimal (2203.15556)", "token",
+             scale="log", is_ratio=True),
     Quantity("train_loss", "mean training cross-entropy over the last 10% of the logged steps", "nat/token", better="low"),
+    Quantity("unigram_loss", "held-out loss of add-one counts of the very tokens trained on; NULL for a task", "nat/token"),
+    Quantity("bigram_loss", "held-out loss of their counts by the token before, interpolated with the unigram; a model above "
+             "it knows less than pairs of tokens tell; NULL for a task", "nat/token"),
+    Quantity("chance_loss", "held-out loss of a task's answers guessed from position and difficulty alone; NULL for text",
+             "nat/token"),
 )
 
 CURVES: tuple[Quantity, ...] = (

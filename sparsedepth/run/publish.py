@@ -67,5 +67,6 @@ def _training_summary(config: RunConfig, trained: Trained) -> dict[str, Any]:
         "train_flops": 3 * counted.flops_per_token * tokens,
         "steps": trained.steps,
         "tokens_trained": tokens,
+        "tokens_per_param": tokens / counted.params_total,
         "train_loss": float(np.mean(tail)) if tail and trained.outcome == "ok" else None,
     }

@@ -18,6 +18,7 @@ import torch
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.data.baselines import baselines
 from sparsedepth.data.source import Source, open_source
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
@@ -158,7 +159,7 @@ class RunJob:
                 raise Interrupted  # training is checkpointed; measuring starts again
             self._report("measuring", TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done, loss)
 
-        return measure_run(
+        measured = measure_run(
             DecoderStack(model.eval()),
             self.config,
             source.held_out,
@@ -167,6 +168,9 @@ class RunJob:
             eod=source.eod,
             progress=progress,
         )
+        if "loss" in self.config.measures:
+            measured.summary.update(baselines(source, self.config, look=lambda: progress(1.0)))
+        return measured
 
     def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
         experts = runtime.experts_kernel if self.config.n_experts else None
