@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsedepth.config.load import read_yaml
+from sparsedepth.config.load import read_extended
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.toy.config import ToyConfig, ToyDefinition
@@ -19,7 +19,7 @@ DEFINING = ("question", "hypothesis", "base", "space", "zip", "variants", "cells
 
 def read_input(path: Path, wanted: Kind) -> dict[str, Any]:
     """The mapping of a file of this kind. Raises ValueError naming the right command for a file of another kind."""
-    values = read_yaml(path)
+    values = read_extended(path)
     kind = kind_of(values)
     if kind in (None, wanted):
         return values

@@ -4,7 +4,6 @@
 as the number it is (YAML 1.1 would read a string).
 """
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -13,9 +12,12 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+
+from sparsedepth.config.mistakes import explain
 
 MAX_BYTES = 1_000_000
+MAX_FILES = 8
+"""of a chain of files that extend one another"""
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -74,6 +76,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_extended(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, laid over the file that its key `extends` names, relative to it: keys replace those
+    of the other file, and `base` is laid over its base. Raises ValueError for a circle, or more than 8 files."""
+    return _extended(path, ())
+
+
+def _extended(path: Path, via: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in via:
+        raise ValueError(f"{via[-1]}: extends {str(path)!r}, which extends this file: a circle")
+    if len(via) == MAX_FILES:
+        raise ValueError(f"{via[-1]}: extends a chain of more than {MAX_FILES} files; put them together")
+    values = read_yaml(path)
+    if "extends" not in values:
+        return values
+    named = values.pop("extends")
+    if not isinstance(named, str) or not named or Path(named).is_absolute():
+        raise ValueError(f"{path}: extends={named!r} must be the path of a YAML file, relative to this one")
+    under = _extended(path.parent / named, (*via, path.resolve()))
+    merged = {**under, **values}
+    if isinstance(under.get("base"), dict) and isinstance(values.get("base"), dict):
+        merged["base"] = {**under["base"], **values["base"]}
+    return merged
+
+
 def parse_settings(settings: Iterable[str], option: str = "--set") -> dict[str, Any]:
     """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}; messages name the `option`."""
     parsed: dict[str, Any] = {}
@@ -100,33 +126,10 @@ def parse_lists(settings: Iterable[str], option: str) -> dict[str, list[Any]]:
 
 
 def build(model: type[Config], values: Mapping[str, Any], source: str) -> Config:
-    """A validated config from plain values, strictly typed. Raises ValueError with one line per mistake."""
+    """A validated config from plain values, strictly typed. Raises ValueError with every mistake, in one line."""
     try:
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        mistakes = [_explain(model, details) for details in error.errors()]
-        raise ValueError(f"{source}: " + "; ".join(mistakes)) from None
+        raise ValueError(f"{source}: " + "; ".join(explain(model, values, error))) from None
     except TypeError as error:
         raise ValueError(f"{source}: a value is neither number, text, list nor mapping ({error})") from None
-
-
-def _explain(model: type[BaseModel], details: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in details["loc"])
-    if details["type"] == "extra_forbidden":
-        names = list(model.model_fields)
-        near = difflib.get_close_matches(str(details["loc"][-1]), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
-        return f"unknown key {place!r} (value {_short(details['input'])}); {hint}"
-    message = details["msg"].removeprefix("Value error, ")
-    if not place:
-        return message
-    field = model.model_fields.get(str(details["loc"][0]))
-    meaning = f" ({field.description})" if field and field.description else ""
-    if details["type"] == "missing":
-        return f"{place} is missing{meaning}"
-    return f"{place}={_short(details['input'])}: {message[0].lower()}{message[1:]}{meaning}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."

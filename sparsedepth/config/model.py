@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sparsedepth.config.mistakes import check, run_checks
 from sparsedepth.config.role import KNOB, RECORD, SHAPE, Role, roles
 
 Count = Annotated[int, Field(ge=1)]
@@ -22,7 +23,14 @@ FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_exp
 
 
 class Section(BaseModel):
+    """A part of a configuration: frozen, strict, without unknown keys; what its checks find is told at once."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _run_checks(self) -> Self:
+        run_checks(self)
+        return self
 
 
 class ModelConfig(Section):
@@ -192,8 +200,8 @@ class ModelConfig(Section):
             filled["d_expert"] = max(1, (whole("d_ff") or 1) // (top_k + (whole("n_shared_experts") or 0)))
         return filled
 
-    @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
+    @check
+    def _check_shapes(self) -> None:
         if self.d_model % (2 * self.n_heads):
             raise ValueError(
                 f"n_heads={self.n_heads} does not divide d_model={self.d_model} into heads of even width; "
@@ -215,10 +223,9 @@ class ModelConfig(Section):
                 f"mix_frac={self.mix_frac} of n_layers={self.n_layers} leaves no mix: {self.n_post_layers} blocks are "
                 f"post; use norm='pre', norm='post', or another mix_frac"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
+    @check
+    def _check_experts(self) -> None:
         if self.n_experts == 0:
             for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
                 if getattr(self, name):
@@ -237,10 +244,9 @@ class ModelConfig(Section):
                 f"n_dense_layers={self.n_dense_layers} leaves no layer of n_layers={self.n_layers} to the experts; "
                 f"choose a smaller one, or n_experts=0"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_conditions(self) -> Self:
+    @check
+    def _check_conditions(self) -> None:
         """A field away from its default must have the field that gives it a meaning, so that no knob turns nothing."""
         for name, role in roles(ModelConfig).items():
             owner, value = role.only_with or (name, getattr(self, name))
@@ -254,10 +260,9 @@ class ModelConfig(Section):
                 f"mask_documents needs the id that ends a document, below vocab_size={self.vocab_size}, and has "
                 f"eod={self.eod}; set eod to the tokenizer's end-of-sequence id"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _check_pairs(self) -> Self:
+    @check
+    def _check_pairs(self) -> None:
         if self.residual_gate == "admin" and self.norm != "post":
             raise ValueError(
                 f"residual_gate='admin' weighs the stream against a branch before their norm (2004.08249), and norm="
@@ -270,7 +275,6 @@ class ModelConfig(Section):
                     "(2502.05795, Table 6); use init='normal', or ask for it: allow=['lns_with_scaled_init']"
                 )
             warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
-        return self
 
     @property
     def n_post_layers(self) -> int:

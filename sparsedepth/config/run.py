@@ -5,11 +5,12 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 Where a run is written and on what device it runs are not part of it: `run_id` names the *result*.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from sparsedepth.config import presets
+from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, Positive, Section
 from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role
 from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, task_name
@@ -172,8 +173,8 @@ class RunConfig(
             filled["eod"] = {"byte": 256, "bpe": 0}.get(str(tokenizer).partition(":")[0])
         return filled
 
-    @model_validator(mode="after")
-    def _check_run(self) -> Self:
+    @check
+    def _check_run(self) -> None:
         if self.batch_tokens % self.seq_len:
             raise ValueError(
                 f"batch_tokens={self.batch_tokens} is not a whole number of sequences of seq_len={self.seq_len}; "
@@ -191,7 +192,6 @@ class RunConfig(
             )
         self._check_corpus()
         self._check_measures()
-        return self
 
     def _check_corpus(self) -> None:
         """A task has its own fields and none of a text's; a text has none of a task's."""

@@ -7,10 +7,11 @@ have, never an expression.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import Count, Positive, Section
 
 Value = bool | int | float | str
@@ -25,11 +26,10 @@ class Interval(Section):
     log: bool = False
     whole: bool = False
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @check
+    def _check(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
             raise ValueError(f"low={self.low} and high={self.high} must satisfy {'0 < ' * self.log}low < high")
-        return self
 
 
 Values = Annotated[list[Value], Field(min_length=1)]
@@ -57,11 +57,10 @@ class Prune(Section):
     keep: Annotated[float, Field(gt=0, lt=1, description="share of the finished runs that a run must reach")] = 0.5
     min_runs: Annotated[Count, Field(description="finished runs to compare with, at least")] = 4
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @check
+    def _check(self) -> None:
         if self.at != sorted(set(self.at)):
             raise ValueError(f"at={self.at} must be ascending")
-        return self
 
 
 TuneGrid = Annotated[list[Positive], Field(min_length=3)]

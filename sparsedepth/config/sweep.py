@@ -9,13 +9,14 @@ A *cell* is a mapping of RunConfig fields laid over `base`; a *run* is a cell wi
 a dimension of the search. `scales` holds named changes of size ('micro' for a CPU), laid over the definition.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from sparsedepth.config import presets
 from sparsedepth.config.load import build
+from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
 from sparsedepth.config.model import Count, Positive, Section
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import (
@@ -36,7 +37,18 @@ from sparsedepth.config.space import (
 )
 
 Matched = Literal["tokens", "steps", "params_total", "params_active", "flops"]
-Seeds = Annotated[list[int], Field(min_length=1)]
+
+
+def _counted(seeds: Any) -> Any:
+    """3 seeds are 0, 1 and 2."""
+    if not isinstance(seeds, int) or isinstance(seeds, bool):
+        return seeds
+    if seeds < 1:
+        raise ValueError("must be 1 or more, which stands for as many seeds from 0")
+    return list(range(seeds))
+
+
+Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted, json_schema_input_type=int | list[int])]
 Zip = list[dict[str, Values]]
 
 
@@ -105,19 +117,45 @@ class SweepDefinition(Section):
         Field(description="fields re-tuned for each cell with the first seed: {lr: [1e-3, 2e-3, 4e-3]}"),
     ] = {}
     prune: Annotated[Prune | None, Field(description="when a sampler's run is ended early")] = None
-    seeds: Annotated[Seeds, Field(description="replicates of every cell")] = [0]
+    seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
     scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    fields_of_parts: ClassVar[Collection[str]] = RunConfig.model_fields
+    """What stands in the base, the space and the other parts, never beside them."""
+
+    @check
+    def _check_repeats(self) -> None:
         for name in ("seeds", "objectives"):
             given = getattr(self, name)
             if len(set(given)) < len(given):
                 raise ValueError(f"{name}={given} must not name one twice")
-        for scope in (self.base, *self._scopes()):
-            if "seed" in scope:
-                raise ValueError("seed is a replicate, not a knob: list the seeds under 'seeds'")
-        self._check_names()
+
+    @check
+    def _check_parts(self) -> None:
+        """Every part names fields of a run, with values that they can have."""
+        if any("seed" in scope for scope in (self.base, *self._scopes())):
+            raise ValueError("seed is a replicate, not a knob: list the seeds under 'seeds'")
+        mistakes = [f"{part}: {told}" for part, values in self._parts() for told in field_mistakes(RunConfig, values)]
+        if mistakes:
+            raise Mistakes(mistakes)
+
+    def _parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The values that the definition lists, with the part that lists them."""
+        yield "base", self.base
+        yield from (("variants", variant) for variant in self.variants)
+        yield from (("cells", cell) for cell in self.cells)
+        parts = [("space", self.space), ("tune", self.tune), *(("zip", axis) for axis in self.zip)]
+        conditions = [("exclude", where) for where in self.exclude]
+        conditions += [(f"only.{name}", where) for name, where in self.only.items()]
+        for part, axes in (*parts, *conditions):
+            for name, axis in axes.items():
+                values = [axis.low] if isinstance(axis, Interval) else axis if isinstance(axis, list) else [axis]
+                if not isinstance(axis, Interval) or name not in RunConfig.model_fields:
+                    yield from ((part, {name: value}) for value in values)
+
+    @check
+    def _check_rules(self) -> None:
+        self._check_places()
         check_zip(self.zip)
         check_tune(self.tune)
         if self.sampler == "grid":
@@ -126,20 +164,9 @@ class SweepDefinition(Section):
             self._check_sampled()
         if self.free and self.matched in ("tokens", "steps"):
             raise ValueError(f"free={self.free!r} is solved for parameters or FLOPs; matched is {self.matched!r}")
-        return self
 
-    def _check_names(self) -> None:
-        """Every field exists, and is said to vary in one place only."""
-        conditions = [(name, where) for where in self.exclude for name in where]
-        conditions += [(name, where) for where in self.only.values() for name in where]
-        scopes = {"space": self.space, "only": self.only, "tune": self.tune}
-        named = [(name, place) for place, scope in scopes.items() for name in scope]
-        named += [(name, "zip") for axis in self.zip for name in axis] + [
-            (name, "a condition") for name, _ in conditions
-        ]
-        for name, place in named:
-            if name not in RunConfig.model_fields:
-                build(RunConfig, {name: None}, place)  # raises, naming the nearest field
+    def _check_places(self) -> None:
+        """Every field is said to vary in one place only."""
         for name in self.only:
             if name not in self.space:
                 raise ValueError(f"only.{name} needs an axis {name!r} in the space")

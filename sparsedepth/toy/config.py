@@ -9,12 +9,13 @@ so students of all groups learn the same teachers from the same inputs.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sparsedepth.config.load import build
+from sparsedepth.config.mistakes import check
 from sparsedepth.config.run import Count, Fraction, Positive, Section
 from sparsedepth.files import digest
 
@@ -63,8 +64,8 @@ class ToyConfig(Section):
     test_batches: Annotated[Count, Field(description="batches of the test loss, never trained on")] = 10
     log_every: Annotated[Count, Field(description="steps between two rows of the curves")] = 500
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @check
+    def _check(self) -> None:
         for name in AXES:
             values = getattr(self, name)
             if len(set(values)) < len(values):
@@ -73,7 +74,6 @@ class ToyConfig(Section):
             raise ValueError(
                 f"temperature={list(self.temperature)} has no effect on target mse, which has no head; leave it out"
             )
-        return self
 
     @property
     def run_id(self) -> str:
@@ -139,12 +139,14 @@ class ToyDefinition(Section):
     ] = [{}]
     scales: Annotated[dict[str, ToyScale], Field(description="the same question at other sizes")] = {}
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    fields_of_parts: ClassVar[Collection[str]] = ToyConfig.model_fields
+    """What stands in the base and the variants, never beside them."""
+
+    @check
+    def _check(self) -> None:
         if "n_layers" in self.base:
             raise ValueError("n_layers is an axis: list the depths under 'n_layers', beside 'base'")
         self.groups()
-        return self
 
     def scaled(self, scale: str | None) -> "ToyDefinition":
         """The definition at another size. Raises ValueError for a scale it does not have."""

@@ -41,7 +41,7 @@ def test_fields_that_came_later_leave_old_ids_valid():
     [
         ({"n_layer": 3}, ["unknown key 'n_layer'", "did you mean 'n_layers'"]),
         ({"flavour": 1}, ["unknown key 'flavour'", "known keys"]),
-        ({"n_layers": "three"}, ["n_layers='three'", "valid integer"]),
+        ({"n_layers": "three"}, ["n_layers='three'", "must be a whole number"]),
         ({"n_layers": True}, ["n_layers=True"]),
         ({"n_layers": 0}, ["n_layers=0", "greater than or equal to 1"]),
         ({"seq_len": 3.5}, ["seq_len=3.5"]),

@@ -1,0 +1,123 @@
+"""Words of the field that are not ours: what other trainers, papers and sweep tools call the fields of a config.
+
+Each field lists the words for it. A word is only pointed to a field that the config at hand has (a toy has n_steps,
+a run has train_tokens), and the conversion, where the unit differs, is said with it.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+
+WORDS: Mapping[str, str] = {
+    "n_layers": "layers num_layers num_hidden_layers n_layer depth depths n_blocks",
+    "d_model": "hidden hidden_size hidden_dim n_embd embed_dim embedding_dim dim width model_dim",
+    "n_heads": "heads num_heads num_attention_heads n_head attention_heads",
+    "n_kv_heads": "kv_heads num_kv_heads num_key_value_heads n_kv_head n_query_groups gqa",
+    "d_ff": "intermediate_size ffn_dim ff_dim mlp_dim d_mlp ffn_hidden_size mlp_size",
+    "vocab_size": "vocab n_vocab vocabulary_size",
+    "seq_len": "context context_length context_len ctx_len n_ctx block_size max_length max_seq_len sequence_length "
+    "max_position_embeddings",
+    "n_experts": "experts num_experts num_local_experts n_routed_experts moe_experts",
+    "top_k": "num_experts_per_tok experts_per_token moe_top_k k",
+    "d_expert": "moe_intermediate_size expert_dim expert_size",
+    "n_shared_experts": "shared_experts num_shared_experts",
+    "balance_loss": "aux_loss_coef router_aux_loss_coef load_balancing_loss aux_loss",
+    "norm": "norm_position norm_placement norm_style layernorm prenorm postnorm",
+    "norm_eps": "rms_norm_eps layer_norm_eps layernorm_epsilon",
+    "depth_scale": "lns layernorm_scaling layer_norm_scaling",
+    "init_std": "initializer_range init_scale",
+    "weight_density": "density weight_sparsity sparsity mask_density",
+    "tie_embeddings": "tie_word_embeddings weight_tying tied_embeddings share_embeddings",
+    "sliding_window": "window window_size attention_window local_attention",
+    "rope_theta": "rope_base rotary_base",
+    "logit_soft_cap": "final_logit_softcapping softcap logit_cap",
+    "corpus": "dataset dataset_name data data_path data_dir text train_data train_file",
+    "tokenizer": "tokenizer_name tokeniser",
+    "train_tokens": "tokens n_tokens num_tokens max_tokens token_budget steps n_steps max_steps num_steps train_steps "
+    "iterations max_iters iters epochs num_train_epochs",
+    "n_steps": "steps max_steps num_steps train_steps iterations max_iters iters epochs",
+    "batch_tokens": "batch_size batch global_batch_size train_batch_size bs "
+    "per_device_train_batch_size tokens_per_batch",
+    "batch_size": "batch global_batch_size train_batch_size bs",
+    "lr": "learning_rate max_lr peak_lr max_learning_rate",
+    "min_lr_frac": "min_lr lr_min final_lr_fraction min_learning_rate",
+    "warmup_frac": "warmup warmup_steps warmup_ratio warmup_iters warmup_tokens num_warmup_steps lr_warmup",
+    "weight_decay": "wd decay l2 lambda",
+    "beta1": "betas adam_beta1 momentum",
+    "beta2": "adam_beta2",
+    "adam_eps": "eps epsilon adam_epsilon",
+    "grad_clip": "clip max_grad_norm gradient_clip gradient_clip_val clip_grad clip_norm",
+    "seed": "random_seed rng_seed manual_seed",
+    "precision": "dtype mixed_precision amp bf16 fp16 torch_dtype",
+    "log_every": "log_interval logging_steps log_steps",
+    "val_tokens": "eval_tokens eval_iters eval_steps val_steps",
+    "measures": "metrics scores",
+    "space": "grid axes parameters params search_space sweep vary hparams",
+    "sampler": "method algorithm strategy search search_alg",
+    "objectives": "objective metric goal target_metric optimize",
+    "n_trials": "trials num_trials max_trials n_iter num_samples run_cap",
+    "seeds": "seed replicates repeats n_seeds num_seeds",
+    "base": "fixed defaults config common run shared",
+    "question": "description title",
+    "exclude": "filter skip except",
+    "tune": "tuning lr_sweep",
+    "prune": "pruner early_stopping early_terminate",
+    "teacher_seed": "teachers n_teachers teacher_seeds",
+}
+
+CONVERSIONS: Mapping[tuple[str, str], str] = {
+    **{("train_tokens", word): "steps x batch_tokens" for word in WORDS["n_steps"].split()},
+    ("train_tokens", "n_steps"): "steps x batch_tokens",
+    ("train_tokens", "epochs"): "tokens of all epochs together",
+    ("train_tokens", "num_train_epochs"): "tokens of all epochs together",
+    **{("batch_tokens", word): "sequences x seq_len" for word in WORDS["batch_tokens"].split()[:-1]},
+    ("min_lr_frac", "min_lr"): "min_lr / lr",
+    ("warmup_frac", "warmup_steps"): "warm-up steps / all steps",
+    ("warmup_frac", "num_warmup_steps"): "warm-up steps / all steps",
+    ("warmup_frac", "warmup_iters"): "warm-up steps / all steps",
+    ("weight_density", "weight_sparsity"): "1 - sparsity",
+    ("weight_density", "sparsity"): "1 - sparsity",
+    ("depth_scale", "lns"): "depth_scale: lns",
+    ("beta1", "betas"): "and 'beta2'",
+}
+"""(field, word) -> how the word's value becomes the field's."""
+
+OF_THE_COMMAND = {
+    "micro_batch": "--runtime micro_batch=N",
+    "micro_batch_size": "--runtime micro_batch=N",
+    "gradient_accumulation_steps": "--runtime micro_batch=N",
+    "device": "--device",
+    "compile": "--compile",
+    "threads": "--threads",
+    "num_workers": "--workers",
+    "workers": "--workers",
+    "output_dir": "--out",
+    "out": "--out",
+    "out_dir": "--out",
+}
+"""What is no field: an option of the command."""
+
+
+def hint(word: str, fields: Collection[str], of_run: Collection[str] = ()) -> str | None:
+    """'did you mean ...?' for a key that is none of the fields; None where nothing is near.
+
+    `of_run` are fields of a run, which a definition holds in its base or its space.
+    """
+    plain = word.lower().replace("-", "_").replace(" ", "_")
+    if (field := _named(plain, fields)) is not None:
+        return _question(field, plain)
+    if (field := _named(plain, of_run)) is not None:
+        asked = "" if field == word else f"{_question(field, plain)} "
+        return f"{asked}it is a field of a run: set it under 'base'"
+    if plain in OF_THE_COMMAND:
+        return f"it is an option of the command: {OF_THE_COMMAND[plain]}"
+    near = difflib.get_close_matches(plain, fields, n=1, cutoff=0.5)
+    return _question(near[0], plain) if near else None
+
+
+def _named(word: str, fields: Collection[str]) -> str | None:
+    return word if word in fields else next((name for name in fields if word in WORDS.get(name, "").split()), None)
+
+
+def _question(field: str, word: str) -> str:
+    conversion = CONVERSIONS.get((field, word))
+    return f"did you mean {field!r}{f' ({conversion})' if conversion else ''}?"

@@ -1,0 +1,128 @@
+"""What is wrong with a file is said in the file's words, all of it at once, and the field's words point to ours."""
+
+import pytest
+
+from sparsedepth.config.load import build, read_extended
+from sparsedepth.config.near_words import CONVERSIONS, OF_THE_COMMAND, WORDS, hint
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.toy.config import ToyConfig, ToyDefinition
+
+ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
+
+
+def told(model, values):
+    with pytest.raises(ValueError) as caught:
+        build(model, values, "x")
+    message = str(caught.value)
+    inner = ("function-after", "list[", "union", "Interval", "[key]", "literal", "validation", "Input should")
+    assert not [word for word in inner if word in message], message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("word", "model", "field"),
+    [
+        ("steps", RunConfig, "'train_tokens' (steps x batch_tokens)"),
+        ("steps", ToyConfig, "'n_steps'"),
+        ("batch_size", RunConfig, "'batch_tokens' (sequences x seq_len)"),
+        ("layers", RunConfig, "'n_layers'"),
+        ("num_hidden_layers", RunConfig, "'n_layers'"),
+        ("heads", RunConfig, "'n_heads'"),
+        ("wd", RunConfig, "'weight_decay'"),
+        ("learning_rate", RunConfig, "'lr'"),
+        ("learning-rate", ToyConfig, "'lr'"),
+        ("hidden_size", RunConfig, "'d_model'"),
+        ("max_grad_norm", RunConfig, "'grad_clip'"),
+        ("dataset", RunConfig, "'corpus'"),
+        ("metric", SweepDefinition, "'objectives'"),
+        ("grid", SweepDefinition, "'space'"),
+        ("trials", SweepDefinition, "'n_trials'"),
+    ],
+)
+def test_words_of_the_field_point_to_ours(word, model, field):
+    assert hint(word, model.model_fields) == f"did you mean {field}?"
+
+
+def test_the_words_are_no_fields_themselves_and_lead_to_fields():
+    models = (RunConfig, SweepDefinition, ToyConfig, ToyDefinition)
+    for field, words in WORDS.items():
+        owners = [model for model in models if field in model.model_fields]
+        assert owners, field
+        assert not [word for word in words.split() for model in owners if word in model.model_fields], field
+    for word in (field for field, _ in CONVERSIONS):
+        assert word in RunConfig.model_fields
+    assert "micro_batch" in RuntimeConfig.model_fields and "--runtime micro_batch" in OF_THE_COMMAND["micro_batch"]
+
+
+def test_a_field_of_a_run_beside_the_base_is_sent_there():
+    message = told(SweepDefinition, {**ASKED, "lr": 1e-3, "steps": 100})
+    assert "unknown key 'lr' (value 0.001); it is a field of a run: set it under 'base'" in message
+    assert "did you mean 'train_tokens' (steps x batch_tokens)? it is a field of a run" in message
+
+
+def test_values_of_the_wrong_kind_are_told_in_plain_words():
+    message = told(SweepDefinition, {**ASKED, "space": {"lr": "x", "n_layers": [[1]], "beta1": {"low": 0.5}}})
+    assert "space.lr='x' must be a list or keys and values" in message
+    assert "space.n_layers.0=[1] must be true or false, a whole number, a number or text" in message
+    assert "space.beta1.high is missing" in message and message.count("space.beta1") == 1
+    message = told(RunConfig, {"n_layers": "12", "tie_embeddings": "yes", "weight_eps": [1.0, "x"], "measures": []})
+    assert "n_layers='12' must be a whole number (number of decoder blocks)" in message
+    assert "tie_embeddings='yes' must be true or false" in message and "weight_eps.1='x' must be a number" in message
+    assert "measures=[] must have at least 1 item, not 0" in message
+
+
+def test_all_mistakes_of_a_file_are_told_at_once():
+    message = told(RunConfig, {"steps": 2, "norm": "odd", "n_heads": 3, "n_experts": 4, "batch_tokens": 300})
+    parts = ("'steps'", "norm='odd'", "n_heads=3 does not divide", "n_experts=4 needs top_k", "batch_tokens=300")
+    assert not [part for part in parts if part not in message], message
+    content = {**ASKED, "sampler": "bayes", "base": {"layers": 2, "lr": "x"}, "space": {"heads": [2], "top_k": [0]}}
+    message = told(SweepDefinition, content)
+    parts = ("sampler='bayes'", "base: unknown key 'layers'", "base: lr='x'", "space: unknown key 'heads'", "top_k=0")
+    assert not [part for part in parts if part not in message], message
+
+
+def test_what_follows_from_a_mistake_is_not_told_as_another():
+    """Without its misspelt width the model would have the default one, which 3 heads do not divide."""
+    assert "n_heads" not in told(RunConfig, {"hidden_size": 96, "n_heads": 3})
+    assert "no meaning" not in told(SweepDefinition, {**ASKED, "sampler": "bayes", "n_trials": 9})
+
+
+def test_seeds_may_be_a_number():
+    counted = build(SweepDefinition, {**ASKED, "seeds": 3, "scales": {"micro": {"seeds": 2}}}, "x")
+    assert counted.seeds == [0, 1, 2] and counted.scaled("micro").seeds == [0, 1]
+    assert counted == build(SweepDefinition, {**ASKED, "seeds": [0, 1, 2], "scales": {"micro": {"seeds": [0, 1]}}}, "x")
+    assert "seeds=0 must be 1 or more" in told(SweepDefinition, {**ASKED, "seeds": 0})
+    assert "seeds=True must be a list" in told(SweepDefinition, {**ASKED, "seeds": True})
+
+
+def test_a_file_extends_another(tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "common.yaml").write_text("base: {lr: 1e-3, d_model: 64}\nseeds: 3\n")
+    (tmp_path / "below" / "mine.yaml").write_text("extends: ../common.yaml\nbase: {lr: 2e-3}\nname: mine\n")
+    merged = read_extended(tmp_path / "below" / "mine.yaml")
+    assert merged == {"base": {"lr": 2e-3, "d_model": 64}, "seeds": 3, "name": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("mine.yaml", "a circle"),
+        ("other.yaml", "a circle"),
+        ("/etc/passwd", "relative to this one"),
+        ("[a, b]", "relative to this one"),
+        ("''", "relative to this one"),
+        ("gone.yaml", "does not exist"),
+        ("big.yaml", "1,000,000"),
+        ("long0.yaml", "a chain of more than 8 files"),
+    ],
+)
+def test_extends_is_strict(tmp_path, named, words):
+    (tmp_path / "mine.yaml").write_text(f"extends: {named}\n")
+    (tmp_path / "other.yaml").write_text("extends: mine.yaml\n")
+    (tmp_path / "big.yaml").write_text("a: " + "x" * 1_000_000)
+    for i in range(9):
+        (tmp_path / f"long{i}.yaml").write_text(f"extends: long{i + 1}.yaml\n")
+    with pytest.raises(ValueError, match=words):
+        read_extended(tmp_path / "mine.yaml")
