@@ -4,7 +4,7 @@ Tokens of one sequence are not independent, so the sequence is what is resampled
 A score is written as a statistic of means over sequences; the statistic is recomputed on the means of each resample,
 so ratios and thresholded counts get the interval of the ratio and of the count.
 
-Shapes: N sequences, R resamples.
+Shapes: N sequences, R resamples, E statistics.
 """
 
 import math
@@ -33,20 +33,29 @@ def bootstrap(statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, r
     `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
     once, and returns [R] values, NaN where undefined. Raises ValueError without a sequence.
     """
+    return bootstrap_each(lambda *means: statistic(*means)[:, None], *per_sequence, rng=rng)[0]
+
+
+def bootstrap_each(
+    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
+) -> list[Estimate]:
+    """The same of E statistics over one set of resamples: `statistic` returns [R, E]. Each interval is its own."""
     n_sequences = len(per_sequence[0])
     if n_sequences == 0:
         raise ValueError("0 sequences to estimate from; expected at least 1: the held-out text is too short")
     assert all(len(array) == n_sequences for array in per_sequence)
     arrays = [np.asarray(array, dtype=np.float64) for array in per_sequence]
-    value = statistic(*(array.mean(0)[None] for array in arrays))[0]
-    lo = hi = math.nan
+    value_E = statistic(*(array.mean(0)[None] for array in arrays))[0]
+    lo_E = hi_E = np.full(len(value_E), math.nan)
     if n_sequences > 1:
         weights_RN = rng.multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES) / n_sequences
-        resampled_R = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
-        ends = np.quantile(resampled_R, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-        # Noise lifts a mean of absolute values, so near 0 every resample may exceed the value: widen, never exclude it.
-        lo, hi = min(ends[0], value), max(ends[1], value)
-    return Estimate(value=finite(value), lo=finite(lo), hi=finite(hi), n_sequences=n_sequences)
+        resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
+        lo_E, hi_E = np.quantile(resampled_RE, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
+    # Noise lifts a mean of absolute values, so near 0 every resample may exceed the value: widen, never exclude it.
+    return [
+        Estimate(value=finite(value), lo=finite(min(lo, value)), hi=finite(max(hi, value)), n_sequences=n_sequences)
+        for value, lo, hi in zip(value_E, lo_E, hi_E, strict=True)
+    ]
 
 
 def finite(value: float | np.floating) -> float | None:

@@ -9,7 +9,7 @@ Shapes: N and B sequences, T tokens of one sequence, F forks, D width of the res
 import copy
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,16 +77,38 @@ def fork_losses(
     Scaled as `scored` says: their means over sequences are the losses, and their differences, those means' too. For the
     interval of a difference in nat/token give it and `scored.weight` to `position_mean`.
     """
+    return _of_forks(
+        lambda x_FBTD, targets_BT: sequence_loss(stack, x_FBTD, targets_BT, scored.scale),
+        stack, scored, forks, max_tokens,
+    )  # fmt: skip
+
+
+def fork_scores(
+    stack: Stack, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
+) -> tuple[np.ndarray, np.ndarray]:
+    """base_N2 and changed_NF2: the loss as `fork_losses` has it, and the accuracy, scaled alike."""
+
+    def loss_and_accuracy(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
+        by_position = position_scores(stack, x_FBTD, targets_BT)
+        return torch.stack([one.mean(-1, dtype=torch.float64) for one in by_position], dim=-1) * scored.scale
+
+    return _of_forks(loss_and_accuracy, stack, scored, forks, max_tokens)
+
+
+def _of_forks(
+    score: Callable[[Tensor, Tensor], Tensor], stack: Stack, scored: Scored, forks: Sequence[Fork], max_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What `score` gives for last states and targets, [F, B, ...]: of the model [N, ...], of its forks [N, F, ...]."""
     base, changed = [], []
     with probing(stack):
         for part in scored.parts(stack, max_tokens):
             states = record(stack, part.inputs)
-            base.append(sequence_loss(stack, states[-1][None], part.targets, scored.scale)[0])
-            loss_FB = base[-1].new_empty(len(forks), len(part))
+            base.append(score(states[-1][None], part.targets)[0])
+            of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
             for step in walk(stack, states, forks, max_tokens):
                 if step.layer == stack.n_layers:
-                    loss_FB[step.forks] = sequence_loss(stack, step.after, part.targets, scored.scale)
-            changed.append(loss_FB.T)
+                    of_forks[step.forks] = score(step.after, part.targets)
+            changed.append(of_forks.transpose(0, 1))
         return torch.cat(base).cpu().numpy(), torch.cat(changed).cpu().numpy()
 
 

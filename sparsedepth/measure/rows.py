@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsedepth.measure.bootstrap import Estimate
-from sparsedepth.quantities import ALL
+from sparsedepth.quantities import ALL, PROFILED
+from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
 from sparsedepth.quantities.record import Table
 
 Row = dict[str, Any]
@@ -41,6 +42,19 @@ class Measurements:
         sizes = [n] * len(values) if isinstance(n, int) else n
         for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
             self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
+
+    def add_layer_scores(self, metric: str, estimates: Sequence[Estimate], n: int) -> None:
+        """One value per layer from 1 on, and the ends of its interval."""
+        self.add_layers(metric, [estimate.value for estimate in estimates], n)
+        self.add_layers(f"{metric}_lo", [estimate.lo for estimate in estimates], n)
+        self.add_layers(f"{metric}_hi", [estimate.hi for estimate in estimates], n)
+
+    def add_depth_columns(self, measure: str, n_layers: int) -> None:
+        """Where in depth the scores of this measure come from, by their rows."""
+        for score in PROFILED:
+            if score.measure == measure and score.name in self.summary:
+                entries = entries_of(score, self.layers, self.pairs)
+                self.summary.update(profile_columns(score, depth_profile(entries, n_layers)))
 
     def add_heads(self, metric: str, by_head: Iterable[Iterable[float]], n: int) -> None:
         """One value per layer and head of an array [L, H]."""

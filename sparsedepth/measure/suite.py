@@ -77,6 +77,7 @@ def measure_run(
     for done, name in enumerate(wanted, start=1):
         made = Measurements(step=step)
         SUITE[name](context, made)
+        made.add_depth_columns(name, stack.n_layers)
         made.check_records(name)
         measurements.extend(made)
         if progress:
@@ -96,15 +97,23 @@ def observe_variance(stack: Stack, tokens_NT: Tensor, step: int) -> list[Row]:
 
 
 def _usefulness(context: MeasureContext, made: Measurements) -> None:
-    threshold = context.config.usefulness_threshold
-    result = usefulness(context.stack, context.fit, context.scored, threshold, context.rng(), context.max_tokens)
+    config = context.config
+    result = usefulness(
+        context.stack, context.fit, context.scored, config.usefulness_threshold, context.rng(), context.max_tokens,
+        config.needed_threshold,
+    )  # fmt: skip
     made.add_score("usefulness", result.share)
     made.add_score("usefulness_loss_increase", result.mean_increase)
     for percent in (2, 5, 20):
         made.summary[f"usefulness_{percent}pct"] = share_above(result.affine_increase, percent / 100)
     share = result.share.value
     made.summary["effective_layers"] = None if share is None else share * context.stack.n_layers
-    made.add_layers("affine_loss_increase", result.affine_increase, result.n_tokens)
+    made.add_score("affine_loss_added", result.mean_added)
+    made.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
+    made.add_score("needed_layers", result.needed)
+    made.add_layer_scores("affine_loss_increase", result.increase, result.n_tokens)
+    made.add_layer_scores("affine_loss_added", result.added, result.n_tokens)
+    made.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, result.n_tokens)
 
 
 def _loss(context: MeasureContext, made: Measurements) -> None:

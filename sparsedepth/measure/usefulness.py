@@ -6,6 +6,13 @@
 
 Source: 2603.15389 (threshold 0.1 from its released code). Beside the count, which moves in steps of 1/L, stands the
 mean increase; the increase with the block left out (the identity for a map) is in `causal`.
+
+    added(l) = loss with block l replaced by its affine map - loss              (nat/token)
+    accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
+    needed layers = number of blocks with added(l) > needed_threshold and its 95% interval above 0
+
+The relative increase says little where the loss is small: of a model with a loss of 0.00001 a block is useful whose
+replacement costs nothing. These, ours, are in units that do not depend on the loss.
 Deviates from its released code, which fits and scores on the same tokens and installs the transposed map (A^T for A).
 
 The fit is ridge-free, in fp64, on centred data, of the block's update u = x_l - x_(l-1): with C the covariances over
@@ -13,9 +20,11 @@ the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. Where the fit token
 A direction that none of them has (the embeddings of a small vocabulary span few) passes unchanged; the least-norm A
 would set it to 0.
 
-Shapes: N and B sequences, T tokens of one sequence, n tokens, D width of the residual stream, L layers.
+Shapes: N and B sequences, T tokens of one sequence, n tokens, D width of the residual stream, L layers,
+R resamples, E statistics; 2: loss and accuracy.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,23 +33,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
-from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.config.run import MeasureConfig
+from sparsedepth.measure.bootstrap import Estimate, bootstrap_each
+from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
 from sparsedepth.probe.stack import Stack
 
+NEEDED_THRESHOLD: float = MeasureConfig.model_fields["needed_threshold"].default
+"""nat/token"""
+Statistic = Callable[..., np.ndarray]
+"""Means over sequences, [R, ...] each -> [R, E]."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Usefulness:
-    affine_increase: list[float | None]
-    """of blocks 1..L; below 0 where the map does better than the block"""
+    increase: list[Estimate]
+    """of blocks 1..L, relative; below 0 where the map does better than the block"""
+    added: list[Estimate]
+    """the same in nat/token"""
+    accuracy_lost: list[Estimate]
+    """share of the positions that count"""
     share: Estimate
     """share of blocks, 0 to 1, over the threshold"""
     mean_increase: Estimate
+    mean_added: Estimate
+    mean_accuracy_lost: Estimate
+    needed: Estimate
+    """number of blocks; None without an interval, which takes two sequences"""
     n_tokens: int
     """tokens that the losses are measured on"""
     n_fit_tokens: int
+
+    @property
+    def affine_increase(self) -> list[float | None]:
+        """`increase` without its intervals"""
+        return [estimate.value for estimate in self.increase]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,27 +90,64 @@ def usefulness(
     threshold: float,
     rng: np.random.Generator,
     max_tokens: int = MAX_TOKENS,
+    needed_threshold: float = NEEDED_THRESHOLD,
 ) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and score the loss on the others, `scored`."""
+    """Replace each block by its affine map, fitted on `fit_NT`, and score the loss on the others, `scored`.
+
+    `threshold` is relative to the loss, `needed_threshold` in nat/token.
+    """
     layers = range(1, stack.n_layers + 1)
     maps = fit_affine(stack, fit_NT, max_tokens)
     forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
-    base_N, affine_NL = fork_losses(stack, scored, forks, max_tokens)
-    seed = int(rng.integers(2**63))  # one set of resamples for both scores
+    base_N2, affine_NL2 = fork_scores(stack, scored, forks, max_tokens)
+    base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
+    seed = int(rng.integers(2**63))  # one set of resamples for all scores
 
-    def score(mean_of: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-        def statistic(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-            return mean_of(relative_change(affine_RL, base_R[:, None])).mean(-1)
+    def each(statistic: Statistic, *per_sequence: np.ndarray) -> list[Estimate]:
+        return bootstrap_each(statistic, *per_sequence, rng=np.random.default_rng(seed))
 
-        return bootstrap(statistic, affine_NL, base_N, rng=np.random.default_rng(seed))
+    def relative(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        return relative_change(affine_RL, base_R[:, None])
 
+    def share(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+        increase_RL = relative(affine_RL, base_R)
+        return np.where(np.isnan(increase_RL), np.nan, increase_RL > threshold).mean(-1, keepdims=True)
+
+    def count(added_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+        return (_per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
+
+    added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
+    added = each(_per_position, added_NL, weight_N)
     return Usefulness(
-        affine_increase=[finite(value) for value in relative_change(affine_NL.mean(0), base_N.mean())],
-        share=score(lambda increase_RL: np.where(np.isnan(increase_RL), np.nan, increase_RL > threshold)),
-        mean_increase=score(lambda increase_RL: increase_RL),
+        increase=each(relative, affine_NL, base_N),
+        added=added,
+        accuracy_lost=each(_per_position, lost_NL, weight_N),
+        share=each(share, affine_NL, base_N)[0],
+        mean_increase=each(_mean(relative), affine_NL, base_N)[0],
+        mean_added=each(_mean(_per_position), added_NL, weight_N)[0],
+        mean_accuracy_lost=each(_mean(_per_position), lost_NL, weight_N)[0],
+        needed=_needed(added, needed_threshold, each(count, added_NL, weight_N)[0]),
         n_tokens=scored.n_scored,
         n_fit_tokens=fit_NT.numel(),
     )
+
+
+def _per_position(value_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+    """A mean over positions, from means over sequences that are scaled as `scored` says."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return value_RL / weight_R[:, None]
+
+
+def _mean(statistic: Statistic) -> Statistic:
+    return lambda *means: statistic(*means).mean(-1, keepdims=True)
+
+
+def _needed(added: list[Estimate], threshold: float, count: Estimate) -> Estimate:
+    """The number of blocks above the threshold, each with an interval above 0; that of `count`, widened to hold it."""
+    if count.lo is None or count.hi is None or any(block.value is None or block.lo is None for block in added):
+        return dataclasses.replace(count, value=None, lo=None, hi=None)
+    needed = float(sum((block.value or 0.0) > threshold and (block.lo or 0.0) > 0 for block in added))
+    return dataclasses.replace(count, value=needed, lo=min(count.lo, needed), hi=max(count.hi, needed))
 
 
 def fit_affine(stack: Stack, fit_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[AffineUpdate]:

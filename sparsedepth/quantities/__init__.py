@@ -38,6 +38,9 @@ BY_PAIR: dict[str, Quantity] = {column.name: column.quantity for column in PAIRS
 RANKABLE: tuple[str, ...] = tuple(name for name, quantity in IN_RUNS.items() if quantity.better)
 """Those that have a better direction."""
 
+PROFILED: tuple[Quantity, ...] = tuple(quantity for quantity in QUANTITIES if quantity.carried_by)
+"""The scores with a profile in depth."""
+
 
 def of_stage(stage: Stage) -> tuple[str, ...]:
     """The quantities that stand at one stage of the chain."""

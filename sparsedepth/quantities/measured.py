@@ -81,7 +81,7 @@ MEASURES: tuple[Measure, ...] = (
 )
 
 # fmt: off
-MEASURED: tuple[Quantity, ...] = (
+_RECORDS: tuple[Quantity, ...] = (
     # Loss
     Quantity("val_loss", "held-out cross-entropy at seq_len, over the positions that count: all of a text", "nat/token",
              measure="loss", better="low", has_interval=True, stage="loss", label="validation loss"),
@@ -157,18 +157,29 @@ MEASURED: tuple[Quantity, ...] = (
     Quantity("usefulness_loss_increase",
              "mean over blocks of (loss with the block replaced by its affine map - loss) / loss",
              measure="usefulness", source=f"{SPARSITY}, continuous", better="high", has_interval=True, bounds=INCREASE,
-             stage="effectiveness", rows="affine_loss_increase",
+             stage="effectiveness", rows="affine_loss_increase", carried_by="layer",
              label="usefulness: loss increase with\na layer replaced, mean"),
     *(Quantity(f"usefulness_{percent}pct", f"usefulness at a threshold of {percent}%", "share of layers",
                measure="usefulness", source=SPARSITY, better="high") for percent in (2, 5, 20)),
     Quantity("effective_layers", "usefulness x n_layers", "layer", measure="usefulness", source=SPARSITY, better="high"),
     Quantity("affine_loss_increase", "(loss with the block replaced by its held-out affine map - loss) / loss",
-             tables=LAYERS, measure="usefulness", source=SPARSITY, bounds=INCREASE, scale="symlog",
+             tables=LAYERS, measure="usefulness", source=SPARSITY, bounds=INCREASE, scale="symlog", layer_interval=True,
              label="loss increase with the layer\nreplaced by an affine map"),
+    Quantity("affine_loss_added", "loss with the block replaced by its held-out affine map - loss", "nat/token",
+             tables=RUNS_LAYERS, measure="usefulness", source=f"{SPARSITY}, absolute", better="high", has_interval=True,
+             layer_interval=True, carried_by="layer", bounds=(-inf, inf), scale="symlog",
+             label="loss added with the layer\nreplaced by an affine map"),
+    Quantity("affine_accuracy_lost", "accuracy - accuracy with the block replaced by its held-out affine map", "share",
+             tables=RUNS_LAYERS, measure="usefulness", source="ours", better="high", has_interval=True,
+             layer_interval=True, carried_by="layer", bounds=(-1.0, 1.0),
+             label="accuracy lost with the layer\nreplaced by an affine map"),
+    Quantity("needed_layers",
+             "number of blocks whose affine_loss_added is above needed_threshold, and its 95% interval above 0", "layer",
+             measure="usefulness", source="ours", better="high", has_interval=True, label="needed layers"),
     Quantity("causal_score",
              "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - x_(l-1), u' with block s "
              "skipped", measure="causal", source=f"{SPARSITY} after {EFFICIENT}", better="high", has_interval=True,
-             stage="effectiveness", rows="causal_effect"),
+             stage="effectiveness", rows="causal_effect", carried_by="first"),
     Quantity("causal_effect", "mean over later blocks l of the causal effect of skipping this block",
              tables=LAYERS, measure="causal", source=SPARSITY, label="causal effect on later layers"),
     Quantity("causal_effect", "effect of skipping block `layer` on the update of the later block `other_layer`",
@@ -184,7 +195,7 @@ MEASURED: tuple[Quantity, ...] = (
              measure="causal", type="BIGINT"),
     Quantity("permutation_score", "mean over pairs of |loss with the two blocks swapped - loss| / loss",
              measure="permutation", source=SPARSITY, better="high", has_interval=True, stage="effectiveness",
-             rows="permutation_effect"),
+             rows="permutation_effect", carried_by="both"),
     Quantity("permutation_effect", "|loss with blocks `layer` and `other_layer` swapped - loss| / loss",
              tables=PAIRS, measure="permutation", source=SPARSITY, scale="symlog",
              label="permutation: loss increase"),
@@ -318,3 +329,5 @@ MEASURED: tuple[Quantity, ...] = (
              measure="released_code", source=SPARSITY),
 )
 # fmt: on
+
+MEASURED: tuple[Quantity, ...] = (*_RECORDS, *(column for score in _RECORDS for column in score.depth_columns()))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, Protocol
 
 Table = Literal["runs", "curves", "layers", "heads", "pairs", "tokens", "difficulty"]
@@ -51,12 +51,17 @@ class Quantity:
     """Where it stands in the chain sparsity -> variance -> effectiveness -> loss."""
     has_interval: bool = False
     """`runs` holds NAME_lo and NAME_hi."""
+    layer_interval: bool = False
+    """`layers` holds the metrics NAME_lo and NAME_hi."""
     has_error: bool = False
     """NAME_se stands beside it in `runs` and `layers`."""
     in_runs: str = "mean over layers of {}"
     """What `runs` holds of a quantity that other tables hold by place."""
     rows: str = ""
     """The metric that the column of `runs` sums up, where it has another name."""
+    carried_by: Literal["", "layer", "first", "both"] = ""
+    """The block that a row of `rows` counts to: its layer; of a pair the first, or both. It gives the score a profile
+    in depth (`depth_columns`)."""
     threshold: str = ""
     """The config field of its thresholds; `runs` is at the first."""
     type: SqlType = "DOUBLE"
@@ -79,7 +84,8 @@ class Quantity:
         """What the store keeps of it: a column in wide tables (runs, curves, tokens, difficulty), a metric in the others."""
         for table in self.tables:
             parts: list[Part] = [""]
-            parts += ["lo", "hi"] if self.has_interval and table == "runs" else []
+            has_ends = {"runs": self.has_interval, "layers": self.layer_interval}.get(table, False)
+            parts += ["lo", "hi"] if has_ends else []
             parts += ["se"] if self.has_error else []
             for part in parts:
                 yield Column(
@@ -91,6 +97,28 @@ class Quantity:
                     part=part,
                     quantity=self,
                 )
+
+    def depth_columns(self) -> "Iterator[Quantity]":
+        """Where in depth a score comes from, as columns of `runs`: `sparsedepth.quantities.depth_profile`."""
+        if not self.carried_by:
+            return
+        words = self.words.replace("\n", " ").partition(":")[0]
+        for name, formula, label in (
+            ("without_first", "{} without the first block", "{}, without the first block"),
+            ("deep_half", "{} of the blocks above n_layers / 2", "{}, deep half"),
+        ):
+            yield replace(
+                self, name=f"{self.name}_{name}", formula=formula.format(self.name), tables=("runs",), carried_by="",
+                has_interval=False, layer_interval=False, stage="", label=label.format(words),
+            )  # fmt: skip
+        for name, formula, unit in (
+            ("largest_share", "share of {} that its largest block carries; 1/n_layers if all are alike", "share"),
+            ("centre", "centre of mass of {} in depth: 0 = all in the first block, 1 = all in the last", "1"),
+        ):
+            yield Quantity(
+                f"{self.name}_{name}", formula.format(self.name), unit,
+                measure=self.measure, source="ours", bounds=(0, 1), rows=self.rows,
+            )  # fmt: skip
 
     def _meaning(self, table: Table) -> str:
         if table != "runs":

@@ -1,14 +1,20 @@
 """Usefulness: linear blocks lose nothing, the fit's corner cases, the plain loop."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from reference import FAMILIES, affine_increases, run_config
 from stacks import ToyStack, brackets, identity, integers, known, normal, residual_mlp
 
+from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.loss import fork_losses, fork_scores
 from sparsedepth.measure.scored import Scored
-from sparsedepth.measure.usefulness import fit_affine, usefulness
+from sparsedepth.measure.usefulness import _needed, fit_affine, usefulness
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.fork import replace
 from sparsedepth.probe.stack import DecoderStack
 
 
@@ -62,6 +68,51 @@ def test_the_share_by_hand():
     assert found.affine_increase == pytest.approx([1, 0, 0, 0], abs=1e-6)
     assert (found.share.value, found.share.lo, found.share.hi) == (0.25, 0.25, 0.25)
     assert found.mean_increase.value == pytest.approx(0.25, abs=1e-6)
+    assert [block.value for block in found.added] == pytest.approx([math.log(2), 0, 0, 0], abs=1e-6)
+    # Of logits that are equal the first is the answer, token 0 after a 1 and token 1 after a 4: right at half of the
+    # positions. After the map all are equal: right at a quarter, whichever that makes the first.
+    assert [block.value for block in found.accuracy_lost] == [0.25, 0, 0, 0]
+    assert found.mean_added.value == pytest.approx(math.log(2) / 4, abs=1e-6)
+    assert (found.mean_accuracy_lost.value, found.needed.value) == (0.0625, 1)
+    assert (found.needed.lo, found.needed.hi) == (1, 1)
+
+
+def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
+    """Targets are what the model itself is sure of, so the loss is near 0, and so is what its small blocks add to it:
+    several times as much, of nothing."""
+    blocks, head = [residual_mlp(4, seed, 0.2) for seed in range(3)], normal(4, 6, seed=5) * 10
+    stack, inputs = ToyStack(blocks, normal(50, 4), head), integers(50, 10, 20)
+    logits = stack.logits(blocks[2](blocks[1](blocks[0](stack.embed(inputs)))))
+    best, second = logits.topk(2).values.unbind(-1)
+    scored = Scored(inputs, logits.argmax(-1).masked_fill(best - second < 6, IGNORED))
+    found = usefulness(stack, integers(50, 10, 20, seed=1), scored, 0.1, rng())
+    assert found.share.value == pytest.approx(2 / 3) and known(found.increase[0].value) > 3
+    assert found.needed.value == 0 and max(known(block.value) for block in found.added) < 0.001
+
+
+def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
+    def block(value, lo):
+        return Estimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
+
+    blocks = [block(0.3, 0.1), block(0.3, -0.1), block(0.04, 0.03), block(-0.2, -0.3)]  # sure; unsure; cheap; better
+    counted = Estimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
+    found = _needed(blocks, 0.05, counted)
+    assert (found.value, found.lo, found.hi) == (1, 1, 3)
+    assert _needed([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval
+
+
+def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
+    stack = ToyStack([residual_mlp(4, 0), residual_mlp(4, 2)], normal(50, 4))
+    scored = Scored.text(integers(50, 10, 21, seed=1))
+    found = usefulness(stack, integers(50, 10, 20), scored, 0.1, rng())
+    base_N2, affine_NL2 = fork_scores(
+        stack, scored, [replace(1, fit_affine(stack, integers(50, 10, 20))[0]), replace(2, lambda x: x)]
+    )
+    assert base_N2[:, 0] == pytest.approx(fork_losses(stack, scored, [])[0], abs=1e-12)
+    difference_N = affine_NL2[:, 0, 0] - base_N2[:, 0]
+    alone = bootstrap(lambda mean_R: mean_R, difference_N, rng=np.random.default_rng(int(rng().integers(2**63))))
+    assert (found.added[0].lo, found.added[0].hi) == pytest.approx((alone.lo, alone.hi), abs=1e-9)
+    assert all(brackets(block) for block in (*found.added, *found.increase))
 
 
 def test_a_direction_that_no_fit_token_has_passes_unchanged():

@@ -30,7 +30,8 @@ def test_every_layer_metric_is_in_the_profile_or_left_out_for_a_reason():
     kinds = ("query", "key", "value", "output", "gate", "up", "down")
     explained = {f"weight_sparsity{rel}_{kind}" for rel in ("", "_rel") for kind in kinds}
     errors = {f"jacobian_deviation{form}_se" for form in ("", "_averaged", "_released")}
-    assert left_out == explained | errors | set(VECTORS) | {"state_cosine"}  # VECTORS: a figure of their own
+    ends = {column.name for column in quantities.LAYERS if column.part in ("lo", "hi")}
+    assert left_out == explained | errors | ends | set(VECTORS) | {"state_cosine"}  # VECTORS: a figure of their own
     assert set(MAPS) == {quantity.name for quantity in quantities.PAIRS}
 
 

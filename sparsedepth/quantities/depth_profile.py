@@ -1,0 +1,84 @@
+"""Where in depth a score comes from: how its value is spread over the blocks.
+
+A score is the mean of rows, each of which counts to one block (the one that was replaced or skipped) or to two (a pair
+that was swapped). A block's weight is its part in them:
+
+    w = argmin sum over rows (value - sum of w_k over the row's blocks k)^2,   w >= 0
+
+for rows of one block each the block's own mean, or 0 where that is below 0; for pairs what each block adds to every
+pair that it is in. Then
+
+    without first block = mean of the rows without block 1         deep half = mean of the rows of blocks above L / 2
+    largest share = max w / sum w                                  centre = sum w_k (k - 1) / (L - 1) / sum w,   0 to 1
+
+Where all blocks count alike the share is 1/L and the centre 1/2. The centre is the centre of mass of the score in depth.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from sparsedepth.quantities.record import Quantity
+
+Entry = tuple[tuple[int, ...], float | None]
+"""The blocks that a row counts to, from 1, and its value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthProfile:
+    """None where undefined: no such row, a row without a value, or nothing above 0 to share out."""
+
+    without_first: float | None
+    deep_half: float | None
+    largest_share: float | None
+    centre: float | None
+
+
+def depth_profile(entries: Sequence[Entry], n_layers: int) -> DepthProfile:
+    """Of one score, from its rows."""
+    values = np.array([np.nan if value is None else value for _, value in entries], dtype=float)
+    known = len(values) > 0 and bool(np.isfinite(values).all())
+    first = np.array([min(blocks) for blocks, _ in entries])
+
+    def mean_from(least: float) -> float | None:
+        return float(values[first >= least].mean()) if known and (first >= least).any() else None
+
+    weight_L = block_weights(entries, n_layers) if known else np.zeros(n_layers)
+    total = weight_L.sum()
+    share_L = weight_L / total if total > 0 else None
+    depth_L = np.arange(n_layers) / max(n_layers - 1, 1)
+    return DepthProfile(
+        without_first=mean_from(2),
+        deep_half=mean_from(n_layers / 2 + 1 / 2),
+        largest_share=None if share_L is None else float(share_L.max()),
+        centre=None if share_L is None or n_layers < 2 else float(share_L @ depth_L),
+    )
+
+
+def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
+    """weight_L, from 0; all 0 where a single pair of two blocks does not say which of them it is."""
+    if n_layers < 3 and any(len(blocks) > 1 for blocks, _ in entries):
+        return np.zeros(n_layers)
+    blocks_EL = np.zeros((len(entries), n_layers))
+    for row, (blocks, _) in enumerate(entries):
+        blocks_EL[row, [block - 1 for block in blocks]] = 1
+    return nnls(blocks_EL, np.array([value for _, value in entries], dtype=float))[0]
+
+
+def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """The rows that a score sums up, of one run's rows by layer and by pair (`metric`, `layer`, `other_layer`, `value`)."""
+    metric = score.rows or score.name
+    if score.carried_by == "layer":
+        return [((row["layer"],), row["value"]) for row in layers if row["metric"] == metric]
+    rows = [row for row in pairs if row["metric"] == metric]
+    if score.carried_by == "first":
+        return [((row["layer"],), row["value"]) for row in rows]
+    return [((row["layer"], row["other_layer"]), row["value"]) for row in rows]
+
+
+def profile_columns(score: Quantity, profile: DepthProfile) -> dict[str, float | None]:
+    """Under the names of the columns of `runs`."""
+    return {f"{score.name}_{field.name}": getattr(profile, field.name) for field in fields(profile)}
