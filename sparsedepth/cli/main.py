@@ -15,6 +15,7 @@ from sparsedepth.cli import (
     doctor,
     effects,
     exchange,
+    init,
     measure,
     pack,
     plan,
@@ -47,6 +48,7 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 for module in (
+    init,
     plan,
     train_sweep,
     status,

@@ -1,0 +1,31 @@
+"""`sparsedepth init`: a first file of one's own."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(init)
+
+
+def init(
+    kind: Annotated[Literal["sweep", "run", "toy"], typer.Argument(help="what the file defines")] = "sweep",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="file to write; default sweep.yaml, run.yaml or toy.yaml here")
+    ] = None,
+) -> None:
+    """Write a commented definition that runs as it is, in minutes on a laptop, to be changed into one's own."""
+    from sparsedepth.cli.templates import template
+    from sparsedepth.files import write_bytes
+
+    path = out or Path(f"{kind}.yaml")
+    if path.exists():
+        raise ValueError(f"{path} exists; name another file with -o, for init replaces none")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no folder; make it, or name another file with -o")
+    write_bytes(path, template(kind, str(path)).encode())
+    command = {"sweep": "sweep", "run": "train", "toy": "toy"}[kind]
+    price = f"  sparsedepth plan {path}\n" if kind == "sweep" else ""
+    print(f"{path}: change what you like, then\n{price}  sparsedepth {command} {path} --out results/my-{kind}")

@@ -1,0 +1,113 @@
+"""What `sparsedepth init` writes: a file that runs as it is, in minutes on a laptop, with its choices as comments.
+
+A line '# key: value' that stands in a template is valid as it is: without its '# ' the file still validates.
+"""
+
+SWEEP = """\
+# A sweep: one question, the configurations that answer it, and their seeds.
+#   sparsedepth plan {file}                          what it costs
+#   sparsedepth sweep {file} --out results/my-sweep   run it; the same command continues it
+#   sparsedepth recipe results/my-sweep              what it found
+# Every field of a run is explained by `sparsedepth schema`, every key of a sweep by `sparsedepth schema sweep`.
+# extends: other.yaml             # start from another file; keys given here replace its keys
+name: my-sweep
+question: Does LayerNorm Scaling help 6 layers more than 3?
+hypothesis: It lowers the loss of the deeper model, and hardly that of the shallower one.
+matched: tokens                   # what compared runs share: tokens, steps, params_total, params_active or flops
+objectives: [val_loss]            # what ranks; the first is the one that is tuned for
+base:                             # what all runs share; `preset: llama-130m` starts from a model of a paper
+  corpus: stdlib                  # or your text: a .txt, .jsonl or .parquet file, a folder, hub:NAME
+  tokenizer: byte                 # or bpe:8192, trained on the corpus (then vocab_size: 8192)
+  d_model: 32                     # width; d_ff follows from it
+  n_heads: 2
+  seq_len: 64                     # tokens of context
+  batch_tokens: 512               # tokens of a step = sequences x seq_len
+  train_tokens: 16384             # tokens in all = steps x batch_tokens
+  lr: 3.0e-3
+  warmup_frac: 0.1                # share of the steps
+  weight_decay: 0.1
+  precision: fp32                 # auto takes bf16 on a GPU that has it
+  observe_every: 8
+  val_tokens: 2048                # held-out tokens of the loss; the next two are those of the scores
+  measure_tokens: 512
+  fit_tokens: 1024
+  permutation_pairs: 8
+space:                            # axes, crossed
+  n_layers: [3, 6]
+  depth_scale: [none, lns]
+# tune: {{lr: [1.0e-3, 3.0e-3, 9.0e-3]}}   # re-tune lr for each configuration, at the first seed
+# exclude: [{{n_layers: 3, depth_scale: lns}}]   # configurations to leave out
+# constraints: {{params_total: 5.0e+7}}   # upper bounds: params_total, params_active, flops_per_token, train_flops
+seeds: 3                          # replicates 0, 1, 2 of each configuration; an interval needs three
+# scales: {{small: {{base: {{train_tokens: 8192}}, seeds: 1}}}}   # other sizes of the question: --scale small
+"""
+
+RUN = """\
+# A run: one model, trained and measured.
+#   sparsedepth train {file} --out results/my-runs   the same command continues it; --set lr=1e-3 changes a field
+#   sparsedepth sweep --vary n_layers=3,6 --seeds 3 --base {file} --out results/my-sweep
+# Every field is explained by `sparsedepth schema`; what is left out has its default.
+# preset: llama-60m                # fields of a paper's model; what is given here overrides them
+# extends: other.yaml              # start from another file; keys given here replace its keys
+corpus: stdlib                     # or your text: a .txt, .jsonl or .parquet file, a folder, hub:NAME
+tokenizer: byte                    # or bpe:8192, trained on the corpus
+vocab_size: 264                    # at least the tokenizer's; 8192 with bpe:8192
+
+n_layers: 6
+d_model: 32                        # width
+n_heads: 2
+# n_kv_heads: 1                    # key/value heads (GQA); default n_heads
+# d_ff: 96                         # width of the SwiGLU; default 8/3 d_model
+seq_len: 64                        # tokens of context
+norm: pre                          # pre, post, sandwich, peri, mix or deepnorm
+# depth_scale: lns                 # LayerNorm Scaling: norms of block l times 1/sqrt(l)
+# weight_density: 0.5              # share of the weights that exist
+# qk_norm: true
+
+train_tokens: 16384                # tokens in all = steps x batch_tokens
+batch_tokens: 512                  # tokens of a step = sequences x seq_len
+lr: 3.0e-3                         # peak; linear warm-up, then cosine
+warmup_frac: 0.1                   # share of the steps
+weight_decay: 0.1
+grad_clip: 1.0
+seed: 0
+precision: fp32                    # auto takes bf16 on a GPU that has it
+
+observe_every: 8                   # steps between two observations of the residual stream
+val_tokens: 2048                   # held-out tokens of the loss; the next two are those of the scores
+measure_tokens: 512
+fit_tokens: 1024
+permutation_pairs: 8
+# measures: [usefulness, loss, weights, variance]
+"""
+
+TOY = """\
+# A toy: students of several depths learn teachers whose need for depth is known.
+#   sparsedepth toy {file} --out results/my-toy      the same command continues it
+# Every field of the base is explained by `sparsedepth schema toy`.
+# extends: other.yaml              # start from another file; keys given here replace its keys
+name: my-toy
+question: With what exponent does a student's loss fall with its depth, under tied and under independent teachers?
+hypothesis: About 1 for independent layers (rho 0), more for tied ones (rho 1) once the student has converged.
+n_layers: [1, 2, 3, 4]             # depths of the students; an exponent needs four
+base:
+  target: mse                      # or kl, kl_given_head: the teacher's distribution
+  rho: [0, 1]                      # correlation of the teacher's layers: 1 = tied, 0 = independent
+  teacher_seed: [0, 1, 2]          # the teachers; an interval needs three
+  d_model: 8
+  teacher_layers: 32
+  batch_size: 64
+  n_steps: 500
+  lr: 0.01
+  decay_from: 0.8                  # share of the steps after which lr falls
+  log_every: 100
+  test_batches: 4
+# variants: [{{integrator: euler}}, {{integrator: midpoint}}]   # groups of fields, each crossed with n_layers
+"""
+
+TEMPLATES = {"sweep": SWEEP, "run": RUN, "toy": TOY}
+
+
+def template(kind: str, file: str) -> str:
+    """The text of a kind's template, whose first lines name the commands for this file."""
+    return TEMPLATES[kind].format(file=file)

@@ -1,0 +1,54 @@
+"""`sparsedepth init`: every template is valid as it is, and with any one of its commented lines brought in."""
+
+import re
+
+import pytest
+import yaml
+
+from sparsedepth.cli import init
+from sparsedepth.cli.input_file import kind_of, read_input
+from sparsedepth.cli.templates import TEMPLATES, template
+from sparsedepth.config.load import build, parse_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.toy.config import ToyDefinition
+
+MODELS = {"sweep": SweepDefinition, "run": RunConfig, "toy": ToyDefinition}
+OPTIONAL = re.compile(r"^# (?=\w+: )(?!extends)", re.MULTILINE)
+
+
+def with_each_choice(text):
+    """The text, and the text with one commented line brought in; '# A run: ...' is prose, whose key has a space."""
+    yield text
+    for found in OPTIONAL.finditer(text):
+        line = text[found.end() :].partition("\n")[0]
+        key = line.partition(":")[0]
+        without = re.sub(rf"^{key}:.*\n", "", text[: found.start()], flags=re.MULTILINE)
+        yield without + line + "\n" + text[found.end() + len(line) + 1 :]
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_template_and_each_of_its_choices_is_valid(kind):
+    texts = list(with_each_choice(template(kind, "mine.yaml")))
+    assert len(texts) > 1
+    for text in texts:
+        config = build(MODELS[kind], parse_yaml(text, "mine.yaml"), "mine.yaml")
+        if isinstance(config, SweepDefinition):
+            assert Plan(config).expected > 1
+            assert not config.scales or config.scaled("small").base["train_tokens"] == 8192
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_init_writes_a_file_of_its_kind_once(kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    init.init(kind)
+    path = tmp_path / f"{kind}.yaml"
+    assert f"{kind}.yaml --out" in capsys.readouterr().out
+    assert kind_of(yaml.safe_load(path.read_text())) == kind and read_input(path, kind)
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="exists"):
+        init.init(kind)
+    with pytest.raises(ValueError, match="no folder"):
+        init.init(kind, tmp_path / "gone" / "x.yaml")
+    assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
