@@ -17,8 +17,7 @@ from rich.table import Table
 from sparsedepth import quantities
 from sparsedepth.config.cost import cost
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.sweep.driver import varied
-from sparsedepth.sweep.status import Best, RunState, State, is_silent
+from sparsedepth.sweep.status import Best, RunState, State, is_silent, varied
 
 QUIET_SECONDS = 30.0
 
@@ -61,7 +60,7 @@ def counted(states: list[RunState], *, is_grid: bool = True) -> str:
     """How many runs are in each state; what a sampler has not proposed yet is not known."""
     counts = Counter(state.state for state in states)
     named: list[State] = ["complete", "running", "interrupted", "failed"]
-    rare: tuple[State, ...] = ("infeasible", "pruned")
+    rare: tuple[State, ...] = ("infeasible", "pruned", "damaged")
     named += [state for state in rare if counts[state]] + ["planned"] * is_grid
     return ", ".join(f"{counts[state]} {state}" for state in named)
 

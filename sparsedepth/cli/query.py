@@ -1,9 +1,10 @@
 """Commands that ask the store: query and best. None of them imports torch.
 
-What a user asks in SQL runs in a process of its own (`store.fenced`); our own questions need no fence.
+What a user asks in SQL runs in a process of its own (`store.sandbox`); our own questions need no fence.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,8 @@ Format = Annotated[
     typer.Option(help="table, csv, json, markdown, latex or parquet; default by the ending of -o, else table"),
 ]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="write the answer here")]
+
+SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="leave damaged runs out, and say how many")]
 
 EFFECTS = "effects"
 EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
@@ -47,6 +50,7 @@ def query(
     format: Format = None,
     out: Out = None,
     limit: Annotated[float, typer.Option(min=0.1, help="seconds that a SELECT may take")] = 60.0,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Ask the complete runs anything, in read-only SQL, or one of the saved questions."""
     from sparsedepth.store import sandbox
@@ -60,9 +64,9 @@ def query(
     if sql is not None:
         if not folders:
             raise ValueError("name a results folder before the query: sparsedepth query DIR SQL")
-        content = sandbox.ask(folders, {"sql": sql}, chosen, limit)
+        content = sandbox.ask(folders, {"sql": sql}, chosen, limit, skip_damaged)
     else:
-        content = _ours(folders, None if schema else ask, chosen)
+        content = _ours(folders, None if schema else ask, chosen, skip_damaged)
     show(content, out)
 
 
@@ -71,13 +75,16 @@ def _is_sql(word: str) -> bool:
     return not os.path.exists(word) and (not word or any(character.isspace() for character in word))
 
 
-def _ours(folders: list[str], ask: str | None, format: str) -> bytes:
+def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
     """The schema, the list of questions, or the answer to one."""
     from sparsedepth.store import questions
+    from sparsedepth.store.checksums import DamagedRun, left_out
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import encode
 
-    with open_store(*folders) as store:
+    damaged: list[DamagedRun] | None = [] if skip_damaged else None
+    with open_store(*folders, damaged=damaged) as store:
+        sys.stderr.write(left_out(damaged or []))
         if ask == "list":
             asks = {one.name: one.asks for one in questions.QUESTIONS.values()} | {EFFECTS: EFFECTS_ASK}
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
@@ -110,6 +117,7 @@ def best(
         str | None, typer.Option(help='only runs that meet this SQL condition: "params_active < 5e7"')
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="how many configurations")] = 5,
+    skip_damaged: SkipDamaged = False,
     format: Format = None,
     out: Out = None,
 ) -> None:
@@ -118,7 +126,7 @@ def best(
     from sparsedepth.store.render import choose_format
 
     options = {"by": by, "depth": depth, "where": where, "top": top}
-    show(sandbox.ask(folders, {"best": options}, choose_format(format, out)), out)
+    show(sandbox.ask(folders, {"best": options}, choose_format(format, out), skip_damaged=skip_damaged), out)
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:

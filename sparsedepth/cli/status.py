@@ -1,9 +1,14 @@
-"""Commands that say how a sweep stands and what its runs said. They read only, from any machine that sees DIR."""
+"""Commands that say how a sweep stands and what its runs said, from any machine that sees DIR.
 
+They write nothing but the cache of rows that `query` keeps, too.
+"""
+
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,28 +54,43 @@ def status(
 
 def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
+    from sparsedepth import quantities
     from sparsedepth.cli.progress import counted, running_line
     from sparsedepth.plan.definition_file import read_definition
-    from sparsedepth.plan.planned_vs_actual import compare, describe
+    from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
+    from sparsedepth.plan.results_index import loss_of
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.status import Best, scan
+    from sparsedepth.store.cache import read_columns
+    from sparsedepth.store.checksums import DamagedRun
+    from sparsedepth.sweep.status import scan
 
     definition = read_definition(folder)
-    states = scan(folder, definition)
+    objective = quantities.rankable(definition.objective).name if definition else "val_loss"
+    damaged: list[DamagedRun] = []
+    rows = read_columns(folder, {*ACTUAL, objective}, damaged)
+    plan = Plan(definition) if definition else None
+    losses = {run_id: loss_of(row, objective) for run_id, row in rows.items()}
+    configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
+    problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
+    states = [
+        replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
+        for state in scan(folder, definition, configs)
+    ]
     if not states:
         raise ValueError(f"{folder} holds no runs; name the results folder of a sweep (--out)")
-    expected = Plan(definition).expected if definition else len(states)
     is_grid = definition is None or not definition.adaptive
     lines = [f"{definition.name}: {definition.question}"] if definition else []
-    at_most = "" if is_grid else f" (of {expected} at most: equal proposals share their runs)"
+    at_most = "" if is_grid or not plan else f" (of {plan.expected} at most: equal proposals share their runs)"
     lines.append(counted(states, is_grid=is_grid) + at_most)
     lines += [f"  running {running_line(state, state.run_id)}" for state in states if state.state == "running"]
-    without = ("failed", "infeasible", "pruned")
+    without = ("failed", "infeasible", "pruned", "damaged")
     ended = Counter((state.state, state.reason) for state in states if state.state in without)
     lines += [f"  {state} {count}x: {reason}" for (state, reason), count in ended.most_common()]
-    if definition and (best := Best(folder, definition.objective).of(states)):
-        lines.append(f"  best so far: {definition.objective} {best[1]:.4g}, run {best[0].run_id}")
-    if deviation := compare(folder, [state.config for state in states if state.config]):
+    ranked = sorted((losses[state.run_id], state.run_id) for state in states if state.run_id in losses)
+    if definition and ranked and math.isfinite(ranked[0][0]):
+        run_id = ranked[0][1]
+        lines.append(f"  best so far: {objective} {rows[run_id][objective]:.4g}, run {run_id}")
+    if deviation := compare(folder, configs, rows):
         lines.append(f"  {describe(deviation)}")
     return lines, any(state.state in ("running", "interrupted", "planned") for state in states)
 

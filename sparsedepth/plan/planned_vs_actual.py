@@ -5,8 +5,9 @@ says how long its last process took, so the median over runs is the deviation of
 """
 
 import json
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from sparsedepth import files
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plan.duration import shape_id
 from sparsedepth.plan.price import Price, as_json
-from sparsedepth.store.find import is_complete_run, read_file
-from sparsedepth.store.folder import run_folder
+from sparsedepth.store.cache import read_columns
+from sparsedepth.store.find import is_complete_run
 
 PLAN = "plan.json"
 
@@ -39,7 +40,8 @@ def planned(results: Path, config: RunConfig) -> dict[str, Any]:
 
 def measured_peaks(results: Path, runs: Sequence[RunConfig], device: str) -> list[tuple[RunConfig, int]]:
     """Those of `runs` that were made on a 'cpu' or on 'cuda', with the peak of memory that each had."""
-    known = [(run, facts) for run in runs if (facts := _facts(results, run))]
+    rows = read_columns(results, ("outcome", "device", "peak_memory_bytes"), damaged=[])
+    known = [(run, rows[run.run_id]) for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"]
     here = [
         (run, facts.get("peak_memory_bytes")) for run, facts in known if str(facts.get("device")).startswith(device)
     ]
@@ -63,10 +65,16 @@ class Deviation:
     """within which the planned times were said to be right"""
 
 
-def compare(results: Path, runs: Sequence[RunConfig]) -> Deviation | None:
-    """The deviations of those of `runs` that are complete; None where there is no plan, or nothing to compare."""
+ACTUAL = ("outcome", "seconds", "peak_memory_bytes", "params_total", "train_flops")
+"""The columns of `runs` that `compare` reads."""
+
+
+def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping[str, Any]]) -> Deviation | None:
+    """The deviations of those of `runs` that trained to their end; None where there is no plan, or nothing to compare.
+    `rows` are the ACTUAL columns of complete runs by run_id."""
     kinds = _kinds(results)
-    pairs = [(kinds[key], facts) for run in runs if (key := shape_id(run)) in kinds and (facts := _facts(results, run))]
+    known = [run for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"] if kinds else []
+    pairs = [(kinds[key], rows[run.run_id]) for run in known if (key := shape_id(run)) in kinds]
     if not pairs:
         return None
 
@@ -93,10 +101,15 @@ def describe(deviation: Deviation) -> str:
     params = "exact" if deviation.params == 0 else f"{deviation.params:+.2%}"
     seconds = "not recorded"
     if deviation.seconds is not None:
-        seconds = f"{deviation.seconds:+.0%} (median; {deviation.slowest:+.0%} at worst)"
+        away = abs(math.log1p(deviation.seconds)) if deviation.seconds > -1 else math.inf
+        is_within = "within" if away <= math.log(deviation.factor) else "beyond"
+        seconds = (
+            f"{deviation.seconds:+.0%} (median, {is_within} the factor of {deviation.factor:.3g} that was planned; "
+            f"{deviation.slowest:+.0%} at worst)"
+        )
     return (
         f"actual against planned, {deviation.runs} runs: parameters {params}, FLOPs {deviation.flops:+.1%}, "
-        f"memory {memory}, time {seconds}, planned within a factor of {deviation.factor:.3g}"
+        f"memory {memory}, time {seconds}"
     )
 
 
@@ -110,15 +123,3 @@ def _kinds(results: Path) -> dict[str, dict[str, Any]]:
         return {kind["shape_id"]: kind for kind in json.loads((results / PLAN).read_text())["kinds"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _facts(results: Path, config: RunConfig) -> dict[str, Any] | None:
-    """Manifest and summary of a run that has trained to its end; None otherwise."""
-    folder = run_folder(results, config.run_id)
-    if not is_complete_run(results, config.run_id):
-        return None
-    try:
-        manifest, summary = (json.loads(read_file(folder, name)) for name in ("manifest.json", "summary.json"))
-    except (OSError, ValueError):  # damaged: whoever reads the record itself says so
-        return None
-    return {**manifest, **summary} if summary.get("outcome") == "ok" else None

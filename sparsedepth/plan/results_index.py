@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
@@ -22,7 +23,6 @@ class ResultsIndex:
         failed_permanently: Callable[[str], bool] = lambda run_id: False,
     ):
         self.results, self.objective, self.failed_permanently = results, definition.objective, failed_permanently
-        self.sign = -quantities.sign(definition.objective)
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
 
@@ -41,5 +41,10 @@ class ResultsIndex:
 
     def _read(self, run_id: str) -> float:
         summary = json.loads(read_file(run_folder(self.results, run_id), "summary.json"))
-        value = summary.get(self.objective)
-        return self.sign * value if summary.get("outcome") == "ok" and value is not None else math.inf
+        return loss_of(summary, self.objective)
+
+
+def loss_of(summary: Mapping[str, Any], objective: str) -> float:
+    """The objective of a complete run as a loss: lower is better, and one that diverged is the worst."""
+    value = summary.get(objective)
+    return -quantities.sign(objective) * value if summary.get("outcome") == "ok" and value is not None else math.inf

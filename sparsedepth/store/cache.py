@@ -8,14 +8,17 @@ noticed, and only what is new is read (and verified) again. A cache that is dama
 results folder that cannot be written goes without. A pack needs none, unless it was written with other columns.
 """
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparsedepth.files import write_text
-from sparsedepth.store.find import Part
+from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.find import Part, find_runs
+from sparsedepth.store.folder import RUNS
 from sparsedepth.store.schema import TABLES
 from sparsedepth.store.tables import VERSION, Rows, open_rows, read_index, read_rows, write_tables
 
@@ -26,23 +29,40 @@ STALE_SHARE = 1 / 16
 """The cache is rewritten when this share of its runs would have to be read anew: each run is rewritten few times."""
 
 
-def load(part: Part) -> list[Rows]:
-    """The rows of the runs that were found, from their pack or cache where possible. Raises DamagedRun."""
+def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
+    """The rows of the runs that were found, from their pack or cache where possible. Raises DamagedRun; given a list,
+    damaged ones are left out and added to it."""
     if part.pack and (rows := part.pack.rows()):
         return [rows]
     if len(part.found) < CACHE_FROM:
-        return [read_rows(part.found)]
+        return [read_rows(part.found, damaged)]
     folder = part.root / ".cache"
     cached = _open_cache(folder)
     known = set() if cached is None else set(cached.keys)
     fresh = [run for run in part.found if run.key not in known]
     if cached is not None and len(known) + len(fresh) == len(part.found) and len(fresh) <= STALE_SHARE * len(known):
-        return [cached, read_rows(fresh)] if fresh else [cached]
-    rows = read_rows(fresh)
+        return [cached, read_rows(fresh, damaged)] if fresh else [cached]
+    rows = read_rows(fresh, damaged)
     if cached:
         rows = _joined(_keep(cached, {run.key for run in part.found}), rows)
     _write_cache(folder, rows)
     return [rows]
+
+
+def read_columns(
+    results: Path, names: Iterable[str], damaged: list[DamagedRun] | None = None
+) -> dict[str, dict[str, Any]]:
+    """run_id -> some columns of `runs`, of a results folder's own trained runs, without a database. Raises as `load`
+    does."""
+    rows: dict[str, dict[str, Any]] = {}
+    columns = ("run_id", "folder", *names)
+    for part in find_runs([results], damaged):
+        for runs in (loaded.runs for loaded in load(part, damaged) if part.root == results):
+            values = [runs[name].to_pylist() for name in columns]
+            for row in zip(*values, strict=True):
+                if row[1] == f"{RUNS}/{row[0]}":
+                    rows[row[0]] = dict(zip(columns, row, strict=True))
+    return rows
 
 
 def _open_cache(folder: Path) -> Rows | None:

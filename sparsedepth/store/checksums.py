@@ -10,7 +10,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,25 @@ class DamagedRun(ValueError):
             f"run folder {str(folder)!r} is damaged: {name} {problem}; "
             f"copy the folder again from where it was made, or delete it and run it again"
         )
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.problem = folder, name, problem
+
+
+@contextmanager
+def passing_over(damaged: list[DamagedRun] | None) -> Generator[None]:
+    """Given a list, add a damaged record to it instead of raising."""
+    try:
+        yield
+    except DamagedRun as damage:
+        if damaged is None:
+            raise
+        damaged.append(damage)
+
+
+def left_out(damaged: Sequence[DamagedRun]) -> str:
+    """One line, or nothing, on the records that were passed over."""
+    names = ", ".join(f"{damage.folder.name} ({damage.name})" for damage in damaged[:5])
+    more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+    return f"{len(damaged)} damaged run{'s' * (len(damaged) > 1)} left out: {names}{more}\n" if damaged else ""
 
 
 @dataclass(frozen=True, kw_only=True)

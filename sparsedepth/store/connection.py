@@ -7,7 +7,7 @@ DuckDB as Arrow data; then access to files, network and extensions is switched o
 query is one SELECT (or DESCRIBE, SUMMARIZE, SHOW), calls no table function but a few harmless ones, runs in a read-only
 transaction, and ends at a limit of time, memory or rows. The limits act between batches of rows: one call that builds
 one huge value, such as repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. Strangers' questions are
-therefore asked in a process with limits of its own: `store.fenced`, as the command line does.
+therefore asked in a process with limits of its own: `store.sandbox`, as the command line does.
 """
 
 import json
@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
+from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.find import Part, find_runs
@@ -149,15 +150,15 @@ class Store:
             self._connection.register(name, self._cached.pop(name).dataset())
 
 
-def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT) -> Store:
+def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list[DamagedRun] | None = None) -> Store:
     """Open the complete runs of results folders, folders of run folders, or single run folders, as one store.
 
     A run that is met twice counts once. `time_limit` is in seconds per query. Raises ValueError where there is no
     complete run, toy or evaluation, or two runs of one run_id differ, DamagedRun where a file is not the one that was
-    written.
+    written. Given a list of `damaged`, damaged runs are left out and added to it.
     """
     roots = list(dict.fromkeys(Path(path) for path in paths))
-    parts = find_runs(roots)
+    parts = find_runs(roots, damaged)
     others: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
     if not parts and not any(map(len, others.values())):
         raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
@@ -167,7 +168,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT) -> Store:
         run_ids = {run.run_id for run in part.found}
         copies = sorted(run_ids & taken)
         taken |= run_ids
-        for rows in load(part) if len(copies) < len(run_ids) or not parts else ():
+        for rows in load(part, damaged) if len(copies) < len(run_ids) or not parts else ():
             sources["runs"].append(Source(rows.runs, _run_columns(part.root), copies))
             for table in TABLES:
                 sources[table].append(Source(rows.tables[table], "*", copies))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from sparsedepth.store.checksums import Files, files_on_disk, is_complete
+from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, passing_over
 from sparsedepth.store.folder import EVALS, MODELS, RUNS, TOYS, check_marker, problem, run_folder
 from sparsedepth.store.pack import Pack, is_pack, open_pack
 from sparsedepth.store.tables import Found, utf8
@@ -27,9 +27,10 @@ class Part:
     pack: Pack | None = None
 
 
-def find_runs(paths: Iterable[Path]) -> list[Part]:
+def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) -> list[Part]:
     """The complete runs at or at most DEPTH levels below the paths, in order of path. Raises ValueError where a path is
-    no readable folder, or where two runs of one run_id differ; in one part an equal copy is left out."""
+    no readable folder, or where two runs of one run_id differ; in one part an equal copy is left out. Given a list of
+    `damaged`, damaged ones are left out and added to it."""
     parts: list[Part] = []
     for root in paths:
         loose: list[Found] = []
@@ -38,7 +39,8 @@ def find_runs(paths: Iterable[Path]) -> list[Part]:
                 if is_pack(folder):
                     pack = open_pack(folder)
                     parts.append(Part(root=folder, found=pack.found, pack=pack))
-                else:
+                    continue
+                with passing_over(damaged):
                     loose.append(_found(root, folder))
         except OSError as error:
             raise ValueError(

@@ -43,7 +43,7 @@ class DamagedPack(DamagedRun):
             self,
             f"pack {str(folder)!r} is damaged: {name} {problem}; copy the pack again from where it was made",
         )
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.problem = folder, name, problem
 
 
 def is_pack(folder: Path) -> bool:

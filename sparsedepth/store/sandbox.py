@@ -36,12 +36,14 @@ def ask(
     question: Mapping[str, Any],
     format: str = "table",
     time_limit: float = TIME_LIMIT,
+    skip_damaged: bool = False,
 ) -> bytes:
     """The answer in one of the formats of `render.encode`. `question` is {"sql": text}, or {"best": options of `best`}.
 
     Raises ValueError for whatever `open_store`, `Store.sql` or `best` refuse, and at a limit.
     """
     request = {"paths": list(map(str, paths)), "question": question, "format": format, "time_limit": time_limit}
+    request["skip_damaged"] = skip_damaged
     width = str(shutil.get_terminal_size(fallback=(160, 24)).columns)
     # Isolated: no module of the current folder, which may be a stranger's, stands before the library's.
     command = [sys.executable, "-I", "-c", _START, json.dumps([path for path in sys.path if path])]
@@ -82,7 +84,7 @@ def _beyond(limit: str) -> str:
 
 
 def child() -> None:
-    """QueryResult the request on stdin. Exit code 2, with one line on stderr, for what the asker did wrong."""
+    """Answer the request on stdin. Exit code 2, with one line on stderr, for what the asker did wrong."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -102,9 +104,12 @@ def child() -> None:
 
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
     from sparsedepth.store import best, render
+    from sparsedepth.store.checksums import DamagedRun, left_out
     from sparsedepth.store.connection import open_store
 
-    with open_store(*request["paths"], time_limit=request["time_limit"]) as store:
+    damaged: list[DamagedRun] | None = [] if request["skip_damaged"] else None
+    with open_store(*request["paths"], time_limit=request["time_limit"], damaged=damaged) as store:
+        sys.stderr.write(left_out(damaged or []))
         question, format = request["question"], request["format"]
         out.write(_OPEN)
         out.flush()

@@ -28,7 +28,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
 from sparsedepth.files import digest, write_bytes, write_json
 from sparsedepth.quantities.record import Column, Table
-from sparsedepth.store.checksums import Files
+from sparsedepth.store.checksums import Files, passing_over
 from sparsedepth.store.folder import (
     CONFIG,
     MAX_ROWS,
@@ -181,18 +181,19 @@ def _sha256(file: pa.NativeFile) -> str:
 # From records to rows
 
 
-def read_rows(found: Iterable[Found]) -> Rows:
-    """Read and verify records. Raises DamagedRun."""
+def read_rows(found: Iterable[Found], damaged: list[DamagedRun] | None = None) -> Rows:
+    """Read and verify records. Raises DamagedRun; given a list, damaged ones are left out and added to it."""
     runs: list[dict[str, Any]] = []
     tables: dict[Table, list[pa.Table]] = {table: [empty_table(view_schema(table))] for table in TABLES}
     for record in found:
-        run = parse_record(record.files())
-        checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
-        runs.append({**_run_row(run), "folder": record.place, **checksums})
-        for table, rows in run.tables.items():
-            if len(rows):
-                columns = [_repeated(run.run_id, len(rows)), *rows.columns]
-                tables[table].append(pa.Table.from_arrays(columns, schema=view_schema(table)))
+        with passing_over(damaged):
+            run = parse_record(record.files())
+            checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
+            runs.append({**_run_row(run), "folder": record.place, **checksums})
+            for table, rows in run.tables.items():
+                if len(rows):
+                    columns = [_repeated(run.run_id, len(rows)), *rows.columns]
+                    tables[table].append(pa.Table.from_arrays(columns, schema=view_schema(table)))
     return Rows(
         runs=rows_table(runs, runs_schema()),
         tables={table: pa.concat_tables(parts) for table, parts in tables.items()},

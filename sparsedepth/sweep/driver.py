@@ -372,8 +372,3 @@ def drop_leftovers(results: Path) -> None:
         scratch = Scratch(results, marker.parent.name)
         if scratch.checkpoints.exists() and not is_held(scratch.lock):
             shutil.rmtree(scratch.checkpoints, ignore_errors=True)
-
-
-def varied(definition: SweepDefinition, config: RunConfig) -> str:
-    """The fields in which a run differs from its siblings, for a line of progress."""
-    return " ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed"))

@@ -17,7 +17,7 @@ from sparsedepth.store import folder as record
 from sparsedepth.store.find import is_complete_run, read_file
 from sparsedepth.store.pack import WORK, is_pack, open_pack
 
-State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned"]
+State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned", "damaged"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,3 +104,8 @@ class Best:
 def is_silent(progress: Progress, seconds: float = 120) -> bool:
     """Whether a running run has said nothing for long: its machine may be gone."""
     return time.time() - progress.at > seconds
+
+
+def varied(definition: SweepDefinition, config: RunConfig) -> str:
+    """The fields in which a run differs from its siblings, for a line of progress."""
+    return " ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed"))

@@ -1,6 +1,5 @@
 """How a sweep stands and what its runs said, from folders made by hand: nothing here runs, and nothing is written."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from synthetic import make_run
 from tiny import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.definition_file import planned_runs
 from sparsedepth.run.lease import hold
@@ -30,16 +31,38 @@ def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     for work in works:
         work.folder.mkdir(parents=True)
         work.log.write_text(f"this is {work.run_id}\n")
-    complete = results / "runs" / works[0].run_id
-    complete.mkdir(parents=True)
-    (complete / "summary.json").write_text(json.dumps({"val_loss": 1.2345678}))
-    (complete / "complete").write_text("{}")
+    make_run(results, runs[0], {"val_loss": 1.2345678})
     works[1].checkpoints.mkdir()
     works[1].write_progress("training", 0.25, 3.14159, 754.0)
     works[2].add_failure("ValueError: no")
     works[2].add_failure("killed by signal 9")
     works[3].lower_memory(1, "CUDA out of memory")
     return results, works
+
+
+def test_status_and_query_agree_on_damage(standing):
+    results, works = standing
+    path = results / "runs" / works[0].run_id / "summary.json"
+    path.write_bytes(path.read_bytes().replace(b"1.23", b"1.03"))
+    out, _ = sparsedepth("status", results)
+    assert "0 complete, 0 running, 1 interrupted, 1 failed, 1 infeasible, 1 damaged, 0 planned" in out
+    assert "damaged 1x: summary.json is not the file that was written (its checksum differs)" in out
+    _, err = sparsedepth("query", results, "--ask", "diverged", code=2)
+    assert "summary.json is not the file that was written" in err
+    make_run(results, RunConfig(seed=9), {"val_loss": 3.0})
+    out, err = sparsedepth("query", results, "select count(*) as n from runs", "--skip-damaged", "--format", "csv")
+    assert out == "n\n1\n" and err == f"1 damaged run left out: {works[0].run_id} (summary.json)\n"
+    _, err = sparsedepth("best", results, code=2)
+    assert "summary.json is not the file that was written" in err
+    _, err = sparsedepth("best", results, "--skip-damaged")
+    assert err == f"1 damaged run left out: {works[0].run_id} (summary.json)\n"
+
+
+def test_status_loads_neither_torch_nor_a_database(standing):
+    code = f"from pathlib import Path; from sparsedepth.cli import status; status._report(Path({str(standing[0])!r}))"
+    check = "import sys; print(sorted({'torch', 'duckdb', 'pandas', 'sqlalchemy', 'optuna'} & set(sys.modules)))"
+    command = [sys.executable, "-c", f"{code}; {check}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout == "[]\n"
 
 
 def test_status_counts_explains_and_names_the_best(standing):
@@ -63,11 +86,13 @@ def test_a_running_run_is_shown_with_loss_and_time_left(standing):
 
 def test_watch_looks_again_until_nothing_is_left(standing):
     results, works = standing
-    (results / "runs" / works[1].run_id).mkdir()
+    configs = planned_runs(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test"), results)
+    config = next(run for run in configs if run.run_id == works[1].run_id)
+    made = make_run(results.parent / "elsewhere", config, {"val_loss": 1.0})
 
     def finish() -> None:
         time.sleep(4)
-        (results / "runs" / works[1].run_id / "complete").write_text("{}")
+        made.rename(results / "runs" / config.run_id)
 
     thread = threading.Thread(target=finish)
     thread.start()

@@ -21,6 +21,7 @@ from sparsedepth.plan.budget import Budget, ways
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
 from sparsedepth.plan.memory import Place
 from sparsedepth.plan.price import Setting, makespan, named_device, price, price_of, uncalibrated
+from sparsedepth.store.cache import read_columns
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
 
@@ -160,12 +161,13 @@ def test_planned_against_actual(tmp_path, monkeypatch):
     assert all(facts["planned_seconds"] > 0 and facts["planned_memory_bytes"] > 0 for facts in manifests)
     if sys.platform == "linux":
         assert all(facts["peak_memory_bytes"] > 0 for facts in manifests)
-    found = planned_vs_actual.compare(results, runs)
+    rows = read_columns(results, planned_vs_actual.ACTUAL)
+    found = planned_vs_actual.compare(results, runs, rows)
     assert found and found.runs == 4 and found.params == 0 and abs(found.flops) < 0.01
     out, _ = sparsedepth("status", results)
     assert "actual against planned, 4 runs: parameters exact, FLOPs +0.0%" in out
     (results / planned_vs_actual.PLAN).write_text("{")
-    assert planned_vs_actual.compare(results, runs) is None and planned_vs_actual.planned(results, runs[0]) == {}
+    assert planned_vs_actual.compare(results, runs, rows) is None and planned_vs_actual.planned(results, runs[0]) == {}
 
 
 def configs(file: Path, seed: int) -> list[RunConfig]:
