@@ -6,6 +6,7 @@ python analysis/chain.py RESULTS_DIR [...]
 import sys
 
 from sparsedepth.effects.causal_evidence import weigh
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import NOTHING, read_runs
 from sparsedepth.effects.text_report import evidence_lines, heading_of
 
@@ -34,4 +35,4 @@ def main(paths: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(lambda: main(sys.argv[1:]))

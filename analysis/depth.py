@@ -5,6 +5,7 @@ python analysis/depth.py RESULTS_DIR [...]
 
 import sys
 
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import answer
 
 CLAIM = (
@@ -15,4 +16,4 @@ CLAIM = (
 
 if __name__ == "__main__":
     outcomes = ("val_loss", "usefulness", "effective_layers", "causal_score", "residual_variance_last")
-    sys.exit(answer(sys.argv[1:], "n_layers", outcomes, CLAIM))
+    run_script(lambda: answer(sys.argv[1:], "n_layers", outcomes, CLAIM))

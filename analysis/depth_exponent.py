@@ -7,6 +7,7 @@ import sys
 
 from sparsedepth.effects.depth_slope import depth_slope, depth_slopes, exponent_text, slope_sentence
 from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import NOTHING, chance_text, estimate_text, read_runs
 
 CLAIM = (
@@ -41,4 +42,4 @@ def main(paths: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(lambda: main(sys.argv[1:]))

@@ -5,6 +5,7 @@ python analysis/gqa.py RESULTS_DIR [...]
 
 import sys
 
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import answer
 
 CLAIM = (
@@ -14,4 +15,4 @@ CLAIM = (
 
 if __name__ == "__main__":
     outcomes = ("val_loss", "usefulness", "attention_sparsity_rel", "residual_variance_last")
-    sys.exit(answer(sys.argv[1:], "n_kv_heads", outcomes, CLAIM))
+    run_script(lambda: answer(sys.argv[1:], "n_kv_heads", outcomes, CLAIM))

@@ -7,6 +7,7 @@ The control of the whole chain: if LNS raises usefulness with sparsity unchanged
 
 import sys
 
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import answer
 
 CLAIM = (
@@ -17,4 +18,4 @@ CLAIM = (
 if __name__ == "__main__":
     sparsity = ("weight_sparsity_rel", "attention_sparsity_rel")
     outcomes = ("val_loss", "usefulness", "causal_score", "residual_variance_last", *sparsity)
-    sys.exit(answer(sys.argv[1:], "depth_scale", outcomes, CLAIM))
+    run_script(lambda: answer(sys.argv[1:], "depth_scale", outcomes, CLAIM))

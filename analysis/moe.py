@@ -12,6 +12,7 @@ import pandas as pd
 
 from sparsedepth.effects.contrast import contrasts
 from sparsedepth.effects.knobs import find_knob, joint_knob
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import answer, contrast_sentence
 
 CLAIM = (
@@ -34,4 +35,4 @@ def against_wide_dense(runs: pd.DataFrame) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(answer(sys.argv[1:], "n_experts", OUTCOMES, CLAIM, against_wide_dense))
+    run_script(lambda: answer(sys.argv[1:], "n_experts", OUTCOMES, CLAIM, against_wide_dense))

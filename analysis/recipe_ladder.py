@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import NOTHING, contrast_sentence, read_runs
 from sparsedepth.store.comparable_loss import loss_of
 
@@ -37,4 +38,4 @@ def main(paths: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(lambda: main(sys.argv[1:]))

@@ -7,6 +7,7 @@ The loss is compared at the context that all runs share: at its own length a lon
 
 import sys
 
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import answer
 
 CLAIM = (
@@ -17,4 +18,4 @@ CLAIM = (
 if __name__ == "__main__":
     sparsity = ("attention_sparsity", "attention_sparsity_rel")
     outcomes = ("val_loss_common", "usefulness", "residual_variance_last", *sparsity)
-    sys.exit(answer(sys.argv[1:], "seq_len", outcomes, CLAIM))
+    run_script(lambda: answer(sys.argv[1:], "seq_len", outcomes, CLAIM))

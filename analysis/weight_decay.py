@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
+from sparsedepth.effects.script import run_script
 from sparsedepth.effects.sentences import answer
 
 CLAIM = (
@@ -32,4 +33,4 @@ def time_scales(runs: pd.DataFrame) -> Iterator[str]:
 if __name__ == "__main__":
     sparsity = ("weight_sparsity", "weight_sparsity_rel")
     outcomes = ("val_loss", "usefulness", "residual_variance_last", *sparsity)
-    sys.exit(answer(sys.argv[1:], "weight_decay", outcomes, CLAIM, time_scales))
+    run_script(lambda: answer(sys.argv[1:], "weight_decay", outcomes, CLAIM, time_scales))

@@ -33,16 +33,22 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def bar(title: str) -> Generator[Callable[..., None], None, None]:
-    """A progress bar with the time left, on stderr; yields report(phase, share done, loss=None)."""
+    """A progress bar with the time left, on stderr, a line now and then where that is no terminal; yields report(phase,
+    share done, loss=None)."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
+        said_at = time.monotonic()
 
         def report(phase: str, done: float, loss: float | None = None) -> None:
+            nonlocal said_at
             text = f"{phase}, loss {loss:.3f}" if loss is not None else phase
             progress.update(task, completed=done, description=text)
+            if not console.is_terminal and time.monotonic() - said_at > QUIET_SECONDS:
+                print(f"{title}: {text}, {done:.0%} done", file=sys.stderr, flush=True)
+                said_at = time.monotonic()
 
         yield report
 
@@ -113,11 +119,14 @@ class Watcher:
         now = time.monotonic()
         for state in states:
             if state.run_id in newly:
-                what = f"[{len(finished)}/{self.expected}] complete: {self._name(state)}"
+                what = f"[{len(finished)}/{self.expected}] complete: {self._name(state)}{self._value_text(state)}"
                 print(f"{what}  ({eta})", file=sys.stderr, flush=True)
                 self.said_at = now
         if now - self.said_at > QUIET_SECONDS:
             print(f"[{len(finished)}/{self.expected}] {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
+            for state in states:
+                if state.state == "running":
+                    print(f"  {running_line(state, self._name(state))}", file=sys.stderr, flush=True)
             self.said_at = now
 
     def _share(self, states: list[RunState]) -> float:
@@ -152,6 +161,11 @@ class Watcher:
         if best := self.best.of(states):
             table.add_row(f"  best so far: {self.definition.objective} {best[1]:.4g}, {escape(self._name(best[0]))}")
         return table
+
+    def _value_text(self, state: RunState) -> str:
+        """', val_loss 2.815' of a complete run that has one."""
+        value = self.best.value(state.run_id)
+        return "" if value is None else f", {self.definition.objective} {value:.4g}"
 
     def _name(self, state: RunState) -> str:
         return varied(self.definition, state.config) if state.config else state.run_id

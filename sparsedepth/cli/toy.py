@@ -59,7 +59,7 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     from sparsedepth.train.loop import Interrupted
     from sparsedepth.train.runtime import find_device
 
-    where, stop = find_device(device), stop_on_signals()
+    where, stop = find_device(device), stop_on_signals(is_announced=True)
     facts = _facts(definition, where)
     work = sum(group.flops for group in groups)
     done = busy = 0
@@ -67,10 +67,18 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
         for number, group in enumerate(groups, start=1):
             name = f"[{number}/{len(groups)}] {group.target} {group.integrator}, {group.n_layers} layers"
 
+            losses: list[float] = []
+
             def progress(
-                step: int, loss: float | None, group: "ToyConfig" = group, name: str = name, done: int = done
+                step: int,
+                loss: float | None,
+                group: "ToyConfig" = group,
+                name: str = name,
+                done: int = done,
+                losses: list[float] = losses,
             ) -> None:
                 report(name, (done + group.flops * step / group.n_steps) / work, loss)
+                losses.extend([] if loss is None else [loss])
 
             if not is_complete(toy_folder(out, group)):
                 if is_busy(out, group):
@@ -81,9 +89,13 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
                     except Interrupted:
                         print("interrupted; the same command continues", file=sys.stderr)
                         raise typer.Exit(130) from None
-                    print(f"{name}: {group.n_students} students complete", file=sys.stderr)
+                    print(f"{name}: {group.n_students} students complete{_loss_text(losses)}", file=sys.stderr)
             done += group.flops
     return busy
+
+
+def _loss_text(losses: list[float]) -> str:
+    return f", loss {losses[-1]:.3g}" if losses else ""
 
 
 def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:

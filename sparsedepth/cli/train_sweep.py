@@ -69,6 +69,7 @@ def sweep(
 
     from sparsedepth.cli.cost import one_line, setting_here, show
     from sparsedepth.cli.progress import Watcher
+    from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
     from sparsedepth.plan.budget import Budget
     from sparsedepth.plan.planned_vs_actual import measured_peaks
     from sparsedepth.plan.price import expected_runs, price, with_peaks
@@ -79,6 +80,7 @@ def sweep(
     chosen = parse_gpus(gpus) if gpus else None
     used = machine(workers, runtime_of(runtime, device=device, compile=compiled), max_attempts, chosen, gpus_per_run)
     plan = Plan(definition)
+    warn_of_slips(values_of(definition))
     print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
     at_least = " or more" if definition.tune else ""
     print(f"{plan.expected} runs{at_least} into {out}, {used.workers} at a time on {used.described}")
@@ -95,7 +97,7 @@ def sweep(
         driver = Driver(
             definition=definition, results=out, machine=used, watch=watcher, storage_url=storage, price=cost
         )
-        states = driver.run(retry_failed=retry_failed)
+        states = leaving_nothing(out, lambda: driver.run(retry_failed=retry_failed))
     _print_end(driver, states, plan.expected)
 
 
@@ -134,6 +136,7 @@ def train(
     """Train and measure one model. The same command continues a run that was stopped."""
     from sparsedepth.cli.input_file import read_input
     from sparsedepth.cli.progress import bar, print_summary
+    from sparsedepth.cli.start import leaving_nothing, warn_of_slips
     from sparsedepth.config.load import build, parse_settings
     from sparsedepth.config.run import RunConfig
     from sparsedepth.run.execute import execute
@@ -144,11 +147,13 @@ def train(
     from sparsedepth.train.loop import Interrupted
 
     config = build(RunConfig, {**read_input(file, "run"), **parse_settings(settings or [])}, str(file))
+    warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
     with bar(config.run_id) as report:
         chosen = runtime_of(runtime, device=device, threads=threads, compile=compiled)
-        stop = stop_on_signals()
+        stop = stop_on_signals(is_announced=True)
         try:
-            folder = execute(config, out, Options(runtime=chosen, stop=stop, report=report))
+            options = Options(runtime=chosen, stop=stop, report=report)
+            folder = leaving_nothing(out, lambda: execute(config, out, options))
         except Interrupted:
             print("stopped at a checkpoint; the same command continues", file=sys.stderr)
             raise typer.Exit(stop.exit_code if stop() else 1) from None

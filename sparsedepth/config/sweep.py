@@ -135,11 +135,11 @@ class SweepDefinition(Section):
         """Every part names fields of a run, with values that they can have."""
         if any("seed" in scope for scope in (self.base, *self._scopes())):
             raise ValueError("seed is a replicate, not a knob: list the seeds under 'seeds'")
-        mistakes = [f"{part}: {told}" for part, values in self._parts() for told in field_mistakes(RunConfig, values)]
+        mistakes = [f"{part}: {told}" for part, values in self.parts() for told in field_mistakes(RunConfig, values)]
         if mistakes:
             raise Mistakes(mistakes)
 
-    def _parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The values that the definition lists, with the part that lists them."""
         yield "base", self.base
         yield from (("variants", variant) for variant in self.variants)

@@ -7,7 +7,10 @@
 No special token is ever read out of a text: '<|endoftext|>' inside a document is a piece of text like any other.
 """
 
+import socket
 import sys
+import urllib.parse
+import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -142,11 +145,28 @@ def _first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
             return
 
 
+def hub_answers(seconds: float = 3.0) -> bool:
+    """Whether the hub can be reached; taken for granted behind a proxy, which answers for it."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    place = urllib.parse.urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies().get(place.scheme):
+        return True
+    try:
+        socket.create_connection((place.hostname or "", place.port or 443), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
+
+
 def _load(name: str) -> FastTokenizer:
     from transformers import AutoTokenizer
 
+    is_local = Path(name).exists() or not hub_answers()  # the hub's client would try again for a minute
     try:
-        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # the hub, its cache and the file formats each raise their own
         reason = " ".join(str(error).split())[:200]
         raise ValueError(

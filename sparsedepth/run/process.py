@@ -39,8 +39,10 @@ class Stop:
     A second Ctrl-C does not wait for a checkpoint: it raises KeyboardInterrupt where the process stands.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_announced: bool = False) -> None:
+        """`is_announced`: a Ctrl-C is acknowledged on stderr at once, for a checkpoint may take a while."""
         self.signals: list[int] = []
+        self.is_announced = is_announced
 
     def catch(self) -> None:
         """Note the signals from now on."""
@@ -49,6 +51,8 @@ class Stop:
 
     def _note(self, number: int, frame: object) -> None:
         self.signals.append(number)
+        if self.is_announced and self.signals == [signal.SIGINT]:
+            os.write(2, b"\nstopping at the next checkpoint; Ctrl-C again stops at once\n")
         if self.signals.count(signal.SIGINT) > 1:
             raise KeyboardInterrupt
 
@@ -61,9 +65,9 @@ class Stop:
         return 128 + self.signals[0]
 
 
-def stop_on_signals() -> Stop:
+def stop_on_signals(*, is_announced: bool = False) -> Stop:
     """A Stop that catches the signals already."""
-    stop = Stop()
+    stop = Stop(is_announced=is_announced)
     stop.catch()
     return stop
 

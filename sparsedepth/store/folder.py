@@ -166,7 +166,7 @@ def finish(folder: Path) -> None:
 def _refuse_complete(folder: Path) -> None:
     if is_complete(folder):
         raise ValueError(
-            f"run folder {str(folder)!r} is complete and never changes; to repeat the run, delete it first"
+            f"run folder {str(folder)!r} is complete and never changes; to repeat the run, choose another --out"
         )
 
 

@@ -70,7 +70,7 @@ class Driver:
     """called a few times a second with the state of every run"""
     storage_url: str | None = None
     """of the database that holds the study; a journal in the results folder where it is not given"""
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop = field(default_factory=lambda: Stop(is_announced=True))
     unfinished: int = 0
     """tasks that are not done, once `run` has returned"""
     refused: Counter[str] = field(default_factory=Counter)
@@ -357,9 +357,7 @@ def claim(results: Path, definition: SweepDefinition) -> None:
                 key for key in {*before.base, *definition.base} if before.base.get(key) != definition.base.get(key)
             )
             what = f"base differs in {', '.join(differing)}" if before.name == definition.name else repr(before.name)
-            raise ValueError(
-                f"{results} holds another sweep ({what}), not {definition.name!r}; choose another --out, or delete it"
-            )
+            raise ValueError(f"{results} holds another sweep ({what}), not {definition.name!r}; choose another --out")
         content = definition.model_dump(mode="json", exclude_unset=True, exclude={"scales"})
         files.write_text(results / DEFINITION, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     except OSError as error:

@@ -86,11 +86,12 @@ class Best:
 
     def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
         """The run and its value of the objective; None before any run has one."""
-        found = [(state, self._value(state.run_id)) for state in states if state.state == "complete"]
+        found = [(state, self.value(state.run_id)) for state in states if state.state == "complete"]
         kept = [(state, value) for state, value in found if value is not None]
         return min(kept, key=lambda pair: self.sign * pair[1], default=None)
 
-    def _value(self, run_id: str) -> float | None:
+    def value(self, run_id: str) -> float | None:
+        """A complete run's objective; None where it has none."""
         if run_id not in self.values:
             folder = record.run_folder(self.results, run_id)
             try:

@@ -1,0 +1,68 @@
+"""The start of a command that makes runs: what looks like a slip is said, and a start that fails leaves nothing."""
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from sparsedepth.config.sweep import SweepDefinition
+
+Result = TypeVar("Result")
+
+MAX_LR = 1.0
+MAX_TOKENS = 10**14
+"""More than any corpus of text holds."""
+
+STARTED = ("sweep.yaml", "plan.json")
+"""Files that a sweep writes before its first run."""
+
+
+def warn_of_slips(values: Iterable[Mapping[str, Any]]) -> None:
+    """Warn of values that are possible and hardly meant: a learning rate above 1, tokens beyond any corpus."""
+    known = list(values)
+    rates = [given["lr"] for given in known if given.get("lr", 0) > MAX_LR]
+    tokens = [given["train_tokens"] for given in known if given.get("train_tokens", 0) > MAX_TOKENS]
+    if rates:
+        warnings.warn(f"lr={max(rates):g} is above 1, where AdamW diverges; is a minus missing in 1e-3?", stacklevel=2)
+    if tokens:
+        warnings.warn(f"train_tokens={max(tokens):,} are more than any corpus of text holds", stacklevel=2)
+
+
+def values_of(definition: "SweepDefinition") -> Iterable[Mapping[str, Any]]:
+    """What a sweep gives to the fields of its runs; of a range its upper end."""
+    from sparsedepth.config.space import Interval
+
+    yield from (values for _, values in definition.parts())
+    for name, axis in definition.space.items():
+        if isinstance(axis, Interval):
+            yield {name: axis.high}
+
+
+def leaving_nothing(results: Path, start: Callable[[], Result]) -> Result:
+    """What `start()` returns; where it raises ValueError before any run was made, the folder it made is removed."""
+    was_there = results.exists()
+    try:
+        return start()
+    except ValueError:
+        if not was_there and results.is_dir():
+            _drop_empty(results)
+        raise
+
+
+def _drop_empty(results: Path) -> None:
+    """Remove what was written before the first run; a tokenised text and anything unknown stay."""
+    made = [*results.glob("runs/*"), *results.glob("toys/*"), *results.glob("study*")]
+    logs = [*results.glob("work/*/log.txt"), *results.glob("work/*/failures*"), *results.glob("work/*/checkpoints/*")]
+    if made or logs:
+        return
+    for name in STARTED:
+        (results / name).unlink(missing_ok=True)
+    shutil.rmtree(results / "work", ignore_errors=True)
+    for lock in results.glob("data/.*.lock"):
+        if not (lock.parent / lock.name[1:].removesuffix(".lock")).exists():
+            lock.unlink()
+    for folder in (*sorted(results.rglob("*"), reverse=True), results):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

@@ -1,0 +1,136 @@
+"""A start that fails leaves nothing, a slip is said, and an answer is written in no format that there is not."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny import BASE, definition
+
+from sparsedepth.cli import train_sweep
+from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
+from sparsedepth.config.load import build
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.data import tokenizer
+from sparsedepth.run.process import stop_on_signals
+from sparsedepth.store.render import choose_format
+
+
+def failing(results, *names):
+    """A start that writes files and then finds a mistake of the user's."""
+
+    def start():
+        for name in names:
+            path = results / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        raise ValueError("too little text")
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        (["sweep.yaml", "plan.json", "work/queue.lock", "data/new/x"], ["data/new/x"]),
+        (["sweep.yaml", "plan.json", "work/queue.lock"], None),
+        (["work/0123/lock"], None),
+        (["sweep.yaml", "notes.txt"], ["notes.txt"]),
+        (["sweep.yaml", "runs/0123/summary.json"], ["runs/0123/summary.json", "sweep.yaml"]),
+        (["sweep.yaml", "work/0123/log.txt"], ["sweep.yaml", "work/0123/log.txt"]),
+        (["sweep.yaml", "study.journal"], ["study.journal", "sweep.yaml"]),
+    ],
+)
+def test_a_failed_start_leaves_nothing_of_its_own(tmp_path, names, left):
+    results = tmp_path / "out"
+    with pytest.raises(ValueError, match="too little text"):
+        leaving_nothing(results, failing(results, *names))
+    assert results.exists() == (left is not None)
+    assert sorted(str(p.relative_to(results)) for p in results.rglob("*") if p.is_file()) == (left or [])
+
+
+def test_a_folder_that_was_there_is_left_alone(tmp_path):
+    with pytest.raises(ValueError, match="too little text"):
+        leaving_nothing(tmp_path, failing(tmp_path, "sweep.yaml", "work/queue.lock"))
+    assert (tmp_path / "sweep.yaml").exists() and (tmp_path / "work" / "queue.lock").exists()
+    assert leaving_nothing(tmp_path / "new", lambda: 7) == 7
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "n_layers": 2, "corpus": str(tmp_path / "gone")}))
+    with pytest.raises(ValueError, match="gone"):
+        train_sweep.train(path, tmp_path / "out", device="cpu", threads=1)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_slips_are_said(tmp_path):
+    tiny = build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")
+    with pytest.warns(UserWarning, match="lr=3 is above 1"):
+        warn_of_slips(values_of(tiny.with_changes({"lr": 3.0})))
+    searched = {"sampler": "random", "n_trials": 2, "space": {"lr": {"low": 0.1, "high": 10.0, "log": True}}}
+    with pytest.warns(UserWarning, match="lr=10 is above 1"):
+        warn_of_slips(
+            values_of(tiny.model_copy(update=dict(build(SweepDefinition, {**_plain(tiny), **searched}, "t"))))
+        )
+    with pytest.warns(UserWarning, match="100,000,000,000,001 are more"):
+        warn_of_slips([{"train_tokens": 10**14 + 1}])
+
+
+def test_what_is_meant_is_not_called_a_slip(tmp_path, recwarn):
+    warn_of_slips(values_of(build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")))
+    warn_of_slips([{"lr": 1.0, "train_tokens": 10**13}, {"n_layers": 3}])
+    assert not recwarn.list
+
+
+def _plain(sweep):
+    return {name: value for name, value in sweep.model_dump(mode="json", exclude_unset=True).items() if name != "base"}
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [("x.csv", "csv"), ("x.MD", "markdown"), ("x", "table"), ("x.txt", "table")]
+)
+def test_the_ending_of_a_file_names_its_format(name, format):
+    assert choose_format(None, Path(name)) == format
+
+
+def test_an_unknown_ending_is_refused_unless_the_format_is_given():
+    with pytest.raises(ValueError, match=r"-o 'x.xlsx': .xlsx is no format of an answer; end in .*\.csv"):
+        choose_format(None, Path("x.xlsx"))
+    assert choose_format("csv", Path("x.dat")) == "csv"
+
+
+def test_ctrl_c_is_acknowledged_once(capfd):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        stop = stop_on_signals(is_announced=True)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop() and capfd.readouterr().err.count("Ctrl-C again stops at once") == 1
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == ""
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch):
+    """The client of the hub tries again for a minute; the local cache and folders are read all the same."""
+    from huggingface_hub import constants
+
+    asked = []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+
+    def refuse(address, timeout):
+        asked.append(address)
+        raise OSError("no route")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert not tokenizer.hub_answers() and len(asked) == 1
+    with pytest.raises(ValueError, match=r"tokenizer='no-such-one' cannot be loaded"):
+        tokenizer.make_tokenizer("no-such-one", [], 300)
+    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://proxy"})
+    assert tokenizer.hub_answers()
