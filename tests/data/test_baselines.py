@@ -60,17 +60,14 @@ def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path, monkeypatch, 
     ],
 )
 def test_chance_is_what_symmetry_says(tmp_path, fields, chance):
-    """A task whose answers are evenly spread: ln of their number. (A successor is any node, x itself too unless k
-    is given away: k < N never returns to x, which one who has not read x cannot use.)"""
-    config = build(
-        RunConfig, {**BASE, "vocab_size": None, "val_fraction": 0.05, "val_tokens": 16_384, **fields}, "test"
-    )
+    """A task whose answers are evenly spread: ln of their number."""
+    config = build(RunConfig, {**BASE, "val_fraction": 0.05, "val_tokens": 16_384, **fields}, "test")
     found = baselines(open_source(config, tmp_path), config)
     assert found["chance_loss"] == pytest.approx(chance, rel=0.01)
     assert found["unigram_loss"] is None and found["bigram_loss"] is None
 
 
 def test_chance_knows_that_far_hops_break_off_early_in_a_sequence(tmp_path):
-    fields = {"corpus": "task:k_hop", "max_hops": 8, "val_fraction": 0.05, "vocab_size": None, "val_tokens": 16_384}
+    fields = {"corpus": "task:k_hop", "max_hops": 8, "val_fraction": 0.05, "val_tokens": 16_384}
     config = build(RunConfig, {**BASE, **fields}, "test")
     assert baselines(open_source(config, tmp_path), config)["chance_loss"] < 0.9 * math.log(5)
