@@ -76,7 +76,8 @@ class Stack(Protocol):
         ...
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
-        """The weight matrices of a block by name: q, k, v, o, and those of the feed-forward part or of each expert."""
+        """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part or of each
+        expert (gate, up, down; expert0.gate)."""
         ...
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:

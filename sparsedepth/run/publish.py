@@ -23,7 +23,7 @@ from sparsedepth.train.loop import Interrupted, Trained
 def write(
     target: Path, config: RunConfig, model: Decoder, trained: Trained, measured: Measurements | None, manifest: Any
 ) -> None:
-    """The record, in the order of DESIGN: everything, then the marker."""
+    """Write every file of the record, then its marker (`store.folder.finish`)."""
     target.mkdir(parents=True)
     record.write_config(target, config)
     record.write_manifest(target, manifest)

@@ -74,7 +74,7 @@ def best(
     store: Store, by: str | None = None, depth: int | None = None, top: int = 5, where: str | None = None
 ) -> Ranking:
     """The `top` cells by the mean of a quantity of `runs` (default: the loss that compares them), in the direction that
-    the glossary calls better.
+    `sparsedepth.quantities` calls better.
 
     `depth` keeps the runs of that n_layers, `where` those that meet an SQL condition over the columns of `runs`. Equal
     means are in order of cell_id. Raises ValueError for a quantity that is unknown or has no better direction, for an

@@ -3,8 +3,8 @@
 A *cell* is a configuration without its seed; its numbers are means over the seeds that trained to the end, its sd the
 standard deviation over them. Only runs of their own count: not models that were only measured, nor values of a tuned
 field that were only tried (but for `lr_curves`, which are made of these). {varying} stands for the fields that vary in
-the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.loss`). The effect of each knob
-is no SQL: `sparsedepth.effects.report` answers it.
+the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.comparable_loss`). The effect
+of each knob is no SQL: `sparsedepth.effects.family` answers it.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """One question to the store in a process of its own, under limits that nothing in the question can escape.
 
-The limits of `open` act between batches of rows; one call that builds one huge value, such as
+The limits of `open_store` act between batches of rows; one call that builds one huge value, such as
 repeat('x', 4000000000), runs between them. Here the kernel holds them, whatever the question does:
 
     time      the process is killed GRACE seconds after the question's own time limit; its processor time is bounded too

@@ -1,7 +1,7 @@
 """What the store holds: the columns of every view, each with its type, unit and meaning.
 
-Derived from `RunConfig` (one column per field) and the glossary (one column or metric per quantity), so a name cannot
-mean two things. Nothing here reads a file.
+Derived from `RunConfig` (one column per field) and `sparsedepth.quantities` (one column or metric per quantity), so a
+name cannot mean two things. Nothing here reads a file.
 """
 
 from collections.abc import Mapping
