@@ -6,7 +6,8 @@ It alone says who is alive: the holder of a run, and of the trials that a sweep'
 flock decides: it falls when its process ends, however it ends. A holder on another machine, where the flock may not be
 seen, and a holder that is stopped or hangs, are judged by the beat: once it has been still for GRACE_SECONDS the lease
 is taken, by renaming a new file over it. The old holder, should it wake, sees that the file at the path is no longer
-the one that it holds.
+the one that it holds. To take a lease compares no clocks; `is_held` looks once, and so compares this machine's clock
+with the time of the beat.
 """
 
 import fcntl
