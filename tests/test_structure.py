@@ -1,6 +1,7 @@
 """The shape of the library: imports point one way, rows never see torch, and nothing is unpickled or evaluated."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,83 @@ def test_nothing_is_unpickled_or_evaluated(path):
 def test_the_gate_sees_what_it_must():
     hits = forbidden("import pickle\nimport torch\ntorch.load('x')\neval('1')\nf(trust_remote_code=True)")
     assert sorted(hits) == ["eval", "pickle", "torch.load", "trust_remote_code"]
+
+
+def definitions(body: list[ast.stmt]) -> dict:
+    """What a module or a class defines or imports: name -> the same for a class, else nothing."""
+    names: dict = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            names[node.name] = {}
+        elif isinstance(node, ast.ClassDef):
+            names[node.name] = definitions(node.body)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id: {} for target in ast.walk(node) if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names[node.target.id] = {}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name: {} for alias in node.names}
+    return names
+
+
+@pytest.fixture(scope="module")
+def package_names() -> dict:
+    """Parts, modules, and what they define, nested by name."""
+    names: dict = {}
+    for path in MODULES:
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        place = names
+        for part in parts[:-1] if path.stem == "__init__" else parts:
+            place = place.setdefault(part, {})
+        place |= {
+            name: value for name, value in definitions(ast.parse(path.read_text()).body).items() if name not in place
+        }
+    return names
+
+
+def is_nested_in(names: dict, parts: list[str]) -> bool:
+    return not parts or (parts[0] in names and is_nested_in(names[parts[0]], parts[1:]))
+
+
+REFERENCE = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`")
+FILE_NAME = re.compile(r"\.(py|md|yaml|json|j2|parquet)$")
+LIBRARIES = {"pyarrow", "tokenizers", "torch", "transformers", "yaml"}
+
+
+def dangling(source: str, folder: str, names: dict) -> list[str]:
+    """The dotted names in the docstrings of a module of `folder` that lead nowhere: neither to a module of the package
+    or what it defines, nor to an attribute that the module's own code reads."""
+    nodes = list(ast.walk(ast.parse(source)))
+    read = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    docstrings = [
+        node.value.value
+        for node in nodes
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    references = [name for text in docstrings for name in REFERENCE.findall(text) if not FILE_NAME.search(name)]
+    return [
+        name
+        for name in references
+        if name.split(".")[0] not in LIBRARIES
+        and name not in read
+        and not is_nested_in(names, name.removeprefix("sparsedepth.").split("."))
+        and not is_nested_in(names.get(folder, {}), name.split("."))
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_name_in_a_docstring_leads_somewhere(path, package_names):
+    assert not dangling(path.read_text(), path.parent.name, package_names)
+
+
+def test_a_missing_name_in_a_docstring_is_seen(package_names):
+    source = '"""`store.fenced`, `store.connection.open_store`, `stack.Stack.block`, `self.x`, `sparsedepth.run.no`."""'
+    assert dangling(source, "probe", package_names) == ["store.fenced", "self.x", "sparsedepth.run.no"]
+    assert dangling(source + "\nself.x", "run", package_names) == [
+        "store.fenced",
+        "stack.Stack.block",
+        "sparsedepth.run.no",
+    ]
 
 
 def test_files_are_small():

@@ -152,7 +152,7 @@ def _explain(model: type[BaseModel], place: tuple[str | int, ...], alike: Sequen
 
 
 def _model_at(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
-    """The config whose key a place names: `scales.micro.seed` is a key of Scale."""
+    """The config whose key a place names: ("scales", "micro", "seed") names a key of Scale."""
     for part in place[:-1]:
         field = model.model_fields.get(str(part))
         nested = next(iter(_models_in(field.annotation)), None) if field else None

@@ -211,7 +211,7 @@ def joint_knob(runs: pd.DataFrame, knobs: Sequence[Knob], baseline: Mapping[str,
 
 
 def labels(runs: pd.DataFrame, knob: Knob) -> pd.Series:
-    """Each run's setting of a knob, as the text that names it in `knob.settings`."""
+    """Each run's setting of a knob, as the text that names it in `Knob.settings`."""
     codes, distinct = pd.factorize(keys(runs, knob.fields))
     first = [int(np.argmax(codes == code)) for code in range(len(distinct))]
     rows = [[plain(runs[name].iloc[at]) for name in knob.fields] for at in first]

@@ -3,8 +3,9 @@
     usefulness(threshold) = share of blocks with (loss without the block's own work - loss) / loss > threshold
     effective layers      = usefulness x L
 
-'Without its own work' is replaced by an affine map (`usefulness.affine_increase`) or left out (`causal.skip_increase`,
-the identity control). 2603.15389 counts at 10%; the count moves in steps of one layer, so it is read at several.
+'Without its own work' is replaced by an affine map (`usefulness.Usefulness.affine_increase`) or left out
+(`causal.CausalEffect.skip_increase`, the identity control). 2603.15389 counts at 10%; the count moves in steps of one
+layer, so it is read at several.
 """
 
 from collections.abc import Sequence

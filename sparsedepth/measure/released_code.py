@@ -2,7 +2,7 @@
 
 For comparison with published values, and to see what each difference is worth; no score of the suite uses them. The
 released code counts layers from 0 and reads a library's `hidden_states`, whose last entry is after the final norm. A
-`Stack` has no final norm of its own, so it is passed in (`model.norm` of our decoder).
+`Stack` has no final norm of its own, so it is passed in (`norm` of our `Decoder`).
 
 Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers.
 """
@@ -107,7 +107,7 @@ def causal_plot_mean(effects: Mapping[tuple[int, int], float], n_layers: int) ->
     """The summary plot's mean effect of skipping block s = 1..L: over all L columns, the zeros of l <= s included.
 
     So it falls towards the last block whatever the effects are: equal effects of 1 give (L - s) / L. Ours
-    (`causal.by_layer`) is the mean over the L - s later blocks.
+    (`causal.CausalEffect.by_layer`) is the mean over the L - s later blocks.
     """
     return [
         sum(effect for (s, _), effect in effects.items() if s == skipped) / n_layers for skipped in _layers(n_layers)

@@ -76,8 +76,8 @@ class Stack(Protocol):
         ...
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
-        """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part or of each
-        expert (gate, up, down; expert0.gate)."""
+        """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part
+        or of each expert."""
         ...
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:

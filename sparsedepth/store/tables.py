@@ -215,7 +215,7 @@ def runs_schema() -> pa.Schema:
 
 
 def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """The rows as an Arrow table. By way of JSON, because `pa.array` on Python values imports pandas, which takes
+    """The rows as an Arrow table. By way of JSON, because `pyarrow.array` on Python values imports pandas, which takes
     longer than the rest of opening a small store."""
     if not rows:
         return empty_table(schema)

@@ -47,7 +47,7 @@ def prepare_server(threads: int) -> None:
 
 
 def start_run(arguments: Sequence[str], log: Path, *, processes: int = 1, gpus: Sequence[str] = ()) -> BaseProcess:
-    """`execute.main(arguments)` in a process of its own, over `processes` under torchrun where it is more than one.
+    """`run.execute.main` with `arguments` in a process of its own, or in several `processes` under torchrun.
 
     It sees `gpus` alone, where given, in the terms of CUDA_VISIBLE_DEVICES. Raises ServerDied.
     """
