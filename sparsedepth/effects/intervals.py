@@ -5,7 +5,8 @@
 The distribution is that of `store.student`. Holm (1979), 'A simple sequentially rejective multiple test procedure'.
 
 Why not a bootstrap: sweeps have 3 to 8 seeds, and a percentile bootstrap of n values never leaves their range, so it
-covers at most 1 - 2^(1-n) of the time (75% at n = 3). Student's interval covers 95% at every n >= 2 for normal noise.
+covers at most 1 - 2^(1-n) of the time (75% at n = 3). Student's interval covers 95% at every n >= 2 for normal noise;
+it is given from n = 3 on (`store.student`).
 """
 
 import math

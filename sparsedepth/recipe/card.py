@@ -1,9 +1,10 @@
 """The recipe card: what is claimed, where, how sure, and on what evidence. One record, kept as JSON.
 
 All that is said of a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
-(`card_text`, `card.md.j2`). Numbers are unrounded. The thirteen fields, by number: 1 rule, 2 domain and 3 effects are
-the `recipe`; 4 matched; 5 learning_rate; 6 mechanism; 7 confounds; 8 held_out; 9 the recipe's stack and interactions;
-10 the refused candidates and diverged; 11 literature; 12 provenance; 13 grade.
+(`card_text`, `card.md.j2`). Numbers are unrounded. The thirteen sections of the Markdown page, by number, and the
+fields that they show: 1 rule, 2 domain and 3 effects `recipe`; 4 `matched`; 5 `learning_rate`; 6 `mechanism`;
+7 `confounds`; 8 `held_out`; 9 the recipe's stack and `interactions`; 10 the refused candidates and `diverged`;
+11 `literature`; 12 `provenance`; 13 `grade`.
 """
 
 import json
