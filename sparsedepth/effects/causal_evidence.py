@@ -1,4 +1,5 @@
 """What must be shown before a link of the chain is said to be more than a coincidence: the one place with the rules.
+A recipe earns the same words by other rules, from its held-out tests (`sparsedepth.recipe.card.earned_word`).
 
     associated  the rank correlation within depth has a 95% interval that excludes 0 (see `chain`)
     predicts    associated, and depths that were held out are predicted better than by their own mean:
@@ -37,7 +38,7 @@ from sparsedepth.effects.knobs import find_knob, find_knobs
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning import standing
 
-Word = Literal["causes", "predicts", "associated", "not distinguishable"]
+LinkWord = Literal["causes", "predicts", "associated", "not distinguishable"]
 
 EQUIVALENT = 0.1
 """A quantity that moved by less than this share of its baseline, interval included, stood still."""
@@ -112,7 +113,7 @@ class LinkEvidence:
 
     cause: str
     effect: str
-    word: Word
+    word: LinkWord
     links: tuple[Link, ...]
     """Pooled, within depth, that given the loss (unless the loss is part of it), within each knob, between knobs."""
     skill: Skill
@@ -127,7 +128,7 @@ def within_depth(links: Sequence[Link]) -> Link:
     return next(link for link in links if link.scope == "within depth")
 
 
-def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[InterventionEffect]) -> Word:
+def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[InterventionEffect]) -> LinkWord:
     """The word that the evidence on a link earns."""
     if within_depth(links).verdict == "not distinguishable":
         return "not distinguishable"

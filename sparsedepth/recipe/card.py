@@ -30,7 +30,7 @@ Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
 Grade = Literal["A", "B", "C", "D"]
 InSample = Literal["C", "D"]
-Word = Literal["associated", "predicts", "causes"]
+RecipeWord = Literal["associated", "predicts", "causes"]
 Values = dict[str, Any]
 
 
@@ -116,7 +116,7 @@ class Mechanism(Section):
         tuple[InterventionEffect, ...], Field(description="at the card's depth: `effect` is on the objective")
     ]
     supported_by: Annotated[str | None, Field(description="the intervention that works the way that the recipe does")]
-    word: Word
+    word: RecipeWord
 
 
 class Prediction(Section):
@@ -242,8 +242,10 @@ class Card(Section):
         )
 
 
-def earned_word(supported: bool, outcomes: Sequence[str | None]) -> Word:
-    """The word that the tests earn; `outcomes` are those of the held-out tests, None where there was none."""
+def earned_word(supported: bool, outcomes: Sequence[str | None]) -> RecipeWord:
+    """The word that a recipe's held-out tests earn; `outcomes` are theirs, None where there was none. The same words
+    are earned by a link of the chain by other rules, from correlations and interventions
+    (`sparsedepth.effects.causal_evidence`)."""
     if not passed(outcomes):
         return "associated"
     return "causes" if supported else "predicts"
