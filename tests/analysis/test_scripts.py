@@ -36,6 +36,7 @@ EXPECTED = {
     "moe.py": "n_experts=8, top_k=2, d_ff=176 vs n_experts=0, d_ff=704: val_loss higher: +0.1 nat/token",
     "lns.py": "depth_scale=lns vs depth_scale=none: val_loss lower: -0.8 nat/token",
     "recipe_ladder.py": "added next: n_layers=2, weight_decay=0.3 vs weight_decay=0.1: val_loss_common lower: -0.1 nat",
+    "calibration.py": "needed_layers: follows\n    hops, 4 layers: follows; tau +1 (95% interval ",
     "chain.py": "usefulness -> val_loss_common: associated\n    pooled: associated: rho -1.00",
 }
 
@@ -56,6 +57,9 @@ def results(tmp_path_factory):
                 "tokens_trained": 2_097_152,
             }
             make_run(folder, config_of(**{"n_layers": 2, "seq_len": 64, **cell}, seed=seed), summary)
+    rows = [f"hops,4,{seed},{need},1.0,r{seed},needed_layers,{need}" for seed in range(3) for need in (2, 3, 4)]
+    header = "comparison,n_layers,seed,need,accuracy,run_id,score,value"
+    (folder / "by_need.csv").write_text("\n".join([header, *rows]) + "\n")
     return folder
 
 

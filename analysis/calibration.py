@@ -1,0 +1,372 @@
+"""Do the scores of layer effectiveness follow a need for depth that is known? A verdict for each score.
+
+    python analysis/calibration.py RESULTS_DIR --measure          measures every run of RESULTS_DIR by need: by_need.csv
+    python analysis/calibration.py RESULTS_DIR [--figure FILE]    the verdicts, from by_need.csv
+
+Three comparisons, of models of `sweeps/known_depth.yaml`:
+
+    hops     within one model of k-hop induction: sequences of k hops need floor(log2 k) + 2 blocks (2402.09268)
+    length   within one model of A5: the position after n operations; the need grows with n (2404.08819)
+    group    A5, which is not solvable, against Z60, which is, at equal everything, seed included
+
+Scored are the positions of that difficulty alone, in k-hop those whose answer is not 'none'; group: all. A model counts
+at a need where its accuracy is at least SOLVED: what is not solved needs more depth than there is, unseen by any score.
+
+    tau = (pairs that the score orders as the need does - pairs it orders the other way) / pairs that differ in need
+
+Kendall's tau-a, per seed: within a depth over pairs of one depth, across depths over pairs of two. Interval: Student's
+over seeds, whose spread is taken to be at least that of tau under random order. p: of a mean over seeds as large where
+the needs of each model (group: of each pair of models) are in random order.
+
+    follows           p <= 0.025 and the mean tau >= 0.5, in one comparison at least, and 'does not' in none
+    does not follow   the interval of tau ends below 0.5, in one comparison at least
+    undecided         all else
+
+Shapes: N rows (a model at a need), P random orders.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sparsedepth.effects.intervals import Estimate, estimate
+from sparsedepth.effects.sentences import NOTHING, estimate_text
+from sparsedepth.files import write_bytes
+
+CLAIM = (
+    "usefulness, causal and permutation scores measure how effective layers are (2603.15389); nobody has compared them "
+    "with a need for depth that is known"
+)
+
+SCORES = (
+    "needed_layers", "affine_loss_added", "affine_accuracy_lost", "affine_loss_added_without_first",
+    "affine_loss_added_centre", "usefulness", "usefulness_loss_increase", "causal_score", "permutation_score",
+    "jacobian_deviation", "lens_loss_increase", "early_exit_loss_increase", "residual_variance_last",
+    "residual_variance_growth", "angular_distance_middle", "participation_ratio",
+)  # fmt: skip
+"""Those that are on trial, of the columns of `runs`."""
+
+TABLE = "by_need.csv"
+COLUMNS = ("comparison", "n_layers", "seed", "need", "accuracy", "run_id", "score", "value")
+SOLVED = 0.9
+FOLLOWS, LEAST_TAU = 0.025, 0.5
+N_ORDERS = 2000
+
+Verdict = Literal["follows", "does not follow", "undecided"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A score of one model at one need."""
+
+    comparison: str
+    n_layers: int
+    seed: int
+    need: float
+    accuracy: float
+    run_id: str
+    score: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One score in one comparison."""
+
+    score: str
+    comparison: str
+    n_layers: int | None
+    """None = across depths"""
+    tau: Estimate
+    """over seeds"""
+    p: float
+    verdict: Verdict
+
+
+def trials(rows: Iterable[Row]) -> list[Trial]:
+    """Every score in every comparison, at each depth and across depths; only needs that are solved."""
+    solved = sorted((row for row in rows if row.accuracy >= SOLVED), key=_place)
+    made: list[Trial] = []
+    for (comparison, score), of_score in groupby(solved, key=lambda row: (row.comparison, row.score)):
+        known = list(of_score)
+        depths = sorted({row.n_layers for row in known})
+        for n_layers in (*depths, None) if len(depths) > 1 else depths:
+            chosen = [row for row in known if n_layers in (None, row.n_layers)]
+            trial = _trial(comparison, score, n_layers, chosen)
+            made += [] if trial is None else [trial]
+    return made
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row.comparison, row.score, row.seed, row.n_layers, row.need
+
+
+def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -> Trial | None:
+    """None where no seed has two needs to compare."""
+    rng = np.random.default_rng(0)
+    taus, orders_P = [], []
+    for _, of_seed in groupby(rows, key=lambda row: row.seed):
+        seed_rows = list(of_seed)
+        value_N, need_N, depth_N = (
+            np.array([getattr(row, name) for row in seed_rows], dtype=float) for name in ("value", "need", "n_layers")
+        )
+        same_depth_NN = depth_N[:, None] == depth_N
+        compared_NN = same_depth_NN if n_layers is not None else ~same_depth_NN
+        if not (compared_NN & (need_N[:, None] != need_N)).any():
+            continue
+        taus.append(float(concordance(value_N, need_N[None], compared_NN)[0]))
+        orders_P.append(concordance(value_N, _random_orders(need_N, depth_N, rng), compared_NN))
+    if not taus:
+        return None
+    null_P = np.mean(orders_P, axis=0)
+    tau = estimate(taus, least_sd=float(np.sqrt(np.mean([order_P.var() for order_P in orders_P]))))
+    p = float((1 + (null_P >= np.mean(taus) - 1e-12).sum()) / (1 + N_ORDERS))
+    return Trial(score=score, comparison=comparison, n_layers=n_layers, tau=tau, p=p, verdict=_verdict(tau, p))
+
+
+def concordance(value_N: np.ndarray, need_PN: np.ndarray, compared_NN: np.ndarray) -> np.ndarray:
+    """Kendall's tau-a of the score with each order of the needs, over the compared pairs that differ in need: [P]."""
+    score_NN = np.sign(value_N[:, None] - value_N) * compared_NN
+    need_PNN = np.sign(need_PN[:, :, None] - need_PN[:, None, :])
+    n_pairs_P = np.maximum((np.abs(need_PNN) * compared_NN).sum((1, 2)), 1)
+    return (score_NN * need_PNN).sum((1, 2)) / n_pairs_P
+
+
+def _random_orders(need_N: np.ndarray, depth_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The needs of each depth's models in random order: [P, N]."""
+    need_PN = np.repeat(need_N[None], N_ORDERS, axis=0)
+    for depth in np.unique(depth_N):
+        of_depth_N = depth_N == depth
+        need_PN[:, of_depth_N] = rng.permuted(need_PN[:, of_depth_N], axis=1)
+    return need_PN
+
+
+def _verdict(tau: Estimate, p: float) -> Verdict:
+    if tau.mean is not None and tau.mean >= LEAST_TAU and p <= FOLLOWS:
+        return "follows"
+    return "does not follow" if tau.hi is not None and tau.hi < LEAST_TAU else "undecided"
+
+
+def overall(of_score: Iterable[Trial]) -> Verdict:
+    """One verdict from those of all comparisons."""
+    verdicts = {trial.verdict for trial in of_score}
+    for verdict in ("does not follow", "follows"):
+        if verdict in verdicts:
+            return verdict
+    return "undecided"
+
+
+def read(results: Path) -> list[Row]:
+    """The table of a results folder, or of a pack."""
+    with (results / TABLE).open(newline="") as file:
+        return [
+            Row(
+                comparison=line["comparison"],
+                n_layers=int(line["n_layers"]),
+                seed=int(line["seed"]),
+                need=float(line["need"]),
+                accuracy=float(line["accuracy"]),
+                run_id=line["run_id"],
+                score=line["score"],
+                value=float(line["value"]),
+            )
+            for line in csv.DictReader(file)
+        ]
+
+
+def measure(results: Path) -> list[Row]:
+    """Every run of a task of known depth in the results folder, by need."""
+    from sparsedepth.store.find import find_runs
+
+    folders = [run.folder for part in find_runs([results]) if part.pack is None for run in part.found]
+    rows: list[Row] = []
+    for done, folder in enumerate(sorted(folders), start=1):
+        print(f"measuring {done} of {len(folders)}: {folder.name}", file=sys.stderr)
+        rows += _by_need(folder)
+    return rows
+
+
+def _by_need(folder: Path) -> Iterator[Row]:
+    from sparsedepth.config.task import task_name
+    from sparsedepth.data.tasks.stream import TaskSource
+    from sparsedepth.measure.suite import measure_run
+    from sparsedepth.probe.load import load_stack
+
+    loaded = load_stack(folder)
+    if loaded.config is None or task_name(loaded.config.corpus) not in ("k_hop", "state_tracking"):
+        return
+    added = tuple(name for name in ("jacobian", "participation") if name not in loaded.config.measures)
+    config = loaded.config.model_copy(
+        update={"val_tokens": loaded.config.measure_tokens, "measures": (*loaded.config.measures, *added)}
+    )
+    for comparison, difficulty, need in needs(config):
+        source = _Scored(TaskSource(config), config, difficulty)
+        made = measure_run(loaded.stack, config, source.held_out, None, step=config.n_steps)
+        accuracy = made.summary["val_accuracy"] or 0.0
+        for score in SCORES:
+            if (value := made.summary.get(score)) is not None:
+                yield Row(comparison, config.n_layers, config.seed, need, accuracy, config.run_id, score, float(value))
+
+
+def needs(config: Any) -> Iterator[tuple[str, int | None, float]]:
+    """(comparison, difficulty that is scored or None for all, need) of a run."""
+    if config.task_group is None:
+        for k in (2**i for i in range(10) if config.min_hops <= 2**i <= config.max_hops):
+            yield "hops", k, float(k.bit_length() + 1)
+        return
+    if config.task_group in ("A5", "S5"):
+        for n_operations in sorted({round((config.seq_len - 1) * share) for share in (0.25, 0.5, 0.75, 1.0)}):
+            yield "length", n_operations, float(n_operations)
+    if config.task_group in ("A5", "Z60"):
+        yield "group", None, float(config.task_group == "A5")
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A task's held-out sequences of which only the positions of one difficulty count."""
+
+    source: Any
+    config: Any
+    difficulty: int | None
+
+    def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Any:
+        """Enough are drawn that those of one number of hops are about n_tokens."""
+        from sparsedepth.config.task import IGNORED
+
+        is_k_hop = self.config.task_group is None
+        n_kinds = self.config.max_hops - self.config.min_hops + 1 if is_k_hop else 1
+        drawn = self.source.held_out(seq_len, n_kinds * n_tokens, n_kinds * skip_tokens)
+        if self.difficulty is None:
+            return drawn
+        counts_NT = drawn.difficulty == self.difficulty
+        if is_k_hop:
+            counts_NT &= drawn.targets != self.config.letters  # 'none' is its token
+        kept_N = counts_NT.any(1)
+        targets_NT = np.where(counts_NT, drawn.targets, IGNORED)
+        return replace(drawn, inputs=drawn.inputs[kept_N], targets=targets_NT[kept_N], difficulty=None)
+
+
+def report(made: list[Trial]) -> Iterator[str]:
+    """A verdict for each score, under it a line for each comparison."""
+    for score in SCORES:
+        of_score = [trial for trial in made if trial.score == score]
+        if of_score:
+            yield f"  {score}: {overall(of_score)}"
+        for trial in of_score:
+            place = "across depths" if trial.n_layers is None else f"{trial.n_layers} layers"
+            yield (
+                f"    {trial.comparison}, {place}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
+                f"{trial.tau.n} seeds, p {trial.p:.2g}"
+            )
+    yield f"{len(made)} verdicts: chance alone makes at most about {FOLLOWS * len(made):.1f} of them 'follows'"
+
+
+PANELS = (
+    ("hops", "needed_layers", "hops: blocks of known need"),
+    ("hops", "usefulness", "hops: blocks of known need"),
+    ("length", "needed_layers", "A5: operations"),
+)
+"""(comparison, score, what the need is)"""
+COLOURS: dict[Verdict, str] = {"follows": "#009e73", "does not follow": "#d55e00", "undecided": "#888888"}
+
+
+def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
+    """Two scores against the need, each model a line; every tau with its interval; the taus in the .csv."""
+    import pandas as pd
+
+    from sparsedepth.plots.page import Drawing, check_suffix, write
+
+    check_suffix(path)
+    data = pd.DataFrame(
+        {
+            "score": trial.score, "comparison": trial.comparison, "n_layers": trial.n_layers, "tau": trial.tau.mean,
+            "tau_lo": trial.tau.lo, "tau_hi": trial.tau.hi, "seeds": trial.tau.n, "p": trial.p,
+            "verdict": trial.verdict,
+        }
+        for trial in made
+    )  # fmt: skip
+    write(Drawing(data=data, page=lambda: _page(rows, made)), path)
+
+
+def _page(rows: list[Row], made: list[Trial]) -> Any:
+    from matplotlib.figure import Figure
+
+    from sparsedepth.plots.style import caption, depth_colours, depth_legend
+
+    colours = depth_colours(row.n_layers for row in rows)
+    page = Figure(figsize=(10.2, 6.4), layout="constrained")
+    grid = page.add_gridspec(len(PANELS), 2, width_ratios=(1, 1.9))
+    for place, (comparison, score, need) in enumerate(PANELS):
+        axes = page.add_subplot(grid[place, 0])
+        shown = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
+        for (n_layers, _), line in groupby(sorted(shown, key=_place), key=lambda row: (row.n_layers, row.seed)):
+            points = [(row.need, row.value) for row in line]
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1, color=colours[n_layers])
+        axes.set(xlabel=need, ylabel=score.replace("_", " "))
+        axes.set_ylim(bottom=0)
+    _draw_taus(page.add_subplot(grid[:, 1]), made)
+    depth_legend(page, colours)
+    n_seeds = max(trial.tau.n for trial in made)
+    caption(
+        page, f"Left: one line for each model, at the needs that it solves (accuracy at least {SOLVED}). Right: order "
+        f"of score and need, Kendall's tau, mean and Student's 95% interval over up to {n_seeds} seeds; a circle for "
+        "each depth, a diamond across depths. 1: the score rises whenever the need does; 0: it does not know the need.",
+    )  # fmt: skip
+    return page
+
+
+def _draw_taus(axes: Any, made: list[Trial]) -> None:
+    """A line for each score, its comparisons one under the other, in the colours of the verdicts."""
+    scores = [score for score in SCORES if any(trial.score == score for trial in made)]
+    for place, score in enumerate(scores):
+        of_score = [trial for trial in made if trial.score == score]
+        for offset, trial in zip(np.linspace(-0.36, 0.36, len(of_score)), of_score, strict=True):
+            lo, hi = (end if end is not None else trial.tau.mean for end in (trial.tau.lo, trial.tau.hi))
+            axes.plot(np.clip([lo, hi], -1, 1), [place + offset] * 2, color=COLOURS[trial.verdict], linewidth=0.8)
+            marker = "D" if trial.n_layers is None else "o"
+            axes.plot(trial.tau.mean, place + offset, marker, color=COLOURS[trial.verdict], markersize=3)
+    axes.axvline(0, color="#444444", linewidth=0.8)
+    axes.set(xlim=(-1.08, 1.08), xlabel="order of score and need, tau", ylim=(len(scores) - 0.4, -0.6))
+    axes.set_yticks(range(len(scores)), [score.replace("_", " ") for score in scores])
+    for verdict, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, markersize=4, label=verdict)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Do the scores follow a need for depth that is known?")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--measure", action="store_true", help="measure every run by need first: by_need.csv")
+    parser.add_argument("--figure", type=Path, help="draw the verdicts into this .png, .svg or .pdf")
+    options = parser.parse_args(arguments)
+    if options.measure:
+        rows = measure(options.results)
+        lines = [",".join(COLUMNS), *(",".join(str(getattr(row, name)) for name in COLUMNS) for row in rows)]
+        write_bytes(options.results / TABLE, ("\n".join(lines) + "\n").encode())
+    if not (options.results / TABLE).is_file():
+        print(
+            f"no {TABLE} in {options.results}; --measure makes it of runs of sweeps/known_depth.yaml", file=sys.stderr
+        )
+        return NOTHING
+    rows = read(options.results)
+    made = trials(rows)
+    if not made:
+        print(f"no two needs of these {len({row.run_id for row in rows})} runs are both solved", file=sys.stderr)
+        return NOTHING
+    n_runs = len({row.run_id for row in rows})
+    print(f"Claimed: {CLAIM}\nMeasured, order of a score with the need, Kendall's tau, {n_runs} runs:")
+    print("\n".join(report(made)))
+    if options.figure:
+        _draw(rows, made, options.figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
