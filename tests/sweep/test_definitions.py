@@ -44,6 +44,7 @@ def test_one_definition_for_each_question():
     assert names == {
         "depth",
         "depth_law",
+        "depth_study",
         "front",
         "gqa",
         "gqa_flops",
