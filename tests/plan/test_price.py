@@ -170,6 +170,10 @@ def test_planned_against_actual(tmp_path, monkeypatch):
     assert planned_vs_actual.compare(results, runs, rows) is None and planned_vs_actual.planned(results, runs[0]) == {}
 
 
+def test_a_folder_that_is_not_there_yet_has_no_peaks(tmp_path):
+    assert planned_vs_actual.measured_peaks(tmp_path / "new", [RunConfig()], "cpu") == []
+
+
 def configs(file: Path, seed: int) -> list[RunConfig]:
     definition = build(SweepDefinition, read_yaml(file), str(file))
     return [definition.run_config({"n_layers": n}, seed) for n in (2, 3)]
