@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from sparsedepth.plan.budget import Budget
     from sparsedepth.plan.price import Price, Setting
     from sparsedepth.sweep.machine import Machine
+    from sparsedepth.toy.config import ToyDefinition
+
+TOY_SHARE = 0.25
+"""Of a device's fp32 rate, that the small products of a toy reach."""
 
 
 def setting_here(definition: "SweepDefinition", machine: "Machine", *, calibrated: bool = False) -> "Setting":
@@ -34,16 +39,30 @@ def setting_here(definition: "SweepDefinition", machine: "Machine", *, calibrate
     return pricing.with_timings(setting, timings)
 
 
-def show(definition: "SweepDefinition", setting: "Setting", budget: "Budget", format: str = "table") -> None:
-    """Print the price. Raises ValueError, with the ways to fit, where it is beyond the budget."""
+def show(
+    definition: "SweepDefinition",
+    setting: "Setting",
+    budget: "Budget",
+    format: str = "table",
+    results: Path | None = None,
+) -> None:
+    """Print the price; with `results` that of what they lack. Raises ValueError, with the ways to fit, where it is
+    beyond the budget."""
     from sparsedepth.plan.budget import ways
     from sparsedepth.plan.price import as_json, price
 
     total = price(definition, setting)
+    shortage = _shortage(definition, total)
+    left = price_left(definition, setting, results) if results else None
     if format == "json":
-        print(json.dumps({"sweep": definition.name, **as_json(total)}, indent=1))
+        more = {} if left is None else {"left": as_json(left)}
+        print(json.dumps({"sweep": definition.name, **as_json(total), "shortage": shortage, **more}, indent=1))
     else:
-        print(*_table(definition, total), sep="\n")
+        print(*_table(definition, total), *([shortage] if shortage else []), sep="\n")
+        if left is not None:
+            print(f"left: {one_line(left)}")
+        elif results:
+            print(f"left: nothing, {results} holds every run")
     excess = budget.excess(total)
     if not excess:
         return
@@ -54,6 +73,49 @@ def show(definition: "SweepDefinition", setting: "Setting", budget: "Budget", fo
         f"sweep {definition.name!r} is beyond the budget: {' and '.join(excess)}; "
         + ("change it as above, or raise the budget" if fits else "no single change makes it fit")
     )
+
+
+def price_left(definition: "SweepDefinition", setting: "Setting", results: Path) -> "Price | None":
+    """The price of the runs that the folder lacks; None where it lacks none."""
+    from sparsedepth.plan.price import left_of, price_of
+
+    left = left_of(definition, results)
+    return price_of(left, setting) if left else None
+
+
+def _shortage(definition: "SweepDefinition", price: "Price") -> str | None:
+    """Where the largest run is beyond the device's memory: that, and the micro-batch that fits."""
+    from sparsedepth.plan.budget import Budget, fitting_micro_batch
+
+    memory = price.setting.assumed.memory
+    if memory is None or price.memory_bytes <= memory:
+        return None
+    fitting = fitting_micro_batch(definition, price.setting, Budget(gigabytes=memory / 1e9))
+    fix = f"micro_batch={fitting} does (--runtime micro_batch={fitting})"
+    if fitting is None:
+        fix = "nor does micro_batch=1; take more devices a run (--gpus-per-run, --runtime parallel=fsdp)"
+    return f"{_bytes(price.memory_bytes)} does not fit {_bytes(memory)}: {fix}"
+
+
+def show_toy(definition: "ToyDefinition", device: str, format: str = "table") -> None:
+    """Print what a toy costs."""
+    from sparsedepth.cli.progress import duration
+    from sparsedepth.plan.duration import DEVICES, FACTOR
+
+    groups = definition.groups()
+    students, flops = sum(group.n_students for group in groups), sum(group.flops for group in groups)
+    seconds = flops / (TOY_SHARE * DEVICES[device].fp32_rate)
+    if format == "json":
+        amounts = {"groups": len(groups), "students": students, "train_flops": flops, "device": device}
+        print(
+            json.dumps({"toy": definition.name, **amounts, "seconds": {"value": seconds, "factor": FACTOR}}, indent=1)
+        )
+        return
+    print(f"{definition.name}: {definition.question}")
+    print(
+        f"{students} students in {len(groups)} groups, {flops:.2g} FLOP, {duration(seconds)} on 1 x {device} ", end=""
+    )
+    print(f"(uncalibrated: within a factor of {FACTOR:.3g})")
 
 
 def one_line(price: "Price") -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparsedepth.cli.cost import setting_here, show
+from sparsedepth.cli.cost import setting_here, show, show_toy
 from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers, runtime_of
 
 
@@ -14,7 +14,9 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    file: Annotated[Path | None, typer.Argument(help="sweep definition (YAML); or give --vary")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or give --vary")
+    ] = None,
     scale: Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")] = None,
     settings: Settings = None,
     vary: Annotated[list[str] | None, typer.Option(help="a sweep without a file: --vary n_kv_heads=1,2,4")] = None,
@@ -34,14 +36,32 @@ def plan(
     runtime: Runtime = None,
     device: Device = "auto",
     compiled: Compile = False,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="results folder of the sweep: what it lacks is priced too")
+    ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
 ) -> None:
     """Say what a sweep costs before anything runs: runs, parameters, FLOPs, tokens, memory, disk and time."""
-    from sparsedepth.cli.sweep_args import define
+    from sparsedepth.cli.input_file import kind_of
+    from sparsedepth.cli.start import values_of, warn_of_slips
+    from sparsedepth.cli.sweep_args import define, define_run, define_toy
+    from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget
 
-    definition = define(file, scale, settings, vary, seeds, base)
+    kind = kind_of(read_extended(file)) if file else None
+    if kind == "toy" and file:
+        if on is not None and on not in pricing.DEVICES:
+            raise ValueError(f"--on {on!r} is not known; choose of: {', '.join(pricing.DEVICES)}")
+        show_toy(define_toy(file, scale, settings), on or "cpu", format)
+        return
+    if kind == "run" and file:
+        if scale or vary or seeds or base:
+            raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base belong to sweeps")
+        definition = define_run(file, settings)
+    else:
+        definition = define(file, scale, settings, vary, seeds, base)
+    warn_of_slips(values_of(definition))
     if on is not None:
         if calibrated or gpus:
             raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus are about this one")
@@ -55,4 +75,4 @@ def plan(
         chosen = parse_gpus(gpus) if gpus else None
         wanted = runtime_of(runtime, device=device, compile=compiled)
         setting = setting_here(definition, machine(workers, wanted, 1, chosen, gpus_per_run), calibrated=calibrated)
-    show(definition, setting, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format)
+    show(definition, setting, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out)

@@ -20,11 +20,17 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.sweep.status import Best, RunState, State, is_silent, varied
 
 QUIET_SECONDS = 30.0
+DAY = 24 * 3600
+YEAR = 365 * DAY
 
 
 def duration(seconds: float) -> str:
-    """1h02m, 3m05s or 12s."""
+    """12s, 3m05s, 1h02m; from two days on 3d04h, from two years on 4.5 years."""
     whole = max(0, round(seconds))
+    if whole >= 2 * YEAR:
+        return f"{whole / YEAR:,.{0 if whole >= 10 * YEAR else 1}f} years"
+    if whole >= 2 * DAY:
+        return f"{whole // DAY}d{whole % DAY // 3600:02d}h"
     hours, minutes = whole // 3600, whole % 3600 // 60
     if hours:
         return f"{hours}h{minutes:02d}m"

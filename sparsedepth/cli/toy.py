@@ -28,13 +28,9 @@ def toy(
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. The same command continues; started
     twice at a time, it shares the work."""
-    from sparsedepth.cli.input_file import read_input
-    from sparsedepth.config.load import build, parse_settings
-    from sparsedepth.toy.config import ToyDefinition
+    from sparsedepth.cli.sweep_args import define_toy
 
-    definition = build(ToyDefinition, read_input(file, "toy"), str(file)).scaled(scale)
-    if changes := parse_settings(settings or []):
-        definition = definition.with_changes(changes)
+    definition = define_toy(file, scale, settings)
     groups = definition.groups()
     print(f"{definition.name}: {definition.question}")
     print(f"hypothesis: {definition.hypothesis}")

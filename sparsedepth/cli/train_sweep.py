@@ -67,7 +67,7 @@ def sweep(
 
     definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
 
-    from sparsedepth.cli.cost import one_line, setting_here, show
+    from sparsedepth.cli.cost import one_line, price_left, setting_here, show
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
     from sparsedepth.plan.budget import Budget
@@ -89,10 +89,13 @@ def sweep(
     setting = setting_here(definition, used)
     setting = with_peaks(setting, measured_peaks(out, expected_runs(definition)[0], setting.place.device))
     if dry_run:
-        show(definition, setting, Budget())
+        show(definition, setting, Budget(), results=out if out.exists() else None)
         return
     cost = price(definition, setting)
     print(f"price: {one_line(cost)}")
+    left = price_left(definition, setting, out)
+    if left and left.runs < cost.runs:
+        print(f"left: {one_line(left)}")
     with Watcher(definition, plan.expected, out) as watcher:
         driver = Driver(
             definition=definition, results=out, machine=used, watch=watcher, storage_url=storage, price=cost
@@ -132,6 +135,7 @@ def train(
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default all")] = None,
     compiled: Compile = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
     from sparsedepth.cli.input_file import read_input
@@ -148,6 +152,16 @@ def train(
 
     config = build(RunConfig, {**read_input(file, "run"), **parse_settings(settings or [])}, str(file))
     warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
+    if dry_run:
+        from sparsedepth.cli.cost import setting_here, show
+        from sparsedepth.cli.sweep_args import define_run
+        from sparsedepth.plan.budget import Budget
+        from sparsedepth.sweep.machine import machine
+
+        definition = define_run(file, settings)
+        wanted = runtime_of(runtime, device=device, threads=threads, compile=compiled)
+        show(definition, setting_here(definition, machine(1, wanted, 1, None, 1)), Budget())
+        return
     with bar(config.run_id) as report:
         chosen = runtime_of(runtime, device=device, threads=threads, compile=compiled)
         stop = stop_on_signals(is_announced=True)

@@ -49,7 +49,7 @@ class Way:
 def ways(definition: SweepDefinition, setting: Setting, budget: Budget) -> list[Way]:
     """The three ways to fit that keep most of the training FLOPs, best first; fewer where there are not as many."""
     prefix = ""
-    micro = _micro_batch(definition, setting, budget)
+    micro = fitting_micro_batch(definition, setting, budget)
     if micro is not None:
         setting = replace(setting, place=replace(setting.place, micro_batch=micro))
         prefix = f"--runtime micro_batch={micro}"
@@ -62,7 +62,7 @@ def ways(definition: SweepDefinition, setting: Setting, budget: Budget) -> list[
     return sorted(fitting, key=lambda way: -way.price.train_flops)[:3]
 
 
-def _micro_batch(definition: SweepDefinition, setting: Setting, budget: Budget) -> int | None:
+def fitting_micro_batch(definition: SweepDefinition, setting: Setting, budget: Budget) -> int | None:
     """The largest power of 2 of sequences per forward pass that fits into memory; None where none is needed or fits."""
     memory = Budget(gigabytes=budget.gigabytes)
     if not memory.excess(price(definition, setting)):

@@ -32,13 +32,15 @@ class Device:
     """seconds to launch one block's forward pass"""
     start: float
     """seconds from the start of a process to its first step, and from the last measure to the record"""
+    memory: float | None = None
+    """bytes; None where it depends on the machine"""
 
 
 DEVICES = {
     "cpu": Device(rate=4e10, fp32_rate=4e10, launch=3e-4, start=0.5),
-    "a100": Device(rate=1.0e14, fp32_rate=1.4e13, launch=5e-4, start=15.0),
-    "h100": Device(rate=2.0e14, fp32_rate=3.5e13, launch=5e-4, start=15.0),
-    "h200": Device(rate=2.2e14, fp32_rate=3.5e13, launch=5e-4, start=15.0),
+    "a100": Device(rate=1.0e14, fp32_rate=1.4e13, launch=5e-4, start=15.0, memory=80e9),
+    "h100": Device(rate=2.0e14, fp32_rate=3.5e13, launch=5e-4, start=15.0, memory=80e9),
+    "h200": Device(rate=2.2e14, fp32_rate=3.5e13, launch=5e-4, start=15.0, memory=141e9),
 }
 """By name; another GPU is taken for an A100."""
 

@@ -13,6 +13,7 @@ early and equal proposals share theirs; an extension of a tuning grid adds some.
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,9 +21,12 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.definition_file import planned_runs
 from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.memory import Place, peak_bytes
 from sparsedepth.plan.tasks import Plan, beyond
+from sparsedepth.store.find import is_complete_run
+from sparsedepth.store.folder import MARKER
 
 RECORD_BYTES = 100_000
 """A run's tables, manifest and summary: about this much beside its weights."""
@@ -161,6 +165,15 @@ def price(definition: SweepDefinition, setting: Setting) -> Price:
     """The price of a sweep. Raises ValueError for a cell that cannot be built or matched."""
     runs, bound = expected_runs(definition)
     return price_of(runs, setting, bound)
+
+
+def left_of(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+    """The runs of a sweep that its results folder does not hold yet, as far as they can be told."""
+    expected = expected_runs(definition)[0]
+    if definition.adaptive:  # which cells are proposed is not known: as many as there are count as done
+        return expected[len(list(results.glob(f"runs/*/{MARKER}"))) :]
+    known = planned_runs(definition, results)
+    return [run for run in known if not is_complete_run(results, run.run_id)] + expected[len(known) :]
 
 
 def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Price:

@@ -1,0 +1,109 @@
+"""`sparsedepth plan`: what does not fit and what would, long times, what is left, runs and toys as well as sweeps."""
+
+import json
+
+import pytest
+import yaml
+from synthetic import make_run
+from tiny import BASE, definition
+
+from sparsedepth.cli.plan import plan
+from sparsedepth.cli.progress import duration
+from sparsedepth.cli.sweep_args import define, define_run
+from sparsedepth.cli.train_sweep import train
+from sparsedepth.config.load import build
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.plan.price import left_of, price, setting
+from sparsedepth.store.folder import MARKER
+
+LARGE = {"preset": "llama-1b"}
+
+
+def write(folder, content):
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (12, "12s"),
+        (185, "3m05s"),
+        (3720, "1h02m"),
+        (48 * 3600 - 1, "47h59m"),
+        (76 * 3600, "3d04h"),
+        (4.5 * 365 * 86400, "4.5 years"),
+        (39443071890 * 3600, "4,502,634 years"),
+    ],
+)
+def test_long_times_are_days_and_years(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_that_fits(tmp_path, capsys):
+    path = write(tmp_path, LARGE)
+    plan(path, on="h100", format="json")
+    shortage = json.loads(capsys.readouterr().out)["shortage"]
+    assert "does not fit 80 GB: micro_batch=" in shortage
+    size = int(shortage.partition("--runtime micro_batch=")[2].rstrip(")"))
+    sweep = define_run(path)
+
+    def peak(micro_batch):
+        runtime = build(RuntimeConfig, {"micro_batch": micro_batch}, "t")
+        return price(sweep, setting(runtime, device="h100", workers=1)).memory_bytes
+
+    assert peak(size) <= 80e9 < peak(2 * size)
+    plan(path, on="h100", runtime=[f"micro_batch={size}"])
+    assert "does not fit" not in capsys.readouterr().out
+    plan(write(tmp_path, {**LARGE, "n_layers": 300}), on="h100")
+    assert "does not fit 80 GB: nor does micro_batch=1" in capsys.readouterr().out
+
+
+def test_what_is_left_is_priced(tmp_path, capsys):
+    path = definition(tmp_path)
+    sweep, results = define(path), tmp_path / "out"
+    runs = left_of(sweep, results)
+    assert len(runs) == 4
+    for config in runs[:3]:
+        make_run(results, config, {"outcome": "ok", "val_loss": 2.0})
+    assert (results / "runs" / runs[0].run_id / MARKER).exists()
+    assert [run.run_id for run in left_of(sweep, results)] == [runs[3].run_id]
+    plan(path, on="h100", out=results)
+    out = capsys.readouterr().out
+    assert "in all 4 runs" in out and "left: 1 runs" in out
+    make_run(results, runs[3], {"outcome": "ok", "val_loss": 2.0})
+    plan(path, on="h100", out=results)
+    assert f"left: nothing, {results} holds every run" in capsys.readouterr().out
+
+
+def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
+    searched = {"sampler": "tpe", "n_trials": 3, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
+    sweep = define(definition(tmp_path, **searched))
+    runs = left_of(sweep, tmp_path / "out")
+    assert len(runs) == 6
+    make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
+    assert len(left_of(sweep, tmp_path / "out")) == 5
+
+
+def test_objectives_are_checked_before_anything_is_priced(tmp_path):
+    with pytest.raises(ValueError, match="'steps' has no better direction"):
+        plan(definition(tmp_path, objectives=["steps"]), on="h100")
+
+
+def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
+    path = write(tmp_path, {**BASE, "n_layers": 2, "seed": 7})
+    plan(path, on="h100")
+    priced = capsys.readouterr().out
+    assert "in all 1 runs" in priced and str(path) in priced
+    train(path, tmp_path / "out", device="cpu", dry_run=True)
+    assert "in all 1 runs" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="is a run; --scale"):
+        plan(path, scale="micro")
+    toy = {"name": "t", "question": "Is it?", "hypothesis": "Yes.", "n_layers": [1, 2], "base": {"n_steps": 1000}}
+    plan(write(tmp_path, toy), on="h100", format="json")
+    cost = json.loads(capsys.readouterr().out)
+    block = 4 * 32 * 128 * (3 * 3 * (1 + 2) + 2 * 3 * 128)  # forward and backward of the students, the teachers'
+    assert (cost["groups"], cost["students"], cost["train_flops"]) == (2, 6, 1000 * 1024 * block)
+    with pytest.raises(ValueError, match="--on 'abacus' is not known"):
+        plan(write(tmp_path, toy), on="abacus")
