@@ -55,11 +55,11 @@ def experts_pass(kernel: str, here: Setting, options: argparse.Namespace, n_expe
     sizes.append((n_experts, here.d_model, here.d_expert))
     leaves = [torch.randn(s, generator=generator).to(here.device).requires_grad_() for s in sizes]
     x_ND, gate_up, down = leaves
-    gate_NK, choice_NK = torch.rand(n_tokens, n_experts, generator=generator).to(here.device).topk(top_k)
+    gate_NC, choice_NC = torch.rand(n_tokens, n_experts, generator=generator).to(here.device).topk(top_k)
 
     def run() -> list[Tensor]:
         with torch.autocast(here.device.type, dtype=torch.bfloat16, enabled=here.dtype == torch.bfloat16):
-            out = experts.KERNELS[kernel](x_ND, gate_NK, choice_NK, gate_up, down)
+            out = experts.KERNELS[kernel](x_ND, gate_NC, choice_NC, gate_up, down)
         return [out, *torch.autograd.grad(out.float().square().mean(), leaves)]
 
     return run

@@ -137,11 +137,11 @@ def test_experts_equal_the_loop_in_bf16(name, shape):
     sizes += [(n_experts, 2 * d_expert, d_model), (n_experts, d_model, d_expert)]
     leaves = [torch.randn(size, generator=generator).cuda().requires_grad_() for size in sizes]
     x_ND, logits_NE, gate_up, down = leaves
-    gate_NK, choice_NK = logits_NE.softmax(-1).topk(top_k)
+    gate_NC, choice_NC = logits_NE.softmax(-1).topk(top_k)
     found = []
     for kernel in (name, "loop"):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            out_ND = experts.KERNELS[kernel](x_ND, gate_NK, choice_NK, gate_up, down)
+            out_ND = experts.KERNELS[kernel](x_ND, gate_NC, choice_NC, gate_up, down)
         gradients = torch.autograd.grad(out_ND.square().mean(), leaves, retain_graph=True)
         found.append([out_ND.detach(), *gradients])
     for ours, expected in zip(*found, strict=True):
@@ -152,11 +152,11 @@ def test_experts_equal_the_loop_in_bf16(name, shape):
 def test_grouped_experts_never_wait_for_the_gpu():
     sizes = [(64, 64), (8, 64, 64), (8, 64, 32)]
     x_ND, gate_up, down = (torch.randn(size, device="cuda").requires_grad_() for size in sizes)
-    gate_NK, choice_NK = torch.rand(64, 8, device="cuda").topk(2)
+    gate_NC, choice_NC = torch.rand(64, 8, device="cuda").topk(2)
     torch.cuda.set_sync_debug_mode("error")
     try:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            experts.grouped(x_ND, gate_NK, choice_NK, gate_up, down).sum().backward()
+            experts.grouped(x_ND, gate_NC, choice_NC, gate_up, down).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

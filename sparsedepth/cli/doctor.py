@@ -237,8 +237,8 @@ def _step(part: "Part", kernel: str, here: "Setting") -> str | None:
         if part == "attention":
             out = attention.KERNELS[kernel](ones(1, 4, 16, 16), ones(1, 2, 16, 16), ones(1, 2, 16, 16), window=8)
         else:
-            choice_NK = torch.arange(16, device=here.device).view(8, 2) % 4
-            out = experts.KERNELS[kernel](ones(8, 16), ones(8, 2), choice_NK, ones(4, 32, 16), ones(4, 16, 16))
+            choice_NC = torch.arange(16, device=here.device).view(8, 2) % 4
+            out = experts.KERNELS[kernel](ones(8, 16), ones(8, 2), choice_NC, ones(4, 32, 16), ones(4, 16, 16))
         out.float().square().sum().backward()
         if not out.isfinite().all():
             return "its result is not finite"

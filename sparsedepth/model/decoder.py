@@ -27,7 +27,7 @@ there. The same code has 8^(1/2) for alpha at any depth, and multiplies the init
 the paper.
 
 Shapes: B sequences, T tokens of one sequence, D d_model, H query heads, G key/value heads, K width of a head,
-X any number of heads times K, N = B T tokens, E experts, V vocabulary.
+X any number of heads times K, N = B T tokens, E experts, C of them chosen for a token, V vocabulary.
 """
 
 import math
@@ -181,26 +181,26 @@ class Experts(nn.Module):
         self.kernel = "grouped"
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """logits_NE, gate_NK and choice_NK; the softmax in fp32."""
+        """logits_NE, gate_NC and choice_NC; the softmax in fp32."""
         logits_NE = self.router(x_ND).float()
-        gate_NK, choice_NK = logits_NE.softmax(-1).topk(self.top_k, dim=-1)
+        gate_NC, choice_NC = logits_NE.softmax(-1).topk(self.top_k, dim=-1)
         if self.renormalise:
-            gate_NK = gate_NK / gate_NK.sum(-1, keepdim=True)
-        return logits_NE, gate_NK, choice_NK
+            gate_NC = gate_NC / gate_NC.sum(-1, keepdim=True)
+        return logits_NE, gate_NC, choice_NC
 
     def forward(self, x_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
         x_ND = x_BTD.flatten(0, 1)
-        logits_NE, gate_NK, choice_NK = self.route(x_ND)
+        logits_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_losses is not None:
             n_experts = logits_NE.shape[1]
-            share_E = self.mean_over_devices(F.one_hot(choice_NK, n_experts).float().mean((0, 1)))
+            share_E = self.mean_over_devices(F.one_hot(choice_NC, n_experts).float().mean((0, 1)))
             balance = n_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()
             router_losses.append(torch.stack((balance, logits_NE.logsumexp(-1).pow(2).mean())))
         gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if self.is_masked:
             gate_up_E2FD, down_EDF = existing(gate_up_E2FD), existing(down_EDF)
         kernel = experts.KERNELS[self.kernel]
-        out_BTD = kernel(x_ND, gate_NK.to(x_ND.dtype), choice_NK, gate_up_E2FD, down_EDF).view_as(x_BTD)
+        out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
 

@@ -7,7 +7,7 @@ one call to `torch.nn.functional.grouped_mm`; `megablocks` moves the tokens with
 instead. All are dropless: every token reaches all its experts. Gradients agree with the loop's to 1e-5 in fp32 and 2e-2
 in bf16.
 
-Shapes: N tokens, K experts per token, S = N K routed copies, E experts, D d_model, F d_expert.
+Shapes: N tokens, C experts chosen for a token, S = N C routed copies, E experts, D d_model, F d_expert.
 """
 
 import torch
@@ -17,21 +17,21 @@ from torch import Tensor
 from sparsedepth.model import megablocks as adapter
 
 
-def loop(x_ND: Tensor, gate_NK: Tensor, choice_NK: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
+def loop(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
     """out_ND, one expert after the other."""
     out_ND = torch.zeros_like(x_ND)
     for expert, (gate_up, down) in enumerate(zip(gate_up_E2FD.unbind(), down_EDF.unbind(), strict=True)):
-        token, slot = torch.where(choice_NK == expert)
+        token, slot = torch.where(choice_NC == expert)
         gate, up = F.linear(x_ND[token], gate_up).chunk(2, dim=-1)
         y = F.linear(F.silu(gate) * up, down)
-        out_ND = out_ND.index_add(0, token, (y * gate_NK[token, slot, None]).to(out_ND.dtype))
+        out_ND = out_ND.index_add(0, token, (y * gate_NC[token, slot, None]).to(out_ND.dtype))
     return out_ND
 
 
-def grouped(x_ND: Tensor, gate_NK: Tensor, choice_NK: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
+def grouped(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
     """out_ND, all experts in two grouped matrix products; the host never waits for the device."""
-    n_tokens, top_k = choice_NK.shape
-    expert_S, order_S = choice_NK.flatten().sort(stable=True)
+    n_tokens, top_k = choice_NC.shape
+    expert_S, order_S = choice_NC.flatten().sort(stable=True)
     experts_E = torch.arange(len(down_EDF), device=x_ND.device)
     end_E = torch.searchsorted(expert_S, experts_E, right=True, out_int32=True)
     # Copies first, then permutations of rows, there and back: no row is added to twice, so gradients need no atomic
@@ -39,26 +39,26 @@ def grouped(x_ND: Tensor, gate_NK: Tensor, choice_NK: Tensor, gate_up_E2FD: Tens
     copy_SD = x_ND.to(product_dtype(x_ND))[:, None].expand(-1, top_k, -1).reshape(n_tokens * top_k, -1)
     y_SD = _swiglu(copy_SD.index_select(0, order_S), gate_up_E2FD, down_EDF, end_E)
     back_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=x_ND.device))
-    y_NKD = y_SD.index_select(0, back_S).view(n_tokens, top_k, -1)
-    return (y_NKD * gate_NK[..., None]).sum(1).to(x_ND.dtype)
+    y_NCD = y_SD.index_select(0, back_S).view(n_tokens, top_k, -1)
+    return (y_NCD * gate_NC[..., None]).sum(1).to(x_ND.dtype)
 
 
 @torch.compiler.disable  # kernels of another package, launched by custom autograd functions
-def megablocks(x_ND: Tensor, gate_NK: Tensor, choice_NK: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
+def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
     """out_ND: sorted, gathered and scattered by MegaBlocks. Raises ImportError without it.
 
     Deviates: the products are PyTorch's grouped ones. MegaBlocks' sparse ones refuse today's Triton, and its grouped
     ones need one more compiled package and the sizes of the groups on the host.
     """
-    ops, (n_experts, top_k) = adapter.load().ops, (len(down_EDF), choice_NK.shape[1])
+    ops, (n_experts, top_k) = adapter.load().ops, (len(down_EDF), choice_NC.shape[1])
     with torch.no_grad():
-        choice_S = choice_NK.flatten().int()
+        choice_S = choice_NC.flatten().int()
         expert_S, order_S = ops.sort(choice_S, max(1, (n_experts - 1).bit_length()))
         end_E = ops.inclusive_cumsum(ops.histogram(choice_S, n_experts), 0).view(n_experts)
     dtype = product_dtype(x_ND)
     sorted_SD = ops.gather(x_ND.to(dtype).contiguous(), order_S, expert_S, end_E, top_k)
     y_SD = _swiglu(sorted_SD, gate_up_E2FD, down_EDF, end_E)
-    gate_S = gate_NK.to(dtype).flatten()
+    gate_S = gate_NC.to(dtype).flatten()
     return ops.scatter(y_SD, order_S, expert_S, gate_S, end_E, top_k).to(x_ND.dtype)
 
 

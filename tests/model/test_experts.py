@@ -11,7 +11,7 @@ from sparsedepth.model import experts, megablocks
 from sparsedepth.model.decoder import Decoder
 
 SHAPES = [(23, 16, 8, 5, 2), (9, 8, 12, 3, 1), (7, 8, 8, 1, 1), (6, 8, 4, 4, 4), (2, 8, 8, 16, 3)]
-"""N, D, F, E, K: also one expert, all experts chosen, and experts without a token."""
+"""N, D, F, E, C: also one expert, all experts chosen, and experts without a token."""
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,13 @@ def stand_in(monkeypatch):
 
 def results(kernel: str, shape: tuple, autocast: bool) -> list[torch.Tensor]:
     """The output, and the gradients of x, the gates and both weights."""
-    N, D, width, E, K = shape
+    N, D, width, E, C = shape
     generator = torch.Generator().manual_seed(0)
     sizes = [(N, D), (N, E), (E, 2 * width, D), (E, D, width)]
     x_ND, logits_NE, gate_up, down = (torch.randn(s, generator=generator).requires_grad_() for s in sizes)
-    gate_NK, choice_NK = logits_NE.softmax(-1).topk(K)
+    gate_NC, choice_NC = logits_NE.softmax(-1).topk(C)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        out_ND = experts.KERNELS[kernel](x_ND, gate_NK, choice_NK, gate_up, down)
+        out_ND = experts.KERNELS[kernel](x_ND, gate_NC, choice_NC, gate_up, down)
     assert out_ND.shape == (N, D) and out_ND.dtype == torch.float32
     out_ND.square().mean().backward()
     return [out_ND.detach(), *(leaf.grad for leaf in (x_ND, logits_NE, gate_up, down))]

@@ -89,13 +89,13 @@ def test_the_stated_multiple_is_the_one_that_runs(d_expert, fails):
         bool(kernels.OBSTACLES["experts"]["grouped"](Setting(device=CPU.device, dtype=CPU.dtype, d_expert=d_expert)))
         == fails
     )
-    x_ND, gate_NK, choice_NK = torch.randn(5, 8), torch.ones(5, 1), torch.tensor([[0], [1], [1], [0], [1]])
+    x_ND, gate_NC, choice_NC = torch.randn(5, 8), torch.ones(5, 1), torch.tensor([[0], [1], [1], [0], [1]])
     weights = torch.randn(2, 2 * d_expert, 8), torch.randn(2, 8, d_expert)
     if fails:
         with pytest.raises(RuntimeError, match="16 bytes"):
-            experts.grouped(x_ND, gate_NK, choice_NK, *weights)
+            experts.grouped(x_ND, gate_NC, choice_NC, *weights)
     else:
-        experts.grouped(x_ND, gate_NK, choice_NK, *weights)
+        experts.grouped(x_ND, gate_NC, choice_NC, *weights)
 
 
 def test_megablocks_only_by_name(monkeypatch):
