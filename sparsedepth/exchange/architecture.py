@@ -257,7 +257,7 @@ def _gain(weight_D: Tensor, family: str) -> Tensor:
 
 
 def _block(block: Block, config: ModelConfig, family: str) -> Weights:
-    scale = block.scale.double()
+    scale = block.depth_factor.double()
     after_norm = scale if config.depth_scale == "lns" else torch.ones_like(scale)
     has_out_norms, in_ffn = _has_out_norms(config), "pre_feedforward" if family == "gemma2" else "post_attention"
     named = {
@@ -281,9 +281,9 @@ def _block(block: Block, config: ModelConfig, family: str) -> Weights:
 
 def _branch_factor(block: Block, config: ModelConfig, part: str) -> Tensor:
     """What multiplies a branch before it is added: one number, or one for each channel."""
-    factor = torch.ones_like(block.scale, dtype=torch.float64)
+    factor = torch.ones_like(block.depth_factor, dtype=torch.float64)
     if config.depth_scale in ("after_branch", f"after_{part}"):
-        factor = block.scale.double()
+        factor = block.depth_factor.double()
     return factor if config.residual_gate == "none" else factor * getattr(block, f"{part}_gate").double()
 
 

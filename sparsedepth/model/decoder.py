@@ -49,7 +49,7 @@ Rotary = tuple[Tensor, Tensor]
 Part = Literal["attention", "ffn"]
 
 
-def existing(weight: Tensor) -> Tensor:
+def without_masked_gradient(weight: Tensor) -> Tensor:
     """A matrix with a random mask (`weight_density`): no gradient reaches the entries that are 0.
 
     The mask is the pattern of zeros that the weights were drawn with, so it needs no storage and cannot be lost: a zero
@@ -68,7 +68,7 @@ class Linear(nn.Linear):
     @property
     def matrix(self) -> Tensor:
         """The weight that x meets: without the entries that a mask took out."""
-        return existing(self.weight) if self.is_masked else self.weight
+        return without_masked_gradient(self.weight) if self.is_masked else self.weight
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.matrix)
@@ -153,7 +153,7 @@ class SwiGLU(nn.Module):
         return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
 
 
-def _here(share_E: Tensor) -> Tensor:
+def _single_device_mean(share_E: Tensor) -> Tensor:
     """The mean over devices, of one device."""
     return share_E
 
@@ -177,7 +177,7 @@ class Experts(nn.Module):
         self.gate_up_E2FD = nn.Parameter(torch.empty(config.n_experts, 2 * config.d_expert, config.d_model))
         self.down_EDF = nn.Parameter(torch.empty(config.n_experts, config.d_model, config.d_expert))
         self.shared = SwiGLU(config, config.n_shared_experts * config.d_expert) if config.n_shared_experts else None
-        self.mean_over_devices: Callable[[Tensor], Tensor] = _here
+        self.mean_over_devices: Callable[[Tensor], Tensor] = _single_device_mean
         self.kernel = "grouped"
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +198,7 @@ class Experts(nn.Module):
             router_losses.append(torch.stack((balance, logits_NE.logsumexp(-1).pow(2).mean())))
         gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if self.is_masked:
-            gate_up_E2FD, down_EDF = existing(gate_up_E2FD), existing(down_EDF)
+            gate_up_E2FD, down_EDF = without_masked_gradient(gate_up_E2FD), without_masked_gradient(down_EDF)
         kernel = experts.KERNELS[self.kernel]
         out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
@@ -207,7 +207,7 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then the feed-forward part, each added to the residual stream."""
 
-    scale: Tensor
+    depth_factor: Tensor
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -223,15 +223,15 @@ class Block(nn.Module):
             self.attention_gate = nn.Parameter(torch.ones(shape))
             self.ffn_gate = nn.Parameter(torch.ones(shape))
         self.is_post = layer <= config.n_post_layers
-        self.gate, self.scaled = config.residual_gate, config.depth_scale
-        self.alpha = (2 * config.n_layers) ** 0.25 if config.norm == "deepnorm" else None
+        self.residual_gate, self.depth_scale = config.residual_gate, config.depth_scale
+        self.deepnorm_alpha = (2 * config.n_layers) ** 0.25 if config.norm == "deepnorm" else None
         # A buffer, not a float: compiled blocks then share one graph. Not saved: the config says it.
-        self.register_buffer("scale", torch.tensor(1 / math.sqrt(layer)), persistent=False)
+        self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
     @property
     def is_sum(self) -> bool:
         """Whether the block is x + what attention adds + what the feed-forward part adds."""
-        return not self.is_post and self.scaled != "after_residual"
+        return not self.is_post and self.depth_scale != "after_residual"
 
     def attention_input(self, x_BTD: Tensor) -> Tensor:
         """What the queries, keys and values are computed from: s N(x), or x itself where the norm comes after."""
@@ -251,13 +251,13 @@ class Block(nn.Module):
 
     def joined(self, part: Part, x_BTD: Tensor, added_BTD: Tensor) -> Tensor:
         """The stream after a summand."""
-        if self.gate == "admin":
+        if self.residual_gate == "admin":
             x_BTD = getattr(self, f"{part}_gate") * x_BTD
-        elif self.alpha is not None:
-            x_BTD = self.alpha * x_BTD
+        elif self.deepnorm_alpha is not None:
+            x_BTD = self.deepnorm_alpha * x_BTD
         x_BTD = x_BTD + added_BTD
-        if self.scaled == "after_residual":
-            x_BTD = x_BTD * self.scale
+        if self.depth_scale == "after_residual":
+            x_BTD = x_BTD * self.depth_factor
         return self._normed(getattr(self, f"{part}_norm"), x_BTD) if self.is_post else x_BTD
 
     def after_attention(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:
@@ -275,15 +275,15 @@ class Block(nn.Module):
         return self.joined("ffn", u_BTD, self.added_by_ffn(u_BTD, router_losses))
 
     def _normed(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
-        x_BTD = norm(x_BTD * self.scale if self.scaled == "before_norm" else x_BTD)
-        return x_BTD * self.scale if self.scaled == "lns" else x_BTD
+        x_BTD = norm(x_BTD * self.depth_factor if self.depth_scale == "before_norm" else x_BTD)
+        return x_BTD * self.depth_factor if self.depth_scale == "lns" else x_BTD
 
     def _weighed(self, part: Part, branch_BTD: Tensor) -> Tensor:
         if hasattr(self, f"{part}_out_norm"):
             branch_BTD = self._normed(getattr(self, f"{part}_out_norm"), branch_BTD)
-        if self.gate in ("layerscale", "skipinit"):
+        if self.residual_gate in ("layerscale", "skipinit"):
             branch_BTD = getattr(self, f"{part}_gate") * branch_BTD
-        return branch_BTD * self.scale if self.scaled in ("after_branch", f"after_{part}") else branch_BTD
+        return branch_BTD * self.depth_factor if self.depth_scale in ("after_branch", f"after_{part}") else branch_BTD
 
 
 class Decoder(nn.Module):
@@ -308,7 +308,7 @@ class Decoder(nn.Module):
         init.draw(self, self.config, seed)
         for layer, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
-            block.scale.fill_(1 / math.sqrt(layer))
+            block.depth_factor.fill_(1 / math.sqrt(layer))
         if self.config.residual_gate == "admin":
             self._profile(seed)
 
