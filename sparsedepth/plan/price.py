@@ -32,7 +32,7 @@ RECORD_BYTES = 100_000
 """A run's tables, manifest and summary: about this much beside its weights."""
 
 PROPOSALS = 64
-"""Points of a learning sampler's space that stand for its proposals."""
+"""Points of an adaptive sampler's space that stand for its proposals."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ class Plan:
         return [planned.task for planned in self.runs(loss_of)]
 
     def runs(self, loss_of: LossOf = no_results) -> list[Planned]:
-        """The same as runs; of a learning sampler none is known."""
+        """The runs that are known, in the order in which they are to start; none of an adaptive sampler."""
         runs: dict[str, tuple[int, float, Planned]] = {}
         seeds = self.definition.seeds
         for cell_match in self.matches:
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def expected(self) -> int:
-        """Runs in all: with `tune` at least, since an extension adds some; of a learning sampler at most."""
+        """Runs in all: with `tune` at least, since an extension adds some; of an adaptive sampler at most."""
         if self.definition.adaptive or not self.definition.tune:
             return sum(len(task.seeds) for task in self.tasks())
         return len(self.runs()) + len(self.matches) * (len(self.definition.seeds) - 1)
