@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.measure.bootstrap import BootstrapEstimate
 from sparsedepth.probe.stack import AttentionForm
 
 
@@ -88,6 +88,6 @@ def known(value: float | None) -> float:
     return value
 
 
-def brackets(estimate: Estimate) -> bool:
+def brackets(estimate: BootstrapEstimate) -> bool:
     """The interval holds the value, and has a width."""
     return known(estimate.lo) <= known(estimate.value) <= known(estimate.hi) and estimate.lo != estimate.hi

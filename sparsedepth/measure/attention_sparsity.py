@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import AttentionForm, Stack
@@ -42,7 +42,7 @@ class HeadValues:
     """[L, H]"""
     by_layer: np.ndarray
     """[L], the mean over heads"""
-    total: Estimate
+    total: BootstrapEstimate
     """over layers and heads"""
 
 

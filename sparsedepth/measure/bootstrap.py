@@ -18,7 +18,7 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class BootstrapEstimate:
     """A value with its interval; None where it is undefined, and for the interval of a single sequence."""
 
     value: float | None
@@ -27,7 +27,9 @@ class Estimate:
     n_sequences: int
 
 
-def bootstrap(statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator) -> Estimate:
+def bootstrap(
+    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
+) -> BootstrapEstimate:
     """The statistic of the sequences at hand, and its interval over resamples of them.
 
     `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
@@ -38,7 +40,7 @@ def bootstrap(statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, r
 
 def bootstrap_each(
     statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
-) -> list[Estimate]:
+) -> list[BootstrapEstimate]:
     """The same of E statistics over one set of resamples: `statistic` returns [R, E]. Each interval is its own."""
     n_sequences = len(per_sequence[0])
     if n_sequences == 0:
@@ -53,7 +55,9 @@ def bootstrap_each(
         lo_E, hi_E = np.quantile(resampled_RE, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
     # Noise lifts a mean of absolute values, so near 0 every resample may exceed the value: widen, never exclude it.
     return [
-        Estimate(value=finite(value), lo=finite(min(lo, value)), hi=finite(max(hi, value)), n_sequences=n_sequences)
+        BootstrapEstimate(
+            value=finite(value), lo=finite(min(lo, value)), hi=finite(max(hi, value)), n_sequences=n_sequences
+        )
         for value, lo, hi in zip(value_E, lo_E, hi_E, strict=True)
     ]
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, probing, record, skip, walk
@@ -34,7 +34,7 @@ class CausalEffect:
     """by pair of layers s < l, from 0"""
     by_layer: list[float | None]
     """mean of effect(s, l) over l > s for s = 1..L; None for the last block, which has no later one"""
-    score: Estimate
+    score: BootstrapEstimate
     """None for a single block"""
     skip_increase: list[float | None]
     """of blocks 1..L; below 0 where the loss is lower without the block"""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, record, replace, walk
 from sparsedepth.probe.stack import Stack
 
@@ -37,7 +37,7 @@ SPACING, MARGIN = 8, 4
 class CausalMaximum:
     effects: dict[tuple[int, int], float | None]
     """by pair of layers s < l: the largest ratio over tokens, positions and sequences, from 0"""
-    score: Estimate
+    score: BootstrapEstimate
     """mean over pairs of the mean over sequences of each sequence's largest ratio; None for a single block"""
     positions: list[int]
     """p, from 0; empty for 'current'"""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.rows import Row
 
 SOLVED = 0.9
@@ -25,7 +25,7 @@ SOLVED = 0.9
 class ByDifficulty:
     rows: list[Row]
     """difficulty, positions, loss (nat/token) and accuracy, from the lowest difficulty on"""
-    solved: Estimate
+    solved: BootstrapEstimate
 
 
 def by_difficulty(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import MAX_TOKENS, probing, stream
@@ -30,9 +30,9 @@ class Exits:
 
     by_sequence: np.ndarray
     """[N, E], nat/token"""
-    by_layer: list[Estimate]
+    by_layer: list[BootstrapEstimate]
     """over sequences, nat/token, from 0"""
-    mean_increase: Estimate
+    mean_increase: BootstrapEstimate
     """mean over the exits before the last of (loss at the exit - loss) / loss; None if there is none"""
 
 
@@ -53,7 +53,7 @@ def early_exit(stack: Stack, scored: Scored, rng: np.random.Generator, max_token
     seed = int(rng.integers(2**63))  # one set of resamples: layers differ by nothing else
 
     def exits(loss_NE: np.ndarray) -> Exits:
-        def estimate(statistic, *arrays: np.ndarray) -> Estimate:
+        def estimate(statistic, *arrays: np.ndarray) -> BootstrapEstimate:
             return bootstrap(statistic, *arrays, rng=np.random.default_rng(seed))
 
         by_layer = [position_mean(loss_N, scored.weight, np.random.default_rng(seed)) for loss_N in loss_NE.T]

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import Stack
 
@@ -35,9 +35,9 @@ class ExpertUse:
     effective_experts: list[float | None]
     variation: list[float | None]
     router_entropy: list[float | None]
-    mean_effective_experts: Estimate
-    mean_variation: Estimate
-    mean_router_entropy: Estimate
+    mean_effective_experts: BootstrapEstimate
+    mean_variation: BootstrapEstimate
+    mean_router_entropy: BootstrapEstimate
     n_tokens: int
 
 
@@ -67,7 +67,7 @@ def expert_use(
     def by_layer(of_layer: Callable[[int], float]) -> list[float | None]:
         return [of_layer(layer) if layer in load_NE else None for layer in range(1, stack.n_layers + 1)]
 
-    def mean_over_layers(statistic: Callable[[np.ndarray], np.ndarray]) -> Estimate:
+    def mean_over_layers(statistic: Callable[[np.ndarray], np.ndarray]) -> BootstrapEstimate:
         def score(*load_RE: np.ndarray) -> np.ndarray:
             return np.mean([statistic(load) for load in load_RE], axis=0)
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing
 from sparsedepth.probe.stack import Stack
 from sparsedepth.probe.updates import Update, updates
@@ -45,7 +45,7 @@ class Profile:
     first: int
     """layer of the first value: 0 for states, 1 for updates"""
     by_layer: list[float | None]
-    mean: Estimate
+    mean: BootstrapEstimate
     """over the layers of by_layer; None where one of them is"""
 
 
@@ -57,9 +57,9 @@ class Geometry:
     """theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
     angles_last_token: dict[tuple[int, int], float | None]
     """the same over the last token of each sequence"""
-    angular_distance_middle: Estimate
+    angular_distance_middle: BootstrapEstimate
     """mean of theta(x_(l-1), x_l) over 1 < l < L, as in 2602.05970; None below three layers"""
-    angular_distance_last_token: Estimate
+    angular_distance_last_token: BootstrapEstimate
     """mean of theta(x_(l-1), x_l) over layers, at the last token"""
     n_tokens: int
 
@@ -74,7 +74,7 @@ def geometry(stack: Stack, tokens_NT: Tensor, rng: np.random.Generator, max_toke
         moments = {name: torch.cat(found).cpu().numpy() for name, found in parts.items()}
     seed = int(rng.integers(2**63))  # one set of resamples: profiles differ by nothing else
 
-    def mean(moments_NP2: np.ndarray) -> Estimate:
+    def mean(moments_NP2: np.ndarray) -> BootstrapEstimate:
         return bootstrap(_mean_over_layers, moments_NP2, rng=np.random.default_rng(seed))
 
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing
 from sparsedepth.probe.stack import Stack
 
@@ -61,7 +61,7 @@ class Deviation:
     """layers 1..L, from 0"""
     standard_error: list[float]
     """of the probes, by layer; 0 where exact"""
-    score: Estimate
+    score: BootstrapEstimate
     """mean over layers. The interval is over sequences, with the probes as they are"""
     score_standard_error: float
     """of the probes"""

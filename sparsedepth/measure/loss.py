@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.measure.bootstrap import BootstrapEstimate
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, probing, record, stream, walk
@@ -30,9 +30,9 @@ MAX_LOGITS = 2**21
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOutLoss:
-    loss: Estimate
+    loss: BootstrapEstimate
     """nat/token, from 0; ln V is guessing"""
-    accuracy: Estimate
+    accuracy: BootstrapEstimate
     """share; of equal logits the first is the answer"""
     by_difficulty: ByDifficulty | None
     """None for text, which has none"""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, swap
@@ -33,7 +33,7 @@ exp(normal), whose standard deviation is as uncertain, 2.8 covers 95% (simulated
 class PermutationEffect:
     effects: dict[tuple[int, int], float | None]
     """by pair of layers a < b, from 0"""
-    score: Estimate
+    score: BootstrapEstimate
     """None for a single block. The interval is over sequences, and over the choice of pairs where they are sampled"""
     n_tokens: int
 
@@ -63,7 +63,7 @@ def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -
     return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
 
 
-def _with_choice_of_pairs(score: Estimate, effects: np.ndarray, n_all: int) -> Estimate:
+def _with_choice_of_pairs(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
     """The interval over sequences and that over pairs: independent, so distances from the value add as squares."""
     if score.value is None or len(effects) == n_all:
         return score

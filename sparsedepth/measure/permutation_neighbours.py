@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.permutation import mean_effect
 from sparsedepth.measure.scored import Scored
@@ -25,7 +25,7 @@ from sparsedepth.probe.stack import Stack
 class NeighbourPermutation:
     by_layer: list[float | None]
     """effect(l) for l = 1..L-1, from 0"""
-    score: Estimate
+    score: BootstrapEstimate
     """None for a single block"""
     n_tokens: int
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, Fork
@@ -27,9 +27,9 @@ class Removal:
     """by (first, last) removed layer; (l, l) is the single block l"""
     by_layer: list[float | None]
     """drop(l, l) for l = 1..L"""
-    score: Estimate
+    score: BootstrapEstimate
     """over single blocks"""
-    range_score: Estimate
+    range_score: BootstrapEstimate
     """over the ranges of two blocks and more; None if there is none. The interval leaves out the choice of ranges"""
     n_tokens: int
 
@@ -45,7 +45,7 @@ def removal(
     drops = [finite(drop) for drop in relative_change(removed_NP.mean(0), base_N.mean())]
     seed = int(rng.integers(2**63))  # one set of resamples for both scores
 
-    def score(removed_NK: np.ndarray) -> Estimate:
+    def score(removed_NK: np.ndarray) -> BootstrapEstimate:
         return bootstrap(_mean_drop, removed_NK, base_N, rng=np.random.default_rng(seed))
 
     return Removal(

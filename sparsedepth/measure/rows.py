@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsedepth.measure.bootstrap import Estimate
+from sparsedepth.measure.bootstrap import BootstrapEstimate
 from sparsedepth.quantities import ALL, PROFILED
 from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
 from sparsedepth.quantities.record import Table
@@ -33,7 +33,7 @@ class Measurements:
     difficulty: list[Row] = field(default_factory=list)
     """of a task: step, difficulty, positions, loss, accuracy"""
 
-    def add_score(self, name: str, estimate: Estimate) -> None:
+    def add_score(self, name: str, estimate: BootstrapEstimate) -> None:
         """A global score and the ends of its interval."""
         self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
 
@@ -43,7 +43,7 @@ class Measurements:
         for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
             self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
 
-    def add_layer_scores(self, metric: str, estimates: Sequence[Estimate], n: int) -> None:
+    def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
         """One value per layer from 1 on, and the ends of its interval."""
         self.add_layers(metric, [estimate.value for estimate in estimates], n)
         self.add_layers(f"{metric}_lo", [estimate.lo for estimate in estimates], n)

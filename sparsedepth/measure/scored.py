@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.stack import Stack
 
@@ -75,7 +75,7 @@ class Scored:
             yield Scored(inputs_BT.to(stack.device), targets_BT.to(stack.device))
 
 
-def position_mean(value_N: np.ndarray, weight_N: np.ndarray, rng: np.random.Generator) -> Estimate:
+def position_mean(value_N: np.ndarray, weight_N: np.ndarray, rng: np.random.Generator) -> BootstrapEstimate:
     """The mean over positions of what `value_N` holds by sequence, scaled as above, with its interval."""
     if (weight_N == 1).all():
         return bootstrap(lambda value_R: value_R, value_N, rng=rng)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.rows import Row
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import Stack
@@ -54,8 +54,8 @@ class Trajectories:
     early_stop: np.ndarray
     even: np.ndarray
     """the ideals, [L], rad"""
-    early_stop_share: Estimate
-    even_share: Estimate
+    early_stop_share: BootstrapEstimate
+    even_share: BootstrapEstimate
     """shares of the tokens near each ideal; the rest is near neither"""
     points: list[Row]
     """tokens one by one: sequence, position, token_id, document_position, nearest, to_early_stop, to_even, pc1, pc2"""
@@ -95,7 +95,7 @@ def trajectories(
     place_P2 = np.argwhere(counts_NT)[chosen_P]
     seed = int(rng.integers(2**63))
 
-    def share(name: str) -> Estimate:
+    def share(name: str) -> BootstrapEstimate:
         near_NT = np.zeros(counts_NT.shape, dtype=bool)
         near_NT[counts_NT] = nearest_V == name
         return bootstrap(_ratio, near_NT.sum(1), counts_NT.sum(1), rng=np.random.default_rng(seed))

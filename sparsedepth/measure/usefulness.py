@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureConfig
-from sparsedepth.measure.bootstrap import Estimate, bootstrap_each
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
@@ -48,18 +48,18 @@ Statistic = Callable[..., np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Usefulness:
-    increase: list[Estimate]
+    increase: list[BootstrapEstimate]
     """of blocks 1..L, relative; below 0 where the map does better than the block"""
-    added: list[Estimate]
+    added: list[BootstrapEstimate]
     """the same in nat/token"""
-    accuracy_lost: list[Estimate]
+    accuracy_lost: list[BootstrapEstimate]
     """share of the positions that count"""
-    share: Estimate
+    share: BootstrapEstimate
     """share of blocks, 0 to 1, over the threshold"""
-    mean_increase: Estimate
-    mean_added: Estimate
-    mean_accuracy_lost: Estimate
-    needed: Estimate
+    mean_increase: BootstrapEstimate
+    mean_added: BootstrapEstimate
+    mean_accuracy_lost: BootstrapEstimate
+    needed: BootstrapEstimate
     """number of blocks; None without an interval, which takes two sequences"""
     n_tokens: int
     """tokens that the losses are measured on"""
@@ -103,7 +103,7 @@ def usefulness(
     base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
     seed = int(rng.integers(2**63))  # one set of resamples for all scores
 
-    def each(statistic: Statistic, *per_sequence: np.ndarray) -> list[Estimate]:
+    def each(statistic: Statistic, *per_sequence: np.ndarray) -> list[BootstrapEstimate]:
         return bootstrap_each(statistic, *per_sequence, rng=np.random.default_rng(seed))
 
     def relative(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def _mean(statistic: Statistic) -> Statistic:
     return lambda *means: statistic(*means).mean(-1, keepdims=True)
 
 
-def _needed(added: list[Estimate], threshold: float, count: Estimate) -> Estimate:
+def _needed(added: list[BootstrapEstimate], threshold: float, count: BootstrapEstimate) -> BootstrapEstimate:
     """The number of blocks above the threshold, each with an interval above 0; that of `count`, widened to hold it."""
     if count.lo is None or count.hi is None or any(block.value is None or block.lo is None for block in added):
         return dataclasses.replace(count, value=None, lo=None, hi=None)

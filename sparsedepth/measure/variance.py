@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import Estimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.stack import Stack
 from sparsedepth.probe.updates import updates
@@ -30,7 +30,7 @@ class BranchVariance:
 
     by_layer: list[float | None]
     """layers 1..L, from 0"""
-    mean: Estimate
+    mean: BootstrapEstimate
     """over layers"""
 
 
@@ -38,11 +38,11 @@ class BranchVariance:
 class ResidualVariance:
     by_layer: list[float | None]
     """v_0 .. v_L, in squared units of the stream, from 0"""
-    last: Estimate
+    last: BootstrapEstimate
     """v_L"""
     growth_by_layer: list[float | None]
     """v_l / v_(l-1) for l = 1..L; None where v_(l-1) is 0"""
-    growth_rate: Estimate
+    growth_rate: BootstrapEstimate
     """1/layer; None for a single layer or where v_1 is 0"""
     attention: BranchVariance | None
     ffn: BranchVariance | None

@@ -9,7 +9,7 @@ from reference import FAMILIES, affine_increases, run_config
 from stacks import ToyStack, brackets, identity, integers, known, normal, residual_mlp
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import Estimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.loss import fork_losses, fork_scores
 from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import _needed, fit_affine, usefulness
@@ -92,10 +92,10 @@ def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
 
 def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
     def block(value, lo):
-        return Estimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
+        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
 
     blocks = [block(0.3, 0.1), block(0.3, -0.1), block(0.04, 0.03), block(-0.2, -0.3)]  # sure; unsure; cheap; better
-    counted = Estimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
+    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
     found = _needed(blocks, 0.05, counted)
     assert (found.value, found.lo, found.hi) == (1, 1, 3)
     assert _needed([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval
