@@ -41,7 +41,7 @@ from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
-from sparsedepth.train.loop import Run
+from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.optimizer import adamw, learning_rate
 from sparsedepth.train.runtime import Runtime, resolve
 
@@ -82,11 +82,11 @@ def batch(config: RunConfig, step: int) -> Batch:
 def ours(config: RunConfig, runtime: Runtime) -> Step:
     model = ALONE.spread(Decoder(config), runtime.device).train()
     model.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
-    run = Run(model, config, runtime, ALONE)
+    state = TrainingState(model, config, runtime, ALONE)
 
     def step(number: int) -> Tensor:
-        run.take_step(batch(config, number).to(runtime.device))
-        return run.recent.pop()[0]
+        state.take_step(batch(config, number).to(runtime.device))
+        return state.recent.pop()[0]
 
     return step
 

@@ -8,13 +8,13 @@ from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
 
 if TYPE_CHECKING:
-    from sparsedepth.run.measure_model import Measured
+    from sparsedepth.run.measure_model import MeasuringResult
 
 
 class Scores:
     """Everything that one measurement found."""
 
-    def __init__(self, measured: "Measured"):
+    def __init__(self, measured: "MeasuringResult"):
         self.measured, self.found = measured, measured.measurements
 
     def objects(self) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measured:
+class MeasuringResult:
     loaded: Loaded
     config: MeasureOnlyConfig
     measurements: Measurements
@@ -49,7 +49,7 @@ class Measured:
     """positions that count behind the scores"""
 
 
-def measure_model(request: Request, report: Callable[[str, float], None]) -> Measured:
+def measure_model(request: Request, report: Callable[[str, float], None]) -> MeasuringResult:
     """Every measure of the config on the request's tokens; `report` gets the phase and the share that is done.
 
     Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
@@ -73,7 +73,7 @@ def measure_model(request: Request, report: Callable[[str, float], None]) -> Mea
             progress=lambda done: report("measuring", done),
         )
         n_tokens = source.held_out(config.seq_len, config.measure_tokens).n_scored
-    measured = Measured(loaded=loaded, config=config, measurements=measurements, n_tokens=n_tokens)
+    measured = MeasuringResult(loaded=loaded, config=config, measurements=measurements, n_tokens=n_tokens)
     if request.out is not None:
         times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
         _write(request.out, measured, source.data_hash, times, request.device)
@@ -105,7 +105,7 @@ def _tokens(loaded: Loaded, config: MeasureOnlyConfig, request: Request, scratch
     return measure_source(loaded, request.data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
 
 
-def _write(out: Path, measured: Measured, data_hash: str, times: dict[str, Any], device: torch.device) -> None:
+def _write(out: Path, measured: MeasuringResult, data_hash: str, times: dict[str, Any], device: torch.device) -> None:
     """The record, in place of a run's."""
     loaded, found = measured.loaded, measured.measurements
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}

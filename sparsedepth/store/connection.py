@@ -33,7 +33,7 @@ from sparsedepth.store.folder import RUNS, empty_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, view_schema
-from sparsedepth.store.tuning import IS_TRAINED, read_tuned, roles
+from sparsedepth.store.tuning import IS_TRAINED, read_tuned, tuning_roles
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
 
@@ -57,7 +57,7 @@ _CONFIG: dict[str, Any] = {
 }
 
 
-class Source(NamedTuple):
+class ViewRows(NamedTuple):
     """Part of a view."""
 
     rows: pa.Table | StoredTable
@@ -162,16 +162,16 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list
     others: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
     if not parts and not any(map(len, others.values())):
         raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
-    sources: dict[Table, list[Source]] = {view: [] for view in COLUMNS}
+    sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
     taken: set[str] = set()
     for part in parts or [Part(root=roots[0], found=[])]:
         run_ids = {run.run_id for run in part.found}
         copies = sorted(run_ids & taken)
         taken |= run_ids
         for rows in load(part, damaged) if len(copies) < len(run_ids) or not parts else ():
-            sources["runs"].append(Source(rows.runs, _run_columns(part.root), copies))
+            sources["runs"].append(ViewRows(rows.runs, _run_columns(part.root), copies))
             for table in TABLES:
-                sources[table].append(Source(rows.tables[table], "*", copies))
+                sources[table].append(ViewRows(rows.tables[table], "*", copies))
     connection = duckdb.connect(":memory:", config=_CONFIG)
     try:
         cached = _make_views(connection, sources)
@@ -201,7 +201,7 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
         if tuned := read_tuned(folder):
             selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
             runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
-            of_runs = roles(tuned, [run for run in runs if run["run_id"] in run_ids])
+            of_runs = tuning_roles(tuned, [run for run in runs if run["run_id"] in run_ids])
             rows |= {run_id: (run_id, ",".join(tuned.fields), role) for run_id, role in of_runs.items()}
     if rows:
         columns = map(list, zip(*rows.values(), strict=True))
@@ -216,7 +216,7 @@ def _run_columns(root: Path) -> str:
     return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({whole} AS folder)"
 
 
-def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[Source]]) -> dict[str, StoredTable]:
+def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[ViewRows]]) -> dict[str, StoredTable]:
     """Make every view over its sources. Cached ones have empty stand-ins until a query needs them, and are returned
     under the names to attach them to."""
     cached = {}

@@ -90,7 +90,7 @@ class Run(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Record):
+class MeasuredRecord(Record):
     """A model that was only measured."""
 
     model: MeasuredModel
@@ -258,13 +258,13 @@ def read_run(folder: Path) -> Run:
     return found
 
 
-def read_record(folder: Path) -> Run | Measured:
+def read_record(folder: Path) -> Run | MeasuredRecord:
     """Read a complete folder, checking what is read (all but the weights) against its checksums.
     Raises DamagedRun, or ValueError if the folder is not complete."""
     return parse_record(files_on_disk(folder, _marker_of_complete(folder)))
 
 
-def parse_record(files: Files) -> Run | Measured:
+def parse_record(files: Files) -> Run | MeasuredRecord:
     """The record that these files are. Raises DamagedRun."""
     folder, marker = files.folder, files.marker
     contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
@@ -276,7 +276,7 @@ def parse_record(files: Files) -> Run | Measured:
         "tables": {table: _parse_table(folder, table, contents.get(f"{table}.parquet")) for table in TABLES},
     }
     if MODEL in contents:
-        return Measured(model=_parse_model(folder, contents[MODEL], marker), **common)
+        return MeasuredRecord(model=_parse_model(folder, contents[MODEL], marker), **common)
     return Run(config=_parse_config(folder, contents[CONFIG]), **common)
 
 

@@ -34,7 +34,7 @@ from sparsedepth.store.folder import (
     MAX_ROWS,
     MODEL,
     DamagedRun,
-    Measured,
+    MeasuredRecord,
     Run,
     arrow_type,
     empty_table,
@@ -247,7 +247,7 @@ _COLUMNS = {column.name: column for column in RUN_COLUMNS}
 _OF_SUMMARY = frozenset(column.name for column in quantities.RUNS)
 
 
-def _run_row(run: Run | Measured) -> dict[str, Any]:
+def _run_row(run: Run | MeasuredRecord) -> dict[str, Any]:
     """The values of `runs` that are not NULL."""
     facts = {name: run.manifest.get(name) for name in FACTS}
     if isinstance(facts["packages"], dict):
@@ -257,7 +257,7 @@ def _run_row(run: Run | Measured) -> dict[str, Any]:
     return {name: _typed(run, _COLUMNS[name], value) for name, value in values.items() if value is not None}
 
 
-def _config_columns(run: Run | Measured) -> dict[str, Any]:
+def _config_columns(run: Run | MeasuredRecord) -> dict[str, Any]:
     """What is known of the RunConfig's fields, which for a measured model is little; and what names the cell."""
     subject = run.config if isinstance(run, Run) else run.model
     named = (
@@ -271,7 +271,7 @@ _PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool
 _LARGEST = {"BIGINT": 2**63 - 1, "DOUBLE": sys.float_info.max}
 
 
-def _typed(run: Run | Measured, column: Column, value: Any) -> Any:
+def _typed(run: Run | MeasuredRecord, column: Column, value: Any) -> Any:
     kind = _PYTHON_TYPES[column.type]
     fits = type(value) is kind or (kind is float and type(value) is int)
     fits = fits and (column.type not in _LARGEST or abs(value) <= _LARGEST[column.type])

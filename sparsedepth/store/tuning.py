@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFINITION = "sweep.yaml"
 """The sweep that fills a results folder."""
 
-Role = Literal["best", "edge", "rejected"]
+TuningRole = Literal["best", "edge", "rejected"]
 Point = tuple[float, ...]
 """A value for each tuned field."""
 
@@ -65,7 +65,7 @@ class Tuned:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `roles` reads of `runs`."""
+        """What `tuning_roles` reads of `runs`."""
         return tuple(dict.fromkeys(("run_id", "outcome", self.objective, *RunConfig.model_fields)))
 
 
@@ -83,14 +83,14 @@ def read_tuned(results: Path) -> Tuned | None:
     return Tuned(fields=tuple(definition.tune), seed=definition.seeds[0], objective=definition.objective)
 
 
-def roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, Role]:
+def tuning_roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
     """run_id -> its role. A configuration that was tried at one value only has none: it was not tuned."""
     sign = -quantities.sign(tuned.objective)
     held = [name for name in RunConfig.model_fields if name not in (*tuned.fields, "seed", "allow")]
     groups = defaultdict(list)
     for run in runs:
         groups[tuple(repr(run[name]) for name in held)].append(run)
-    by_run: dict[str, Role] = {}
+    by_run: dict[str, TuningRole] = {}
     for group in groups.values():
         losses = {
             _point(tuned, run): sign * run[tuned.objective]
@@ -102,7 +102,7 @@ def roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, Role]:
         if len(losses) < 2:
             continue
         best, at_edge = best_point(losses)
-        role: Role = "edge" if any(at_edge) else "best"
+        role: TuningRole = "edge" if any(at_edge) else "best"
         by_run |= {run["run_id"]: role if _point(tuned, run) == best else "rejected" for run in group}
     return by_run
 

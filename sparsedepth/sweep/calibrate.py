@@ -34,7 +34,7 @@ from sparsedepth.run.process import thread_environment
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
-from sparsedepth.train.loop import Run
+from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.runtime import Runtime, resolve
 
 STEPS, SECONDS = 3, 1.0
@@ -141,11 +141,11 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
     model = Decoder(config, config.seed).to(runtime.device).train()
     model.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
-    run = Run(model, config, replace(runtime, parallel="none"), ALONE)
+    state = TrainingState(model, config, replace(runtime, parallel="none"), ALONE)
     tokens_BT1 = np.random.default_rng(0).integers(config.vocab_size, size=(n_sequences, config.seq_len + 1))
     batch = Batch.of(next_tokens(tokens_BT1)).to(runtime.device)
-    step = _seconds(lambda: run.take_step(batch), runtime) * share / n_sequences
-    run.optimizer.state.clear()
+    step = _seconds(lambda: state.take_step(batch), runtime) * share / n_sequences
+    state.optimizer.state.clear()
     n_measured = max(1, min(config.measure_tokens, 8192) // config.seq_len)
     inputs_NT = batch.inputs.repeat(-(-n_measured // n_sequences), 1)[:n_measured]
     stack = DecoderStack(model.eval())

@@ -22,7 +22,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.sweep import study as queue
 
-Run = tuple[RunConfig, Mapping[str, Any] | None]
+ConfigAndSummary = tuple[RunConfig, Mapping[str, Any] | None]
 """A run and its summary; None where it was pruned."""
 
 
@@ -47,7 +47,7 @@ def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Pa
     free = [index for index in range(definition.n_trials or 0) if index not in used]
     if not free:
         return
-    cells: dict[str, dict[int, Run]] = {}
+    cells: dict[str, dict[int, ConfigAndSummary]] = {}
     for config, summary in (*_complete(results), *_pruned(results)):
         cell = _cell_of(definition, config)
         if cell is not None and config.seed in definition.seeds and digest(cell) not in known:
@@ -72,7 +72,7 @@ def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] |
         return None
 
 
-def _complete(results: Path) -> Iterator[Run]:
+def _complete(results: Path) -> Iterator[ConfigAndSummary]:
     for marker in sorted((results / "runs").glob(f"*/{record.MARKER}")):
         try:
             run = record.read_run(marker.parent)
@@ -81,13 +81,13 @@ def _complete(results: Path) -> Iterator[Run]:
         yield run.config, run.summary
 
 
-def _pruned(results: Path) -> Iterator[Run]:
+def _pruned(results: Path) -> Iterator[ConfigAndSummary]:
     for path in sorted((results / "work").glob("*/pruned.json")):
         if Scratch(results, path.parent.name).pruned():
             yield build(RunConfig, read_yaml(path.parent / "config.yaml"), str(path.parent)), None
 
 
-def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[Run]) -> None:
+def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[ConfigAndSummary]) -> None:
     """One settled trial."""
     configs = [config for config, _ in runs]
     summaries = [summary for _, summary in runs if summary is not None]

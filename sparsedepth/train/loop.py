@@ -87,7 +87,7 @@ class Objective(nn.Module):
         return losses(self.model, inputs_BT, targets_BT, self.config)
 
 
-class Run:
+class TrainingState:
     """The state of one training run between steps."""
 
     def __init__(self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices):
@@ -129,7 +129,7 @@ class Run:
         entropy, balance = torch.stack(reported).sum(0)
         return entropy, balance
 
-    def judge(self) -> list[float] | None:
+    def check_divergence(self) -> list[float] | None:
         """Move the losses of the steps since the last call to the host and judge each; the last step's values."""
         if not self.recent:
             return None
@@ -145,7 +145,7 @@ class Run:
 
     def log(self) -> None:
         """Judge the recent steps and add a row for the last."""
-        values = self.judge()
+        values = self.check_divergence()
         assert values is not None
         if self.diverged and self.diverged[0] < self.step:
             return  # what came after is no result, and how much came depends on when it was judged
@@ -214,25 +214,25 @@ def train(
     """
     trained = devices.spread(model, runtime.device).train()
     trained.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
-    run = Run(trained, config, runtime, devices)
+    state = TrainingState(trained, config, runtime, devices)
     if checkpoints:
-        run.resume(checkpoints)
+        state.resume(checkpoints)
     with Feed(batch, config.n_steps, runtime.device, devices) as feed:
-        _take_steps(run, feed, checkpoints, observe, progress, stop)
+        _take_steps(state, feed, checkpoints, observe, progress, stop)
     devices.collect(trained, model)
-    steps, cause = run.diverged or (run.step, None)
+    steps, cause = state.diverged or (state.step, None)
     return Trained(
-        outcome="diverged" if run.diverged else "ok",
-        diverged_step=steps if run.diverged else None,
+        outcome="diverged" if state.diverged else "ok",
+        diverged_step=steps if state.diverged else None,
         diverged_cause=cause,
         steps=steps,
-        curves=run.curves,
-        observations=[row for row in run.observations if row["step"] <= steps],
+        curves=state.curves,
+        observations=[row for row in state.observations if row["step"] <= steps],
     )
 
 
 def _take_steps(
-    run: Run,
+    state: TrainingState,
     feed: Feed,
     checkpoints: Path | None,
     observe: Observe | None,
@@ -240,26 +240,26 @@ def _take_steps(
     stop: Callable[[], bool] | None,
 ) -> None:
     """From where the run stands to its end, or its divergence."""
-    saved_at = run.logged_at = time.perf_counter()
-    if run.step == 0:
-        run.watch(observe)
-    while run.step < run.config.n_steps:
-        run.take_step(feed[run.step])
-        if run.step % run.config.log_every == 0 or run.step in (1, run.config.n_steps):
-            run.log()
-        run.watch(observe)
-        due = checkpoints is not None and time.perf_counter() - saved_at > run.runtime.checkpoint_seconds
-        stopping, due = run.devices.any(stop is not None and stop(), due)
+    saved_at = state.logged_at = time.perf_counter()
+    if state.step == 0:
+        state.watch(observe)
+    while state.step < state.config.n_steps:
+        state.take_step(feed[state.step])
+        if state.step % state.config.log_every == 0 or state.step in (1, state.config.n_steps):
+            state.log()
+        state.watch(observe)
+        due = checkpoints is not None and time.perf_counter() - saved_at > state.runtime.checkpoint_seconds
+        stopping, due = state.devices.any(stop is not None and stop(), due)
         if checkpoints and (stopping or due):
-            run.judge()
-            if not run.diverged:
-                run.save(checkpoints)
+            state.check_divergence()
+            if not state.diverged:
+                state.save(checkpoints)
             saved_at = time.perf_counter()
-        if run.diverged:
+        if state.diverged:
             return
         if progress:
-            progress(run.step, run.curves[-1]["train_loss"])
+            progress(state.step, state.curves[-1]["train_loss"])
         if stopping:
             raise Interrupted
     if checkpoints:
-        run.save(checkpoints)
+        state.save(checkpoints)

@@ -21,7 +21,7 @@ from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.load import load_stack
 from sparsedepth.store import measured_folder
-from sparsedepth.store.folder import Measured, read_record, verify
+from sparsedepth.store.folder import MeasuredRecord, read_record, verify
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_hugging_face_folder(folder, tmp_path, command):
     assert [path.name for path in place.parent.iterdir()] == ["qwen"]  # nothing half-written beside it
     verify(place)
     read = read_record(place)
-    assert isinstance(read, Measured) and read.model.family == "qwen3" and read.model.seq_len == 32
+    assert isinstance(read, MeasuredRecord) and read.model.family == "qwen3" and read.model.seq_len == 32
     assert len(read.tables["layers"]) and read.run_id == read.manifest["run_id"]
     answer, _ = command("query", place, "select model, n_layers, lr, seed from runs", "--format", "json")
     assert json.loads(answer) == [{"model": str(folder), "n_layers": 4, "lr": None, "seed": None}]

@@ -14,7 +14,7 @@ from sparsedepth.store import cache
 from sparsedepth.store import folder as record
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.folder import DamagedRun, Measured, read_record, read_run, verify
+from sparsedepth.store.folder import DamagedRun, MeasuredRecord, read_record, read_run, verify
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 
@@ -61,7 +61,7 @@ def results(tmp_path):
 def test_what_is_written_is_read(tmp_path):
     place = write(tmp_path / "models" / "any name")
     read = read_record(place)
-    assert isinstance(read, Measured) and read.model == QWEN
+    assert isinstance(read, MeasuredRecord) and read.model == QWEN
     assert read.run_id == QWEN.run_id == record.read_marker(place).run_id
     assert read.summary["params_total"] == QWEN.params_total and read.summary["outcome"] == "ok"
     assert read.tables["layers"].num_rows == 6 and read.tables["pairs"].num_rows == 0

@@ -11,7 +11,7 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-from sparsedepth.store.tuning import STANDS, Tuned, best_point, read_tuned, roles, standing
+from sparsedepth.store.tuning import STANDS, Tuned, best_point, read_tuned, standing, tuning_roles
 
 RATES = (0.001, 0.002, 0.004)
 BEST = {0.1: 0.002, 0.3: 0.004}
@@ -133,7 +133,7 @@ def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
         return {**values, "run_id": run_id, "outcome": "ok" if loss else "diverged", "val_loss": loss}
 
     runs = [run("a", 0.1, 2.0), run("b", 0.2, 1.0), run("c", 0.4, None), run("d", 0.1, 9.0, n_layers=3)]
-    assert roles(tuned, runs) == {"a": "rejected", "b": "best", "c": "rejected"}
+    assert tuning_roles(tuned, runs) == {"a": "rejected", "b": "best", "c": "rejected"}
 
 
 def test_a_definition_that_cannot_be_read_is_named(tmp_path):
