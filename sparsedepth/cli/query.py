@@ -132,13 +132,12 @@ def best(
 def print_best(folders: list[Path], by: str, top: int) -> None:
     """The ranking at the end of a sweep."""
     from sparsedepth.store.best import best as rank
-    from sparsedepth.store.best import heading
+    from sparsedepth.store.best import heading, text
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.render import render
 
     with open_store(*folders) as store:
         ranking = rank(store, by, top=top)
-    print(f"{heading(ranking)}\n{render(ranking.table)}")
+    print(f"{heading(ranking)}\n{text(ranking)}")
 
 
 def show(content: bytes, out: Path | None) -> None:

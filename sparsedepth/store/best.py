@@ -16,14 +16,17 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sparsedepth import quantities
+from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
+from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.student import mean_interval
+from sparsedepth.store.student import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning import IS_CHOSEN
 
 KNOBS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "allow"))
@@ -33,6 +36,7 @@ _DEFAULTS = {
     for name, value in RunConfig().model_dump(mode="json").items()
 }
 """As the columns of `runs` hold them."""
+_ROLES = roles(RunConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,13 @@ class Ranking:
     """The first cells of a ranking, as a table, and what stands behind it."""
 
     table: QueryResult
-    """rank, cell_id, model (where any was only measured), the knobs that vary, seeds (with a value), diverged (where
-    any did), mean, lo, hi (95% over seeds), note ('baseline')."""
+    """rank (equal means share one; NULL without a mean), cell_id, source (of several results folders), model (where any
+    was only measured), the knobs that vary, seeds (with a value), diverged (where any did), flops (of training, over
+    the baseline's), mean, lo, hi (95% over seeds), note ('baseline', 'no value')."""
+    settings: tuple[str, ...]
+    """What each row has away from the baseline, in words."""
+    tuned: tuple[str, ...]
+    """The fields that vary because they were tuned."""
     by: str
     unit: str
     better: str
@@ -62,6 +71,10 @@ class _Cell:
     """The fields whose values tuning chose."""
     knobs: dict[str, Any]
     values: list[float]
+    flops: float | None
+    """Of training, mean over seeds."""
+    sources: frozenset[str]
+    """The results folders that its runs lie in."""
     n_diverged: int
 
     @property
@@ -77,8 +90,8 @@ def best(
     `sparsedepth.quantities` calls better.
 
     `depth` keeps the runs of that n_layers, `where` those that meet an SQL condition over the columns of `runs`. Equal
-    means are in order of cell_id. Raises ValueError for a quantity that is unknown or has no better direction, for an
-    SQL condition that is wrong, and where no run is left.
+    means share a rank, and are in order of cell_id. Raises ValueError for a quantity that is unknown or has no better
+    direction, for an SQL condition that is wrong, and where no run is left.
     """
     by = by or loss_in(store)
     quantity = quantities.rankable(by)
@@ -86,7 +99,8 @@ def best(
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
-    columns = ", ".join(("cell_id", "model", "outcome", "tuning", "tuned_fields", by, *KNOBS))
+    facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "train_flops", by)
+    columns = ", ".join((*facts, *KNOBS))
     conditions.append(IS_CHOSEN)
     text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions)}"
     rows = store.sql(text).rows
@@ -100,8 +114,17 @@ def best(
         return (cell.n_diverged > 0, mean is None, 0.0 if mean is None else sign * mean, cell.cell_id)
 
     ranked = sorted(cells, key=place)
+    places = [place(cell)[:-1] for cell in ranked]
+    ranks = [None if cell.score[0] is None else places.index(at) + 1 for cell, at in zip(ranked, places, strict=True)]
+    varying = varying_fields(ranked)
+    baseline = min(ranked, key=lambda cell: (cell.model is not None, *_away(cell, varying)))
+    shown = ranked[:top] if baseline in ranked[:top] else [*ranked[:top], baseline]
+    tuned = [name for name in varying if any(name in cell.tuned for cell in ranked)]
+    chosen = [name for name in varying if name not in tuned and _is_telling(name, ranked)]
     return Ranking(
-        table=_table(ranked, by, top),
+        table=_table(shown, dict(zip(map(id, ranked), ranks, strict=True)), baseline, varying, by),
+        settings=tuple(_setting(cell, baseline, chosen) for cell in shown),
+        tuned=tuple(tuned),
         by=by,
         unit=quantity.unit,
         better=quantity.better,
@@ -113,58 +136,123 @@ def best(
 
 def heading(ranking: Ranking) -> str:
     """What a ranking's table shows, in one line."""
+    columns = ranking.table.columns
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
     diverged = f", {ranking.n_diverged} of them diverged" if ranking.n_diverged else ""
+    has_interval = any(row[columns.index("lo")] is not None for row in ranking.table.rows)
+    interval = "with 95% interval (Student's)" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
     return (
-        f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds with 95% interval (Student's): "
+        f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}: "
         f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}"
     )
 
 
+def text(ranking: Ranking, width: int | None = None) -> str:
+    """The ranking for a terminal of `width` characters: a line for each configuration, which is named by what it has
+    away from the baseline. cell_id stands where there is room."""
+    width = width or render.terminal_width()
+    names = ["rank", "cell_id", "source", *ranking.tuned, "seeds", "diverged", ranking.by, "lo", "hi", "flops"]
+    columns, rows = ranking.table.columns, ranking.table.rows
+    values = {name: [row[columns.index(name)] for row in rows] for name in columns}
+    known = [name for name in names if any(value is not None for value in values.get(name, ()))]
+    headers = {ranking.by: "mean"} | ({"flops": "flops/baseline"} if width > 100 else {})
+
+    def laid_out(names: Sequence[str], settings: Sequence[str]) -> str:
+        columns = [list(map(_digits, values[name])) if name in ranking.tuned else values[name] for name in names]
+        shown = (*(headers.get(name, name) for name in names), "setting")
+        lines = tuple(zip(*columns, settings, strict=True))
+        return render.table(QueryResult(columns=shown, rows=lines), width, max_rows=len(rows))
+
+    room, without = 0, [name for name in known if name != "cell_id"]
+    for tried in (known, without):
+        taken = laid_out(tried, ["setting"] * len(rows)).splitlines()
+        room = width - max(map(len, taken)) + len("setting")
+        if max(map(len, ranking.settings)) <= room:
+            return laid_out(tried, ranking.settings)
+    return laid_out(without, [render.shortened(setting, max(room, len("setting"))) for setting in ranking.settings])
+
+
+def _digits(value: Any) -> str | None:
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _setting(cell: _Cell, baseline: _Cell, chosen: Sequence[str]) -> str:
+    """'lns, kv 1': the chosen fields away from the baseline's."""
+    if cell.model is not None:
+        named = cell.model
+    else:
+        differing = [name for name in chosen if cell.knobs[name] != baseline.knobs[name]]
+        named = ", ".join(_word(name, cell.knobs[name]) for name in differing) or (
+            "baseline" if cell is baseline else "as the baseline"
+        )
+    remarks = ["tuned to the edge"] * (cell.tuning == "edge") + ["no value"] * (not cell.values)
+    return named + f" ({', '.join(remarks)})" * bool(remarks)
+
+
+def _is_telling(name: str, cells: Sequence[_Cell]) -> bool:
+    """Whether a field that varies belongs to a setting: not how a run was judged, nor what only says 'dense'."""
+    of_experts = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
+    return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(of_experts) > 1)
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, str) and value != "none":
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{name.removeprefix('n_').removesuffix('_heads')} {f'{value:g}' if is_number else value}"
+
+
 def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:
     by_cell = defaultdict(list)
-    for cell_id, model, outcome, tuning, tuned, value, *knobs in rows:
-        by_cell[cell_id, model, tuning, tuned].append((outcome, value, knobs))
+    for cell_id, model, tuning, tuned, *values in rows:
+        by_cell[cell_id, model, tuning, tuned].append(values)
     return [
         _Cell(
             cell_id=cell_id,
             model=model,
             tuning=tuning,
             tuned=frozenset(tuned.split(",") if tuned else ()),
-            knobs=dict(zip(KNOBS, runs[0][2], strict=True)),
-            values=[value for outcome, value, _ in runs if outcome == "ok" and value is not None],
-            n_diverged=sum(outcome == "diverged" for outcome, _, _ in runs),
+            knobs=dict(zip(KNOBS, runs[0][4:], strict=True)),
+            values=[value for outcome, _, _, value, *_ in runs if outcome == "ok" and value is not None],
+            flops=mean_interval([flops for outcome, _, flops, *_ in runs if outcome == "ok" and flops is not None])[0],
+            sources=frozenset(str(Path(folder).parent.parent) for _, folder, *_ in runs),
+            n_diverged=sum(outcome == "diverged" for outcome, *_ in runs),
         )
         for (cell_id, model, tuning, tuned), runs in by_cell.items()
     ]
 
 
-def _table(ranked: list[_Cell], by: str, top: int) -> QueryResult:
-    varying = varying_fields(ranked)
-    baseline = min(ranked, key=lambda cell: (cell.model is not None, *_away(cell, varying)))
-    shown = ranked[:top] if baseline in ranked[:top] else [*ranked[:top], baseline]
+def _table(
+    shown: list[_Cell], ranks: dict[int, int | None], baseline: _Cell, varying: list[str], by: str
+) -> QueryResult:
+    sources = frozenset[str]().union(*(cell.sources for cell in shown))
+    ratios = {cell.cell_id: cell.flops / baseline.flops for cell in shown if cell.flops and baseline.flops}
     optional = {
-        "model": any(cell.model is not None for cell in ranked),
-        "tuning": any(cell.tuning for cell in ranked),
-        "diverged": any(cell.n_diverged for cell in ranked),
+        "source": len(sources) > 1,
+        "model": any(cell.model is not None for cell in shown),
+        "tuning": any(cell.tuning for cell in shown),
+        "diverged": any(cell.n_diverged for cell in shown),
+        "flops": bool(ratios),
     }
-    names = ("rank", "cell_id", "model", *varying, "tuning", "seeds", "diverged", by, "lo", "hi", "note")
-    columns = tuple(name for name in names if optional.get(name, True))
+    names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "flops")
+    columns = tuple(name for name in (*names, by, "lo", "hi", "note") if optional.get(name, True))
     rows = []
     for cell in shown:
         mean, lo, hi = cell.score
         values = {
             **cell.knobs,
-            "rank": ranked.index(cell) + 1,
+            "rank": ranks[id(cell)],
             "cell_id": cell.cell_id,
+            "source": ", ".join(sorted(cell.sources)),
             "model": cell.model,
             "tuning": cell.tuning,
             "seeds": len(cell.values),
             "diverged": cell.n_diverged,
+            "flops": ratios.get(cell.cell_id),
             by: mean,
             "lo": lo,
             "hi": hi,
-            "note": "baseline" if cell is baseline else None,
+            "note": ", ".join(["baseline"] * (cell is baseline) + ["no value"] * (mean is None)) or None,
         }
         rows.append(tuple(values[name] for name in columns))
     return QueryResult(columns=columns, rows=tuple(rows))

@@ -50,9 +50,13 @@ def choose_format(format: str | None, out: Path | None) -> str:
     return chosen
 
 
+def terminal_width() -> int:
+    return shutil.get_terminal_size(fallback=(160, 24)).columns
+
+
 def table(answer: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
-    width = width or shutil.get_terminal_size(fallback=(160, 24)).columns
+    width = width or terminal_width()
     rows = answer.rows[:max_rows]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(answer.columns))]
     columns = [[_visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(answer.columns)]
@@ -60,7 +64,7 @@ def table(answer: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
     room = width - sum(sizes[:-1]) - 2 * (len(sizes) - 1)
     sizes[-1] = min(max(MAX_CELL_WIDTH, room), max(map(len, columns[-1])))  # the last column takes what is left
     header, *cells = zip(
-        *([_shortened(cell, size) for cell in column] for column, size in zip(columns, sizes, strict=True)), strict=True
+        *([shortened(cell, size) for cell in column] for column, size in zip(columns, sizes, strict=True)), strict=True
     )
     if sum(sizes) + 2 * (len(sizes) - 1) > width:
         return _records(answer, width, max_rows)
@@ -71,14 +75,14 @@ def table(answer: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
 
 def _records(answer: QueryResult, width: int, max_rows: int) -> str:
     """One line per value, for rows too wide to stand side by side."""
-    names = [_shortened(_visible(column)) for column in answer.columns]
+    names = [shortened(_visible(column)) for column in answer.columns]
     indent = max(map(len, names))
     rows = answer.rows[: max(1, max_rows // 10)]
     lines = []
     for index, row in enumerate(rows, start=1):
         lines.append(f"row {index} ".ljust(min(width, indent + 20), "-"))
         lines += [
-            f"{name:<{indent}}  {_shortened(readable(value), max(8, width - indent - 2))}"
+            f"{name:<{indent}}  {shortened(readable(value), max(8, width - indent - 2))}"
             for name, value in zip(names, row, strict=True)
         ]
     return "\n".join([*lines, *_left_out(answer, len(rows))])
@@ -266,7 +270,7 @@ def _visible(text: str) -> str:
     )
 
 
-def _shortened(text: str, width: int = MAX_CELL_WIDTH) -> str:
+def shortened(text: str, width: int = MAX_CELL_WIDTH) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

@@ -117,8 +117,9 @@ def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
         if "sql" in question:
             return render.encode(store.sql(question["sql"]), format)
         ranking = best.best(store, **question["best"])
-        head = f"{best.heading(ranking)}\n".encode() if format == "table" else b""
-        return head + render.encode(ranking.table, format)
+        if format == "table":
+            return f"{best.heading(ranking)}\n{best.text(ranking)}\n".encode()
+        return render.encode(ranking.table, format)
 
 
 def limit(seconds: float) -> None:

@@ -4,7 +4,7 @@ import pytest
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.best import best, heading
+from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
 
 # loss of each seed, by depth and weight decay; None: the run diverged
@@ -105,6 +105,44 @@ def test_a_cell_without_the_quantity_has_no_mean_and_comes_after_those_with(tmp_
             (0.5, 1, None),
             (None, 0, None),
         ]
+
+
+def test_equal_means_share_a_rank_and_cells_without_a_value_have_none(tmp_path):
+    for decay, score in ((0.1, 0.5), (0.2, 0.5), (0.3, 0.25), (0.4, None)):
+        make_run(tmp_path, RunConfig(weight_decay=decay), {"causal_score": score})
+    with open_store(tmp_path) as store:
+        ranking = best(store, "causal_score")
+    assert columns(ranking, "rank", "causal_score") == [(1, 0.5), (1, 0.5), (3, 0.25), (None, None)]
+    assert columns(ranking, "note")[-1] == ("no value",)
+    assert ranking.settings[-1] == "weight_decay 0.4 (no value)"
+
+
+def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path):
+    """Six knobs at once: a line each, with the cost beside the loss; two seeds promise no interval."""
+    sparse = {"n_kv_heads": 1, "n_experts": 4, "top_k": 2, "depth_scale": "lns", "weight_decay": 1.0, "seq_len": 128}
+    for seed in (0, 1):
+        make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 3.0, "train_flops": 100.0})
+        make_run(tmp_path, RunConfig(seed=seed, **sparse), {"val_loss": 2.0, "train_flops": 150.0})
+    with open_store(tmp_path) as store:
+        ranking = best(store, "val_loss")
+    lines = text(ranking, 100).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert lines[0].split() == ["rank", "cell_id", "seeds", "mean", "flops", "setting"]
+    assert lines[2].split("  ")[-1] == "kv 1, seq_len 128, experts 4, lns, weight_decay 1" and " 1.500 " in lines[2]
+    assert lines[3].endswith("baseline") and " 1.000 " in lines[3]
+    assert "(an interval needs 3 seeds)" in heading(ranking)
+    assert "cell_id" not in text(ranking, 80) and max(map(len, text(ranking, 80).splitlines())) <= 80
+
+
+def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
+    make_run(tmp_path / "one", RunConfig(), {"val_loss": 3.0})
+    make_run(tmp_path / "two", RunConfig(seed=1), {"val_loss": 3.5})
+    make_run(tmp_path / "two", RunConfig(weight_decay=0.3), {"val_loss": 2.0})
+    with open_store(tmp_path / "one", tmp_path / "two") as store:
+        one, two = str(tmp_path / "one"), str(tmp_path / "two")
+        assert columns(best(store), "source", "seeds") == [(two, 1), (f"{one}, {two}", 2)]
+    with open_store(tmp_path / "two") as store:
+        assert "source" not in best(store).table.columns
 
 
 @pytest.mark.parametrize(

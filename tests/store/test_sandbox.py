@@ -33,7 +33,7 @@ def test_answers_are_those_of_the_open_store(results):
     table = pq.read_table(io.BytesIO(sandbox.ask([results, results], {"sql": sql}, "parquet")))
     assert [tuple(row.values()) for row in table.to_pylist()] == list(answer.rows)
     said = sandbox.ask([results], {"best": {"by": "val_loss"}}, "table").decode()
-    assert said == f"{best.heading(ranking)}\n{render.table(ranking.table)}\n"
+    assert said == f"{best.heading(ranking)}\n{best.text(ranking)}\n"
 
 
 @pytest.mark.parametrize(
