@@ -1,7 +1,10 @@
 """Commands that explain: what is measured, and what can be configured."""
 
+import itertools
 import json
-from typing import Annotated, Literal, get_args
+import shutil
+import textwrap
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -35,11 +38,51 @@ def schema(
     kind: Annotated[
         Literal["run", "sweep", "toy"], typer.Argument(help="a run's configuration, a sweep's, or a toy group's")
     ] = "run",
+    as_json: Annotated[bool, typer.Option("--json", help="the JSON schema instead of a table")] = False,
 ) -> None:
-    """Print the JSON schema of a run, a sweep definition or a toy group."""
+    """List the fields of a run, a sweep definition or a toy group: type, default, meaning."""
     from sparsedepth.config.run import RunConfig
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.toy.config import ToyConfig
 
     models = {"run": RunConfig, "sweep": SweepDefinition, "toy": ToyConfig}
-    print(json.dumps(models[kind].model_json_schema(), indent=2))
+    content = models[kind].model_json_schema()
+    if as_json:
+        print(json.dumps(content, indent=2))
+        return
+    required = content.get("required", [])
+    rows = [("field", "type", "default", "meaning")]
+    for name, field in content["properties"].items():
+        default = "needed" if name in required else _short(field.get("default"))
+        rows.append((name, _type(field, content.get("$defs", {})), default, field.get("description", "")))
+    _print_wrapped(rows)
+
+
+def _type(field: dict[str, Any], parts: dict[str, Any]) -> str:
+    """A field's type in a word or two: 'int or null', 'pre | post', 'list of float'."""
+    if "$ref" in field:
+        return _type(parts[field["$ref"].rpartition("/")[2]], parts)
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_type(kind, parts) for kind in field["anyOf"]))
+    if "enum" in field or "const" in field:
+        return " | ".join(map(str, field.get("enum", [field.get("const")])))
+    if field.get("type") == "array" and "items" in field:
+        return f"list of {_type(field['items'], parts)}"
+    names = {"integer": "int", "number": "float", "boolean": "bool", "string": "text", "object": "keys and values"}
+    kind = field.get("type", "any")
+    return names.get(kind, kind)
+
+
+def _short(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
+    """A table as wide as the terminal, whose cells go over several lines where they must."""
+    width = shutil.get_terminal_size(fallback=(100, 24)).columns
+    sizes = [max(len(row[0]) for row in rows), 16, 12]
+    sizes.append(max(20, width - sum(sizes) - 6))
+    for row in rows:
+        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, sizes, strict=True)]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            print("  ".join(cell.ljust(size) for cell, size in zip(line, sizes, strict=True)).rstrip())

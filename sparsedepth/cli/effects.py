@@ -15,7 +15,7 @@ def effects(
     folders: Folders,
     by: Annotated[
         str | None,
-        typer.Option(help="the outcome: usefulness, residual_variance_last, ...; default the loss that compares runs"),
+        typer.Option("--by", "--objective", help="the outcome: loss (that which compares the runs, the default), ..."),
     ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
@@ -35,7 +35,7 @@ def effects(
     chosen = choose_format(format, out)
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
-    by = by or loss_of(runs)
+    by = loss_of(runs) if by in (None, "loss") else by
     if chosen != "table":
         if part == "chain":
             table = text_report.chain_table(causal_evidence.weigh(runs))

@@ -29,12 +29,12 @@ from sparsedepth.cli import (
     toy,
     train_sweep,
 )
+from sparsedepth.cli.examples import with_examples
 
 app = typer.Typer(
     name="sparsedepth",
     help="Which kinds of sparsity make the deep layers of a language model worth their cost?",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -73,7 +73,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
     warnings.showwarning = _one_line_warning  # ty: ignore[invalid-assignment] - the documented way to replace it
     try:
-        code = get_command(app).main(args=arguments, prog_name="sparsedepth", standalone_mode=False)
+        code = with_examples(get_command(app)).main(args=arguments, prog_name="sparsedepth", standalone_mode=False)
     except KeyboardInterrupt:
         code = _fail("interrupted; the same command continues", 130)
     except BrokenPipeError:

@@ -49,7 +49,7 @@ def query(
     schema: Annotated[bool, typer.Option("--schema", help="list every column with its unit and meaning")] = False,
     format: Format = None,
     out: Out = None,
-    limit: Annotated[float, typer.Option(min=0.1, help="seconds that a SELECT may take")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="seconds that a SELECT may take")] = 60.0,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Ask the complete runs anything, in read-only SQL, or one of the saved questions."""
@@ -64,7 +64,7 @@ def query(
     if sql is not None:
         if not folders:
             raise ValueError("name a results folder before the query: sparsedepth query DIR SQL")
-        content = sandbox.ask(folders, {"sql": sql}, chosen, limit, skip_damaged)
+        content = sandbox.ask(folders, {"sql": sql}, chosen, timeout, skip_damaged)
     else:
         content = _ours(folders, None if schema else ask, chosen, skip_damaged)
     show(content, out)
@@ -110,7 +110,11 @@ def best(
     folders: Folders,
     by: Annotated[
         str | None,
-        typer.Option(help="the quantity that ranks: usefulness, ...; default the loss that compares runs"),
+        typer.Option(
+            "--by",
+            "--objective",
+            help="what ranks: loss (that which compares the runs, the default), ...",
+        ),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="only runs of this n_layers")] = None,
     where: Annotated[
@@ -125,7 +129,7 @@ def best(
     from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
-    options = {"by": by, "depth": depth, "where": where, "top": top}
+    options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
     show(sandbox.ask(folders, {"best": options}, choose_format(format, out), skip_damaged=skip_damaged), out)
 
 

@@ -47,7 +47,8 @@ def derive(
     ] = None,
     depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
     objective: Annotated[
-        str, typer.Option(help="the quantity to improve: loss (the one that compares the runs), usefulness, ...")
+        str,
+        typer.Option("--objective", "--by", help="what to improve: loss (that which compares the runs), ..."),
     ] = "loss",
     matched: Annotated[str, typer.Option(help="a setting may spend no more of this than its baseline")] = "tokens",
     holdout_depth: Annotated[

@@ -15,7 +15,8 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="the page (.html): one file, readable without a network")],
     depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
     objective: Annotated[
-        str, typer.Option(help="the quantity to improve: loss (the one that compares the runs), usefulness, ...")
+        str,
+        typer.Option("--objective", "--by", help="what to improve: loss (that which compares the runs), ..."),
     ] = "loss",
     card: Annotated[
         Path | None, typer.Option(help="the recipe's card after its trial, which `recipe verify` wrote: shown with it")

@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def toy(
     file: Annotated[Path, typer.Argument(help="toy definition (YAML), such as sweeps/toy.yaml")],
-    out: Annotated[Path, typer.Option("--out", help="results folder; made if missing")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="results folder; made if missing")],
     scale: Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="override a field: --set n_steps=2000; repeatable")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.status import RunState
 
-Out = Annotated[Path, typer.Option("--out", help="results folder; made if missing")]
+Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; made if missing")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="override a field, or a key of a sweep: --set n_layers=24; repeatable")
 ]

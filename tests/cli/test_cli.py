@@ -36,8 +36,8 @@ def test_version_help_metrics_schema():
     assert "sweep" in sparsedepth("--help")[0]
     out, _ = sparsedepth("metrics", "usefulness")
     assert "share of blocks whose replacement" in out and "2603.15389" in out
-    assert "n_kv_heads" in json.loads(sparsedepth("schema")[0])["properties"]
-    assert "hypothesis" in json.loads(sparsedepth("schema", "sweep")[0])["properties"]
+    assert "n_kv_heads" in json.loads(sparsedepth("schema", "--json")[0])["properties"]
+    assert "hypothesis" in json.loads(sparsedepth("schema", "sweep", "--json")[0])["properties"]
     assert "no quantity is called" in error("metrics", "nonsense")
 
 

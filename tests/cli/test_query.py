@@ -77,7 +77,7 @@ def test_best_shows_recipe_score_and_baseline(results, more):
         (("query", "{results}", "select val_los from runs"), "val_loss"),
         (("query", "{results}", "drop table runs"), "SELECT"),
         (("query", "{results}", "select * from read_csv('/etc/passwd')"), "read_csv"),
-        (("query", "{results}", "select repeat('x', 4000000000)", "--limit", "1"), "emory"),
+        (("query", "{results}", "select repeat('x', 4000000000)", "--timeout", "1"), "emory"),
         (("query", "{results}"), "--schema"),
         (("query", "{results}", "--ask", "parreto"), "did you mean 'pareto'"),
         (("query", "{results}", "select 1", "--ask", "pareto"), "give one of"),

@@ -1,0 +1,77 @@
+"""Every command's help ends with an example that its own parser takes; lists of commands cut no summary short."""
+
+import json
+import re
+import shlex
+
+import pytest
+from typer.main import get_command
+
+from sparsedepth.cli.examples import EXAMPLES, commands_of, with_examples
+from sparsedepth.cli.main import app, run
+
+GROUP = with_examples(get_command(app))
+COMMANDS = dict(commands_of(GROUP))
+
+
+def out_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        run(arguments)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_example_of_a_command_is_parsed_by_it(words):
+    name, *arguments = shlex.split(EXAMPLES[words])
+    given = arguments[len(words.split()) :] if arguments[: len(words.split())] == words.split() else arguments[1:]
+    assert name == "sparsedepth"
+    with COMMANDS[words].make_context(words, given) as context:
+        assert context.params
+
+
+def test_there_is_no_example_without_a_command():
+    assert set(EXAMPLES) == set(COMMANDS)
+
+
+def test_help_shows_the_example_and_whole_summaries(capsys):
+    shown = " ".join(out_of(capsys, "best", "--help").split())
+    assert "Example: sparsedepth best results/mine --by usefulness" in shown
+    listed = " ".join(out_of(capsys, "--help").split())
+    assert not re.search(r"\w\.\.\.", listed) and "put it on trial; lay it beside the literature." in listed
+    assert "Rank configurations by their mean over seeds, with interval, the baseline beside them." in listed
+
+
+def options(words):
+    return {name for parameter in COMMANDS[words].params for name in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_options_of_one_meaning_have_one_name():
+    for words in COMMANDS:
+        assert ("-o" in options(words)) == ("--out" in options(words)), words
+        assert ("--by" in options(words)) == ("--objective" in options(words)), words
+    assert [words for words in COMMANDS if "--limit" in options(words)] == ["evaluate"]
+    assert "--timeout" in options("query")
+
+
+def test_the_shell_completes_commands(capsys, monkeypatch):
+    monkeypatch.setenv("_SPARSEDEPTH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "sparsedepth sch")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert "schema" in out_of(capsys)
+    assert "--show-completion" in {name for parameter in GROUP.params for name in parameter.opts}
+
+
+def test_the_schema_is_a_table_that_fits_and_json_on_request(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = out_of(capsys, "schema")
+    lines = text.splitlines()
+    assert lines[0].split() == ["field", "type", "default", "meaning"] and max(map(len, lines)) <= 100
+    (row,) = [line for line in lines if line.startswith("n_layers ")]
+    assert row.split()[:3] == ["n_layers", "int", "12"] and "number of decoder blocks" in row
+    (row,) = [line for line in lines if line.startswith("norm ")]
+    assert "pre" in row and "Literal" not in text and "NoneType" not in text
+    for kind in ("run", "sweep", "toy"):
+        names = json.loads(out_of(capsys, "schema", kind, "--json"))["properties"]
+        table = {line.split()[0] for line in out_of(capsys, "schema", kind).splitlines() if line[:1].strip()}
+        assert set(names) <= table, kind
