@@ -113,6 +113,19 @@ def test_no_module_cycle():
         visit(name, ())
 
 
+def test_a_single_run_needs_no_sweep():
+    """What `train` imports, and all that those modules import."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    seen: set[str] = set()
+    left = ["sparsedepth.run.execute", "sparsedepth.cli.run_progress"]
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += imports(names[name]) & set(names)
+    assert not [name for name in seen if name.startswith("sparsedepth.sweep")] and len(seen) > 30
+
+
 @pytest.mark.parametrize("module", ["cli.main", "store.connection", "plan.price", "sweep.status"])
 def test_the_command_line_starts_without_torch(module):
     code = f"import sys, sparsedepth.{module}; print(sorted({HEAVY} & set(sys.modules)))"

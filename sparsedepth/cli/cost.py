@@ -120,7 +120,7 @@ def show_toy(definition: "ToyDefinition", device: str, format: str = "table") ->
 
 def one_line(price: "Price") -> str:
     """A price in one line."""
-    from sparsedepth.cli.progress import duration
+    from sparsedepth.cli.run_progress import duration
 
     bound = f"{price.bound} " if price.bound else ""
     parts = [
@@ -139,7 +139,7 @@ def _trust(price: "Price") -> str:
 
 
 def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
-    from sparsedepth.cli.progress import duration
+    from sparsedepth.cli.run_progress import duration
     from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import render
 
@@ -167,7 +167,7 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
 
 def _remarks(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     """What the numbers rest on."""
-    from sparsedepth.cli.progress import duration
+    from sparsedepth.cli.run_progress import duration
 
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
     place = price.setting.place

@@ -52,7 +52,7 @@ def measure(
     fp32: Annotated[bool, typer.Option("--fp32", help="widen the weights when loading; default as stored")] = False,
 ) -> None:
     """Measure a run, or a Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE ... from safetensors."""
-    from sparsedepth.cli.progress import bar, print_summary
+    from sparsedepth.cli.run_progress import bar, print_summary
     from sparsedepth.cli.score_export import FORMATS, Scores
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.text import given_tokens

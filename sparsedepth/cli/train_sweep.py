@@ -139,7 +139,7 @@ def train(
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
     from sparsedepth.cli.input_file import read_input
-    from sparsedepth.cli.progress import bar, print_summary
+    from sparsedepth.cli.run_progress import bar, print_summary
     from sparsedepth.cli.start import leaving_nothing, warn_of_slips
     from sparsedepth.config.load import build, parse_settings
     from sparsedepth.config.run import RunConfig
