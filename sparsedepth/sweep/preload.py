@@ -3,6 +3,7 @@
 pandas is what pyarrow imports at its first table, _dynamo what torch imports at its first optimizer.
 """
 
+import atexit
 import gc
 import os
 
@@ -20,3 +21,4 @@ assert not torch.cuda.is_initialized(), "a CUDA context does not survive a fork"
 end_with_parent(os.getppid())
 gc.collect()
 gc.freeze()  # a collection in a child would copy every page it looks at
+atexit.register(os._exit, 0)  # nothing is open, and what is frozen cannot be torn down
