@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sparsedepth.run.process import INTERRUPTED, Stop, thread_environment
+from sparsedepth.run.process import INTERRUPTED, Stop, oom_kills, thread_environment
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -72,3 +72,20 @@ def test_thread_pools_are_limited():
     environment = thread_environment(3)
     assert environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "3"
     assert environment["PATH"] == os.environ["PATH"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "place"),
+    [
+        ("0::/user.slice/job", "user.slice/job/memory.events"),  # version 2
+        ("0::/docker/0123", "memory.events"),  # in a container, which sees its own group as the root
+        ("3:cpu:/\n2:memory:/job\n0::/", "memory/job/memory.oom_control"),  # version 1
+    ],
+)
+def test_the_kernels_kills_for_memory_are_counted(tmp_path, groups, place):
+    (tmp_path / "groups").write_text(groups)
+    assert oom_kills(tmp_path / "fs", tmp_path / "groups") == 0
+    path = tmp_path / "fs" / place
+    path.parent.mkdir(parents=True)
+    path.write_text("low 0\noom 5\noom_kill 3\n")
+    assert oom_kills(tmp_path / "fs", tmp_path / "groups") == 3
