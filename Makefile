@@ -48,7 +48,7 @@ slow: install
 
 chaos: install
 	@echo "== kills at every moment of a sweep, damage, a full disk, PostgreSQL: about 15 minutes on 2 cores =="
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_worker.py -m chaos -s
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s
 
 lint:
 	$(BIN)ruff check .
@@ -59,7 +59,7 @@ lint:
 install: $(PY)
 	@$(PY) -c "import torch" 2>/dev/null || { echo "== installing $(TORCH) into $(PY) =="; $(PY) -m pip install -q $(TORCH); }
 	@$(PY) -P -c "import importlib.metadata as m, pathlib, sys; \
-	    d = m.distribution('sparsedepth'); [m.distribution(n) for n in ('pytest', 'ruff', 'ty', 'hypothesis', 'lm-eval', 'psycopg2-binary')]; \
+	    d = m.distribution('sparsedepth'); [m.distribution(n) for n in ('pytest', 'ruff', 'ty', 'hypothesis', 'lm-eval', 'psycopg')]; \
 	    sys.exit(str(pathlib.Path.cwd()) not in (d.read_text('direct_url.json') or ''))" 2>/dev/null \
 	  || { echo "== installing sparsedepth and its packages into $(PY) =="; \
 	       $(PY) -m pip install -q -c constraints.txt -e '.[dev]'; }

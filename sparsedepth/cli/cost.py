@@ -99,7 +99,7 @@ def _shortage(definition: "SweepDefinition", price: "Price") -> str | None:
 
 def show_toy(definition: "ToyDefinition", device: str, format: str = "table") -> None:
     """Print what a toy costs."""
-    from sparsedepth.cli.progress import duration
+    from sparsedepth.cli.run_progress import duration
     from sparsedepth.plan.duration import DEVICES, FACTOR
 
     groups = definition.groups()

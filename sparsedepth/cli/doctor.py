@@ -147,8 +147,7 @@ def _line(error: Exception) -> str:
 def _optional(torch_works: bool) -> Iterator[Finding]:
     """What is never required, and what it is for."""
     yield _extra("lm-eval", "evaluate", "pip install 'lm-eval>=0.4.13'")
-    driver = "psycopg2" if _version("psycopg2") else "psycopg2-binary"
-    yield _extra(driver, "sweeps over several machines", "pip install psycopg2-binary", module="psycopg2")
+    yield _extra("psycopg", "sweeps over many machines", "pip install 'psycopg[binary]'")
     yield _extra("triton", "torch.compile on a GPU, and megablocks", "pip install triton")
     if torch_works:
         from sparsedepth.model import flash, kernels, megablocks

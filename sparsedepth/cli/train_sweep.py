@@ -76,7 +76,10 @@ def sweep(
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.machine import machine, parse_gpus
+    from sparsedepth.sweep.storage import hide
 
+    if storage:
+        hide(storage)
     chosen = parse_gpus(gpus) if gpus else None
     used = machine(workers, runtime_of(runtime, device=device, compile=compiled), max_attempts, chosen, gpus_per_run)
     plan = Plan(definition)
@@ -196,7 +199,10 @@ def work(
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep import driver
     from sparsedepth.sweep.machine import machine, parse_gpus
+    from sparsedepth.sweep.storage import hide
 
+    if storage:
+        hide(storage)
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} is no folder of a sweep; start `sparsedepth sweep FILE --out {folder}` first")

@@ -7,6 +7,8 @@ checkpoint, failed ones are tried again up to a limit and then kept with their r
 one sweep, on any number of machines: each queues what is missing, under a lease, and takes what waits.
 """
 
+import contextlib
+import re
 import shutil
 import time
 import uuid
@@ -54,6 +56,11 @@ MAX_ROUNDS = 5
 
 LOOK_SECONDS = 1.0
 """Between two looks at an empty queue, while runs of others may still be given back to it."""
+
+ASIDE = re.compile(r"^\.(room-\d+|progress-\d+|[a-z0-9.-]*lock-[0-9a-f]{32}|folder-id-[0-9a-f]{32}|.+\.tmp-\d+)$")
+"""Files that are written aside and renamed at once; one that is older than ASIDE_SECONDS has lost its process."""
+
+ASIDE_SECONDS = 600.0
 
 PATIENCE_SECONDS = 600.0
 """How long a database that does not answer is tried again."""
@@ -108,6 +115,7 @@ class Driver:
         little text), before anything has run.
         """
         claim(self.results, self.definition)
+        drop_leftovers(self.results)
         if self.price:
             write_plan(self.results, self.price, [planned.config for planned in self.plan.runs()])
         self._prepare_text()  # before the signals are caught: Ctrl-C ends a long tokenisation at once
@@ -351,7 +359,12 @@ def claim(results: Path, definition: SweepDefinition) -> None:
     refuse_pack(results)
     try:
         results.mkdir(parents=True, exist_ok=True)
-        before = read_definition(results)
+        try:
+            before = read_definition(results)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; if {results / DEFINITION} is damaged, delete it: the same command writes it anew"
+            ) from None
         if before and (before.name, before.base) != (definition.name, definition.base):
             differing = sorted(
                 key for key in {*before.base, *definition.base} if before.base.get(key) != definition.base.get(key)
@@ -365,8 +378,16 @@ def claim(results: Path, definition: SweepDefinition) -> None:
 
 
 def drop_leftovers(results: Path) -> None:
-    """Delete the checkpoints of runs that died between the end of their record and the end of their process."""
+    """Delete what dead processes left: leases, files that were being written, and of finished runs the checkpoints."""
+    for path in results.glob("work/sweep-*.lock"):
+        if not is_held(path):
+            path.unlink(missing_ok=True)
+    for path in (*results.glob(".*"), *results.glob("work/.*"), *results.glob("work/*/.*")):
+        with contextlib.suppress(OSError):
+            if ASIDE.search(path.name) and path.is_file() and time.time() - path.stat().st_mtime > ASIDE_SECONDS:
+                path.unlink()
     for marker in results.glob(f"runs/*/{record.MARKER}"):
         scratch = Scratch(results, marker.parent.name)
-        if scratch.checkpoints.exists() and not is_held(scratch.lock):
-            shutil.rmtree(scratch.checkpoints, ignore_errors=True)
+        for path in (scratch.checkpoints, *scratch.folder.glob("record-*")):
+            if path.exists() and not is_held(scratch.lock):
+                shutil.rmtree(path, ignore_errors=True)

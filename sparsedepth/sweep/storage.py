@@ -10,6 +10,7 @@ flock, which falls with a killed process (Optuna's own is waited for 30 s); whoe
 that a full disk or a power cut may have left.
 """
 
+import ctypes
 import fcntl
 import importlib.util
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 import optuna
 import sqlalchemy
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 JOURNAL = "study.journal"
 
@@ -68,7 +69,13 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
     """The database at a URL, or the journal in the results folder. Raises ValueError for what is no URL of ours."""
     if url is None:
         journal = results / JOURNAL
-        return optuna.storages.JournalStorage(JournalFileBackend(str(journal), lock_obj=JournalLock(journal)))
+        backend = JournalFileBackend(str(journal), lock_obj=JournalLock(journal))
+        try:
+            return optuna.storages.JournalStorage(backend)
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+            raise ValueError(
+                f"{journal} is damaged ({type(error).__name__}); delete it, and the same command makes it anew"
+            ) from None
     address = database_url(url)
     engine = sqlalchemy.create_engine(address)
     with engine.begin() as connection:
@@ -81,7 +88,7 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
 
 
 def database_url(url: str) -> sqlalchemy.URL:
-    """The URL as SQLAlchemy wants it, with the driver that is installed. Raises ValueError, which never shows it."""
+    """The URL as SQLAlchemy wants it. Raises ValueError, which never shows it."""
     hint = "give postgresql://USER@HOST/DATABASE, with the password in SPARSEDEPTH_STORAGE or in ~/.pgpass"
     try:
         address = sqlalchemy.make_url(url)
@@ -92,7 +99,9 @@ def database_url(url: str) -> sqlalchemy.URL:
         raise ValueError(
             f"--storage {dialect}: is not supported; {hint}, or leave it out: DIR/{JOURNAL} serves a shared folder"
         )
-    driver = driver or next((name for name in ("psycopg", "psycopg2") if importlib.util.find_spec(name)), "psycopg")
+    if "@" in (address.host or ""):
+        raise ValueError(f"--storage has an @ in its user or password; write it as %40, or {hint}")
+    driver = driver or "psycopg"
     if importlib.util.find_spec(driver) is None:
         raise ValueError(f"--storage needs the package {driver}; pip install 'sparsedepth[postgres]'")
     return address.set(drivername=f"postgresql+{driver}")
@@ -106,10 +115,22 @@ def shown(url: str | None, results: Path) -> str:
     return f"--storage postgresql://{address.host or ''}/{address.database or ''}"
 
 
+def hide(url: str) -> None:
+    """Blank a URL, which may hold a password, on this process's command line, where `ps` shows it to every user."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])
+        place = ctypes.string_at(begin, end - begin).find(url.encode())
+    except (OSError, ValueError, IndexError):  # not Linux
+        return
+    if place >= 0:
+        ctypes.memset(begin + place, ord("*"), len(url.encode()))
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether an exception is that of a connection that broke, and may come back."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    return isinstance(cause, OperationalError | InterfaceError)
+    return isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
 
 
 @contextmanager

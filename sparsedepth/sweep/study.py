@@ -48,7 +48,7 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
     Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so a definition that was extended
     gets a study of its own, filled from the run folders.
     """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what goes wrong is said by whoever can act on it
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     shape = {

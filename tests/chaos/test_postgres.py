@@ -7,23 +7,38 @@ import random
 import shutil
 import socket
 import subprocess
+import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
 import pytest
 from disturbed import Sweep, kill_at_random, record_of
 from processes import processes, until
-from tiny import sparsedepth, start
+from takers import take
+from tiny import definition, sparsedepth, start
+
+from sparsedepth.sweep.storage import open_storage
+
+ONE = ("--workers", 1, "--runtime", "threads=1")
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 
 
+@dataclass
+class Database:
+    url: str
+    stop: Callable[[], None]
+    start: Callable[[], None]
+
+
 @pytest.fixture(scope="module")
 def database():
-    """URL of an empty database on a server that lives as long as the module."""
-    if not BINARIES or importlib.util.find_spec("psycopg2") is None:
-        pytest.skip("no PostgreSQL server (Debian's package postgresql), or no psycopg2")
+    """A database on a server that lives as long as the module."""
+    if not BINARIES or importlib.util.find_spec("psycopg") is None:
+        pytest.skip("no PostgreSQL server (Debian's package postgresql), or no psycopg")
     as_user: list[str] = []
     if os.geteuid() == 0:  # the server refuses to run as root
         if not shutil.which("runuser") or "postgres" not in {entry.pw_name for entry in pwd.getpwall()}:
@@ -46,7 +61,11 @@ def database():
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={data} -c fsync=off"
     server("pg_ctl", "-D", data / "data", "-o", options, "-l", data / "log", "-w", "start")
     server("createdb", "-h", data, "-p", port, "-U", "sweep", "sweeps")
-    yield f"postgresql+psycopg2://sweep:secret@127.0.0.1:{port}/sweeps"
+    yield Database(
+        url=f"postgresql://sweep:secret@127.0.0.1:{port}/sweeps",
+        stop=lambda: server("pg_ctl", "-D", data / "data", "-m", "immediate", "stop"),
+        start=lambda: server("pg_ctl", "-D", data / "data", "-o", options, "-l", data / "log", "-w", "start"),
+    )
     server("pg_ctl", "-D", data / "data", "-m", "immediate", "stop")
     subprocess.run([*as_user, "rm", "-r", data], check=True, cwd="/tmp")
 
@@ -58,9 +77,9 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, work
     """Half of the workers are another command's, as on a second machine that shares the folder."""
     expected = undisturbed(runs)
     results = tmp_path / "results"
-    driver = start(*Sweep(folder, runs).arguments(results, workers // 2, "--storage", database))
+    driver = start(*Sweep(folder, runs).arguments(results, workers // 2, "--storage", database.url))
     until(lambda: processes(results, "run") or driver.poll() is not None)
-    helper = start("work", results, "--storage", database, "--workers", workers // 2, "--max-attempts", 1000)
+    helper = start("work", results, "--storage", database.url, "--workers", workers // 2, "--max-attempts", 1000)
     killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills))
     out, err = driver.communicate(timeout=600)
     assert driver.returncode == 0, out + err
@@ -69,19 +88,63 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, work
     assert not processes(results)
     assert record_of(results) == expected
     assert not (results / "study.journal").exists()
-    (study,) = optuna.study.get_all_study_summaries(database)
-    trials = optuna.load_study(study_name=study.study_name, storage=database).trials
+    storage = open_storage(database.url, results)
+    (study,) = optuna.study.get_all_study_summaries(storage)
+    trials = optuna.load_study(study_name=study.study_name, storage=storage).trials
     states = Counter(trial.state.name for trial in trials)
     assert not states["RUNNING"] and not states["WAITING"], states
     said = [path for path in results.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
     assert not said, "the password of the database was written down"
     print(f"\n{runs} runs on PostgreSQL, {workers} workers of two commands, killed: {dict(killed)}")
-    optuna.delete_study(study_name=study.study_name, storage=database)
+    optuna.delete_study(study_name=study.study_name, storage=storage)
+
+
+@pytest.mark.chaos
+def test_a_server_that_is_restarted_under_a_sweep(folder, undisturbed, tmp_path, database):
+    """It is away for some seconds while runs end: they are told afterwards, and none is lost or repeated."""
+    runs = 8
+    expected = undisturbed(runs)
+    results = tmp_path / "results"
+    driver = start(*Sweep(folder, runs).arguments(results, 2, "--storage", database.url))
+    for seconds in (0, 8):
+        until(lambda: processes(results, "run") or driver.poll() is not None)
+        database.stop()
+        time.sleep(seconds)
+        database.start()
+        time.sleep(3)
+    out, err = driver.communicate(timeout=300)
+    assert driver.returncode == 0, out + err
+    assert "does not answer; trying again" in err and "Traceback" not in err
+    assert record_of(results) == expected
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("sampler", ["tpe"])
+def test_two_folders_on_one_database_have_a_sweep_each(tmp_path, database, sampler):
+    space = {"lr": {"low": 1e-3, "high": 1e-2, "log": True}}
+    path = definition(
+        tmp_path, sampler=sampler, n_trials=3, seeds=[0], space=space, base={"measures": ["loss"], "n_layers": 2}
+    )
+    for name in ("a", "b"):
+        sparsedepth("sweep", path, "--out", tmp_path / name, "--storage", database.url, *ONE)
+    assert set(record_of(tmp_path / "a")) == set(record_of(tmp_path / "b")) and len(record_of(tmp_path / "a")) == 3
+
+
+@pytest.mark.chaos
+def test_many_open_a_fresh_database_at_one_moment(tmp_path, database):
+    """The first makes the tables, and the others wait for it."""
+    storage = open_storage(database.url, tmp_path)
+    for study in optuna.study.get_all_study_summaries(storage):
+        optuna.delete_study(study_name=study.study_name, storage=storage)
+    optuna.storages._rdb.models.BaseModel.metadata.drop_all(storage.engine)
+    with storage.engine.begin() as connection:
+        connection.exec_driver_sql("drop table if exists alembic_version")
+    assert take(8, tmp_path, database.url) == [""] * 8
 
 
 def test_a_database_that_is_not_there_is_one_line_without_its_password(folder, tmp_path):
-    url = "postgresql+psycopg2://sweep:secret@127.0.0.1:1/none"
+    url = "postgresql://sweep:secret@127.0.0.1:1/none"
     path = Sweep(folder, 1).arguments(tmp_path, 1)[1]
     _, err = sparsedepth("sweep", path, "--out", tmp_path / "results", "--storage", url, code=2)
-    assert "--storage postgresql+psycopg2://sweep:***@127.0.0.1:1/none cannot be used" in err
+    assert "--storage postgresql://127.0.0.1/none cannot be used" in err
     assert "secret" not in err and err.count("\n") == 1

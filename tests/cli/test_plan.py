@@ -8,7 +8,7 @@ from synthetic import make_run
 from tiny import BASE, definition
 
 from sparsedepth.cli.plan import plan
-from sparsedepth.cli.progress import duration
+from sparsedepth.cli.run_progress import duration
 from sparsedepth.cli.sweep_args import define, define_run
 from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build

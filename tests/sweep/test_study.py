@@ -7,30 +7,13 @@ import uuid
 
 import optuna
 import pytest
-from synthetic import make_run
+from made_up import SPACE, MadeUp, Sweep, forget_study, made, run_ids, sweep, work
 
-from sparsedepth.config.load import build
-from sparsedepth.config.runtime import DEFAULT
-from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Pruned, Scratch
 from sparsedepth.sweep import study as queue
-from sparsedepth.sweep.driver import Driver
-from sparsedepth.sweep.machine import Machine
-from sparsedepth.sweep.storage import open_storage
 from sparsedepth.sweep.worker import Worker
-
-BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
-SPACE = {"lr": {"low": 1e-3, "high": 1e-1, "log": True}, "n_layers": [1, 2, 3]}
-
-
-def sweep(**fields) -> SweepDefinition:
-    values = {"name": "s", "question": "q", "hypothesis": "h", "base": BASE, **fields}
-    return build(SweepDefinition, values, "s.yaml")
-
-
-ONE = Machine(workers=1, runtime=DEFAULT, gpus=[], max_attempts=1)
 
 
 @pytest.fixture(autouse=True)
@@ -39,63 +22,8 @@ def quick(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
-class MadeUp(Worker):
-    """Runs that end at once: the loss is best at lr 0.01, deeper is less useful, and lr above 0.05 diverges."""
-
-    def run(self, config, trial):
-        yield from ()
-        loss = abs(math.log(config.lr / 0.01)) + 0.01 * config.seed
-        summary = {"outcome": "ok", "val_loss": loss, "usefulness": 1 / config.n_layers}
-        if config.lr > 0.05:
-            summary = {"outcome": "diverged"}
-        if not (self.results / "runs" / config.run_id).exists():
-            make_run(self.results, config, summary)
-        return summary
-
-
 class Killed(Exception):
     """In place of SIGKILL: nothing of the process's is told or cleaned up."""
-
-
-class Sweep(Driver):
-    """The queue of a driver, and workers that are advanced one after the other until nothing is left."""
-
-    def __init__(self, definition, results, kind=MadeUp, workers=1):
-        super().__init__(definition, results, Machine(workers=workers, runtime=DEFAULT, gpus=[]), lambda states: None)
-        fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
-        self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
-        self.study = open_study(definition, results)
-        self.open(self.study)
-
-    def finish(self):
-        while self._hand_out(self.study, [worker for worker in self._workers if worker.trial is None]):
-            for worker in self._workers:
-                worker.advance()
-        self.unfinished = len(self._missing(self.study)[0])
-        return self.study
-
-
-def made(study):
-    """The trials that stand, each with a cell: what repeated another has given way."""
-    return [trial for trial in study.trials if trial.state.name != "FAIL" and "cell" in trial.user_attrs]
-
-
-def open_study(definition, results):
-    results.mkdir(exist_ok=True)
-    return queue.open_study(definition, open_storage(None, results), results)
-
-
-def work(results, definition, **options):
-    """Queue what is missing until nothing is, as the driver does, and let workers do it."""
-    return Sweep(definition, results, **options).finish()
-
-
-def forget_study(results):
-    (results / "study.journal").unlink()
-
-
-def run_ids(results):
-    return {path.name for path in results.glob("runs/*")}
 
 
 @pytest.mark.parametrize("sampler", ["random", "qmc", "tpe", "nsga2"])
@@ -322,3 +250,23 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
     forget_study(tmp_path)
     driver = Sweep(definition, tmp_path)
     assert driver._missing(driver.study) == ([], [])
+
+
+def test_a_run_that_the_kernel_kills_for_memory_is_halved_until_it_is_infeasible(tmp_path, monkeypatch):
+    """No failure: 128 tokens are four sequences of 32, then two, then one; then it does not fit."""
+    kills, tried = iter(range(100)), []
+
+    class Killed(Worker):
+        def _process_of(self, config, scratch):
+            yield
+            tried.append(scratch.micro_batch())
+            scratch.folder.mkdir(parents=True, exist_ok=True)
+            return -9
+
+    monkeypatch.setattr("sparsedepth.sweep.worker.oom_kills", lambda: next(kills))
+    sweeping = Sweep(sweep(space={"n_layers": [1]}), tmp_path, kind=Killed)
+    study = sweeping.finish()
+    (trial,) = study.trials
+    assert tried == [None, 2, 1] and trial.state == optuna.trial.TrialState.PRUNED
+    assert "killed by the kernel" in trial.user_attrs["infeasible"] and sweeping.unfinished == 1
+    assert not list(tmp_path.glob("work/*/failures.json"))

@@ -1,15 +1,9 @@
-"""Processes on one queue: each task goes to one of them, and any number may open a fresh one at a moment."""
+"""Processes that open one storage at a moment, and take from its queue."""
 
 import subprocess
 import sys
-from collections import Counter
-from pathlib import Path
 
-import optuna
-import pytest
 from tiny import ENVIRONMENT
-
-from sparsedepth.sweep.storage import open_storage
 
 TAKER = """
 import sys
@@ -42,21 +36,3 @@ def take(processes: int, *arguments: object) -> list[str]:
     said = [taker.communicate(timeout=600) for taker in takers]
     assert all(taker.returncode == 0 for taker in takers), said
     return [out for out, _ in said]
-
-
-@pytest.mark.parametrize(
-    ("processes", "tasks"), [(4, 60), pytest.param(16, 400, marks=pytest.mark.chaos)], ids=["short", "long"]
-)
-def test_no_two_processes_take_one_task(tmp_path: Path, processes: int, tasks: int):
-    study = optuna.create_study(study_name="queue", storage=open_storage(None, tmp_path))
-    for task in range(tasks):
-        study.enqueue_trial({}, user_attrs={"task": task})
-    said = take(processes, tmp_path)
-    assert Counter(int(task) for out in said for task in out.split()) == Counter(range(tasks))
-
-
-@pytest.mark.parametrize("processes", [3, pytest.param(16, marks=pytest.mark.chaos)], ids=["short", "long"])
-def test_many_open_a_fresh_folder_at_one_moment(tmp_path: Path, processes: int):
-    take(processes, tmp_path)
-    (study,) = optuna.study.get_all_study_summaries(open_storage(None, tmp_path))
-    assert study.study_name == "queue"

@@ -1,0 +1,77 @@
+"""A sweep whose runs are made up in an instant; study, queue and workers are real, and no process is started."""
+
+import math
+
+from synthetic import make_run
+
+from sparsedepth.config.load import build
+from sparsedepth.config.runtime import DEFAULT
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.sweep import study as queue
+from sparsedepth.sweep.driver import Driver
+from sparsedepth.sweep.machine import Machine
+from sparsedepth.sweep.storage import open_storage
+from sparsedepth.sweep.worker import Worker
+
+BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
+SPACE = {"lr": {"low": 1e-3, "high": 1e-1, "log": True}, "n_layers": [1, 2, 3]}
+
+
+def sweep(**fields) -> SweepDefinition:
+    values = {"name": "s", "question": "q", "hypothesis": "h", "base": BASE, **fields}
+    return build(SweepDefinition, values, "s.yaml")
+
+
+class MadeUp(Worker):
+    """Runs that end at once: the loss is best at lr 0.01, deeper is less useful, and lr above 0.05 diverges."""
+
+    def run(self, config, trial):
+        yield from ()
+        loss = abs(math.log(config.lr / 0.01)) + 0.01 * config.seed
+        summary = {"outcome": "ok", "val_loss": loss, "usefulness": 1 / config.n_layers}
+        if config.lr > 0.05:
+            summary = {"outcome": "diverged"}
+        if not (self.results / "runs" / config.run_id).exists():
+            make_run(self.results, config, summary)
+        return summary
+
+
+class Sweep(Driver):
+    """The queue of a driver, and workers that are advanced one after the other until nothing is left."""
+
+    def __init__(self, definition, results, kind=MadeUp, workers=1):
+        super().__init__(definition, results, Machine(workers=workers, runtime=DEFAULT, gpus=[]), lambda states: None)
+        fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
+        self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
+        self.study = open_study(definition, results)
+        self.open(self.study)
+
+    def finish(self):
+        while self._hand_out(self.study, [worker for worker in self._workers if worker.trial is None]):
+            for worker in self._workers:
+                worker.advance()
+        self.unfinished = len(self._missing(self.study)[0])
+        return self.study
+
+
+def made(study):
+    """The trials that stand, each with a cell: what repeated another has given way."""
+    return [trial for trial in study.trials if trial.state.name != "FAIL" and "cell" in trial.user_attrs]
+
+
+def open_study(definition, results):
+    results.mkdir(exist_ok=True)
+    return queue.open_study(definition, open_storage(None, results), results)
+
+
+def work(results, definition, **options):
+    """Queue what is missing until nothing is, as the driver does, and let workers do it."""
+    return Sweep(definition, results, **options).finish()
+
+
+def forget_study(results):
+    (results / "study.journal").unlink()
+
+
+def run_ids(results):
+    return {path.name for path in results.glob("runs/*")}

@@ -1,0 +1,177 @@
+"""Where the study is kept: what a URL may be, what is never shown, and a journal that was damaged."""
+
+import os
+import random
+import subprocess
+import sys
+
+import optuna
+import pytest
+from made_up import SPACE, Sweep, run_ids, sweep, work
+from sqlalchemy.exc import OperationalError
+from tiny import ENVIRONMENT
+
+from sparsedepth.sweep import driver, storage
+from sparsedepth.sweep import study as queue
+from sparsedepth.sweep.storage import database_url, open_storage, shown
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_the_ordinary_url_of_a_database_works(scheme, tmp_path):
+    address = database_url(f"{scheme}://user:secret@host:5433/sweeps?sslmode=require")
+    assert address.drivername == "postgresql+psycopg" and address.password == "secret"
+    assert (address.host, address.port, address.query["sslmode"]) == ("host", 5433, "require")
+    assert shown(f"{scheme}://user:secret@host:5433/sweeps", tmp_path) == "--storage postgresql://host/sweeps"
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("sqlite://", "sqlite: is not supported"),
+        ("sqlite:////tmp/secret.db", "sqlite: is not supported"),
+        ("mysql://user:secret@host/db", "mysql: is not supported"),
+        ("user:secret@host", "is no URL"),
+        ("postgresql://user:p@secret@host/db", "write it as %40"),
+        ("postgresql+asyncpg2://user:secret@host/db", "needs the package asyncpg2"),
+    ],
+)
+def test_what_is_no_url_of_ours_is_refused_and_not_shown(tmp_path, url, reason):
+    with pytest.raises(ValueError, match=reason) as caught:
+        open_storage(url, tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:secret@127.0.0.1:1/db", "postgresql://127.0.0.1:1/db?user=u&password=secret"]
+)
+def test_a_failure_shows_no_password(tmp_path, url):
+    with (
+        pytest.raises(ValueError, match=r"postgresql://127\.0\.0\.1/db cannot be used") as caught,
+        storage.explained(url, tmp_path),
+    ):
+        open_storage(url, tmp_path)
+    assert "secret" not in str(caught.value) and caught.value.__suppress_context__
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the command line is in /proc")
+def test_the_url_is_blanked_on_the_command_line():
+    code = """
+import sys
+from sparsedepth.sweep.storage import hide
+hide(sys.argv[2])
+print(open("/proc/self/cmdline").read().split(chr(0))[3:6], sys.argv[2])
+"""
+    url = "postgresql://u:secret@host/db"
+    out = subprocess.run([sys.executable, "-c", code, "a", url, "b"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert out.stdout.strip() == f"{['a', '*' * len(url), 'b']} {url}", out.stderr
+
+
+@pytest.mark.parametrize("name", ["what?", "50% off", "a#b&c=d", "s p a c e", "sqlite:x"])
+def test_any_folder_may_hold_a_journal(tmp_path, name):
+    results = tmp_path / name
+    work(results, sweep(space={"n_layers": [1]}))
+    assert (results / "study.journal").stat().st_size and len(run_ids(results)) == 1
+    assert not [path for path in tmp_path.rglob("study*") if path.parent != results]
+
+
+def test_a_half_line_is_dropped_by_whoever_writes_next(tmp_path):
+    """A full disk or a power cut leaves one."""
+    definition = sweep(space={"n_layers": [1, 2]})
+    driver = Sweep(definition, tmp_path)
+    before = (tmp_path / "study.journal").read_bytes()
+    with open(tmp_path / "study.journal", "ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    study = driver.finish()
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    assert (tmp_path / "study.journal").read_bytes().startswith(before)
+
+
+def test_noise_in_the_journal_is_said_and_the_study_is_made_anew(tmp_path):
+    definition = sweep(sampler="tpe", n_trials=4, space=SPACE)
+    work(tmp_path, definition)
+    before = run_ids(tmp_path)
+    (tmp_path / "study.journal").write_bytes(random.Random(0).randbytes(4000) + b"\n" + b"x" * 50 + b"\n")
+    with pytest.raises(ValueError, match=r"study.journal is damaged \(.*\); delete it"):
+        Sweep(definition, tmp_path)
+    (tmp_path / "study.journal").unlink()
+    assert len(work(tmp_path, definition).trials) == 4 and run_ids(tmp_path) == before
+
+
+def lost(*_: object) -> None:
+    raise OperationalError("select 1", {}, Exception("server closed the connection unexpectedly"))
+
+
+def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypatch):
+    """When a task is taken, and when a result is told."""
+    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    counts, rng = {"take": 0, "tell": 0}, random.Random(0)
+
+    def sometimes(name, original):
+        def call(*arguments):
+            if rng.random() < 0.5:
+                counts[name] += 1
+                lost()
+            return original(*arguments)
+
+        return call
+
+    sweeping = Sweep(sweep(sampler="tpe", n_trials=10, space=SPACE), tmp_path)
+    for name in counts:
+        monkeypatch.setattr(queue, name, sometimes(name, getattr(queue, name)))
+    with pytest.warns(UserWarning, match="does not answer; trying again for 10 minutes"):
+        while sweeping._hand_out(sweeping.study, [w for w in sweeping._workers if w.trial is None]):
+            sweeping._advance()
+    monkeypatch.undo()
+    assert all(counts.values()), "nothing was lost: the test shows nothing"
+    assert len(run_ids(tmp_path)) == 10 and not sweeping._missing(sweeping.study)[0]
+    states = [trial.state for trial in sweeping.study.trials]
+    assert len(states) == 10 and set(states) <= set(queue.SETTLED)
+
+
+def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    sweeping = Sweep(sweep(space={"n_layers": [1]}), tmp_path)
+    monkeypatch.setattr(queue, "take", lost)
+    assert sweeping._hand_out(sweeping.study, sweeping._workers)
+    monkeypatch.setattr(driver, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(OperationalError):
+        sweeping._hand_out(sweeping.study, sweeping._workers)
+
+    def broken(*_: object) -> None:
+        raise optuna.exceptions.StorageInternalError("not a lost connection")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(queue, "take", broken)
+    with pytest.raises(optuna.exceptions.StorageInternalError):
+        sweeping._hand_out(sweeping.study, sweeping._workers)
+
+
+def test_what_waits_is_not_there(tmp_path):
+    """An exit code of 0 says that all that was asked for is there."""
+    sweeping = Sweep(sweep(space={"n_layers": [1, 2, 3]}), tmp_path)
+    assert [trial.state.name for trial in sweeping.study.trials] == ["WAITING"] * 3
+    undone, not_queued = sweeping._missing(sweeping.study)
+    assert len(undone) == 3 and not not_queued
+
+
+def test_leftovers_of_dead_processes_are_swept(tmp_path):
+    """What is young may be a living process's."""
+    scratch = tmp_path / "work" / ("0" * 12)
+    scratch.mkdir(parents=True)
+    old = [tmp_path / "work" / f"sweep-{'1' * 32}.lock", tmp_path / ".sweep.yaml.tmp-17", scratch / ".progress-4"]
+    old += [scratch / f".lock-{'2' * 32}", tmp_path / "work" / f".queue.lock-{'3' * 32}", tmp_path / ".room-9"]
+    kept = [scratch / "failures.json", tmp_path / ".gitignore", scratch / ".progress-5"]
+    for path in (*old, *kept):
+        path.touch()
+        os.utime(path, (0, 0))
+    os.utime(kept[-1])
+    driver.drop_leftovers(tmp_path)
+    assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
+
+
+def test_noise_in_the_definition_of_a_folder_is_said(tmp_path):
+    (tmp_path / "sweep.yaml").write_bytes(b"\x00\xff: [")
+    with pytest.raises(ValueError, match=r"sweep.yaml is damaged, delete it"):
+        driver.claim(tmp_path, sweep(space={"n_layers": [1]}))
+    (tmp_path / "sweep.yaml").unlink()
+    driver.claim(tmp_path, sweep(space={"n_layers": [1]}))
