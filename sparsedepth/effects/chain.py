@@ -26,6 +26,7 @@ from sparsedepth.effects.knobs import Knob, chosen_fields, keys
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
+from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.student import LEVEL
 from sparsedepth.store.tuning import standing
@@ -71,10 +72,30 @@ class Link:
 
 
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """The links of which these runs have both sides."""
+    """The links of which these runs have both sides: a degenerate score gives way to its form that is none, or is no
+    link (`store.degeneracy`)."""
     loss = loss_of(runs)
+    forms = sound_forms(runs)
     named = (in_terms_of(loss, pair) for pair in LINKS)
-    return [(cause, effect) for cause, effect in named if runs[cause].notna().any() and runs[effect].notna().any()]
+    sound = ((forms.get(cause, cause), forms.get(effect, effect)) for cause, effect in named)
+    return [
+        (cause, effect)
+        for cause, effect in dict.fromkeys(sound)
+        if cause and effect and runs[cause].notna().any() and runs[effect].notna().any()
+    ]
+
+
+def sound_forms(runs: pd.DataFrame) -> dict[str, str | None]:
+    """Score of the chain that was measured -> the form of it that is not degenerate in these runs."""
+    measured = (score for score in of_stage("effectiveness") if runs[score].notna().any())
+    return {score: degeneracy.instead(score, degeneracy.rows_of(runs, score)) for score in measured}
+
+
+def cautions(runs: pd.DataFrame) -> list[str]:
+    """What to know of the chain's scores before they are believed; one line per score of which there is something."""
+    scores = [score for score in of_stage("effectiveness") if score in runs.columns]
+    lines = (degeneracy.advice(score, degeneracy.rows_of(runs, score)) for score in scores)
+    return [line for line in lines if line]
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, seed: int = 0, given: str | None = None) -> Link:

@@ -24,6 +24,7 @@ from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.degeneracy import degeneracy, rows_of
 
 NAMES = (
     "weight_sparsity",
@@ -61,11 +62,12 @@ class Mediation:
 
 
 def mediations(runs: pd.DataFrame, knob: Knob, paths: Sequence[Sequence[str]] = PATHS) -> list[Mediation]:
-    """Every path, for every setting of a knob that has a pair with both numbers."""
+    """Every path, for every setting of a knob that has a pair with both numbers; none through a degenerate score."""
     loss = loss_of(runs)
     paths = [in_terms_of(loss, path) for path in paths]
     names = dict.fromkeys(name for path in paths for name in path)
-    by_name = {name: pairs(runs, knob, name) for name in names if runs[name].notna().any()}
+    sound = [name for name in names if not degeneracy(name, rows_of(runs, name)).is_degenerate]
+    by_name = {name: pairs(runs, knob, name) for name in sound if runs[name].notna().any()}
     every_path = [
         mediation(by_name[mediator], by_name[outcome], knob, setting, mediator, outcome)
         for mediator, outcome in paths

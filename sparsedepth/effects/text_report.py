@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence, Skill, weigh
+from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.family import all_knobs, choose, measure_effects, measure_interactions, measure_slopes, needed
@@ -21,7 +22,9 @@ from sparsedepth.effects.sentences import (
     interaction_sentence,
     link_text,
 )
+from sparsedepth.store.degeneracy import advice, rows_of
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning import standing
 
 EXPLAINED = (
     "Pairs of runs that differ in the knob alone, at one depth and seed; 95% intervals are Student's, over pairs (a "
@@ -40,6 +43,8 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     """Effects by knob and depth on every basis, their interaction with depth, and the slopes in depth."""
     effects = measure_effects(runs, outcome, knob)
     yield EXPLAINED
+    if caution := advice(outcome, rows_of(standing(runs), outcome)):
+        yield caution
     for each in choose(all_knobs(needed(runs, outcome)), knob):
         of_knob = [one for one in effects if one.knob == each.name]
         together = f" (with {', '.join(each.fields[1:])}: no effect can be ascribed to one of them)"
@@ -90,6 +95,7 @@ def _depth_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator
 def chain_lines(runs: pd.DataFrame, knobs: Sequence[Knob]) -> Iterator[str]:
     """Every link with its word and all that the word rests on; then what passes through mediators, by knob."""
     chain = weigh(runs)
+    yield from cautions(standing(runs))
     if not chain:
         yield "no two quantities of the chain were measured in the same runs"
     for link in chain:

@@ -12,6 +12,7 @@ from sparsedepth.plots.profiles import METRICS, draw_profiles, profiles
 from sparsedepth.plots.runs import read_metrics, read_runs
 from sparsedepth.plots.style import caption, depth_colours, depth_legend, knob_legend, knob_markers
 from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import mark
 from sparsedepth.store.tuning import chosen, standing, trained
 
 PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, True)}
@@ -47,6 +48,7 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figur
         draw_correlations(chain, list(axes[:2].ravel()))
         knob_legend(page, knob_markers(knob_names(chain)))
         text += " ρ: Spearman, [95% interval, bootstrap over configurations]."
+        text += mark((name for panel in chain.links for name in panel), known)
     if with_profiles:
         by_depth = profiles(known, layers)
         draw_profiles(by_depth, axes[-1], colours)

@@ -47,6 +47,8 @@ class Quantity:
     """Of its axis."""
     is_ratio: bool = False
     """Positive, and differs between runs by orders of magnitude: they are compared by the ratio of their values."""
+    is_relative: bool = False
+    """Divided by the model's loss: of a small one it says little."""
     stage: Stage = ""
     """Where it stands in the chain sparsity -> variance -> effectiveness -> loss."""
     has_interval: bool = False

@@ -20,6 +20,7 @@ import pandas as pd
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, weigh
+from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast, contrasts, interactions
 from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
 from sparsedepth.effects.pairs import BASES
@@ -155,7 +156,7 @@ def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> 
                 f"{name} was tuned for each configuration, to {', '.join(values)}: an effect holds between best values "
                 f"and includes what moving {name} does, above all to residual variance."
             )
-    return lines
+    return [*lines, *cautions(used)]
 
 
 # Mechanism

@@ -82,7 +82,10 @@ class Recipe(Section):
     domain: Domain
     run_ids: tuple[str, ...]
     n_diverged: int
-    grade: Annotated[InSample, Field(description="in-sample: C with replicated seeds, D without")] = "D"
+    weakness: Annotated[
+        str, Field(description="why these models are no evidence about depth; empty if nothing speaks against them")
+    ] = ""
+    grade: Annotated[InSample, Field(description="in-sample: C with replicated seeds, D without, or weak models")] = "D"
 
     @property
     def changes(self) -> tuple[Candidate, ...]:
@@ -253,7 +256,7 @@ def earned_word(supported: bool, outcomes: Sequence[str | None]) -> RecipeWord:
 
 def grade_of(in_sample: InSample, supported: bool, outcomes: Sequence[str | None]) -> Grade:
     """A: held-out confirmed, and an intervention on one link of the chain works the same way. B: held-out confirmed.
-    C: in-sample, several seeds. D: single runs."""
+    C: in-sample, several seeds. D: single runs, or models that lose to a bigram table of their text."""
     if in_sample == "C" and passed(outcomes):
         return "A" if supported else "B"
     return in_sample

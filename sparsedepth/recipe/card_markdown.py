@@ -39,7 +39,7 @@ def card_markdown(card: Card) -> str:
     return environment.get_template("card.md.j2").render(
         card=card,
         recipe=card.recipe,
-        meaning=MEANING[card.grade],
+        meaning="models that are no evidence about depth" if card.recipe.weakness else MEANING[card.grade],
         differing=_differing_yaml(card),
         text=card_text,
         interaction_sentence=interaction_sentence,

@@ -39,6 +39,7 @@ from sparsedepth.effects.knobs import (
 from sparsedepth.effects.pairs import BASES, unit_of, values_of
 from sparsedepth.recipe.card import Candidate, Comparison, Domain, Place, Recipe, Stack, Values
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
+from sparsedepth.store.degeneracy import advice, degeneracy, rows_of, weakness
 from sparsedepth.store.tuning import standing
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -86,6 +87,7 @@ def derive(
         domain=domain_of(rows.runs),
         run_ids=tuple(sorted(rows.runs["run_id"])),
         n_diverged=int((rows.runs["outcome"] == "diverged").sum()),
+        weakness=weakness(scores := rows_of(rows.runs, objective)),
     )
     if not rows.depths:
         only = len(runs) and not len(rows.runs)
@@ -96,6 +98,8 @@ def derive(
         return _but(recipe, abstained=f"{objective} was measured in no finished run{at}")
     baseline = configure(rows, ())
     recipe = _but(recipe, config=baseline, baseline=baseline)
+    if degeneracy(objective, scores).is_degenerate:
+        return _but(recipe, abstained=advice(objective, scores))
     if rows.place != "inside" and len(rows.depths) < 2:
         alone = f"n_layers={rows.depths[0]} alone was run, so how effects change with depth is not known"
         return _but(recipe, abstained=alone)
@@ -105,7 +109,7 @@ def derive(
     recipe = _but(recipe, candidates=candidates, spread=spread)
     if noise(rows.runs, objective)[0] is None:
         return _but(recipe, abstained="no configuration was run with two seeds: there is no noise floor")
-    return check_stack(rows, combine(rows, _but(recipe, grade="C")))
+    return check_stack(rows, combine(rows, _but(recipe, grade="D" if recipe.weakness else "C")))
 
 
 def _but(recipe: Recipe, **fields: object) -> Recipe:

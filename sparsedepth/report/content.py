@@ -11,6 +11,7 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
+from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence, counted
 from sparsedepth.effects.text_report import evidence_lines, heading_of
@@ -150,6 +151,7 @@ def summarise(
     sentences += [f"{contrast_sentence(effect)}." for effect in at_depth[:MOST_IN_SUMMARY]]
     earned = sorted((link for link in links if link.word in SHOWS), key=lambda link: list(SHOWS).index(link.word))
     sentences += [_together(link) for link in earned[:MOST_IN_SUMMARY]]
+    sentences += [f"{caution}." for caution in ([] if known is None else cautions(known))]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
     if n_failed:
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")

@@ -25,6 +25,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import SCORES, advice, columns_for
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.student import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning import IS_CHOSEN
@@ -58,6 +59,8 @@ class Ranking:
     n_cells: int
     n_runs: int
     n_diverged: int
+    caution: str
+    """What to know of the score before it is believed, and what to use instead; empty where all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +134,28 @@ def best(
         n_cells=len(cells),
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
+        caution=_caution(store, by, conditions),
     )
 
 
+def _caution(store: Store, by: str, conditions: Sequence[str]) -> str:
+    if by not in SCORES:
+        return ""
+    found = store.sql(f"SELECT {', '.join(columns_for(by))} FROM runs WHERE {' AND '.join(conditions)}")
+    return advice(by, [dict(zip(found.columns, row, strict=True)) for row in found.rows])
+
+
 def heading(ranking: Ranking) -> str:
-    """What a ranking's table shows, in one line."""
+    """What a ranking's table shows, in one line; in a second one, what to know of a score before it is believed."""
     columns = ranking.table.columns
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
     diverged = f", {ranking.n_diverged} of them diverged" if ranking.n_diverged else ""
     has_interval = any(row[columns.index("lo")] is not None for row in ranking.table.rows)
     interval = "with 95% interval (Student's)" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
+    caution = f"\n{ranking.caution}" if ranking.caution else ""
     return (
         f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}: "
-        f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}"
+        f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}{caution}"
     )
 
 

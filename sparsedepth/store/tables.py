@@ -29,6 +29,7 @@ from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
 from sparsedepth.files import digest, write_bytes, write_json
 from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.checksums import Files, passing_over
+from sparsedepth.store.depth_columns import depth_columns
 from sparsedepth.store.folder import (
     CONFIG,
     MAX_ROWS,
@@ -253,7 +254,7 @@ def _run_row(run: Run | MeasuredRecord) -> dict[str, Any]:
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
     summary = {name: value for name, value in run.summary.items() if name in _OF_SUMMARY}
-    values = {"run_id": run.run_id, **_config_columns(run), **summary, **facts}
+    values = {"run_id": run.run_id, **_config_columns(run), **depth_columns(run), **summary, **facts}
     return {name: _typed(run, _COLUMNS[name], value) for name, value in values.items() if value is not None}
 
 

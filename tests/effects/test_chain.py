@@ -6,7 +6,7 @@ import pytest
 from frames import grid, knob_of
 
 from sparsedepth.effects import chain as module
-from sparsedepth.effects.chain import LINKS, link, link_between, link_within, links_of, spearman
+from sparsedepth.effects.chain import LINKS, cautions, link, link_between, link_within, links_of, spearman
 from sparsedepth.effects.knobs import find_knobs
 
 
@@ -92,6 +92,20 @@ def test_the_links_are_those_that_were_measured():
     assert links_of(runs.assign(usefulness=np.nan)) == [pair for pair in LINKS if "usefulness" not in pair]
     runs = runs.assign(seq_len=[128, 256] * 4, val_loss_common=np.arange(8.0))
     assert links_of(runs)[-1] == ("permutation_score", "val_loss_common")
+
+
+def test_a_degenerate_score_is_no_link_and_its_sound_form_stands_in():
+    """One block carries the causal score; the count is 0 everywhere, and no other form of it was measured."""
+    names = dict.fromkeys((name for pair in LINKS for name in pair), 1 + np.arange(8.0))
+    runs = frame(np.zeros(8), 1 + np.arange(8.0)).assign(**names).assign(usefulness=0.0)
+    runs = runs.assign(causal_score_largest_share=0.9, causal_score_without_first=np.arange(8.0))
+    effects = {effect for _, effect in links_of(runs)}
+    assert "causal_score_without_first" in effects and not {"causal_score", "usefulness"} & effects
+    assert {cause for cause, _ in links_of(runs)} >= {"causal_score_without_first", "permutation_score"}
+    told = cautions(runs)
+    assert any(line.startswith("causal_score is degenerate: one block") for line in told)
+    weak = runs.assign(bigram_loss=0.5)
+    assert not {"permutation_score", "causal_score_without_first"} & {name for pair in links_of(weak) for name in pair}
 
 
 def test_noise_is_called_an_association_in_about_5_percent(monkeypatch):

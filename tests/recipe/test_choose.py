@@ -43,6 +43,24 @@ def test_planted_effects_are_stacked_and_the_rest_keeps_its_baseline():
     assert "against the best single change, depth_scale=lns, " in stack_text(recipe)
 
 
+def test_models_that_lose_to_a_bigram_table_earn_no_grade_above_d_and_the_first_line_says_so():
+    runs = sweep(planted, seed=2)
+    weak = derive(runs.assign(bigram_loss=1.0))
+    assert (weak.grade, weak.abstained) == ("D", "") and weak.changes
+    assert rule_text(weak).startswith("No evidence about depth: the model is worse than a bigram table of")
+    strong = derive(runs.assign(bigram_loss=9.0))
+    assert (strong.grade, strong.weakness) == ("C", "") and rule_text(strong).startswith("At n_layers=")
+
+
+def test_a_degenerate_objective_is_no_ground_for_a_recipe():
+    runs = sweep(planted, seed=2)
+    score = runs["val_loss"].max() - runs["val_loss"] + 1.0
+    sound = derive(runs.assign(causal_score=score, causal_score_largest_share=0.2), objective="causal_score")
+    carried = derive(runs.assign(causal_score=score, causal_score_largest_share=0.9), objective="causal_score")
+    assert sound.changes and not sound.abstained
+    assert not carried.changes and "one block carries more than half of it" in carried.abstained
+
+
 def test_the_best_of_two_good_settings_is_taken():
     recipe = derive(sweep(lambda config: -0.1 * config.weight_decay / 0.3))
     assert recipe.config == RunConfig(weight_decay=0.3)

@@ -1,0 +1,167 @@
+"""Which scores say nothing: every reason planted alone, none where there is none, and what is not known is said."""
+
+import statistics
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from sparsedepth.store.best import best, heading
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.degeneracy import (
+    AT_CHANCE,
+    BY_BIGRAM,
+    BY_BLOCK,
+    BY_CHANCE,
+    BY_LOSS,
+    BY_START,
+    NO_BIGRAM,
+    NO_ROWS,
+    SCORES,
+    advice,
+    columns_for,
+    degeneracy,
+    instead,
+    mark,
+    reasons_in,
+    rows_of,
+    unknown_in,
+    weakness,
+)
+from sparsedepth.store.depth_columns import depth_columns
+from sparsedepth.store.folder import Record
+
+KNOBS = Path(__file__).parents[2] / "results" / "knobs"
+SOUND = {
+    "outcome": "ok", "val_loss": 2.0, "bigram_loss": 2.5, "chance_loss": 5.0, "vocab_size": 256,
+    "usefulness": 0.5, "usefulness_loss_increase": 0.4, "usefulness_loss_increase_lo": 0.3,
+    "usefulness_loss_increase_hi": 0.5, "usefulness_loss_increase_largest_share": 0.3,
+    "usefulness_loss_increase_without_first": 0.3, "affine_loss_added": 0.8, "affine_loss_added_lo": 0.7,
+    "affine_loss_added_hi": 0.9, "affine_loss_added_largest_share": 0.3, "needed_layers": 3.0,
+    "causal_score": 0.2, "causal_score_largest_share": 0.2,
+}  # fmt: skip
+
+
+def runs(n=4, **planted):
+    """Runs whose scores differ, with something planted in all of them."""
+    varied = [name for name in SCORES if name in SOUND]
+    return [{**SOUND, **{name: SOUND[name] * (1 + i / 10) for name in varied}, **planted} for i in range(n)]
+
+
+def test_sound_scores_have_no_reason_against_them():
+    for score in (name for name in SCORES if name in SOUND):
+        found = degeneracy(score, runs())
+        assert (found.is_degenerate, found.reasons, found.unknown, found.text) == (False, {}, {}, "")
+        assert instead(score, runs()) == score and advice(score, runs()) == ""
+    assert weakness(runs()) == ""
+
+
+@pytest.mark.parametrize(
+    ("planted", "reason", "hit", "spared"),
+    [
+        ({"val_loss": 2.6}, BY_BIGRAM, "causal_score", None),
+        ({"val_loss": 5.0 * (1 - AT_CHANCE)}, BY_CHANCE, "causal_score", None),
+        ({"val_loss": 0.05, "bigram_loss": None}, BY_LOSS, "usefulness", "affine_loss_added"),
+        ({"usefulness_loss_increase_largest_share": 0.51}, BY_BLOCK, "usefulness", "affine_loss_added"),
+        ({"usefulness_loss_increase_largest_share": 0.51}, BY_BLOCK, "usefulness_loss_increase",
+         "usefulness_loss_increase_without_first"),
+        ({"affine_loss_added_lo": -0.1}, BY_START, "affine_loss_added", "usefulness_loss_increase"),
+    ],
+)  # fmt: skip
+def test_each_reason_alone(planted, reason, hit, spared):
+    assert reasons_in(hit, {**SOUND, **planted}) == [reason]
+    found = degeneracy(hit, runs(**planted))
+    assert found.is_degenerate and found.reasons == {reason: 4}
+    assert reason in found.text and "(4 of 4 runs)" in found.text
+    assert spared is None or not degeneracy(spared, runs(**planted)).is_degenerate
+
+
+def test_the_same_in_every_run_is_constant_and_in_one_run_is_not():
+    found = degeneracy("usefulness", runs(usefulness=0.0))
+    assert found.is_degenerate and found.reason == "0 in every run" and found.n_degenerate == 0
+    assert not degeneracy("usefulness", runs(1, usefulness=0.0)).is_degenerate
+    assert not degeneracy("usefulness", [*runs(3, usefulness=0.0), SOUND]).is_degenerate
+
+
+def test_a_comparison_goes_by_most_of_its_finished_runs():
+    planted, diverged = runs(3, causal_score_largest_share=0.9), {**SOUND, "outcome": "diverged", "causal_score": None}
+    assert degeneracy("causal_score", [*planted, *runs(2), diverged, diverged]).is_degenerate  # 3 of 5
+    few = degeneracy("causal_score", [*planted, *runs(3)])  # 3 of 6
+    assert not few.is_degenerate and few.text.startswith("causal_score is degenerate in some runs: ")
+
+
+def test_another_form_stands_in_where_it_is_sound():
+    carried = runs(usefulness_loss_increase_largest_share=0.9)
+    for i, run in enumerate(carried):
+        run["usefulness_loss_increase_without_first"] = 0.1 + i
+    assert instead("usefulness", carried) == "usefulness_loss_increase_without_first"
+    small = runs(val_loss=0.01, bigram_loss=None)
+    assert instead("usefulness", small) == "affine_loss_added"
+    assert advice("usefulness", small).endswith("; use affine_loss_added")
+    weak = runs(val_loss=2.6)
+    assert instead("usefulness", weak) is None
+    assert advice("usefulness", weak).endswith("no other form of it is sound in these runs")
+    assert weakness(weak) == f"{BY_BIGRAM} (4 of 4 runs)"
+
+
+def test_what_is_missing_is_unknown_and_never_fine():
+    old = {name: value for name, value in SOUND.items() if name not in ("bigram_loss", "chance_loss")}
+    assert unknown_in("causal_score", old) == [NO_BIGRAM]
+    assert unknown_in("causal_score", {**SOUND, "causal_score_largest_share": float("nan")}) == [NO_ROWS]
+    assert unknown_in("usefulness_loss_increase_without_first", SOUND) == []
+    assert reasons_in("causal_score", {**old, "val_loss": 5.6}) == [BY_CHANCE]  # ln 256 = 5.55 bounds chance
+    assert degeneracy("causal_score", [old]).text == f"causal_score: {NO_BIGRAM}"
+
+
+def test_a_loss_is_no_score_and_every_column_asked_for_exists():
+    assert degeneracy("val_loss", runs(val_loss=9.0)).text == "" and "val_accuracy" not in SCORES
+    with open_store(KNOBS) as store:
+        names = store.sql("SELECT * FROM runs LIMIT 0").columns
+    assert {name for score in SCORES for name in columns_for(score)} <= set(names)
+
+
+def test_a_caption_names_the_degenerate():
+    frame = pd.DataFrame(runs(usefulness=0.0))
+    assert mark(["usefulness", "causal_score", "val_loss"], frame) == (
+        " Degenerate, so no evidence: usefulness (0 in every run)."
+    )
+    assert mark(["causal_score"], frame) == ""
+    assert rows_of(frame, "causal_score")[0]["val_loss"] == 2.0
+
+
+def test_rows_by_layer_and_pair_fill_the_columns_that_an_old_summary_lacks():
+    layers = pa.table({"layer": [1, 2, 3], "metric": ["affine_loss_increase"] * 3, "value": [0.8, 0.1, 0.1]})
+    pairs = pa.table(
+        {"layer": [1, 1, 2], "other_layer": [2, 3, 3], "metric": ["permutation_effect"] * 3, "value": [0.5, 0.5, 0.0]}
+    )
+    old = {"usefulness_loss_increase": 1 / 3, "permutation_score": 1 / 3, "causal_score": None}
+    columns = depth_columns(Record(run_id="", folder=Path(), summary=old, manifest={}, tables=tables(layers, pairs)))
+    assert columns["usefulness_loss_increase_largest_share"] == pytest.approx(0.8)
+    assert columns["usefulness_loss_increase_without_first"] == pytest.approx(0.1)
+    assert columns["permutation_score_largest_share"] == pytest.approx(1.0)
+    assert not any(name.startswith("causal") for name in columns)
+    new = {**old, **dict.fromkeys(columns)}
+    assert depth_columns(Record(run_id="", folder=Path(), summary=new, manifest={}, tables=tables(layers, pairs))) == {}
+
+
+def tables(layers, pairs):
+    return {"layers": layers, "pairs": pairs}
+
+
+def test_the_committed_knobs_are_marked_as_they_were_found_from_outside():
+    """The count is 0 in every run, and block 1 carries the scores: their rows by layer say so, not their summaries."""
+    carried = ("usefulness_loss_increase", "permutation_score", "causal_score")
+    names = tuple(dict.fromkeys(name for score in ("usefulness", *carried) for name in columns_for(score)))
+    with open_store(KNOBS) as store:
+        rows = store.sql(f"SELECT {', '.join(names)} FROM runs").rows
+        ranking = best(store, "usefulness")
+    runs_of_knobs = [dict(zip(names, row, strict=True)) for row in rows]
+    shares = [run["usefulness_loss_increase_largest_share"] for run in runs_of_knobs if run["outcome"] == "ok"]
+    assert statistics.median(shares) == pytest.approx(0.93, abs=0.02)
+    assert degeneracy("usefulness", runs_of_knobs).constant == 0
+    for score in carried:
+        found = degeneracy(score, runs_of_knobs)
+        assert found.is_degenerate and BY_BLOCK in found.reasons and NO_BIGRAM in found.unknown
+        assert instead(score, runs_of_knobs) == f"{score}_without_first"
+    assert heading(ranking).splitlines()[1].startswith("usefulness is degenerate: 0 in every run; ")
