@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FigureKind:
     """A figure that a store may hold the numbers for."""
 
     load: Callable[..., Drawing]
@@ -80,18 +80,22 @@ _EFFECTS = "what each setting does at each depth: paired difference, interval, n
 _MATRICES = "causal and permutation effects by pair of layers, the baseline beside each setting"
 _ANGLES = "how one run's tokens turn from layer to layer (--run), and the angle against depth"
 
-FIGURES: dict[str, Kind] = {
-    "overview": Kind(partial(load_overview, "overview"), "the chain and the profiles on one page"),
-    "chain": Kind(partial(load_overview, "chain"), _CHAIN),
-    "profiles": Kind(partial(load_overview, "profiles"), _PROFILES),
-    "variance": Kind(by_knob.variance, _VARIANCE),
-    "scores": Kind(by_knob.scores, "the layers' scores, a line per setting of each knob"),
-    "effects": Kind(forest.effects, _EFFECTS),
-    "pareto": Kind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
-    "matrices": Kind(matrices.matrices, _MATRICES),
-    "ladder": Kind(forest.recipe_ladder, "the stacked recipe: each change added, the whole, each change left out"),
-    "lr": Kind(learning_rate.learning_rate, "loss against learning rate, a line per configuration"),
-    "layer_profile": Kind(one_run, "every profile by layer and matrix by pair of layers of one run (--run)", True),
-    "trajectories": Kind(trajectories, _ANGLES, True),
-    "toy": Kind(toys, "the teacher-student networks: loss against depth, and its exponent"),
+FIGURES: dict[str, FigureKind] = {
+    "overview": FigureKind(partial(load_overview, "overview"), "the chain and the profiles on one page"),
+    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
+    "profiles": FigureKind(partial(load_overview, "profiles"), _PROFILES),
+    "variance": FigureKind(by_knob.variance, _VARIANCE),
+    "scores": FigureKind(by_knob.scores, "the layers' scores, a line per setting of each knob"),
+    "effects": FigureKind(forest.effects, _EFFECTS),
+    "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
+    "matrices": FigureKind(matrices.matrices, _MATRICES),
+    "ladder": FigureKind(
+        forest.recipe_ladder, "the stacked recipe: each change added, the whole, each change left out"
+    ),
+    "learning_rate": FigureKind(learning_rate.learning_rate, "loss against learning rate, a line per configuration"),
+    "layer_profile": FigureKind(
+        one_run, "every profile by layer and matrix by pair of layers of one run (--run)", True
+    ),
+    "trajectories": FigureKind(trajectories, _ANGLES, True),
+    "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent"),
 }

@@ -29,11 +29,11 @@ def test_the_list_names_every_figure(capsys):
 
 
 def test_one_figure_into_a_file_or_a_folder(capsys, results, tmp_path):
-    code, out, _ = sparsedepth(capsys, "plot", results, "--figure", "lr", "-o", tmp_path / "a.svg")
+    code, out, _ = sparsedepth(capsys, "plot", results, "--figure", "learning_rate", "-o", tmp_path / "a.svg")
     assert code == 0 and "a.csv" in out
-    sparsedepth(capsys, "plot", results, "--figure", "lr", "--format", "pdf", "-o", tmp_path / "new")
+    sparsedepth(capsys, "plot", results, "--figure", "learning_rate", "--format", "pdf", "-o", tmp_path / "new")
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
-    assert found == {"a.svg", "a.csv", "new/lr.pdf", "new/lr.csv"}
+    assert found == {"a.svg", "a.csv", "new/learning_rate.pdf", "new/learning_rate.csv"}
 
 
 @pytest.mark.parametrize(

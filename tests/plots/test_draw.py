@@ -66,7 +66,7 @@ def test_the_same_numbers_give_the_same_file(store, figure):
 def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp_path):
     written, left_out = draw_all(store, tmp_path / "a", ".svg")
     assert {path.stem for path in written} | set(left_out) == set(FIGURES)
-    assert set(left_out) == {"matrices", "ladder", "lr", "trajectories", "toy"}
+    assert set(left_out) == {"matrices", "ladder", "learning_rate", "trajectories", "toy"}
     assert all(reason and "\n" not in reason for reason in left_out.values())
     for path in written:
         assert len(pd.read_csv(path.with_suffix(".csv"))) > 0

@@ -126,7 +126,7 @@ def test_columns_are_numeric_only_if_every_known_cell_is():
 @pytest.fixture
 def two_figures(monkeypatch):
     """Two small ones stand for all: drawing is tested with the plots."""
-    few = {name: FIGURES[name] for name in ("variance", "lr")}
+    few = {name: FIGURES[name] for name in ("variance", "learning_rate")}
     monkeypatch.setattr(report_page, "FIGURES", few)
 
 
