@@ -37,8 +37,8 @@ def measure(
         Path | None, typer.Option(help="targets of --fit-tokens; maps are fitted on every token, counted or not")
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="context; default the run's own, else 256")] = None,
-    scores: Annotated[
-        str | None, typer.Option(help="all, or groups: causal,permutation,...; default what a run measures")
+    measures: Annotated[
+        str | None, typer.Option(help="all, or names: causal,permutation,...; default what a run measures")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -66,7 +66,7 @@ def measure(
     chosen = parse_settings(settings or [])
     request = Request(
         model=model,
-        settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_groups(scores, chosen)},
+        settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_measures(measures, chosen)},
         data=data,
         given=None if tokens is None else given_tokens(tokens, fit_tokens, targets, fit_targets),
         out=out,
@@ -98,19 +98,19 @@ def _check_source(data: str | None, arrays: dict[str, Path | None]) -> None:
             raise ValueError(f"{option} needs {owner}, {what}")
 
 
-def _groups(scores: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
-    """--scores as the field `measures`."""
+def _measures(measures: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
+    """--measures as the field `measures`."""
     from sparsedepth.quantities.measured import MEASURES
 
-    if scores is None:
+    if measures is None:
         return {}
     if "measures" in chosen:
-        raise ValueError("--scores and --set measures=... say the same; give one of them")
+        raise ValueError("--measures and --set measures=... say the same; give one of them")
     known = [measure.name for measure in MEASURES]
-    names = known if scores == "all" else [name.strip() for name in scores.split(",")]
+    names = known if measures == "all" else [name.strip() for name in measures.split(",")]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"--scores {unknown[0]!r} is not one of all, {', '.join(known)}")
+        raise ValueError(f"--measures {unknown[0]!r} is not one of all, {', '.join(known)}")
     return {"measures": list(dict.fromkeys(names))}
 
 

@@ -73,10 +73,10 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     np.save(tmp_path / "all.npy", ids)
     np.save(tmp_path / "first.npy", ids[:4].astype(np.uint16))
     np.save(tmp_path / "last.npy", ids[4:])
-    scores = ("--scores", "usefulness,causal,permutation,variance,weights", "--format", "json")
-    halves, _ = command("measure", folder, "--tokens", tmp_path / "all.npy", *scores)
+    measures = ("--measures", "usefulness,causal,permutation,variance,weights", "--format", "json")
+    halves, _ = command("measure", folder, "--tokens", tmp_path / "all.npy", *measures)
     both = ("--tokens", tmp_path / "first.npy", "--fit-tokens", tmp_path / "last.npy")
-    named, err = command("measure", folder, *both, *scores, "-o", tmp_path / "record")
+    named, err = command("measure", folder, *both, *measures, "-o", tmp_path / "record")
     assert halves == named and "written" in err
     found = {score["name"]: score for score in json.loads(named)}
     causal = found["causal_score"]
@@ -101,10 +101,10 @@ def test_targets_say_which_positions_count(folder, tmp_path, command):
     np.save(tmp_path / "ids.npy", ids[:, :-1])
     np.save(tmp_path / "all.npy", ids[:, 1:])
     np.save(tmp_path / "some.npy", np.where(np.arange(32) % 4 == 3, ids[:, 1:], -100))
-    scores = ("--scores", "loss,usefulness", "--format", "json")
+    measures = ("--measures", "loss,usefulness", "--format", "json")
 
     def measured(*files):
-        out, _ = command("measure", folder, *files, *scores)
+        out, _ = command("measure", folder, *files, *measures)
         return {score["name"]: score for score in json.loads(out)}
 
     beside = measured("--tokens", tmp_path / "ids.npy", "--targets", tmp_path / "all.npy")
@@ -124,7 +124,7 @@ def test_targets_say_which_positions_count(folder, tmp_path, command):
 def test_csv_has_a_line_per_value(folder, tmp_path):
     np.save(tmp_path / "all.npy", np.random.default_rng(0).integers(0, 40, (4, 17)))
     out, _ = sparsedepth(
-        "measure", folder, "--tokens", tmp_path / "all.npy", "--scores", "permutation,attention", "--format", "csv"
+        "measure", folder, "--tokens", tmp_path / "all.npy", "--measures", "permutation,attention", "--format", "csv"
     )
     lines = list(csv.DictReader(out.splitlines()))
     (score,) = (line for line in lines if line["name"] == "permutation_score")
@@ -162,7 +162,7 @@ def test_an_interruption_while_writing_leaves_nothing(folder, tmp_path, monkeypa
 
     monkeypatch.setattr(measured_folder.record if when == "finish" else measured_folder, when, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        measure(str(folder), tokens=tmp_path / "all.npy", scores="variance", out=tmp_path / "models" / "m")
+        measure(str(folder), tokens=tmp_path / "all.npy", measures="variance", out=tmp_path / "models" / "m")
     assert list((tmp_path / "models").iterdir()) == []
 
 
@@ -180,8 +180,8 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         (("{tmp}",), "neither a folder"),
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
         (("{folder}", "--format", "xml"), "'xml' is not one of table, json, csv"),
-        (("{folder}", "--scores", "causal,usefullness"), "'usefullness' is not one of all, usefulness"),
-        (("{folder}", "--scores", "all", "--set", "measures=[causal]"), "say the same"),
+        (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is not one of all, usefulness"),
+        (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "say the same"),
         (("{folder}", "--fit-tokens", "x.npy"), "needs --tokens"),
         (("{folder}", "--data", "stdlib", "--tokens", "x.npy"), "two sources"),
         (("{folder}", "--tokens", "{tokens}"), "ids from 0 to 40, and"),
