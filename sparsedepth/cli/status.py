@@ -58,7 +58,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     from sparsedepth.cli.progress import counted, running_line
     from sparsedepth.plan.definition_file import read_definition
     from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
-    from sparsedepth.plan.results_index import loss_of
+    from sparsedepth.plan.results_index import objective_as_loss
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.store.cache import read_columns
     from sparsedepth.store.checksums import DamagedRun
@@ -69,7 +69,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     damaged: list[DamagedRun] = []
     rows = read_columns(folder, {*ACTUAL, objective}, damaged)
     plan = Plan(definition) if definition else None
-    losses = {run_id: loss_of(row, objective) for run_id, row in rows.items()}
+    losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
     configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
     problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
     states = [

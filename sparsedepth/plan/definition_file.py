@@ -19,4 +19,4 @@ def read_definition(results: Path) -> SweepDefinition | None:
 
 def planned_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
     """The runs that are known, given those that are finished; an adaptive sampler's are not before it proposes them."""
-    return [planned.config for planned in Plan(definition).runs(ResultsIndex(results, definition))]
+    return [planned.config for planned in Plan(definition).runs(ResultsIndex(results, definition).loss_of)]

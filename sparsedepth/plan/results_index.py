@@ -13,8 +13,7 @@ from sparsedepth.store.folder import run_folder
 
 
 class ResultsIndex:
-    """run_id -> the first objective as a loss (lower is better): math.inf for a run that diverged, was not scored or is
-    `failed_permanently` (failed as often as it may); None for one still to come."""
+    """Which runs are complete, and the loss of each; `failed_permanently`: those that failed as often as they may."""
 
     def __init__(
         self,
@@ -26,7 +25,9 @@ class ResultsIndex:
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
 
-    def __call__(self, run_id: str) -> float | None:
+    def loss_of(self, run_id: str) -> float | None:
+        """The first objective as a loss (lower is better): math.inf for a run that diverged, was not scored or failed
+        permanently; None for one still to come."""
         if run_id not in self._losses:
             if not self.is_complete(run_id):
                 return math.inf if self.failed_permanently(run_id) else None
@@ -41,10 +42,10 @@ class ResultsIndex:
 
     def _read(self, run_id: str) -> float:
         summary = json.loads(read_file(run_folder(self.results, run_id), "summary.json"))
-        return loss_of(summary, self.objective)
+        return objective_as_loss(summary, self.objective)
 
 
-def loss_of(summary: Mapping[str, Any], objective: str) -> float:
+def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     """The objective of a complete run as a loss: lower is better, and one that diverged is the worst."""
     value = summary.get(objective)
     return -quantities.sign(objective) * value if summary.get("outcome") == "ok" and value is not None else math.inf

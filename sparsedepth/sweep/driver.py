@@ -146,7 +146,7 @@ class Driver:
                         worker.abandon()
                 path.unlink(missing_ok=True)
             self.refused = queue.refused(study)
-            self.unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index)
+            self.unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index.loss_of)
 
     def open(self, study: optuna.Study) -> None:
         """Make the study know what is finished, and queue what is missing: first what a dead process had in hand."""
@@ -175,7 +175,7 @@ class Driver:
 
     def _runs(self) -> list[RunConfig]:
         """The runs that are known by now."""
-        return [planned.config for planned in self.plan.runs(self.results_index)]
+        return [planned.config for planned in self.plan.runs(self.results_index.loss_of)]
 
     def _loop(self, study: optuna.Study) -> None:
         """Until nothing waits and every worker is idle: advance the workers, hand out tasks, show the state."""
@@ -265,7 +265,7 @@ class Driver:
 
         return queue.missing(
             study,
-            self.plan.tasks(self.results_index),
+            self.plan.tasks(self.results_index.loss_of),
             self.results_index.is_complete,
             lambda task: all(is_done(run_id) for run_id in self.plan.run_ids(task)),
         )

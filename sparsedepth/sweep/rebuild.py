@@ -32,7 +32,7 @@ def rebuild(study: optuna.Study, plan: Plan, results: Path, results_index: Resul
         _add_proposals(study, plan.definition, results)
         return
     known = {task.key for trial in study.get_trials(deepcopy=False) if (task := queue.task_of(trial))}
-    for planned in plan.runs(results_index):
+    for planned in plan.runs(results_index.loss_of):
         if planned.task.key not in known and results_index.is_complete(planned.run_id):
             summary = record.read_run(record.run_folder(results, planned.run_id)).summary
             _add(study, plan.definition, planned.task, [(planned.config, summary)])

@@ -88,20 +88,22 @@ def test_later_seeds_run_at_the_best_value_of_each_configuration(tmp_path, defin
     plan, finished = Plan(definition), ResultsIndex(tmp_path, definition)
 
     def runs():
-        return {(one.config.n_layers, one.config.lr, one.config.seed): one.config for one in plan.runs(finished)}
+        return {
+            (one.config.n_layers, one.config.lr, one.config.seed): one.config for one in plan.runs(finished.loss_of)
+        }
 
     first = runs()
     assert set(first) == {(depth, lr, 5) for depth in (2, 3) for lr in (0.001, 0.002, 0.004)}
-    assert plan.is_open(finished) and plan.expected == 6 + 2 * 2
+    assert plan.is_open(finished.loss_of) and plan.expected == 6 + 2 * 2
     values = {(2, 0.001): 3.0, (2, 0.002): 2.0, (2, 0.004): None, (3, 0.001): 1.0, (3, 0.002): 2.0, (3, 0.004): 3.0}
     for (depth, lr), loss in values.items():
         finish(tmp_path, first[depth, lr, 5], loss)
     second = runs()
     assert set(second) - set(first) == {(2, 0.002, 6), (2, 0.002, 7), (3, 0.0005, 5)}
-    assert plan.is_open(finished), "one configuration's extension is still to run"
+    assert plan.is_open(finished.loss_of), "one configuration's extension is still to run"
     finish(tmp_path, second[3, 0.0005, 5], 0.5)
     third = runs()
-    assert set(third) - set(second) == {(3, 0.0005, 6), (3, 0.0005, 7)} and not plan.is_open(finished)
+    assert set(third) - set(second) == {(3, 0.0005, 6), (3, 0.0005, 7)} and not plan.is_open(finished.loss_of)
     for key in set(third) - set(first):
         if not (tmp_path / "runs" / third[key].run_id).exists():
             finish(tmp_path, third[key], 1.5)
@@ -123,7 +125,7 @@ def test_a_run_that_failed_for_good_does_not_stop_the_tuning(tmp_path, definitio
     for one in plan.runs():
         if one.run_id not in failed_permanently:
             finish(tmp_path, one.config, 3.0 - 100 * one.config.lr)
-    assert {one.config.lr for one in plan.runs(finished) if one.config.seed != 5} == {0.002}
+    assert {one.config.lr for one in plan.runs(finished.loss_of) if one.config.seed != 5} == {0.002}
 
 
 def test_tune_values_can_be_added_and_finished_runs_are_reused(tmp_path, definition):
@@ -134,7 +136,7 @@ def test_tune_values_can_be_added_and_finished_runs_are_reused(tmp_path, definit
     claim(tmp_path, definition)
     claim(tmp_path, wider)
     plan, finished = Plan(wider), ResultsIndex(tmp_path, wider)
-    missing = [one.config.lr for one in plan.runs(finished) if not finished.is_complete(one.run_id)]
+    missing = [one.config.lr for one in plan.runs(finished.loss_of) if not finished.is_complete(one.run_id)]
     assert sorted(missing) == [0.008, 0.008, 0.016, 0.016]
 
 
@@ -144,4 +146,4 @@ def test_where_higher_is_better_the_highest_wins(tmp_path, definition):
     plan, finished = Plan(definition), ResultsIndex(tmp_path, definition)
     for one in plan.runs():
         make_run(tmp_path, one.config, {"usefulness": {0.001: 0.5, 0.002: 0.9, 0.004: 0.7}[one.config.lr]})
-    assert {one.config.lr for one in plan.runs(finished) if one.config.seed != 5} == {0.002}
+    assert {one.config.lr for one in plan.runs(finished.loss_of) if one.config.seed != 5} == {0.002}
