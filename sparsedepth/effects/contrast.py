@@ -152,7 +152,7 @@ def compare(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str) -> Contr
 def _contrast(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth: int | None) -> Contrast:
     usable = rows[rows["difference"].notna()]
     uncertainty = uncertainty_of(rows, outcome)
-    baseline = float(usable["baseline"].mean()) if len(usable) else None
+    baseline = float(usable["value_baseline"].mean()) if len(usable) else None
     diverged, baseline_diverged = rows["diverged"], rows["diverged_baseline"]
     return Contrast(
         knob=knob.name,
@@ -196,7 +196,7 @@ def uncertainty_of(rows: pd.DataFrame, outcome: str) -> Uncertainty:
     base = usable[~usable["run_id_baseline"].duplicated()]  # without a basis, several settings' runs share a baseline's
     spread, df = _noise(
         np.concatenate([usable["cell_id"], base["cell_id_baseline"]]),
-        np.concatenate([usable["value"], base["baseline"]]),
+        np.concatenate([usable["value"], base["value_baseline"]]),
     )
     floor = None
     if spread is not None:

@@ -66,34 +66,33 @@ def pairs(
 
     Columns: setting, n_layers, seed, match (everything else but depth, as a key), run_id, cell_id, value (on the
     compared scale), difference, diverged, at_edge (of either run), one ratio per basis; n_layers_baseline,
-    run_id_baseline, cell_id_baseline, baseline (its value), diverged_baseline.
+    run_id_baseline, cell_id_baseline, value_baseline, diverged_baseline.
     """
     unit_of(outcome)
     side = _sides(standing(runs), knob, outcome, basis, design or design_of(runs))
     base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "seed"])
     rest = side[side["setting"] != knob.baseline]
-    matched = rest.merge(base, on="context", suffixes=("", "_baseline"))
+    matched = rest.merge(base, on="other_fields", suffixes=("", "_baseline"))
     for name in BASES:
         matched[name] = matched[name] / matched[f"{name}_baseline"]
     if basis is not None:
         matched = _nearest(matched, basis)
     matched["difference"] = matched["value"] - matched["value_baseline"]
     matched["at_edge"] = matched["at_edge"] | matched["at_edge_baseline"]
-    named = matched.rename(columns={"value_baseline": "baseline"})
     kept = ["setting", "n_layers", "n_layers_baseline", "seed", "match", "run_id", "run_id_baseline", "cell_id"]
-    kept += ["cell_id_baseline", "value", "baseline", "difference", "diverged", "diverged_baseline", "at_edge"]
-    return named[[*kept, *BASES]]
+    kept += ["cell_id_baseline", "value", "value_baseline", "difference", "diverged", "diverged_baseline", "at_edge"]
+    return matched[[*kept, *BASES]]
 
 
 def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, design: Design) -> pd.DataFrame:
-    """One row per run that can be half of a pair; two runs of one `context` may be paired."""
+    """One row per run that can be half of a pair; two runs of one `other_fields` may be paired."""
     at_depth = {"n_layers", *design.with_depth}
     free = {*knob.fields, *(COMPENSATES[basis] if basis else ())}
     others = [name for name in design.chosen if name not in free]
     side = pd.DataFrame(
         {
             "setting": labels(runs, knob),
-            "context": keys(runs, others),
+            "other_fields": keys(runs, others),
             "match": keys(runs, [name for name in others if name not in at_depth]),
             "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
             "n_layers": runs["n_layers"].astype(int),
@@ -106,7 +105,7 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
             **{name: pd.to_numeric(runs[column], errors="coerce").astype(float) for name, column in BASES.items()},
         }
     )
-    return side.drop_duplicates(["context", "setting", "size"])
+    return side.drop_duplicates(["other_fields", "setting", "size"])
 
 
 def _nearest(matched: pd.DataFrame, basis: str) -> pd.DataFrame:
