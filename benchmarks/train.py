@@ -199,7 +199,7 @@ def _resident(what: str) -> int:
 
 
 def report(config: RunConfig, results: dict[str, Result], device: torch.device) -> None:
-    flops = 3 * cost(config).flops_per_token * config.batch_tokens
+    flops = cost(config).train_flops(config.batch_tokens)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     peak = next((value for part, value in PEAK_FLOPS.items() if part in name), None)
     first, *_ = results.values()

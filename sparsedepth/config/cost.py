@@ -22,6 +22,10 @@ class Cost:
     flops_per_token: int
     """forward pass, FLOP"""
 
+    def train_flops(self, tokens: int) -> int:
+        """FLOP of training on so many tokens: forward, and a backward pass of twice as much."""
+        return 3 * self.flops_per_token * tokens
+
 
 def cost(config: ModelConfig) -> Cost:
     """Exact parameter counts, and forward FLOPs per token at seq_len."""

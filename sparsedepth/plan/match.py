@@ -38,7 +38,7 @@ def amount(config: RunConfig, matched: Matched) -> int:
         return config.n_steps
     counted = cost(config)
     if matched == "flops":
-        return 3 * counted.flops_per_token * config.train_tokens
+        return counted.train_flops(config.train_tokens)
     return counted.params_total if matched == "params_total" else counted.params_active
 
 

@@ -212,7 +212,7 @@ def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], sett
         params_total=counted.params_total,
         params_active=counted.params_active,
         tokens=config.train_tokens,
-        train_flops=3.0 * counted.flops_per_token * config.train_tokens,
+        train_flops=float(counted.train_flops(config.train_tokens)),
         memory_bytes=round(ratio * peak_bytes(config, setting.place)),
         disk_bytes=4 * counted.params_total + RECORD_BYTES,
         seconds=seconds(config, setting.place, setting.assumed, timing),

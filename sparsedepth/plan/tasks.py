@@ -144,7 +144,7 @@ class Plan:
         task = Task(cell=cell, seeds=[seed])
         if task.key not in self._planned:
             config = self.definition.run_config(cell, seed)
-            flops = 3.0 * cost(config).flops_per_token * config.train_tokens
+            flops = cost(config).train_flops(config.train_tokens)
             self._planned[task.key] = Planned(task=task, config=config, run_id=config.run_id, flops=flops)
         return self._planned[task.key]
 
@@ -171,7 +171,7 @@ def excesses(definition: SweepDefinition, config: RunConfig) -> dict[Any, float]
         "params_total": counted.params_total,
         "params_active": counted.params_active,
         "flops_per_token": counted.flops_per_token,
-        "train_flops": 3 * counted.flops_per_token * config.train_tokens,
+        "train_flops": counted.train_flops(config.train_tokens),
     }
     return {name: amounts[name] / bound - 1 for name, bound in definition.constraints.items()}
 

@@ -64,7 +64,7 @@ def _training_summary(config: RunConfig, trained: Trained) -> dict[str, Any]:
         "params_total": counted.params_total,
         "params_active": counted.params_active,
         "flops_per_token": counted.flops_per_token,
-        "train_flops": 3 * counted.flops_per_token * tokens,
+        "train_flops": counted.train_flops(tokens),
         "steps": trained.steps,
         "tokens_trained": tokens,
         "tokens_per_param": tokens / counted.params_total,

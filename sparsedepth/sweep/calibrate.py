@@ -136,7 +136,7 @@ def _start(runs: Sequence[RunConfig], machine: Machine, number: int) -> "subproc
 
 def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     """Time a step of one of `processes` that share each batch, and a forward pass as the measures make it."""
-    expected = 3 * cost(config).flops_per_token * config.batch_tokens / _rate(runtime)
+    expected = cost(config).train_flops(config.batch_tokens) / _rate(runtime)
     share = max(1, config.batch_tokens // config.seq_len // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
     model = Decoder(config, config.seed).to(runtime.device).train()
