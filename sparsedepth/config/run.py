@@ -235,3 +235,7 @@ class RunConfig(
     def cell_id(self) -> str:
         """`run_id` with the seed left out: the runs that share it are replicates of one configuration."""
         return self.model_copy(update={"seed": 0}).run_id
+
+
+CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "allow"))
+"""The fields that make a cell."""

@@ -36,6 +36,9 @@ from sparsedepth.config.space import (
     meets,
 )
 
+DEFINITION = "sweep.yaml"
+"""The sweep that fills a results folder, in it."""
+
 Matched = Literal["tokens", "steps", "params_total", "params_active", "flops"]
 
 

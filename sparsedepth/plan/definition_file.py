@@ -4,11 +4,9 @@ from pathlib import Path
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.sweep import DEFINITION, SweepDefinition
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
-
-DEFINITION = "sweep.yaml"
 
 
 def read_definition(results: Path) -> SweepDefinition | None:

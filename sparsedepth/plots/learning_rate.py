@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.knobs import changed, find_knobs, keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
@@ -24,7 +24,6 @@ from sparsedepth.store.tuning import chosen, trained
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
-HELD = tuple(name for name in RunConfig.model_fields if name not in ("lr", "seed", "allow"))
 COLUMNS = 4
 
 
@@ -46,7 +45,8 @@ def learning_rate(store: "Store") -> Drawing:
 
 def curves(runs: pd.DataFrame) -> Curves:
     """The numbers, from the rows of `runs` (trained ones, those that tuning rejected too)."""
-    configuration = pd.Series(pd.factorize(keys(runs, [name for name in HELD if name in runs.columns]))[0], runs.index)
+    held = [name for name in CELL_FIELDS if name != "lr" and name in runs.columns]
+    configuration = pd.Series(pd.factorize(keys(runs, held))[0], runs.index)
     several = runs.groupby(configuration)["lr"].transform("nunique") > 1
     knobs = [knob for knob in find_knobs(chosen(runs)) if knob.name != "lr"]
     moved = changed(runs, knobs).map(" + ".join).replace("", "baseline")

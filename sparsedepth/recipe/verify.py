@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth.config.load import build
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
@@ -59,8 +59,7 @@ def fresh_seeds(card: Card, n: int) -> list[int]:
 
 def differing(configs: Mapping[str, RunConfig], apart: Sequence[str] = ()) -> list[str]:
     """The fields in which the configurations differ, those named `apart` left out."""
-    ignored = {"seed", "allow", *apart}
-    names = [name for name in RunConfig.model_fields if name not in ignored]
+    names = [name for name in CELL_FIELDS if name not in apart]
     return [name for name in names if len({repr(getattr(config, name)) for config in configs.values()}) > 1]
 
 

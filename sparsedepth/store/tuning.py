@@ -21,14 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
-from sparsedepth.config.run import RunConfig
-from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.config.sweep import DEFINITION, SweepDefinition
 
 if TYPE_CHECKING:
     import pandas as pd
-
-DEFINITION = "sweep.yaml"
-"""The sweep that fills a results folder."""
 
 TuningRole = Literal["best", "edge", "rejected"]
 Point = tuple[float, ...]
@@ -86,7 +83,7 @@ def read_tuned(results: Path) -> Tuned | None:
 def tuning_roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
     """run_id -> its role. A configuration that was tried at one value only has none: it was not tuned."""
     sign = -quantities.sign(tuned.objective)
-    held = [name for name in RunConfig.model_fields if name not in (*tuned.fields, "seed", "allow")]
+    held = [name for name in CELL_FIELDS if name not in tuned.fields]
     groups = defaultdict(list)
     for run in runs:
         groups[tuple(repr(run[name]) for name in held)].append(run)
