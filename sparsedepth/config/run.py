@@ -233,7 +233,7 @@ class RunConfig(
 
     @property
     def cell_id(self) -> str:
-        """`run_id` with the seed left out: the runs that share it are replicates of one configuration."""
+        """`run_id` with the seed left out: the runs that share it are replicates of one cell."""
         return self.model_copy(update={"seed": 0}).run_id
 
 

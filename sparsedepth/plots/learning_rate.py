@@ -1,7 +1,7 @@
 """Was every configuration given its own learning rate? Validation loss against it, a line per configuration.
 
-A configuration is every field but lr and the seed; a point is the mean over its seeds. A ring marks the best value; a
-cross one that is the lowest or highest tried, so that the true best may lie beyond.
+A configuration is here a cell (all fields but the seed) less lr, tuned or not; a point is the mean over its seeds. A
+ring marks the best value; a cross one that is the lowest or highest tried, so that the true best may lie beyond.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Questions that every sweep raises, saved under a name: each is a sentence and the SQL that answers it.
 
-A *cell* is a configuration without its seed; its numbers are means over the seeds that trained to the end, its sd the
+A *cell* is every field of a run but the seed; its numbers are means over the seeds that trained to the end, its sd the
 standard deviation over them. Only runs of their own count: not models that were only measured, nor values of a tuned
 field that were only tried (but for `lr_curves`, which are made of these). {varying} stands for the fields that vary in
 the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.comparable_loss`). The effect

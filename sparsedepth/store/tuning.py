@@ -3,9 +3,9 @@
 A row of `runs` stands for a configuration where it was trained (a model that was only measured has no knobs; `best`
 alone ranks it beside them) and was not rejected in tuning.
 
-A *configuration* is every RunConfig field but the tuned ones and the seed. Its best value is the one with the lowest
-loss (the first objective) at the sweep's first seed; a diverged run is the worst. Derived from the runs alone, by the
-results folder's sweep.yaml: nothing is stored.
+A *cell* is every RunConfig field but the seed, a *configuration* a cell less its tuned fields. Its best value is the
+one with the lowest loss (the first objective) at the sweep's first seed; a diverged run is the worst. Derived from the
+runs alone, by the results folder's sweep.yaml: nothing is stored.
 
     best      a run at the best value, which has a worse one on either side
     edge      a run at the best value, which is the lowest or highest of those tried: the true best may lie beyond
