@@ -37,7 +37,7 @@ from sparsedepth.recipe.card import (
     earned_word,
     grade_of,
 )
-from sparsedepth.recipe.choose import derive, judge, measure_settings, rows_at
+from sparsedepth.recipe.choose import comparison_of, derive, measure_settings, rows_at
 from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.literature import compare_with_papers
 from sparsedepth.recipe.provenance import provenance_of
@@ -191,7 +191,7 @@ def mechanism_of(
 
 def _supports(tried: InterventionEffect, recipe: Recipe, moved: Mapping[str, Mapping]) -> bool:
     """Whether an intervention moves its link, and the objective for the better, as every change of the recipe does."""
-    if tried.moved.verdict == "not distinguishable" or judge(tried.effect) != "better":
+    if tried.moved.verdict == "not distinguishable" or comparison_of(tried.effect) != "better":
         return False
     by_setting = moved[tried.intervention.moves]
     changes = [by_setting.get(change.contrast.setting) for change in recipe.changes]

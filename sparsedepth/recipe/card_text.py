@@ -11,7 +11,7 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe.card import Candidate, Card, Compared, Domain, Holdout, LearningRate, Recipe, Verification
-from sparsedepth.recipe.choose import judge
+from sparsedepth.recipe.choose import comparison_of
 
 IN_SAMPLE = {"C": "in-sample, several seeds", "D": "in-sample, no replicates"}
 
@@ -84,17 +84,17 @@ def stack_text(recipe: Recipe) -> str:
         return "one change: nothing to stack" if recipe.changes else "no change recommended, so none to stack"
     if stack.against_baseline is None and stack.against_best is None:
         return "stack not run: the changes were tested one by one and may interact"
-    baseline, best = judged_text(stack.against_baseline), judged_text(stack.against_best)
+    baseline, best = comparison_text(stack.against_baseline), comparison_text(stack.against_best)
     return f"stack run: against the baseline {baseline}; against the best single change, {stack.best}, {best}"
 
 
-def judged_text(contrast: Contrast | None) -> str:
+def comparison_text(contrast: Contrast | None) -> str:
     """'better: -0.1 nat/token (...), 3 pairs': the changes together against a rival."""
     if contrast is None:
         return "not compared (it has no run with the same seed)"
     if contrast.n_diverged:
         return f"worse ({contrast.n_diverged} of the runs diverged)"
-    return f"{judge(contrast)}: {gain_text(contrast, 'pair')}"
+    return f"{comparison_of(contrast)}: {gain_text(contrast, 'pair')}"
 
 
 def gain_text(gain: Contrast | None, noun: str = "seed") -> str:

@@ -212,7 +212,7 @@ def reason_against(contrast: Contrast, matched: str) -> str:
         return "not distinguishable from the baseline"
     if contrast.p_holm > ALPHA:
         return f"not distinguishable among so many settings tested (Holm p = {contrast.p_holm:.2g})"
-    if judge(contrast) == "worse":
+    if comparison_of(contrast) == "worse":
         return f"worse: {contrast.outcome} {contrast.verdict}"
     if not contrast.costs_no_more(matched):
         return f"it spends more {matched} than the baseline"
@@ -275,11 +275,11 @@ def check_stack(rows: Rows, recipe: Recipe) -> Recipe:
         against_best=compare_cells(rows.runs, rows.knobs, (best,), changes, recipe.objective),
     )
     recipe = _but(recipe, stack=stack)
-    if judge(stack.against_baseline) == "worse":
+    if comparison_of(stack.against_baseline) == "worse":
         refused = dict.fromkeys(_settings(changes), "the changes together are worse than the baseline")
         abstained = "the effects do not add up: the changes together are worse than the baseline"
         return _but(_refusing(recipe, refused), config=recipe.baseline, abstained=abstained)
-    if judge(stack.against_best) == "worse":
+    if comparison_of(stack.against_best) == "worse":
         others = _settings(change for change in changes if change is not best)
         refused = dict.fromkeys(others, f"worse together with {stack.best} than that alone")
         return _but(_refusing(recipe, refused), config=configure(rows, (best,)))
@@ -344,7 +344,7 @@ def compare_cells(
     return compare(runs, whole, setting_text(values(after)), objective)
 
 
-def judge(contrast: Contrast | None) -> Comparison:
+def comparison_of(contrast: Contrast | None) -> Comparison:
     """What a contrast on an objective says of the setting."""
     if contrast is None or (contrast.effect.mean is None and not contrast.n_diverged):
         return "not compared"

@@ -23,7 +23,7 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import Knob, Plain, labels
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
-from sparsedepth.recipe.choose import compare_cells, derive, judge, rows_at, settings_with
+from sparsedepth.recipe.choose import compare_cells, comparison_of, derive, rows_at, settings_with
 from sparsedepth.recipe.predict import measured
 from sparsedepth.store.tuning import standing
 
@@ -85,7 +85,7 @@ def hold_out(
 
 def outcome_of(gain: Contrast | None) -> Outcome:
     """What a recipe's runs against the baseline's say of it."""
-    return OUTCOMES[judge(gain)]
+    return OUTCOMES[comparison_of(gain)]
 
 
 def _shallower(runs: pd.DataFrame, depth: int) -> tuple[int, ...]:

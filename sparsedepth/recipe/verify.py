@@ -14,7 +14,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
-from sparsedepth.recipe.choose import judge
+from sparsedepth.recipe.choose import comparison_of
 from sparsedepth.recipe.holdout import outcome_of
 
 NEEDS: dict[Comparison, Need] = {
@@ -107,7 +107,8 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
         gain=gain,
         outcome=outcome_of(gain),
         ingredients=tuple(
-            Ingredient(left_out=setting, gain=gain, verdict=NEEDS[judge(gain)]) for setting, gain in gains.items()
+            Ingredient(left_out=setting, gain=gain, verdict=NEEDS[comparison_of(gain)])
+            for setting, gain in gains.items()
         ),
     )
     return card.with_trial(trial)

@@ -22,7 +22,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.definition_file import read_definition
 from sparsedepth.run.lease import Lease, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
-from sparsedepth.run.prune import Judge, PrunedRun
+from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import folder as record
@@ -117,10 +117,10 @@ class ProgressWriter:
         self.phase, self.written_at = phase, now
 
 
-def _judge(config: RunConfig, results: Path) -> Judge | None:
+def _pruner(config: RunConfig, results: Path) -> Pruner | None:
     """What ends a run of this folder's sweep early, if anything does."""
     definition = read_definition(results)
-    return Judge(definition.prune, config, results) if definition and definition.prune else None
+    return Pruner(definition.prune, config, results) if definition and definition.prune else None
 
 
 def main(arguments: list[str]) -> int:
@@ -134,12 +134,12 @@ def main(arguments: list[str]) -> int:
     end_with_parent(os.getppid())
     config = build(RunConfig, read_yaml(given.config), str(given.config))
     scratch = Scratch(given.results, config.run_id)
-    leads = world()[0] == 0  # of several processes one speaks and judges
+    leads = world()[0] == 0  # of several processes one reports and prunes
     options = Options(
         runtime=build(RuntimeConfig, given.runtime, "--runtime"),
         stop=stop,
         report=ProgressWriter(scratch) if leads else None,
-        judge=_judge(config, given.results) if leads else None,
+        prune=_pruner(config, given.results) if leads else None,
     )
     try:
         execute(config, given.results, options)

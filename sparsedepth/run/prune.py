@@ -30,7 +30,7 @@ class PrunedRun(Exception):
         self.pruned = pruned
 
 
-class Judge:
+class Pruner:
     """Called after each step with the last logged training loss; raises PrunedRun."""
 
     def __init__(self, rule: Prune, config: RunConfig, results: Path):

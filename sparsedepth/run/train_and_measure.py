@@ -48,7 +48,7 @@ class Options:
     stop: Callable[[], bool] | None = None
     report: Callable[[str, float, float | None], None] | None = None
     """called with (phase, share of the run done, last training loss)"""
-    judge: Callable[[int, float | None], None] | None = None
+    prune: Callable[[int, float | None], None] | None = None
     """called with (steps done, last logged training loss); raises PrunedRun where the run is to be ended early"""
 
 
@@ -136,8 +136,8 @@ class RunJob:
 
         def after_step(step: int, loss: float | None) -> None:
             self._report("training", TRAINING_SHARE * step / config.n_steps, loss)
-            if self.options.judge:
-                self.options.judge(step, loss)
+            if self.options.prune:
+                self.options.prune(step, loss)
 
         return train(
             model,

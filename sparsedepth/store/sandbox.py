@@ -64,10 +64,10 @@ def ask(
             raise ValueError(_beyond(f"ran for longer than {time_limit:g} s")) from None
         finally:
             process.kill()
-    return _judged(process.returncode, content, said.decode(errors="replace"))
+    return _content_or_error(process.returncode, content, said.decode(errors="replace"))
 
 
-def _judged(code: int, content: bytes, said: str) -> bytes:
+def _content_or_error(code: int, content: bytes, said: str) -> bytes:
     if code == 0:
         sys.stderr.write(said)  # warnings
         return content

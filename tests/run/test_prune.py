@@ -8,7 +8,7 @@ from tiny import definition, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Prune
-from sparsedepth.run.prune import Judge, PrunedRun, verdict
+from sparsedepth.run.prune import PrunedRun, Pruner, verdict
 from sparsedepth.run.scratch import Scratch
 
 RULE = Prune(by="train_loss", at=[0.5], keep=0.5, min_runs=3)
@@ -44,16 +44,16 @@ def results(tmp_path):
     return tmp_path
 
 
-def judge(results, loss, from_step=1):
-    judged = Judge(RULE, RunConfig(**FIELDS, n_layers=2, seed=9), results)
+def prune(results, loss, from_step=1):
+    pruner = Pruner(RULE, RunConfig(**FIELDS, n_layers=2, seed=9), results)
     for row in curve(loss)[from_step - 1 :]:
-        judged(row["step"], row["train_loss"])
+        pruner(row["step"], row["train_loss"])
 
 
 def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results):
-    judge(results, 2.0)
+    prune(results, 2.0)
     with pytest.raises(PrunedRun) as caught:
-        judge(results, 2.5)
+        prune(results, 2.5)
     assert caught.value.pruned.step == 20
     assert caught.value.pruned.reason == (
         "pruned at 50%: train_loss 2.5 is above 2, which the best 50% of 4 finished runs with n_layers=2 had reached"
@@ -61,11 +61,11 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
 
 
 def test_a_run_that_resumes_beyond_its_share_is_not_judged_again(results):
-    judge(results, 9.0, from_step=21)
+    prune(results, 9.0, from_step=21)
 
 
 def test_without_finished_runs_nothing_is_pruned(tmp_path):
-    judge(tmp_path, 99.0)
+    prune(tmp_path, 99.0)
 
 
 @pytest.mark.slow  # a whole sweep with a sampler
