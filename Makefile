@@ -19,7 +19,7 @@ quickstart: install
 	$(BIN)sparsedepth plot $(OUT) -o $(OUT)/figure.png
 	@echo "== the picture is $(OUT)/figure.png; the recipe $(OUT)/recipe.yaml, with its card. To try next: =="
 	@echo "  $(BIN)sparsedepth report $(OUT) -o report.html"
-	@echo "  $(BIN)sparsedepth best $(OUT) --depth 24 --by usefulness"
+	@echo "  $(BIN)sparsedepth best $(OUT) --depth 24 --by needed_layers"
 	@echo "  $(PY) analysis/lns.py $(OUT)"
 	@echo "  $(BIN)sparsedepth sweep sweeps/depth.yaml --scale micro --out depth-results"
 

@@ -37,7 +37,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.sentences import NOTHING, estimate_text
+from sparsedepth.effects.sentences import NOTHING, counted, estimate_text
 from sparsedepth.files import write_bytes
 
 CLAIM = (
@@ -263,7 +263,7 @@ def report(made: list[Trial]) -> Iterator[str]:
             place = "across depths" if trial.n_layers is None else f"{trial.n_layers} layers"
             yield (
                 f"    {trial.comparison}, {place}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
-                f"{trial.tau.n} seeds, p {trial.p:.2g}"
+                f"{counted(trial.tau.n, 'seed')}, p {trial.p:.2g}"
             )
     yield f"{len(made)} verdicts: chance alone makes at most about {FOLLOWS * len(made):.1f} of them 'follows'"
 
@@ -313,10 +313,10 @@ def _page(rows: list[Row], made: list[Trial]) -> Any:
         axes.set_ylim(bottom=0)
     _draw_taus(page.add_subplot(grid[:, 1]), made)
     depth_legend(page, colours)
-    n_seeds = max(trial.tau.n for trial in made)
+    n_seeds = counted(max(trial.tau.n for trial in made), "seed")
     caption(
         page, f"Left: one line for each model, at the needs that it solves (accuracy at least {SOLVED}). Right: order "
-        f"of score and need, Kendall's tau, mean and Student's 95% interval over up to {n_seeds} seeds; a circle for "
+        f"of score and need, Kendall's tau, mean and Student's 95% interval over up to {n_seeds}; a circle for "
         "each depth, a diamond across depths. 1: the score rises whenever the need does; 0: it does not know the need.",
     )  # fmt: skip
     return page
