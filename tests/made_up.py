@@ -44,13 +44,13 @@ class Sweep(Driver):
         fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
         self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
         self.study = open_study(definition, results)
-        self.open(self.study)
+        self.fill_queue(self.study)
 
     def finish(self):
         while self._hand_out(self.study, [worker for worker in self._workers if worker.trial is None]):
             for worker in self._workers:
                 worker.advance()
-        self.unfinished = len(self._missing(self.study)[0])
+        self.unfinished = len(self._missing(self.study).undone)
         return self.study
 
 

@@ -122,11 +122,11 @@ class Driver:
         if retry_failed:
             for state in scan(self.results, self.definition):
                 Scratch(self.results, state.run_id).forget_failures()
-        self.work()
+        self.run_waiting()
         drop_leftovers(self.results)
         return scan(self.results, self.definition)
 
-    def work(self) -> None:
+    def run_waiting(self) -> None:
         """Run what waits, in a folder that is prepared. Raises ValueError for what made the sweep give up."""
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
@@ -137,7 +137,7 @@ class Driver:
             path = queue.lease_path(self.results, self._lease_id)
             with hold(path, self.stop):
                 try:
-                    self.open(study)
+                    self.fill_queue(study)
                     self._loop(study)
                 except Stopped:
                     pass
@@ -146,9 +146,9 @@ class Driver:
                         worker.abandon()
                 path.unlink(missing_ok=True)
             self.refused = queue.refused(study)
-            self.unfinished = len(self._missing(study)[0]) + self.plan.is_open(self.results_index.loss_of)
+            self.unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
 
-    def open(self, study: optuna.Study) -> None:
+    def fill_queue(self, study: optuna.Study) -> None:
         """Make the study know what is finished, and queue what is missing: first what a dead process had in hand."""
         with hold(self._queue_lock, self.stop):
             rebuild(study, self.plan, self.results, self.results_index)
@@ -252,13 +252,11 @@ class Driver:
 
         with hold(self._queue_lock, self.stop):
             queue.give_back_lost(study, self.results, is_forgotten)
-            tasks = [task for task in self._missing(study)[1] if not self._is_given_up(task)]
+            tasks = [task for task in self._missing(study).unqueued if not self._is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             queue.enqueue(study, tasks, self.definition)
 
-    def _missing(self, study: optuna.Study) -> tuple[list[Task], list[Task]]:
-        """The tasks that are not done, and those of them that are not in the queue either."""
-
+    def _missing(self, study: optuna.Study) -> queue.Missing:
         def is_done(run_id: str) -> bool:
             pruned = self.definition.prune and Scratch(self.results, run_id).pruned()
             return bool(pruned) or self.results_index.is_complete(run_id)
@@ -317,7 +315,7 @@ def work(
     if definition is None:
         raise ValueError(f"{results} is no folder of a sweep; start `sparsedepth sweep FILE --out {results}` first")
     driver = Driver(definition, results, machine, watch, storage_url)
-    driver.work()
+    driver.run_waiting()
     return driver
 
 

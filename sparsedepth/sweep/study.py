@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -233,7 +233,7 @@ def _exhausted(study: optuna.Study, task: Task) -> None:
     )
 
 
-def take(study: optuna.Study, definition: SweepDefinition, lease: str) -> optuna.Trial | None:
+def take(study: optuna.Study, definition: SweepDefinition, lease_id: str) -> optuna.Trial | None:
     """The first trial that waits, now running under a lease; None where none waits."""
     storage = study._storage
     for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
@@ -242,7 +242,7 @@ def take(study: optuna.Study, definition: SweepDefinition, lease: str) -> optuna
             continue
         try:
             # Before it runs, so that whoever finds it running can always ask whether its worker lives.
-            storage.set_trial_user_attr(waiting._trial_id, "lease", lease)
+            storage.set_trial_user_attr(waiting._trial_id, "lease", lease_id)
             if not storage.set_trial_state_values(waiting._trial_id, TrialState.RUNNING):
                 continue
         except UpdateFinishedTrialError:
@@ -252,7 +252,7 @@ def take(study: optuna.Study, definition: SweepDefinition, lease: str) -> optuna
             study_name=study.study_name, storage=storage, sampler=make_sampler(definition, task)
         )
         trial = optuna.Trial(its_study, waiting._trial_id)
-        trial.set_user_attr("lease", lease)
+        trial.set_user_attr("lease", lease_id)
         return trial
     return None
 
@@ -263,11 +263,12 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
         study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
-def give_back_lost(study: optuna.Study, results: Path, is_ours: Callable[[FrozenTrial], bool]) -> None:
-    """Let the trials wait again whose workers are dead; `is_ours`: the caller's own that it knows nothing of."""
+def give_back_lost(study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool]) -> None:
+    """Let the trials wait again whose workers are dead; and those that the caller had taken and has
+    forgotten (`is_forgotten`)."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        lease = trial.user_attrs.get("lease")
-        if lease is None or is_ours(trial) or not is_held(lease_path(results, lease)):
+        lease_id = trial.user_attrs.get("lease")
+        if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id)):
             give_back(study, trial)
 
 
@@ -293,16 +294,23 @@ def refused(study: optuna.Study) -> Counter[str]:
     return Counter(trial.user_attrs["infeasible"] for trial in settled if "infeasible" in trial.user_attrs)
 
 
-def lease_path(results: Path, lease: str) -> Path:
+def lease_path(results: Path, lease_id: str) -> Path:
     """The lease that a sweep's process holds for its life, for the trials that it has taken."""
-    assert uuid.UUID(hex=lease).hex == lease
-    return results / "work" / f"sweep-{lease}.lock"
+    assert uuid.UUID(hex=lease_id).hex == lease_id
+    return results / "work" / f"sweep-{lease_id}.lock"
+
+
+class Missing(NamedTuple):
+    undone: list[Task]
+    """The tasks that are not done."""
+    unqueued: list[Task]
+    """Those of them that are neither running nor waiting."""
 
 
 def missing(
     study: optuna.Study, tasks: Iterable[Task], is_complete: Callable[[str], bool], is_done: Callable[[Task], bool]
-) -> tuple[list[Task], list[Task]]:
-    """The tasks that are not done; and of these the ones that are neither running nor waiting.
+) -> Missing:
+    """What a sweep still lacks.
 
     Done means: `is_done` for a known cell; for a proposal, that its trial is settled and its runs' folders are still
     complete.
@@ -318,7 +326,7 @@ def missing(
             if ended or all(is_complete(run_id) for run_id in run_ids_of(trial)):
                 settled.add(task.key)
     undone = [task for task in tasks if not (task.key in settled if task.cell is None else is_done(task))]
-    return undone, [task for task in undone if task.key not in active]
+    return Missing(undone, [task for task in undone if task.key not in active])
 
 
 def run_ids_of(trial: FrozenTrial) -> list[str]:
