@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.budget import Budget
-    from sparsedepth.plan.price import Price, Setting
+    from sparsedepth.plan.price import Price, PricingSetup
     from sparsedepth.sweep.machine import Machine
     from sparsedepth.toy.config import ToyDefinition
 
@@ -17,31 +17,33 @@ TOY_SHARE = 0.25
 """Of a device's fp32 rate, that the small products of a toy reach."""
 
 
-def setting_here(definition: "SweepDefinition", machine: "Machine", *, calibrated: bool = False) -> "Setting":
+def pricing_setup_here(
+    definition: "SweepDefinition", machine: "Machine", *, calibrated: bool = False
+) -> "PricingSetup":
     """This machine with what was timed on it; with `calibrated` every shape of the sweep is timed now if it was not."""
     from sparsedepth.plan import price as pricing
     from sparsedepth.sweep.calibrate import calibrate, device_name_of, known_timings
 
     name = "cpu" if not machine.gpus else pricing.named_device(device_name_of(machine))
-    setting = pricing.setting(
+    setup = pricing.pricing_setup(
         machine.runtime, device=name, workers=machine.workers, processes=machine.processes_per_run
     )
-    setting = pricing.with_timings(setting, known_timings(machine))
-    missing = pricing.uncalibrated(definition, setting) if calibrated else []
+    setup = pricing.with_timings(setup, known_timings(machine))
+    missing = pricing.uncalibrated(definition, setup) if calibrated else []
     if not missing:
-        return setting
+        return setup
 
     def progress(made: int) -> None:
         print(f"\rtimed {made} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
 
     timings = calibrate(missing, machine, progress)
     print(file=sys.stderr)
-    return pricing.with_timings(setting, timings)
+    return pricing.with_timings(setup, timings)
 
 
 def show(
     definition: "SweepDefinition",
-    setting: "Setting",
+    setup: "PricingSetup",
     budget: "Budget",
     format: str = "table",
     results: Path | None = None,
@@ -51,9 +53,9 @@ def show(
     from sparsedepth.plan.budget import ways
     from sparsedepth.plan.price import as_json, price
 
-    total = price(definition, setting)
+    total = price(definition, setup)
     shortage = _shortage(definition, total)
-    left = price_left(definition, setting, results) if results else None
+    left = price_left(definition, setup, results) if results else None
     if format == "json":
         more = {} if left is None else {"left": as_json(left)}
         print(json.dumps({"sweep": definition.name, **as_json(total), "shortage": shortage, **more}, indent=1))
@@ -66,7 +68,7 @@ def show(
     excess = budget.excess(total)
     if not excess:
         return
-    fits = ways(definition, setting, budget)
+    fits = ways(definition, setup, budget)
     for number, way in enumerate(fits, start=1):
         print(f"to fit, {number}: {way.change}: {one_line(way.price)}", file=sys.stderr)
     raise ValueError(
@@ -75,22 +77,22 @@ def show(
     )
 
 
-def price_left(definition: "SweepDefinition", setting: "Setting", results: Path) -> "Price | None":
+def price_left(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
     """The price of the runs that the folder lacks; None where it lacks none."""
     from sparsedepth.plan.price import left_of, price_of
 
     left = left_of(definition, results)
-    return price_of(left, setting) if left else None
+    return price_of(left, setup) if left else None
 
 
 def _shortage(definition: "SweepDefinition", price: "Price") -> str | None:
     """Where the largest run is beyond the device's memory: that, and the micro-batch that fits."""
     from sparsedepth.plan.budget import Budget, fitting_micro_batch
 
-    memory = price.setting.assumed.memory
+    memory = price.setup.assumed.memory
     if memory is None or price.memory_bytes <= memory:
         return None
-    fitting = fitting_micro_batch(definition, price.setting, Budget(gigabytes=memory / 1e9))
+    fitting = fitting_micro_batch(definition, price.setup, Budget(gigabytes=memory / 1e9))
     fix = f"micro_batch={fitting} does (--runtime micro_batch={fitting})"
     if fitting is None:
         fix = "nor does micro_batch=1; take more devices a run (--gpus-per-run, --runtime parallel=fsdp)"
@@ -128,7 +130,7 @@ def one_line(price: "Price") -> str:
         f"{price.train_flops:.2g} FLOP",
         f"{_bytes(price.memory_bytes)} at the peak of a run",
         f"{_bytes(price.disk_bytes)} on disk",
-        f"{duration(price.seconds.value)} with {price.setting.workers} at a time ({_trust(price)})",
+        f"{duration(price.seconds.value)} with {price.setup.workers} at a time ({_trust(price)})",
     ]
     return ", ".join(parts)
 
@@ -170,12 +172,12 @@ def _remarks(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     from sparsedepth.cli.run_progress import duration
 
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
-    place = price.setting.place
-    where = f"{price.setting.device}, {place.threads} threads a run" if place.device == "cpu" else price.setting.device
+    place = price.setup.place
+    where = f"{price.setup.device}, {place.threads} threads a run" if place.device == "cpu" else price.setup.device
     each = f", {place.processes} devices a run" if place.processes > 1 else ""
-    yield f"time: {duration(low)} to {duration(high)} on {price.setting.workers} x {where}{each}"
+    yield f"time: {duration(low)} to {duration(high)} on {price.setup.workers} x {where}{each}"
     if not price.is_calibrated:
-        yield f"      assumed {price.setting.assumed.rate:.2g} FLOP/s each; --calibrate times real steps instead"
+        yield f"      assumed {price.setup.assumed.rate:.2g} FLOP/s each; --calibrate times real steps instead"
     if price.data_bytes is None:
         yield "disk: without the tokenised text, whose length is not known before it is read"
     if definition.tune:

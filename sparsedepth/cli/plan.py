@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparsedepth.cli.cost import setting_here, show, show_toy
+from sparsedepth.cli.cost import pricing_setup_here, show, show_toy
 from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers, runtime_of
 
 
@@ -68,11 +68,11 @@ def plan(
         if on not in pricing.DEVICES:
             raise ValueError(f"--on {on!r} is not known; choose of: {', '.join(pricing.DEVICES)}")
         wanted = runtime_of(runtime, compile=compiled)
-        setting = pricing.setting(wanted, device=on, workers=workers or 1, processes=gpus_per_run)
+        setup = pricing.pricing_setup(wanted, device=on, workers=workers or 1, processes=gpus_per_run)
     else:
         from sparsedepth.sweep.machine import machine, parse_gpus
 
         chosen = parse_gpus(gpus) if gpus else None
         wanted = runtime_of(runtime, device=device, compile=compiled)
-        setting = setting_here(definition, machine(workers, wanted, 1, chosen, gpus_per_run), calibrated=calibrated)
-    show(definition, setting, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out)
+        setup = pricing_setup_here(definition, machine(workers, wanted, 1, chosen, gpus_per_run), calibrated=calibrated)
+    show(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out)

@@ -67,7 +67,7 @@ def sweep(
 
     definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
 
-    from sparsedepth.cli.cost import one_line, price_left, setting_here, show
+    from sparsedepth.cli.cost import one_line, price_left, pricing_setup_here, show
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
     from sparsedepth.plan.budget import Budget
@@ -89,14 +89,14 @@ def sweep(
     print(f"{plan.expected} runs{at_least} into {out}, {used.workers} at a time on {used.described}")
     for note in plan.notes():
         print(note)
-    setting = setting_here(definition, used)
-    setting = with_peaks(setting, measured_peaks(out, expected_runs(definition)[0], setting.place.device))
+    setup = pricing_setup_here(definition, used)
+    setup = with_peaks(setup, measured_peaks(out, expected_runs(definition)[0], setup.place.device))
     if dry_run:
-        show(definition, setting, Budget(), results=out if out.exists() else None)
+        show(definition, setup, Budget(), results=out if out.exists() else None)
         return
-    cost = price(definition, setting)
+    cost = price(definition, setup)
     print(f"price: {one_line(cost)}")
-    left = price_left(definition, setting, out)
+    left = price_left(definition, setup, out)
     if left and left.runs < cost.runs:
         print(f"left: {one_line(left)}")
     with Watcher(definition, plan.expected, out) as watcher:
@@ -156,14 +156,14 @@ def train(
     config = build(RunConfig, {**read_input(file, "run"), **parse_settings(settings or [])}, str(file))
     warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
     if dry_run:
-        from sparsedepth.cli.cost import setting_here, show
+        from sparsedepth.cli.cost import pricing_setup_here, show
         from sparsedepth.cli.sweep_args import define_run
         from sparsedepth.plan.budget import Budget
         from sparsedepth.sweep.machine import machine
 
         definition = define_run(file, settings)
         wanted = runtime_of(runtime, device=device, threads=threads, compile=compiled)
-        show(definition, setting_here(definition, machine(1, wanted, 1, None, 1)), Budget())
+        show(definition, pricing_setup_here(definition, machine(1, wanted, 1, None, 1)), Budget())
         return
     with bar(config.run_id) as report:
         chosen = runtime_of(runtime, device=device, threads=threads, compile=compiled)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sparsedepth.config.load import build
 from sparsedepth.config.space import Interval
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.price import Price, Setting, expected_runs, price
+from sparsedepth.plan.price import Price, PricingSetup, expected_runs, price
 
 MAX_WORKERS = 1024
 SHARES = tuple(percent / 100 for percent in range(90, 0, -10))
@@ -46,45 +46,45 @@ class Way:
     price: Price
 
 
-def ways(definition: SweepDefinition, setting: Setting, budget: Budget) -> list[Way]:
+def ways(definition: SweepDefinition, setup: PricingSetup, budget: Budget) -> list[Way]:
     """The three ways to fit that keep most of the training FLOPs, best first; fewer where there are not as many."""
     prefix = ""
-    micro = fitting_micro_batch(definition, setting, budget)
+    micro = fitting_micro_batch(definition, setup, budget)
     if micro is not None:
-        setting = replace(setting, place=replace(setting.place, micro_batch=micro))
+        setup = replace(setup, place=replace(setup.place, micro_batch=micro))
         prefix = f"--runtime micro_batch={micro}"
-        if not budget.excess(cost := price(definition, setting)):
+        if not budget.excess(cost := price(definition, setup)):
             return [Way(change=prefix, price=cost)]
-    each = [_first_fit(tried, budget) for tried in _candidates(definition, setting)]
+    each = [_first_fit(tried, budget) for tried in _candidates(definition, setup)]
     fitting = [
         replace(way, change=f"{prefix} and {way.change}" if prefix else way.change) for way in each if way is not None
     ]
     return sorted(fitting, key=lambda way: -way.price.train_flops)[:3]
 
 
-def fitting_micro_batch(definition: SweepDefinition, setting: Setting, budget: Budget) -> int | None:
+def fitting_micro_batch(definition: SweepDefinition, setup: PricingSetup, budget: Budget) -> int | None:
     """The largest power of 2 of sequences per forward pass that fits into memory; None where none is needed or fits."""
     memory = Budget(gigabytes=budget.gigabytes)
-    if not memory.excess(price(definition, setting)):
+    if not memory.excess(price(definition, setup)):
         return None
     runs = expected_runs(definition)[0]
-    size = setting.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
+    size = setup.place.micro_batch or max(run.batch_tokens // run.seq_len for run in runs)
     size = 1 << (size.bit_length() - 1)
     while size:
-        smaller = replace(setting, place=replace(setting.place, micro_batch=size))
+        smaller = replace(setup, place=replace(setup.place, micro_batch=size))
         if not memory.excess(price(definition, smaller)):
             return size
         size //= 2
     return None
 
 
-Tried = Iterator[tuple[str, SweepDefinition, Setting]]
+Tried = Iterator[tuple[str, SweepDefinition, PricingSetup]]
 
 
 def _first_fit(tried: Tried, budget: Budget) -> Way | None:
-    for change, definition, setting in tried:
+    for change, definition, setup in tried:
         try:
-            cost = price(definition, setting)
+            cost = price(definition, setup)
         except ValueError:  # what is left is no sweep: no whole number of steps, no match
             continue
         if not budget.excess(cost):
@@ -92,37 +92,37 @@ def _first_fit(tried: Tried, budget: Budget) -> Way | None:
     return None
 
 
-def _candidates(definition: SweepDefinition, setting: Setting) -> Iterator[Tried]:
+def _candidates(definition: SweepDefinition, setup: PricingSetup) -> Iterator[Tried]:
     """The ways to change, each from the smallest change to the largest."""
-    yield _more_workers(definition, setting)
-    yield _fewer_seeds(definition, setting)
-    yield _fewer_trials(definition, setting)
-    yield _fewer_tokens(definition, setting)
+    yield _more_workers(definition, setup)
+    yield _fewer_seeds(definition, setup)
+    yield _fewer_trials(definition, setup)
+    yield _fewer_tokens(definition, setup)
     for name, axis in definition.space.items():
         if not isinstance(axis, Interval) and len(axis) > 1:
-            yield _without_values(definition, setting, name)
+            yield _without_values(definition, setup, name)
 
 
-def _more_workers(definition: SweepDefinition, setting: Setting) -> Tried:
-    workers = 2 * setting.workers
+def _more_workers(definition: SweepDefinition, setup: PricingSetup) -> Tried:
+    workers = 2 * setup.workers
     while workers <= MAX_WORKERS:
-        yield f"{workers} workers, each with a device of its own", definition, replace(setting, workers=workers)
+        yield f"{workers} workers, each with a device of its own", definition, replace(setup, workers=workers)
         workers *= 2
 
 
-def _fewer_seeds(definition: SweepDefinition, setting: Setting) -> Tried:
+def _fewer_seeds(definition: SweepDefinition, setup: PricingSetup) -> Tried:
     for n in range(len(definition.seeds) - 1, 0, -1):
         seeds = definition.seeds[:n]
-        yield f"seeds: {seeds}", _changed(definition, seeds=seeds), setting
+        yield f"seeds: {seeds}", _changed(definition, seeds=seeds), setup
 
 
-def _fewer_trials(definition: SweepDefinition, setting: Setting) -> Tried:
+def _fewer_trials(definition: SweepDefinition, setup: PricingSetup) -> Tried:
     for share in SHARES if definition.n_trials else ():
         n_trials = max(1, int(share * (definition.n_trials or 0)))
-        yield f"n_trials: {n_trials}", _changed(definition, n_trials=n_trials), setting
+        yield f"n_trials: {n_trials}", _changed(definition, n_trials=n_trials), setup
 
 
-def _fewer_tokens(definition: SweepDefinition, setting: Setting) -> Tried:
+def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Tried:
     if "train_tokens" in definition.varied or "preset" in definition.varied:
         return
     runs = expected_runs(definition)[0]
@@ -130,21 +130,21 @@ def _fewer_tokens(definition: SweepDefinition, setting: Setting) -> Tried:
     for share in SHARES:
         fewer = int(share * tokens) // batch * batch
         if fewer:
-            yield f"--set train_tokens={fewer}", definition.with_changes({"train_tokens": fewer}), setting
+            yield f"--set train_tokens={fewer}", definition.with_changes({"train_tokens": fewer}), setup
 
 
-def _without_values(definition: SweepDefinition, setting: Setting, name: str) -> Tried:
+def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str) -> Tried:
     """An axis without its most expensive value, without its two most expensive ones, ..."""
     axis = definition.space[name]
     assert not isinstance(axis, Interval)
     flops = {
-        repr(value): price(_changed(definition, space={**definition.space, name: [value]}), setting).train_flops
+        repr(value): price(_changed(definition, space={**definition.space, name: [value]}), setup).train_flops
         for value in axis
     }
     kept = list(axis)
     while len(kept) > 1:
         kept.remove(max(kept, key=lambda value: flops[repr(value)]))
-        yield f"{name}: {kept}", _changed(definition, space={**definition.space, name: list(kept)}), setting
+        yield f"{name}: {kept}", _changed(definition, space={**definition.space, name: list(kept)}), setup
 
 
 def _changed(definition: SweepDefinition, **changes: object) -> SweepDefinition:

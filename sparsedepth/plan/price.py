@@ -36,7 +36,7 @@ PROPOSALS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PricingSetup:
     """Where and how a sweep is to run, as far as its price depends on it."""
 
     device: str = "cpu"
@@ -54,7 +54,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ShapePrice:
     """The runs of one shape. Amounts are of one run."""
 
     shape_id: str
@@ -74,8 +74,8 @@ class Kind:
 class Price:
     """A sweep's price."""
 
-    kinds: list[Kind]
-    setting: Setting
+    kinds: list[ShapePrice]
+    setup: PricingSetup
     bound: str
     """'' where the runs are known; else 'at least' or 'at most'"""
     seconds: Seconds
@@ -107,15 +107,15 @@ class Price:
         """Records, three checkpoints of each run that is under way, and the text where it is known."""
         records = sum(kind.runs * kind.disk_bytes for kind in self.kinds)
         largest = max(kind.params_total for kind in self.kinds)
-        return records + 3 * 12 * largest * self.setting.workers + (self.data_bytes or 0)
+        return records + 3 * 12 * largest * self.setup.workers + (self.data_bytes or 0)
 
     @property
     def is_calibrated(self) -> bool:
         return all(kind.seconds.calibrated for kind in self.kinds)
 
 
-def setting(runtime: RuntimeConfig, *, device: str, workers: int, processes: int = 1) -> Setting:
-    """The setting of a machine whose device is one of DEVICES."""
+def pricing_setup(runtime: RuntimeConfig, *, device: str, workers: int, processes: int = 1) -> PricingSetup:
+    """The setup of a machine whose device is one of DEVICES."""
     place = Place(
         device="cpu" if device == "cpu" else "cuda",
         micro_batch=runtime.micro_batch,
@@ -124,7 +124,7 @@ def setting(runtime: RuntimeConfig, *, device: str, workers: int, processes: int
         threads=runtime.threads or 1,
         parallel=runtime.parallel,
     )
-    return Setting(device=device, workers=workers, place=place)
+    return PricingSetup(device=device, workers=workers, place=place)
 
 
 def named_device(name: str) -> str:
@@ -161,10 +161,10 @@ def _proposed(definition: SweepDefinition) -> list[RunConfig]:
     return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
 
 
-def price(definition: SweepDefinition, setting: Setting) -> Price:
+def price(definition: SweepDefinition, setup: PricingSetup) -> Price:
     """The price of a sweep. Raises ValueError for a cell that cannot be built or matched."""
     runs, bound = expected_runs(definition)
-    return price_of(runs, setting, bound)
+    return price_of(runs, setup, bound)
 
 
 def left_of(definition: SweepDefinition, results: Path) -> list[RunConfig]:
@@ -176,7 +176,7 @@ def left_of(definition: SweepDefinition, results: Path) -> list[RunConfig]:
     return [run for run in known if not is_complete_run(results, run.run_id)] + expected[len(known) :]
 
 
-def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Price:
+def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:
     """The price of runs that start in this order."""
     ids = [shape_id(config) for config in runs]
     examples = dict(zip(reversed(ids), reversed(runs), strict=True))
@@ -184,16 +184,16 @@ def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Pr
     every = list(shapes.values())
     differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
     kinds = [
-        _kind(key, examples[key], ids.count(key), {name: fields[name] for name in differing}, setting)
+        _kind(key, examples[key], ids.count(key), {name: fields[name] for name in differing}, setup)
         for key, fields in shapes.items()
     ]
     by_id = {kind.shape_id: kind.seconds for kind in kinds}
     each = [by_id[key] for key in ids]
-    value = makespan([time.value for time in each], setting.workers)
-    high = makespan([time.value * time.factor for time in each], setting.workers)
+    value = makespan([time.value for time in each], setup.workers)
+    high = makespan([time.value * time.factor for time in each], setup.workers)
     return Price(
         kinds=kinds,
-        setting=setting,
+        setup=setup,
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
         busy_seconds=sum(time.value for time in each),
@@ -201,11 +201,11 @@ def price_of(runs: Sequence[RunConfig], setting: Setting, bound: str = "") -> Pr
     )
 
 
-def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setting: Setting) -> Kind:
+def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
     counted = cost(config)
-    timing = (setting.timings or {}).get(shape_id(config, step_only=True))
-    ratio = setting.peaks.get(key) or (median(setting.peaks.values()) if setting.peaks else 1.0)
-    return Kind(
+    timing = (setup.timings or {}).get(shape_id(config, step_only=True))
+    ratio = setup.peaks.get(key) or (median(setup.peaks.values()) if setup.peaks else 1.0)
+    return ShapePrice(
         shape_id=key,
         varied=varied,
         runs=n_runs,
@@ -213,9 +213,9 @@ def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], sett
         params_active=counted.params_active,
         tokens=config.train_tokens,
         train_flops=float(counted.train_flops(config.train_tokens)),
-        memory_bytes=round(ratio * peak_bytes(config, setting.place)),
+        memory_bytes=round(ratio * peak_bytes(config, setup.place)),
         disk_bytes=4 * counted.params_total + RECORD_BYTES,
-        seconds=seconds(config, setting.place, setting.assumed, timing),
+        seconds=seconds(config, setup.place, setup.assumed, timing),
     )
 
 
@@ -237,28 +237,28 @@ def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size)
 
 
-def uncalibrated(definition: SweepDefinition, setting: Setting) -> list[RunConfig]:
+def uncalibrated(definition: SweepDefinition, setup: PricingSetup) -> list[RunConfig]:
     """One run of each shape whose steps were not timed yet."""
-    known = setting.timings or {}
+    known = setup.timings or {}
     shapes = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
     return [config for key, config in shapes.items() if key not in known]
 
 
-def with_timings(setting: Setting, timings: Mapping[str, Timing]) -> Setting:
-    return replace(setting, timings={**(setting.timings or {}), **timings})
+def with_timings(setup: PricingSetup, timings: Mapping[str, Timing]) -> PricingSetup:
+    return replace(setup, timings={**(setup.timings or {}), **timings})
 
 
-def with_peaks(setting: Setting, measured: Sequence[tuple[RunConfig, int]]) -> Setting:
-    """The setting with the peaks of memory, in bytes, that runs had on this kind of machine: of a shape the largest."""
+def with_peaks(setup: PricingSetup, measured: Sequence[tuple[RunConfig, int]]) -> PricingSetup:
+    """The setup with the peaks of memory, in bytes, that runs had on this kind of machine: of a shape the largest."""
     ratios: dict[str, float] = {}
     for config, peak in measured:
         key = shape_id(config)
-        ratios[key] = max(ratios.get(key, 0.0), peak / peak_bytes(config, setting.place))
-    return replace(setting, peaks=ratios)
+        ratios[key] = max(ratios.get(key, 0.0), peak / peak_bytes(config, setup.place))
+    return replace(setup, peaks=ratios)
 
 
 def as_json(price: Price) -> dict[str, Any]:
     """The price as plain data."""
-    content = asdict(replace(price, setting=replace(price.setting, timings=None, peaks={})))
+    content = asdict(replace(price, setup=replace(price.setup, timings=None, peaks={})))
     totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
     return content | {name: getattr(price, name) for name in totals}

@@ -13,7 +13,7 @@ from sparsedepth.cli.sweep_args import define, define_run
 from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.plan.price import left_of, price, setting
+from sparsedepth.plan.price import left_of, price, pricing_setup
 from sparsedepth.store.folder import MARKER
 
 LARGE = {"preset": "llama-1b"}
@@ -51,7 +51,7 @@ def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_tha
 
     def peak(micro_batch):
         runtime = build(RuntimeConfig, {"micro_batch": micro_batch}, "t")
-        return price(sweep, setting(runtime, device="h100", workers=1)).memory_bytes
+        return price(sweep, pricing_setup(runtime, device="h100", workers=1)).memory_bytes
 
     assert peak(size) <= 80e9 < peak(2 * size)
     plan(path, on="h100", runtime=[f"micro_batch={size}"])

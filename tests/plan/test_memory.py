@@ -11,7 +11,7 @@ from tiny import BASE, ENVIRONMENT, corpus
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.memory import Place, activation_bytes, peak_bytes
-from sparsedepth.plan.price import Setting, price_of, with_peaks
+from sparsedepth.plan.price import PricingSetup, price_of, with_peaks
 from sparsedepth.train.loop import losses
 
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 96}
@@ -114,7 +114,7 @@ def test_a_price_takes_the_peaks_that_runs_had():
     """The larger one of two runs of a shape; other shapes are scaled by the median of measured / modelled."""
     small, large = config(measures=["loss"]), config(measures=["loss"], n_layers=4)
     again = small.model_copy(update={"seed": 1})
-    modelled = [kind.memory_bytes for kind in price_of([small, large], Setting()).kinds]
-    setting = with_peaks(Setting(), [(small, 2 * modelled[0]), (again, 3 * modelled[0])])
-    measured = [kind.memory_bytes for kind in price_of([small, large], setting).kinds]
+    modelled = [kind.memory_bytes for kind in price_of([small, large], PricingSetup()).kinds]
+    setup = with_peaks(PricingSetup(), [(small, 2 * modelled[0]), (again, 3 * modelled[0])])
+    measured = [kind.memory_bytes for kind in price_of([small, large], setup).kinds]
     assert measured == [3 * modelled[0], 3 * modelled[1]]

@@ -20,7 +20,7 @@ from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.budget import Budget, ways
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
 from sparsedepth.plan.memory import Place
-from sparsedepth.plan.price import Setting, makespan, named_device, price, price_of, uncalibrated
+from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, uncalibrated
 from sparsedepth.store.cache import read_columns
 from sparsedepth.sweep.calibrate import time_run
 from sparsedepth.train.runtime import resolve
@@ -40,26 +40,26 @@ def test_every_shipped_sweep_has_a_price():
     for path in FILES:
         definition = build(SweepDefinition, read_yaml(path), str(path))
         for scale in (None, *definition.scales):
-            found = price(definition.scaled(scale), Setting(device="h100", place=Place(device="cuda")))
+            found = price(definition.scaled(scale), PricingSetup(device="h100", place=Place(device="cuda")))
             assert found.runs >= len(found.kinds) > 0
             assert found.seconds.value > 0 and found.memory_bytes > 12 * found.kinds[0].params_total
     assert time.perf_counter() - started < 10
 
 
 def test_runs_of_one_shape_are_one_kind():
-    found = price(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}), Setting(workers=2))
+    found = price(sweep(space={"n_layers": [2, 4], "lr": [1e-3, 2e-3]}), PricingSetup(workers=2))
     assert [(kind.varied, kind.runs) for kind in found.kinds] == [({"n_layers": 4}, 6), ({"n_layers": 2}, 6)]
     assert found.tokens == 12 * 5120 and found.bound == ""
 
 
 def test_tuning_runs_and_seeds_are_counted():
     """2 depths x (3 rates at the first seed, then 2 more seeds at the best)."""
-    found = price(sweep(tune={"lr": [1e-3, 2e-3, 4e-3]}), Setting())
+    found = price(sweep(tune={"lr": [1e-3, 2e-3, 4e-3]}), PricingSetup())
     assert found.runs == 2 * (3 + 2) and found.bound == "at least"
 
 
 def test_proposals_are_an_upper_bound():
-    found = price(sweep(sampler="tpe", n_trials=7, seeds=[0, 1]), Setting())
+    found = price(sweep(sampler="tpe", n_trials=7, seeds=[0, 1]), PricingSetup())
     assert found.runs == 14 and found.bound == "at most" and len(found.kinds) == 2
 
 
@@ -78,7 +78,7 @@ def test_training_flops_are_those_of_a_real_step(fields):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         logits_BTV = model(tokens_BT1[:, :-1])
         F.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT1[:, 1:].flatten()).backward()
-    planned = price_of([config], Setting()).train_flops / config.n_steps
+    planned = price_of([config], PricingSetup()).train_flops / config.n_steps
     assert planned == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
@@ -111,7 +111,7 @@ def test_a_shape_is_timed():
     small, large = (RunConfig(**BASE, n_layers=n, precision="fp32") for n in (1, 8))
     first, second = (time_run(run, resolve(run)) for run in (small, large))
     assert 0 < first.step < second.step and 0 < first.forward < second.forward
-    known = Setting(timings={shape_id(small, step_only=True): first})
+    known = PricingSetup(timings={shape_id(small, step_only=True): first})
     found = price_of([small, large], known)
     assert [kind.seconds.calibrated for kind in found.kinds] == [True, False] and not found.is_calibrated
     both = sweep(base={**BASE, "precision": "fp32"}, space={"n_layers": [1, 8]})
@@ -119,11 +119,11 @@ def test_a_shape_is_timed():
 
 
 def test_ways_to_fit_a_budget_fit_it():
-    definition, setting = sweep(), Setting()
-    whole = price(definition, setting)
+    definition, setup = sweep(), PricingSetup()
+    whole = price(definition, setup)
     budget = Budget(hours=0.6 * whole.seconds.value / 3600)
     assert budget.excess(whole)
-    found = ways(definition, setting, budget)
+    found = ways(definition, setup, budget)
     assert len(found) == 3 and not any(budget.excess(way.price) for way in found)
     assert found[0].change.startswith("2 workers") and found[0].price.train_flops == whole.train_flops
     flops = [way.price.train_flops for way in found]
@@ -131,9 +131,9 @@ def test_ways_to_fit_a_budget_fit_it():
 
 
 def test_memory_is_fitted_with_smaller_micro_batches():
-    definition, setting = sweep(base={**BASE, "batch_tokens": 4096, "train_tokens": 4096}), Setting()
-    budget = Budget(gigabytes=0.5 * price(definition, setting).memory_bytes / 1e9)
-    (way,) = ways(definition, setting, budget)
+    definition, setup = sweep(base={**BASE, "batch_tokens": 4096, "train_tokens": 4096}), PricingSetup()
+    budget = Budget(gigabytes=0.5 * price(definition, setup).memory_bytes / 1e9)
+    (way,) = ways(definition, setup, budget)
     assert way.change.startswith("--runtime micro_batch=") and not budget.excess(way.price)
 
 
