@@ -1,4 +1,4 @@
-"""`sparsedepth recipe`: from results to a configuration with its card; its trial; and its place in the literature.
+"""`sparsedepth recipe`: from results to a configuration with its card; its verification; its place in the literature.
 
 `sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch.
 """
@@ -30,7 +30,7 @@ class _DeriveByDefault(TyperGroup):
 app = typer.Typer(
     cls=_DeriveByDefault,
     rich_markup_mode=None,
-    help="Derive a configuration from results, with its evidence; put it on trial; lay it beside the literature.",
+    help="Derive a configuration from results, with its evidence; verify it on fresh seeds; compare it with papers.",
 )
 
 
@@ -77,7 +77,7 @@ def derive(
         kind = "the baseline" if recipe.abstained else "the recipe"
         print(f"\n{kind} is in {out}: sparsedepth train {out} --out {folders[0]}\nits card: {page} and {data}")
         if not recipe.abstained:
-            print(f"put it on trial: sparsedepth recipe verify {data} --out DIR")
+            print(f"verify it on fresh seeds: sparsedepth recipe verify {data} --out DIR")
 
 
 @app.command()
@@ -103,31 +103,31 @@ def verify(
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.machine import machine, parse_gpus
-    from sparsedepth.sweep.verify import trial_of
-    from sparsedepth.sweep.verify import verify as try_out
+    from sparsedepth.sweep.verify import verification_sweep
+    from sparsedepth.sweep.verify import verify as run_verification
 
-    definition = trial_of(claimed, seeds)
+    definition = verification_sweep(claimed, seeds)
     used = machine(workers, runtime_of(runtime, device=device), max_attempts, parse_gpus(gpus) if gpus else None)
     expected = Plan(definition).expected
     print(f"{definition.question}\n{expected} runs into {out}: {', '.join(names)}; seeds {definition.seeds}")
     with Watcher(definition, expected, out) as watcher:
-        trial = try_out(claimed, definition, out, used, watcher, retry_failed=retry_failed)
-    if trial.card is None:
-        complete = sum(state.state == "complete" for state in trial.states)
+        result = run_verification(claimed, definition, out, used, watcher, retry_failed=retry_failed)
+    if result.card is None:
+        complete = sum(state.state == "complete" for state in result.states)
         print(f"{complete} of {expected} runs complete; the same command continues", file=sys.stderr)
-        raise typer.Exit(trial.stop.exit_code if trial.stop() else 1)
-    _print_trial(claimed, trial.card)
-    data, page = write_page(out / card_path(card).name, trial.card)
+        raise typer.Exit(result.stop.exit_code if result.stop() else 1)
+    _print_verification(claimed, result.card)
+    data, page = write_page(out / card_path(card).name, result.card)
     print(f"the verified card: {page} and {data}; {card_path(card)} is as it was")
 
 
-def _print_trial(before: "Card", after: "Card") -> None:
+def _print_verification(before: "Card", after: "Card") -> None:
     from sparsedepth.recipe.card_text import gain_text, grade_text
 
-    trial = after.held_out.verification
-    assert trial is not None
-    print(f"recipe against baseline: {trial.outcome}: {after.recipe.objective} {gain_text(trial.gain)}")
-    for one in trial.ingredients:
+    verification = after.held_out.verification
+    assert verification is not None
+    print(f"recipe against baseline: {verification.outcome}: {after.recipe.objective} {gain_text(verification.gain)}")
+    for one in verification.ingredients:
         print(f"recipe against recipe without {one.left_out}: {one.verdict}: {gain_text(one.gain)}")
     print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")
 

@@ -157,7 +157,7 @@ class Holdout(Section):
 
 
 class Ingredient(Section):
-    """The whole recipe against the recipe without one change, in the trial."""
+    """The whole recipe against the recipe without one change, on the fresh seeds."""
 
     left_out: str
     gain: Contrast | None
@@ -165,7 +165,7 @@ class Ingredient(Section):
 
 
 class Verification(Section):
-    """The trial on fresh seeds: the recipe against the baseline, and against itself with each change left out."""
+    """The test on fresh seeds: the recipe against the baseline, and against itself with each change left out."""
 
     seeds: tuple[int, ...]
     run_ids: tuple[str, ...]
@@ -231,9 +231,9 @@ class Card(Section):
     provenance: Provenance
     grade: Grade
 
-    def with_trial(self, trial: Verification) -> "Card":
-        """The card of the same recipe after a trial."""
-        held_out = self.held_out.model_copy(update={"verification": trial})
+    def with_verification(self, verification: Verification) -> "Card":
+        """The card of the same recipe after it was verified."""
+        held_out = self.held_out.model_copy(update={"verification": verification})
         word = earned_word(self.mechanism.supported_by is not None, held_out.outcomes)
         return self.model_copy(
             update={

@@ -31,12 +31,12 @@ def rule_text(recipe: Recipe) -> str:
 
 
 def statements(card: Card) -> list[Statement]:
-    """The card, one statement per fact: trial, domain, effects, what was not taken and why, stack, tests, grade."""
-    recipe, trial, holdout = card.recipe, card.held_out.verification, card.held_out.depth_test
+    """The card, a statement per fact: verification, domain, effects, what was refused and why, stack, tests, grade."""
+    recipe, verification, holdout = card.recipe, card.held_out.verification, card.held_out.depth_test
     n_tested = sum(candidate.contrast.p_holm is not None for candidate in recipe.candidates)
     refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
     return [
-        *([("Trial", trial_sentence(card, trial))] if trial else []),
+        *([("Verification", verification_sentence(card, verification))] if verification else []),
         ("Objective", f"{recipe.objective}; matched: {recipe.matched}"),
         ("Domain", ", ".join(f"{name} {text}" for name, text in domain_texts(recipe.domain))),
         *(("Recommended", candidate_text(change, n_tested)) for change in recipe.changes),
@@ -139,11 +139,11 @@ def _prediction_text(candidate: Candidate, measured: Contrast | None) -> str:
     return f"{tested.setting} vs {tested.baseline}: {number_text(candidate.shrunk)}, measured {seen}"
 
 
-def trial_sentence(card: Card, trial: Verification) -> str:
-    """What the trial said of the recipe, with the grade that it leaves."""
+def verification_sentence(card: Card, verification: Verification) -> str:
+    """What verifying said of the recipe, with the grade that it leaves."""
     return (
-        f"Its trial on the fresh seeds {', '.join(map(str, trial.seeds))}: {trial.outcome}: {card.recipe.objective} "
-        f"{gain_text(trial.gain)}; grade {card.grade}: {grade_text(card)}."
+        f"Its verification on the fresh seeds {', '.join(map(str, verification.seeds))}: {verification.outcome}: "
+        f"{card.recipe.objective} {gain_text(verification.gain)}; grade {card.grade}: {grade_text(card)}."
     )
 
 
@@ -191,17 +191,17 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def negative_lines(card: Card) -> Iterator[str]:
-    """What was not taken, and why; what diverged; what the trial did not find needed."""
+    """What was not taken, and why; what diverged; what verifying did not find needed."""
     for candidate in card.recipe.candidates:
         contrast = candidate.contrast
         if candidate.refused:
             yield f"{contrast.setting} vs {contrast.baseline}: {candidate.refused}; {effect_text(contrast)}"
     for run in card.diverged:
         yield f"run {run.run_id} diverged: {run.cause or 'cause unknown'}"
-    trial = card.held_out.verification
-    for one in trial.ingredients if trial else ():
+    verification = card.held_out.verification
+    for one in verification.ingredients if verification else ():
         if one.verdict != "needed":
-            yield f"in the trial {one.left_out} is {one.verdict}: {gain_text(one.gain)}"
+            yield f"on the fresh seeds {one.left_out} is {one.verdict}: {gain_text(one.gain)}"
 
 
 def literature_lines(rows: Sequence[Compared]) -> Iterator[str]:

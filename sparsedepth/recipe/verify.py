@@ -1,4 +1,4 @@
-"""A recipe's trial on fresh seeds: which runs it takes, and what they say of the recipe and of each of its changes.
+"""A recipe's verification on fresh seeds: which runs it takes, what they say of the recipe and of each change.
 
 Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe with each change left
 out. Pairs share their seed; a difference is judged as everywhere (`effects.contrast`: interval and noise floor).
@@ -49,7 +49,7 @@ def configurations(card: Card) -> dict[str, RunConfig]:
 
 
 def fresh_seeds(card: Card, n: int) -> list[int]:
-    """Seeds that no run of the evidence, nor an earlier trial, has used. Raises ValueError for fewer than three."""
+    """Seeds that no run of the evidence, nor an earlier test, has used. Raises ValueError for fewer than three."""
     if n < 3:
         raise ValueError(f"seeds={n}: an interval needs 3 seeds at least")
     used = {*card.provenance.seeds, *(card.held_out.verification.seeds if card.held_out.verification else ())}
@@ -64,7 +64,7 @@ def differing(configs: Mapping[str, RunConfig], apart: Sequence[str] = ()) -> li
 
 
 def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
-    """The trial as a sweep definition: what the configurations share as its base, where they differ as its cells."""
+    """The verification as a sweep: what the configurations share is its base, where they differ are its cells."""
     configs, tune = configurations(card), card.learning_rate.tried
     fields = differing(configs, list(tune))
     shared = configs["recipe"].model_dump(mode="json", exclude={"seed", *fields, *tune}, exclude_none=True)
@@ -86,7 +86,7 @@ def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
 
 
 def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
-    """The card with its trial: held-out field, word and grade. `runs` are the trial's rows."""
+    """The card with its verification: held-out field, word and grade. `runs` are the rows of the verification."""
     configs = configurations(card)
     fields = differing(configs, list(card.learning_rate.tried))
     runs = runs[runs["seed"].isin(seeds)]
@@ -101,7 +101,7 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
         for change in card.recipe.changes
         if len(card.recipe.changes) > 1
     }
-    trial = Verification(
+    verification = Verification(
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),
         gain=gain,
@@ -111,7 +111,7 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
             for setting, gain in gains.items()
         ),
     )
-    return card.with_trial(trial)
+    return card.with_verification(verification)
 
 
 def _knob(fields: Sequence[str], configs: Mapping[str, RunConfig], rival: str) -> Knob:

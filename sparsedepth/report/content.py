@@ -18,7 +18,7 @@ from sparsedepth.effects.text_report import evidence_lines, heading_of
 from sparsedepth.plan.definition_file import read_definition
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card, Recipe
-from sparsedepth.recipe.card_text import rule_text, trial_sentence
+from sparsedepth.recipe.card_text import rule_text, verification_sentence
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
@@ -46,7 +46,7 @@ class Content:
     definitions: tuple[SweepDefinition, ...]
     summary: tuple[str, ...]
     card: Card | None
-    """Of the recipe, after its trial where there is one; None where no run was trained."""
+    """Of the recipe, verified where it was; None where no run was trained."""
     runs: Table
     effects: Table | None
     links: tuple[tuple[str, tuple[str, ...]], ...]
@@ -64,9 +64,9 @@ def content(
     objective: str = "loss",
     tried: Card | None = None,
 ) -> Content:
-    """Everything but the pictures; `tried` is the recipe's card after its trial.
+    """Everything but the pictures; `tried` is the recipe's card after it was verified.
 
-    Raises ValueError for an objective without a better direction, and for a card without a trial of this very recipe.
+    Raises ValueError for an objective without a better direction, and for a card that does not verify this very recipe.
     """
     runs = store.frame("select * from runs order by run_id")
     definitions = tuple(one for folder in folders if (one := read_definition(folder)) is not None)
@@ -102,13 +102,13 @@ def card_of(
     objective: str,
     tried: Card | None = None,
 ) -> Card:
-    """The recipe's card, from the rows of `runs` and the trained, chosen ones among them; or the one after its trial.
+    """The recipe's card, from the rows of `runs` and the trained, chosen ones among them; or the verified one.
     Raises ValueError where that tried another recipe, or none."""
     recipe = derive(known, depth, objective)
     if tried is None:
         return build_card(runs, recipe, folders=folders)
     if tried.held_out.verification is None:
-        raise ValueError("this card holds no trial: give the one that `sparsedepth recipe verify` wrote")
+        raise ValueError("this card holds no verification: give the one that `sparsedepth recipe verify` wrote")
     theirs, ours = claim_of(tried.recipe), claim_of(recipe)
     if theirs != ours:
         raise ValueError(f"this card tried {theirs}, but these runs recommend {ours}")
@@ -121,10 +121,11 @@ def claim_of(recipe: Recipe) -> str:
     return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
 
 
-def rule_with_trial(card: Card) -> str:
-    """The recipe in a sentence; a second one says what its trial found."""
-    trial = card.held_out.verification
-    return f"{rule_text(card.recipe)} {trial_sentence(card, trial)}" if trial else rule_text(card.recipe)
+def rule_with_verification(card: Card) -> str:
+    """The recipe in a sentence; a second one says what verifying it found."""
+    verification = card.held_out.verification
+    rule = rule_text(card.recipe)
+    return f"{rule} {verification_sentence(card, verification)}" if verification else rule
 
 
 def summarise(
@@ -136,7 +137,7 @@ def summarise(
     failures: Table,
 ) -> list[str]:
     """What these runs say, in plain sentences, the most important first."""
-    sentences = [rule_with_trial(card)] if card else []
+    sentences = [rule_with_verification(card)] if card else []
     sentences.append(_counts(runs, known))
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:

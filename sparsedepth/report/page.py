@@ -19,7 +19,7 @@ from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.card_markdown import card_markdown
 from sparsedepth.recipe.card_text import statements, to_yaml
-from sparsedepth.report.content import content, rule_with_trial
+from sparsedepth.report.content import content, rule_with_verification
 from sparsedepth.store.connection import open_store
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def write_report(
     objective: str = "loss",
     card: Path | None = None,
 ) -> int:
-    """Write the page, whole or not at all; returns its size in bytes. `card` is the recipe's, after its trial.
+    """Write the page, whole or not at all; returns its size in bytes. `card` is the recipe's, verified or not.
 
     Raises ValueError as `open_store`, `read_card` and `content` do.
     """
@@ -98,7 +98,7 @@ def advice_of(card: Card) -> dict[str, Any]:
     """The recipe card as the page shows it."""
     config = to_yaml(card) if card.recipe.config is not None else None
     return {
-        "rule": rule_with_trial(card),
+        "rule": rule_with_verification(card),
         "statements": [(head, text) for head, text in statements(card) if head != "Runs"],  # they are under provenance
         "page": card_markdown(card),
         "config": config,

@@ -1,4 +1,4 @@
-"""A recipe's trial as a sweep: baseline, recipe, and the recipe with each change left out, on fresh seeds.
+"""A recipe's verification as a sweep: baseline, recipe, and the recipe with each change left out, on fresh seeds.
 
 The same command again continues, as of every sweep: what is to be run follows from the card alone.
 """
@@ -19,18 +19,18 @@ from sparsedepth.sweep.status import RunState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class VerificationResult:
     """What came of one invocation."""
 
     card: Card | None
-    """With the trial in it; None while runs are missing."""
+    """With the verification in it; None while runs are missing."""
     states: list[RunState]
     stop: Stop
 
 
-def trial_of(card: Card, n_seeds: int) -> SweepDefinition:
+def verification_sweep(card: Card, n_seeds: int) -> SweepDefinition:
     """The sweep. Raises ValueError for a card that recommends nothing, or fewer than three seeds."""
-    return build(SweepDefinition, sweep_fields(card, n_seeds), "the card's trial")
+    return build(SweepDefinition, sweep_fields(card, n_seeds), "the card's verification")
 
 
 def verify(
@@ -41,12 +41,12 @@ def verify(
     watch: Callable[[list[RunState]], None],
     *,
     retry_failed: bool = False,
-) -> Trial:
-    """Run what is missing of `trial_of` a card, then judge. Raises ValueError as `Driver.run` does."""
+) -> VerificationResult:
+    """Run what is missing of a card's `verification_sweep`, then compare. Raises ValueError as `Driver.run` does."""
     driver = Driver(definition=definition, results=results, machine=machine, watch=watch)
     states = driver.run(retry_failed=retry_failed)
     if driver.stop() or driver.unfinished:
-        return Trial(card=None, states=states, stop=driver.stop)
+        return VerificationResult(card=None, states=states, stop=driver.stop)
     with open_store(results) as store:
         runs = store.frame("select * from runs")
-    return Trial(card=verified(card, runs, definition.seeds), states=states, stop=driver.stop)
+    return VerificationResult(card=verified(card, runs, definition.seeds), states=states, stop=driver.stop)

@@ -1,4 +1,4 @@
-"""The trial of a recipe: its configurations, its seeds, and the verdicts on made-up results."""
+"""The verification of a recipe: its configurations, its seeds, and the verdicts on made-up results."""
 
 import pytest
 from frames import runs_frame
@@ -37,7 +37,7 @@ def card():
     return derive_card(runs)
 
 
-def test_the_trial_has_baseline_recipe_and_every_change_left_out(card):
+def test_the_verification_has_baseline_recipe_and_every_change_left_out(card):
     configs = configurations(card)
     moe = {"n_experts": 8, "top_k": 2}
     assert configs == {
@@ -46,18 +46,18 @@ def test_the_trial_has_baseline_recipe_and_every_change_left_out(card):
         "without depth_scale=lns": RunConfig(weight_decay=0.0, **moe),
         "without n_experts=8, top_k=2": RunConfig(weight_decay=0.0, depth_scale="lns"),
     }
-    definition = build(SweepDefinition, sweep_fields(card, 3), "trial")
+    definition = build(SweepDefinition, sweep_fields(card, 3), "verification")
     assert definition.seeds == [3, 4, 5] == fresh_seeds(card, 3)
     planned = [definition.run_config(cell, 3) for cell in definition.grid()]
     assert [one.run_id for one in planned] == [c.model_copy(update={"seed": 3}).run_id for c in configs.values()]
 
 
-def test_a_trial_confirms_the_recipe_and_tells_which_change_is_needed(card):
+def test_a_verification_confirms_the_recipe_and_tells_which_change_is_needed(card):
     loss = {"baseline": 3.0, "recipe": 2.8, "without depth_scale=lns": 2.8, "without n_experts=8, top_k=2": 3.0}
     after = verified(card, results(loss, configurations(card), [3, 4, 5]), [3, 4, 5])
-    trial = after.held_out.verification
-    assert (trial.outcome, trial.gain.effect.mean) == ("confirmed", pytest.approx(-0.2))
-    assert {one.left_out: one.verdict for one in trial.ingredients} == {
+    verification = after.held_out.verification
+    assert (verification.outcome, verification.gain.effect.mean) == ("confirmed", pytest.approx(-0.2))
+    assert {one.left_out: one.verdict for one in verification.ingredients} == {
         "depth_scale=lns": "not distinguishable",
         "n_experts=8, top_k=2": "needed",
     }
@@ -68,7 +68,7 @@ def test_a_trial_confirms_the_recipe_and_tells_which_change_is_needed(card):
 
 
 @pytest.mark.parametrize(("loss", "outcome"), [(3.0, "not confirmed"), (3.1, "refuted")])
-def test_a_trial_that_fails_leaves_the_grade(card, loss, outcome):
+def test_a_verification_that_fails_leaves_the_grade(card, loss, outcome):
     runs = results(dict.fromkeys(configurations(card), 3.0) | {"recipe": loss}, configurations(card), [3, 4, 5])
     after = verified(card, runs, [3, 4, 5])
     assert (after.held_out.verification.outcome, after.grade) == (outcome, "C")

@@ -12,7 +12,7 @@ from sparsedepth.recipe.card import Verification
 from sparsedepth.recipe.card_text import gain_text, grade_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.report import page as report_page
-from sparsedepth.report.content import content, rule_with_trial
+from sparsedepth.report.content import content, rule_with_verification
 from sparsedepth.report.page import advice_of, html, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
@@ -38,7 +38,7 @@ def texts(table):
 
 def test_the_summary_says_what_the_runs_say(said):
     assert (
-        said.summary[0] == rule_with_trial(said.card)
+        said.summary[0] == rule_with_verification(said.card)
         and "use depth_scale=lns instead of depth_scale=none" in said.summary[0]
     )
     assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds." in said.summary
@@ -53,10 +53,10 @@ def test_the_card_holds_all_thirteen_fields(said):
     assert {"Domain", "Recommended", "Diverged"} <= {heading for heading, _ in advice_of(said.card)["statements"]}
 
 
-def on_trial(card, outcome):
+def verified(card, outcome):
     gain = card.recipe.changes[0].contrast
-    trial = Verification(seeds=(3, 4, 5), run_ids=(), gain=gain, outcome=outcome, ingredients=())
-    return card.model_copy(update={"held_out": card.held_out.model_copy(update={"verification": trial})})
+    verification = Verification(seeds=(3, 4, 5), run_ids=(), gain=gain, outcome=outcome, ingredients=())
+    return card.model_copy(update={"held_out": card.held_out.model_copy(update={"verification": verification})})
 
 
 @pytest.fixture(scope="module")
@@ -66,27 +66,29 @@ def card(results):
     return build_card(runs, derive(standing(runs), objective="val_loss"), folders=[results])
 
 
-def test_a_trial_stands_with_its_recipe(results, card):
+def test_a_verification_stands_with_its_recipe(results, card):
     with open_store(results) as store:
-        said = content(store, [results], tried=on_trial(card, "not confirmed"))
-    trial = (
-        f"Its trial on the fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
+        said = content(store, [results], tried=verified(card, "not confirmed"))
+    verification = (
+        "Its verification on the fresh seeds 3, 4, 5: not confirmed: "
+        f"val_loss {gain_text(card.recipe.changes[0].contrast)}"
     )
-    assert trial in said.summary[0] and "use depth_scale=lns" in said.summary[0]
+    assert verification in said.summary[0] and "use depth_scale=lns" in said.summary[0]
     advice = advice_of(said.card)
-    assert advice["statements"][0][0] == "Trial" and advice["statements"][0][1].startswith(f"{trial}; grade C")
+    label, text = advice["statements"][0][:2]
+    assert label == "Verification" and text.startswith(f"{verification}; grade C")
     assert [text for head, text in advice["statements"] if head.startswith("Grade")] == [grade_text(said.card)]
     assert "not confirmed" in grade_text(said.card) and "not confirmed" in advice["page"]
 
 
-def test_a_trial_of_another_recipe_is_refused(results, card):
+def test_a_verification_of_another_recipe_is_refused(results, card):
     (change,) = card.recipe.changes
     other = change.model_copy(update={"contrast": replace(change.contrast, setting="weight_decay=1")})
     stranger = card.model_copy(update={"recipe": card.recipe.model_copy(update={"candidates": (other,)})})
     with open_store(results) as store:
         with pytest.raises(ValueError, match=r"tried weight_decay=1 .* recommend depth_scale=lns instead"):
-            content(store, [results], tried=on_trial(stranger, "confirmed"))
-        with pytest.raises(ValueError, match="holds no trial"):
+            content(store, [results], tried=verified(stranger, "confirmed"))
+        with pytest.raises(ValueError, match="holds no verification"):
             content(store, [results], tried=card)
 
 
@@ -138,7 +140,7 @@ def test_hostile_names_are_escaped_and_nothing_is_loaded(results, two_figures):
     assert not re.findall(r"@import|url\(", page)
     assert page.count("<script") == 1
     assert "default-src 'none'" in page
-    assert "Not drawn: lr" in page
+    assert "Not drawn: learning_rate" in page
 
 
 def test_the_same_results_give_the_same_file(results, two_figures, tmp_path):

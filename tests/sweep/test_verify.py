@@ -1,4 +1,4 @@
-"""A recipe's trial with real runs: fresh seeds through the normal driver, a verified card, and nothing done twice."""
+"""A recipe's verification with real runs: fresh seeds through the normal driver, a verified card, none done twice."""
 
 import pytest
 from frames import runs_frame
@@ -29,7 +29,7 @@ def card(tmp_path):
 
 def test_a_true_rule_is_confirmed_on_fresh_seeds(card, tmp_path):
     """Ten steps at a learning rate of 1e-6 learn nothing, and at 1e-2 a lot: whatever the seed."""
-    out = tmp_path / "trial"
+    out = tmp_path / "verification"
     said, _ = sparsedepth("recipe", "verify", card, "--out", out, "--workers", 1, "--runtime", "threads=1")
     assert "recipe against baseline: confirmed" in said and "grade C -> B" in said
     runs = table(out)
@@ -38,7 +38,7 @@ def test_a_true_rule_is_confirmed_on_fresh_seeds(card, tmp_path):
     assert set(after.held_out.verification.run_ids) == set(runs)
     assert after.held_out.verification.seeds == (3, 4, 5) and after.grade == "B"
     assert read_card(card).grade == "C", "the old card is kept"
-    assert "Trial on fresh seeds 3, 4, 5: confirmed" in (out / "recipe.card.md").read_text()
+    assert "Verification on fresh seeds 3, 4, 5: confirmed" in (out / "recipe.card.md").read_text()
     before = markers(out)
     assert (
         sparsedepth("recipe", "verify", card, "--out", out, "--workers", 1)[0].splitlines()[-4:]
