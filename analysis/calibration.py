@@ -185,7 +185,7 @@ def measure(results: Path) -> list[Row]:
     """Every run of a task of known depth in the results folder, by need."""
     from sparsedepth.store.find import find_runs
 
-    folders = [run.folder for part in find_runs([results]) if part.pack is None for run in part.found]
+    folders = [run.folder for part in find_runs([results]) if part.pack is None for run in part.runs]
     rows: list[Row] = []
     for done, folder in enumerate(sorted(folders), start=1):
         print(f"measuring {done} of {len(folders)}: {folder.name}", file=sys.stderr)

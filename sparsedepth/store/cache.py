@@ -34,17 +34,17 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
     damaged ones are left out and added to it."""
     if part.pack and (rows := part.pack.rows()):
         return [rows]
-    if len(part.found) < CACHE_FROM:
-        return [read_rows(part.found, damaged)]
+    if len(part.runs) < CACHE_FROM:
+        return [read_rows(part.runs, damaged)]
     folder = part.root / ".cache"
     cached = _open_cache(folder)
     known = set() if cached is None else set(cached.keys)
-    fresh = [run for run in part.found if run.key not in known]
-    if cached is not None and len(known) + len(fresh) == len(part.found) and len(fresh) <= STALE_SHARE * len(known):
+    fresh = [run for run in part.runs if run.key not in known]
+    if cached is not None and len(known) + len(fresh) == len(part.runs) and len(fresh) <= STALE_SHARE * len(known):
         return [cached, read_rows(fresh, damaged)] if fresh else [cached]
     rows = read_rows(fresh, damaged)
     if cached:
-        rows = _joined(_keep(cached, {run.key for run in part.found}), rows)
+        rows = _joined(_keep(cached, {run.key for run in part.runs}), rows)
     _write_cache(folder, rows)
     return [rows]
 

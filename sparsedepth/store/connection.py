@@ -32,7 +32,7 @@ from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.folder import RUNS, empty_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
-from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, view_schema
+from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, rows_table, view_schema
 from sparsedepth.store.tuning import IS_TRAINED, read_tuned, tuning_roles
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
@@ -164,8 +164,8 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list
         raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
     sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
     taken: set[str] = set()
-    for part in parts or [Part(root=roots[0], found=[])]:
-        run_ids = {run.run_id for run in part.found}
+    for part in parts or [Part(root=roots[0], runs=[])]:
+        run_ids = {run.run_id for run in part.runs}
         copies = sorted(run_ids & taken)
         taken |= run_ids
         for rows in load(part, damaged) if len(copies) < len(run_ids) or not parts else ():
@@ -193,19 +193,20 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
     nulls = ", ".join(f"NULL::VARCHAR AS {name}" for name in names)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     folders: dict[Path, set[str]] = {}
-    for run in chain.from_iterable(part.found for part in parts):
+    for run in chain.from_iterable(part.runs for part in parts):
         if run.folder.parent.name == RUNS:
             folders.setdefault(run.folder.parent.parent, set()).add(run.run_id)
-    rows: dict[str, tuple[str, str, str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for folder, run_ids in sorted(folders.items()):
         if tuned := read_tuned(folder):
             selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
             runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
             of_runs = tuning_roles(tuned, [run for run in runs if run["run_id"] in run_ids])
-            rows |= {run_id: (run_id, ",".join(tuned.fields), role) for run_id, role in of_runs.items()}
+            fields = {"tuned_fields": ",".join(tuned.fields)}
+            rows |= {run_id: {"run_id": run_id, **fields, "tuning": role} for run_id, role in of_runs.items()}
     if rows:
-        columns = map(list, zip(*rows.values(), strict=True))
-        connection.register("tuning", pa.table(dict(zip(["run_id", *names], columns, strict=True))))
+        schema = pa.schema([pa.field(name, pa.string()) for name in ("run_id", *names)])
+        connection.register("tuning", rows_table(list(rows.values()), schema))
         connection.execute("CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)")
 
 

@@ -85,14 +85,14 @@ class Evaluation(EvaluationKey):
 
 
 def _columns() -> tuple[Column, ...]:
-    found = [("eval_id", "VARCHAR", "the hash of all that decides the scores")]
+    columns = [("eval_id", "VARCHAR", "the hash of all that decides the scores")]
     for section in (Evaluation, Result):
         for name, field in section.model_json_schema()["properties"].items():
             if name != "results":
                 options = field.get("anyOf", [field])
                 kind = next(option["type"] for option in options if option.get("type") != "null")
-                found.append((name, _KINDS[kind], field["description"]))
-    return tuple(Column(view="evals", name=name, type=type, meaning=meaning) for name, type, meaning in found)
+                columns.append((name, _KINDS[kind], field["description"]))
+    return tuple(Column(view="evals", name=name, type=type, meaning=meaning) for name, type, meaning in columns)
 
 
 COLUMNS: tuple[Column, ...] = _columns()

@@ -12,7 +12,7 @@ from pathlib import Path
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, passing_over
 from sparsedepth.store.folder import EVALS, MODELS, RUNS, TOYS, check_marker, problem, run_folder
 from sparsedepth.store.pack import Pack, is_pack, open_pack
-from sparsedepth.store.tables import Found, utf8
+from sparsedepth.store.tables import StoredRun, utf8
 
 DEPTH = 3
 """How many levels below a given folder run folders, or packs, may lie."""
@@ -23,7 +23,7 @@ class Part:
     """The runs of one results folder, or of one pack."""
 
     root: Path
-    found: list[Found]
+    runs: list[StoredRun]
     pack: Pack | None = None
 
 
@@ -33,29 +33,29 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
     `damaged`, damaged ones are left out and added to it."""
     parts: list[Part] = []
     for root in paths:
-        loose: list[Found] = []
+        loose: list[StoredRun] = []
         try:
             for folder in _complete_folders(root, DEPTH):
                 if is_pack(folder):
                     pack = open_pack(folder)
-                    parts.append(Part(root=folder, found=pack.found, pack=pack))
+                    parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
                 with passing_over(damaged):
-                    loose.append(_found(root, folder))
+                    loose.append(_stored_run(root, folder))
         except OSError as error:
             raise ValueError(
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
                 f"name a folder that exists and may be read"
             ) from None
-        parts.append(Part(root=root, found=unique(loose)))
-    unique(chain.from_iterable(part.found for part in parts))
-    return [part for part in parts if part.found]
+        parts.append(Part(root=root, runs=unique(loose)))
+    unique(chain.from_iterable(part.runs for part in parts))
+    return [part for part in parts if part.runs]
 
 
-def _found(root: Path, folder: Path) -> Found:
+def _stored_run(root: Path, folder: Path) -> StoredRun:
     files = files_on_disk(folder)
     marker = check_marker(folder, files.marker)
-    return Found(
+    return StoredRun(
         folder=folder,
         place=utf8(folder.relative_to(root).as_posix()),
         run_id=marker.run_id,
@@ -84,10 +84,10 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _complete_folders(folder / name, depth - 1)
 
 
-def unique(found: Iterable[Found]) -> list[Found]:
+def unique(runs: Iterable[StoredRun]) -> list[StoredRun]:
     """Each run once. Raises ValueError where the same run_id has two different summaries."""
-    first: dict[str, Found] = {}
-    for run in found:
+    first: dict[str, StoredRun] = {}
+    for run in runs:
         other = first.setdefault(run.run_id, run)
         if run.summary_sha256 != other.summary_sha256:
             raise ValueError(

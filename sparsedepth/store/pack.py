@@ -25,7 +25,7 @@ from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, RUN_ID, DamagedRun, Files, Marker, parse_marker
 from sparsedepth.store.folder import KINDS, file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import INDEX, Found, Rows, StoredTable
+from sparsedepth.store.tables import INDEX, Rows, StoredRun, StoredTable
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -76,7 +76,7 @@ class Pack:
         self.runs = self._table("runs", None)
 
     @cached_property
-    def found(self) -> list[Found]:
+    def stored_runs(self) -> list[StoredRun]:
         """Its runs and measured models."""
         names = ("run_id", "folder", *tables.MARKER_COLUMNS)
         rows = list(zip(*(self.runs[name].to_pylist() for name in names), strict=True))
@@ -84,7 +84,7 @@ class Pack:
             if not re.fullmatch(RUN_ID, run_id or "") or not PLACE.fullmatch(place or ""):
                 raise DamagedPack(self.folder, "runs.parquet", f"names {run_id!r} in {place!r}"[:100])
         return [
-            Found(
+            StoredRun(
                 folder=self.folder / place,
                 place=place,
                 run_id=run_id,
@@ -97,7 +97,7 @@ class Pack:
 
     @cached_property
     def run_ids(self) -> frozenset[str]:
-        return frozenset(run.run_id for run in self.found)
+        return frozenset(run.run_id for run in self.stored_runs)
 
     def rows(self) -> Rows | None:
         """The rows of the views; None where they were written with other columns than ours."""

@@ -40,8 +40,8 @@ def pack(results: Path, out: Path, weights: bool = False) -> Packed:
     Raises DamagedRun, and ValueError where there are none, or one does not lie in a folder of KINDS.
     """
     parts = find_runs([results])
-    found = [run for part in parts for run in part.found]
-    records = [(run.place, run.files()) for run in found]
+    stored = [run for part in parts for run in part.runs]
+    records = [(run.place, run.files()) for run in stored]
     records += [(f"{kind}/{files.folder.name}", files) for kind in (TOYS, EVALS) for files in groups(results, kind)]
     if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
         raise ValueError(f"{str(results)!r} holds runs of several results folders; pack each by itself")
@@ -54,10 +54,10 @@ def pack(results: Path, out: Path, weights: bool = False) -> Packed:
         names = (name for name in files.marker.files if name not in made)
         contents += [{"place": place, "name": name, "content": files.read(name)} for name in names]
     contents += _unfinished(results, {place for place, _ in records})
-    rows = tables.read_rows(found)
+    rows = tables.read_rows(stored)
     with appearing(out) as aside:
         _copy_beside(results, aside, ())
-        for run in found if weights else ():
+        for run in stored if weights else ():
             if (run.folder / WEIGHTS).is_file():
                 (aside / WEIGHTS_FOLDER).mkdir(exist_ok=True)
                 shutil.copyfile(run.folder / WEIGHTS, aside / WEIGHTS_FOLDER / f"{run.run_id}.safetensors")

@@ -147,9 +147,9 @@ def listed() -> str:
 def varying_fields(store: Store) -> list[str]:
     """The fields, but n_layers, of which the store's runs have more than one value (NULL is one)."""
     names = [name for name in KNOBS if name != "n_layers"]
-    counts = ", ".join(f"count(DISTINCT {name}) + max(CAST({name} IS NULL AS INTEGER))" for name in names)
-    (row,) = store.sql(f"SELECT {counts} FROM runs WHERE {IS_TRAINED}").rows
-    return [name for name, count in zip(names, row, strict=True) if count is not None and count > 1]
+    varies = ", ".join(f"min({name}) <> max({name}) OR count({name}) NOT IN (0, count(*))" for name in names)
+    (row,) = store.sql(f"SELECT {varies} FROM runs WHERE {IS_TRAINED}").rows
+    return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
 
 
 def _columns(names: Sequence[str]) -> str:

@@ -23,16 +23,16 @@ MAX_TABLE_ROWS = 200
 MAX_CELL_WIDTH = 60
 
 
-def render(answer: QueryResult, format: str = "table") -> str:
-    """The answer as text in one of FORMATS, without a final newline. Raises ValueError for another format."""
+def render(result: QueryResult, format: str = "table") -> str:
+    """The result as text in one of FORMATS, without a final newline. Raises ValueError for another format."""
     if format not in FORMATS:
         raise ValueError(f"format={format!r} is not one of {', '.join(FORMATS)}")
-    return FORMATS[format](answer)
+    return FORMATS[format](result)
 
 
-def encode(answer: QueryResult, format: str = "table") -> bytes:
-    """The answer as a file's content, in one of FORMATS (with a final newline) or as Parquet. Raises ValueError."""
-    return to_parquet(answer) if format == PARQUET else f"{render(answer, format)}\n".encode()
+def encode(result: QueryResult, format: str = "table") -> bytes:
+    """The result as a file's content, in one of FORMATS (with a final newline) or as Parquet. Raises ValueError."""
+    return to_parquet(result) if format == PARQUET else f"{render(result, format)}\n".encode()
 
 
 def choose_format(format: str | None, out: Path | None) -> str:
@@ -41,7 +41,7 @@ def choose_format(format: str | None, out: Path | None) -> str:
     suffixes |= {"": "table", ".txt": "table"}
     if out is not None and format is None and out.suffix.lower() not in suffixes:
         known = ", ".join(suffix for suffix in suffixes if suffix not in ("", ".table"))
-        raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of an answer; end in {known}, or give --format")
+        raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of an result; end in {known}, or give --format")
     chosen = format or (suffixes.get(out.suffix.lower(), "table") if out else "table")
     if chosen not in (*FORMATS, PARQUET):
         raise ValueError(f"--format {chosen!r} is not one of {', '.join((*FORMATS, PARQUET))}")
@@ -54,12 +54,12 @@ def terminal_width() -> int:
     return shutil.get_terminal_size(fallback=(160, 24)).columns
 
 
-def table(answer: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
+def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
     width = width or terminal_width()
-    rows = answer.rows[:max_rows]
-    right = [_is_numeric([row[index] for row in rows]) for index in range(len(answer.columns))]
-    columns = [[_visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(answer.columns)]
+    rows = result.rows[:max_rows]
+    right = [_is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
+    columns = [[_visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
     sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
     room = width - sum(sizes[:-1]) - 2 * (len(sizes) - 1)
     sizes[-1] = min(max(MAX_CELL_WIDTH, room), max(map(len, columns[-1])))  # the last column takes what is left
@@ -67,17 +67,17 @@ def table(answer: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
         *([shortened(cell, size) for cell in column] for column, size in zip(columns, sizes, strict=True)), strict=True
     )
     if sum(sizes) + 2 * (len(sizes) - 1) > width:
-        return _records(answer, width, max_rows)
+        return _records(result, width, max_rows)
     lines = [_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
     lines += [_aligned(row, sizes, right) for row in cells]
-    return "\n".join([*lines, *_left_out(answer, len(rows))])
+    return "\n".join([*lines, *_left_out(result, len(rows))])
 
 
-def _records(answer: QueryResult, width: int, max_rows: int) -> str:
+def _records(result: QueryResult, width: int, max_rows: int) -> str:
     """One line per value, for rows too wide to stand side by side."""
-    names = [shortened(_visible(column)) for column in answer.columns]
+    names = [shortened(_visible(column)) for column in result.columns]
     indent = max(map(len, names))
-    rows = answer.rows[: max(1, max_rows // 10)]
+    rows = result.rows[: max(1, max_rows // 10)]
     lines = []
     for index, row in enumerate(rows, start=1):
         lines.append(f"row {index} ".ljust(min(width, indent + 20), "-"))
@@ -85,11 +85,11 @@ def _records(answer: QueryResult, width: int, max_rows: int) -> str:
             f"{name:<{indent}}  {shortened(readable(value), max(8, width - indent - 2))}"
             for name, value in zip(names, row, strict=True)
         ]
-    return "\n".join([*lines, *_left_out(answer, len(rows))])
+    return "\n".join([*lines, *_left_out(result, len(rows))])
 
 
-def _left_out(answer: QueryResult, shown: int) -> list[str]:
-    left = len(answer.rows) - shown
+def _left_out(result: QueryResult, shown: int) -> list[str]:
+    left = len(result.rows) - shown
     return [f"... and {left:,} more rows; csv or json has them all"] if left else []
 
 
@@ -101,12 +101,12 @@ def _aligned(cells: Iterable[str], sizes: list[int], right: list[bool]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def to_csv(answer: QueryResult) -> str:
+def to_csv(result: QueryResult) -> str:
     """RFC 4180, exact numbers, NULL empty. An apostrophe precedes text that a spreadsheet would take for a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_no_formula(_visible(column)) for column in answer.columns])
-    for row in answer.rows:
+    writer.writerow([_no_formula(_visible(column)) for column in result.columns])
+    for row in result.rows:
         writer.writerow([_csv_value(_plain(value)) for value in row])
     return text.getvalue().removesuffix("\n")
 
@@ -127,10 +127,10 @@ def _no_formula(text: str) -> str:
     return "'" + text if text.lstrip().startswith(tuple("=+-@＝＋－＠")) else text
 
 
-def to_json(answer: QueryResult) -> str:
+def to_json(result: QueryResult) -> str:
     """A list with one object per row, exact numbers; NULL, NaN and Inf are null. Columns of one name are numbered."""
-    names = _distinct(answer.columns)
-    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in answer.rows]
+    names = _distinct(result.columns)
+    rows = [dict(zip(names, map(_plain, row), strict=True)) for row in result.rows]
     return json.dumps(rows, indent=1, allow_nan=False)
 
 
@@ -145,7 +145,7 @@ def _distinct(columns: tuple[str, ...]) -> list[str]:
     return names
 
 
-def to_parquet(answer: QueryResult) -> bytes:
+def to_parquet(result: QueryResult) -> bytes:
     """A Parquet file: exact numbers, NULL is NULL. Columns of one name are numbered; a column whose values have no
     common type is text."""
     import pyarrow as pa
@@ -157,19 +157,19 @@ def to_parquet(answer: QueryResult) -> bytes:
         except (pa.ArrowException, OverflowError):
             return pa.array([None if value is None else str(_plain(value)) for value in values])
 
-    columns = [column([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
+    columns = [column([row[index] for row in result.rows]) for index in range(len(result.columns))]
     content = io.BytesIO()
-    pq.write_table(pa.table(columns, names=_distinct(answer.columns)), content, compression="zstd")
+    pq.write_table(pa.table(columns, names=_distinct(result.columns)), content, compression="zstd")
     return content.getvalue()
 
 
-def to_markdown(answer: QueryResult) -> str:
+def to_markdown(result: QueryResult) -> str:
     """A GitHub table; text can hold no image, labelled link or HTML."""
-    right = [_is_numeric([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
+    right = [_is_numeric([row[index] for row in result.rows]) for index in range(len(result.columns))]
     lines = [
-        [_markdown_text(_visible(column)) for column in answer.columns],
+        [_markdown_text(_visible(column)) for column in result.columns],
         ["---:" if on_right else "---" for on_right in right],
-        *([_markdown_text(readable(value)) for value in row] for row in answer.rows),
+        *([_markdown_text(readable(value)) for value in row] for row in result.rows),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -178,15 +178,15 @@ def _markdown_text(text: str) -> str:
     return "".join("\\" + character if character in "\\`*[]<>|&~$" else character for character in text)
 
 
-def to_latex(answer: QueryResult) -> str:
+def to_latex(result: QueryResult) -> str:
     """A tabular environment that needs no package; text can run no command."""
-    right = [_is_numeric([row[index] for row in answer.rows]) for index in range(len(answer.columns))]
+    right = [_is_numeric([row[index] for row in result.rows]) for index in range(len(result.columns))]
     lines = [
         r"\begin{tabular}{" + "".join("r" if on_right else "l" for on_right in right) + "}",
         r"\hline",
-        " & ".join(_latex_text(_visible(column)) for column in answer.columns) + r" \\",
+        " & ".join(_latex_text(_visible(column)) for column in result.columns) + r" \\",
         r"\hline",
-        *(" & ".join(_latex_text(readable(value)) for value in row) + r" \\" for row in answer.rows),
+        *(" & ".join(_latex_text(readable(value)) for value in row) + r" \\" for row in result.rows),
         r"\hline",
         r"\end{tabular}",
     ]

@@ -61,7 +61,7 @@ MARKER_COLUMNS = ("marker_sha256", "summary_sha256")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class StoredRun:
     """A complete record, located but not read."""
 
     folder: Path
@@ -182,11 +182,11 @@ def _sha256(file: pa.NativeFile) -> str:
 # From records to rows
 
 
-def read_rows(found: Iterable[Found], damaged: list[DamagedRun] | None = None) -> Rows:
+def read_rows(stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None) -> Rows:
     """Read and verify records. Raises DamagedRun; given a list, damaged ones are left out and added to it."""
     runs: list[dict[str, Any]] = []
     tables: dict[Table, list[pa.Table]] = {table: [empty_table(view_schema(table))] for table in TABLES}
-    for record in found:
+    for record in stored:
         with passing_over(damaged):
             run = parse_record(record.files())
             checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
