@@ -1,9 +1,9 @@
 """Which configurations are best by a measured quantity: cells ranked by their mean over seeds.
 
-A cell is a configuration without its seed, or a model that was only measured. Its score is the mean over the seeds that
-trained to the end; a diverged seed has no score, so a cell that has one is never ranked by the seeds that survived: it
-comes after all cells without. Its 95% interval is Student's over seeds, from three seeds on: at two, the half-width is
-9 standard deviations.
+A cell is every field of a run but the seed, or a model that was only measured. Its score is the mean over the seeds
+that trained to the end; a diverged seed has no score, so a cell that has one is never ranked by the seeds that
+survived: it comes after all cells without. Its 95% interval is Student's over seeds, from three seeds on: at two, the
+half-width is 9 standard deviations.
 
 The *baseline* is the ranked cell that differs from RunConfig's defaults in the fewest of the fields that vary and were
 not tuned (of equals the one of the shortest context, then the first cell_id). It stands beside the best, at the end
@@ -21,7 +21,7 @@ from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.role import roles
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
@@ -30,8 +30,6 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.student import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning import IS_CHOSEN
 
-KNOBS = tuple(name for name in RunConfig.model_fields if name not in ("seed", "allow"))
-"""The fields that make a cell."""
 _DEFAULTS = {
     name: json.dumps(value) if isinstance(value, list) else value
     for name, value in RunConfig().model_dump(mode="json").items()
@@ -103,7 +101,7 @@ def best(
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
     facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "train_flops", by)
-    columns = ", ".join((*facts, *KNOBS))
+    columns = ", ".join((*facts, *CELL_FIELDS))
     conditions.append(IS_CHOSEN)
     text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions)}"
     rows = store.sql(text).rows
@@ -224,7 +222,7 @@ def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Cell]:
             model=model,
             tuning=tuning,
             tuned=frozenset(tuned.split(",") if tuned else ()),
-            knobs=dict(zip(KNOBS, runs[0][4:], strict=True)),
+            knobs=dict(zip(CELL_FIELDS, runs[0][4:], strict=True)),
             values=[value for outcome, _, _, value, *_ in runs if outcome == "ok" and value is not None],
             flops=mean_interval([flops for outcome, _, flops, *_ in runs if outcome == "ok" and flops is not None])[0],
             sources=frozenset(str(Path(folder).parent.parent) for _, folder, *_ in runs),
@@ -272,8 +270,8 @@ def _table(
 
 def varying_fields(cells: Sequence[_Cell]) -> list[str]:
     """The fields of which the cells state more than one value."""
-    stated = {name: {cell.knobs[name] for cell in cells if _states(cell, name)} for name in KNOBS}
-    return [name for name in KNOBS if len(stated[name]) > 1]
+    stated = {name: {cell.knobs[name] for cell in cells if _states(cell, name)} for name in CELL_FIELDS}
+    return [name for name in CELL_FIELDS if len(stated[name]) > 1]
 
 
 def _away(cell: _Cell, varying: Sequence[str]) -> tuple[int, int, str]:

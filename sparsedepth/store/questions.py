@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsedepth.store.best import KNOBS
+from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
@@ -146,7 +146,7 @@ def listed() -> str:
 
 def varying_fields(store: Store) -> list[str]:
     """The fields, but n_layers, of which the store's runs have more than one value (NULL is one)."""
-    names = [name for name in KNOBS if name != "n_layers"]
+    names = [name for name in CELL_FIELDS if name != "n_layers"]
     varies = ", ".join(f"min({name}) <> max({name}) OR count({name}) NOT IN (0, count(*))" for name in names)
     (row,) = store.sql(f"SELECT {varies} FROM runs WHERE {IS_TRAINED}").rows
     return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
