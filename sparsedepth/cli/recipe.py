@@ -127,8 +127,10 @@ def _print_verification(before: "Card", after: "Card") -> None:
     verification = after.held_out.verification
     assert verification is not None
     print(f"recipe against baseline: {verification.outcome}: {after.recipe.objective} {gain_text(verification.gain)}")
-    for one in verification.ingredients:
-        print(f"recipe against recipe without {one.left_out}: {one.verdict}: {gain_text(one.gain)}")
+    for ingredient in verification.ingredients:
+        print(
+            f"recipe against recipe without {ingredient.left_out}: {ingredient.verdict}: {gain_text(ingredient.gain)}"
+        )
     print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")
 
 

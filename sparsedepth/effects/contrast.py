@@ -129,7 +129,7 @@ def _by_depth(
     at_any = "n_layers" in knob.fields
     by = {key: rows for key, rows in matched.groupby("setting" if at_any else ["n_layers", "setting"], sort=False)}
     depths: Sequence[int | None] = [None] if at_any else sorted(set(map(int, matched["n_layers"])))
-    found = []
+    compared = []
     for depth in depths:
         for setting in list(knob.settings)[1:]:
             rows = by.get(setting if at_any else (depth, setting))
@@ -138,8 +138,8 @@ def _by_depth(
             same = (depth, setting, *rows["run_id"], *rows["run_id_baseline"])
             if same not in known:
                 known[same] = _contrast(rows, knob, setting, outcome, depth)
-            found.append(replace(known[same], basis=basis))
-    return found
+            compared.append(replace(known[same], basis=basis))
+    return compared
 
 
 def compare(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str) -> Contrast | None:
@@ -223,7 +223,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
     if "n_layers" in knob.fields:
         return []
     usable = pairs(runs, knob, outcome).dropna(subset=["difference"])
-    found = []
+    by_setting = []
     for setting in list(knob.settings)[1:]:
         rows = usable[usable["setting"] == setting]
         depths = sorted(set(map(int, rows["n_layers"])))
@@ -234,7 +234,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
         both = at_deep.merge(at_shallow, on="match", suffixes=("", "_shallow"))
         least_sd = rounding_sd(outcome, shallow, shallow, deep, deep)
         effect = estimate((both["difference"] - both["difference_shallow"]).to_numpy(), least_sd)
-        found.append(
+        by_setting.append(
             Interaction(
                 knob=knob.name,
                 setting=setting,
@@ -248,7 +248,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
                 verdict=verdict_of(effect, 0.0),
             )
         )
-    return found
+    return by_setting
 
 
 def _range(ratios: pd.Series) -> tuple[float, float] | None:

@@ -223,10 +223,10 @@ def _exponent_difference(pairs: pd.DataFrame) -> Estimate | None:
     names = sorted(set(pairs["match"]))
     whole = difference(pairs)
     without = [difference(pairs[pairs["match"] != name]) for name in names] if len(names) >= MIN_PAIRS else [None]
-    if whole is None or any(one is None for one in without):
+    if whole is None or any(jackknifed is None for jackknifed in without):
         return None
     n = len(names)
-    return estimate([n * whole - (n - 1) * one for one in without if one is not None])
+    return estimate([n * whole - (n - 1) * jackknifed for jackknifed in without if jackknifed is not None])
 
 
 # Sentences

@@ -43,8 +43,8 @@ def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contras
     """The contrasts on a basis, corrected together: one at every place where any basis, or none, has a pair."""
     family = []
     for knob, by_basis in by_knob:
-        places = {(one.n_layers, one.setting): one for contrasts in by_basis.values() for one in contrasts}
-        here = {(one.n_layers, one.setting): one for one in by_basis[basis]}
+        places = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
+        here = {(c.n_layers, c.setting): c for c in by_basis[basis]}
         order = list(knob.settings)
         for place in sorted(places, key=lambda place: (place[0] or 0, order.index(place[1]))):
             family.append(here.get(place) or _without_pairs(places[place], basis))
@@ -71,8 +71,8 @@ def measure_interactions(runs: pd.DataFrame, outcome: str = "val_loss", knob: st
     """Every knob x depth interaction, corrected over all knobs; of one knob, with a name. Raises as above."""
     runs = needed(runs, outcome)
     wanted = {each.name for each in choose(all_knobs(runs), knob)}
-    family = correct([one for each in find_knobs(runs) for one in interactions(runs, each, outcome)])
-    return [one for one in family if one.knob in wanted]
+    family = correct([interaction for each in find_knobs(runs) for interaction in interactions(runs, each, outcome)])
+    return [interaction for interaction in family if interaction.knob in wanted]
 
 
 def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:
@@ -117,10 +117,36 @@ def effects_table(effects: Iterable[Contrast]) -> QueryResult:
     columns = ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict", "effect", "lo", "hi", "unit")
     columns += ("p", "p_holm", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged", "at_edge")
     rows = []
-    for one in effects:
-        verdict = one.corrected_verdict if one.has_pairs else "no matched runs"
-        place = (one.knob, one.setting, one.baseline, one.n_layers, one.basis, one.outcome, verdict)
-        size = (one.effect.mean, one.effect.lo, one.effect.hi, one.unit, one.effect.p, one.p_holm)
-        left_out = (one.n_diverged, one.n_at_edge) if one.has_pairs else (None, None)
-        rows.append((*place, *size, one.noise, one.floor, one.baseline_mean, one.effect.n, one.n_seeds, *left_out))
+    for contrast in effects:
+        verdict = contrast.corrected_verdict if contrast.has_pairs else "no matched runs"
+        place = (
+            contrast.knob,
+            contrast.setting,
+            contrast.baseline,
+            contrast.n_layers,
+            contrast.basis,
+            contrast.outcome,
+            verdict,
+        )
+        size = (
+            contrast.effect.mean,
+            contrast.effect.lo,
+            contrast.effect.hi,
+            contrast.unit,
+            contrast.effect.p,
+            contrast.p_holm,
+        )
+        left_out = (contrast.n_diverged, contrast.n_at_edge) if contrast.has_pairs else (None, None)
+        rows.append(
+            (
+                *place,
+                *size,
+                contrast.noise,
+                contrast.floor,
+                contrast.baseline_mean,
+                contrast.effect.n,
+                contrast.n_seeds,
+                *left_out,
+            )
+        )
     return QueryResult(columns=columns, rows=tuple(rows))

@@ -99,8 +99,8 @@ J = TypeVar("J", bound=Judged)
 
 def correct(family: Sequence[J]) -> list[J]:
     """The same effects, each with Holm's p over all of them that have a p-value."""
-    adjusted = iter(holm([one.effect.p for one in family if one.effect.p is not None]))
-    return [replace(one, p_holm=None if one.effect.p is None else next(adjusted)) for one in family]
+    adjusted = iter(holm([judged.effect.p for judged in family if judged.effect.p is not None]))
+    return [replace(judged, p_holm=None if judged.effect.p is None else next(adjusted)) for judged in family]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -46,11 +46,11 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     if caution := advice(outcome, rows_of(standing(runs), outcome)):
         yield caution
     for each in choose(all_knobs(needed(runs, outcome)), knob):
-        of_knob = [one for one in effects if one.knob == each.name]
+        of_knob = [contrast for contrast in effects if contrast.knob == each.name]
         together = f" (with {', '.join(each.fields[1:])}: no effect can be ascribed to one of them)"
         yield f"\n{each.name}{'' if each.is_pure or each.name == 'n_layers' else together}"
-        for place in dict.fromkeys((one.n_layers, one.setting) for one in of_knob):
-            yield from _place_lines([one for one in of_knob if (one.n_layers, one.setting) == place])
+        for place in dict.fromkeys((contrast.n_layers, contrast.setting) for contrast in of_knob):
+            yield from _place_lines([c for c in of_knob if (c.n_layers, c.setting) == place])
     yield from _depth_lines(runs, outcome, knob)
 
 
@@ -133,7 +133,7 @@ def _skill_text(skill: Skill) -> str:
 
 def _intervention_text(tried: InterventionEffect) -> str:
     alone = "alone" if tried.is_alone else "not shown to be alone"
-    moved, left = tried.moved, [f"{one.outcome} {estimate_text(one.effect, one.unit)}" for one in tried.left]
+    moved, left = tried.moved, [f"{c.outcome} {estimate_text(c.effect, c.unit)}" for c in tried.left]
     sizes = "; ".join([estimate_text(moved.effect, moved.unit), *left])
     return (
         f"intervention {moved.setting}: {moved.outcome} {moved.verdict} {alone} ({sizes}); {effect_text(tried.effect)}"
@@ -154,9 +154,9 @@ def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
     """One row per link and scope, with the link's word."""
     columns = ("cause", "effect", "word", "scope", "rho", "lo", "hi", "runs", "cells", "missing", "diverged")
     rows = []
-    for one in chain:
-        head, skill = (one.cause, one.effect, one.word), one.skill
-        scopes = [(link.scope, link.rho, link.lo, link.hi, link) for link in one.links]
-        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, one.within)]:
+    for evidence in chain:
+        head, skill = (evidence.cause, evidence.effect, evidence.word), evidence.skill
+        scopes = [(link.scope, link.rho, link.lo, link.hi, link) for link in evidence.links]
+        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, evidence.within)]:
             rows.append((*head, *numbers, link.n_runs, link.n_cells, link.n_missing, link.n_diverged))
     return QueryResult(columns=columns, rows=tuple(rows))

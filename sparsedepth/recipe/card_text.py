@@ -112,7 +112,7 @@ def holdout_statements(holdout: Holdout, recipe: Recipe) -> list[Statement]:
         f"{advised or f'no change ({holdout.abstained})'} at n_layers={holdout.depth}: {holdout.outcome}; "
         f"there it changed {holdout.objective} by {gain}"
     )
-    predicted = [(one.candidate, one.measured) for one in holdout.predictions]
+    predicted = [(prediction.candidate, prediction.measured) for prediction in holdout.predictions]
     lines = [("Held-out test", test), *(("Predicted", _prediction_text(*pair)) for pair in predicted)]
     right = "none to order" if holdout.decision_accuracy is None else f"{holdout.decision_accuracy:.0%}"
     scores = (
@@ -199,9 +199,9 @@ def negative_lines(card: Card) -> Iterator[str]:
     for run in card.diverged:
         yield f"run {run.run_id} diverged: {run.cause or 'cause unknown'}"
     verification = card.held_out.verification
-    for one in verification.ingredients if verification else ():
-        if one.verdict != "needed":
-            yield f"on the fresh seeds {one.left_out} is {one.verdict}: {gain_text(one.gain)}"
+    for ingredient in verification.ingredients if verification else ():
+        if ingredient.verdict != "needed":
+            yield f"on the fresh seeds {ingredient.left_out} is {ingredient.verdict}: {gain_text(ingredient.gain)}"
 
 
 def literature_lines(rows: Sequence[Compared]) -> Iterator[str]:
