@@ -51,7 +51,7 @@ SCORES = (
     "jacobian_deviation", "lens_loss_increase", "early_exit_loss_increase", "residual_variance_last",
     "residual_variance_growth", "angular_distance_middle", "participation_ratio",
 )  # fmt: skip
-"""Those that are on trial, of the columns of `runs`."""
+"""Those that are tested, of the columns of `runs`."""
 
 TABLE = "by_need.csv"
 COLUMNS = ("comparison", "n_layers", "seed", "need", "accuracy", "run_id", "score", "value")
