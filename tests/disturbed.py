@@ -14,6 +14,7 @@ from processes import Kind, markers, processes
 from tiny import definition, start
 
 from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import sha256
 from sparsedepth.plan.definition_file import planned_runs
@@ -40,11 +41,14 @@ class Sweep:
         path = definition(self.folder, base=BASE, space={"n_layers": [2]}, seeds=list(range(self.runs)))
         return ["sweep", path, "--out", results, "--workers", workers, "--max-attempts", 1000, *more]
 
-    def run_ids(self) -> list[str]:
+    def configs(self) -> list[RunConfig]:
         """Its runs, in the order of their seeds."""
         path = str(self.arguments(self.folder, 1)[1])
         runs = planned_runs(build(SweepDefinition, read_yaml(Path(path)), path), self.folder)
-        return [config.run_id for config in sorted(runs, key=lambda config: config.seed)]
+        return sorted(runs, key=lambda config: config.seed)
+
+    def run_ids(self) -> list[str]:
+        return [config.run_id for config in self.configs()]
 
     def run(self, results: Path, workers: int, *more: object, code: int = 0) -> tuple[str, str]:
         """Run the command to its end; its output and errors."""

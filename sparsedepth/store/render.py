@@ -41,7 +41,7 @@ def choose_format(format: str | None, out: Path | None) -> str:
     suffixes |= {"": "table", ".txt": "table"}
     if out is not None and format is None and out.suffix.lower() not in suffixes:
         known = ", ".join(suffix for suffix in suffixes if suffix not in ("", ".table"))
-        raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of an result; end in {known}, or give --format")
+        raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of a result; end in {known}, or give --format")
     chosen = format or (suffixes.get(out.suffix.lower(), "table") if out else "table")
     if chosen not in (*FORMATS, PARQUET):
         raise ValueError(f"--format {chosen!r} is not one of {', '.join((*FORMATS, PARQUET))}")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from disturbed import Sweep, record_of
 from processes import OF, markers, phases, processes, until
-from tiny import ENVIRONMENT, start
+from tiny import ENVIRONMENT
 
 from sparsedepth.run.scratch import Scratch
+from sparsedepth.store.folder import write_config
 
 IMPATIENT = """
 import sys
@@ -32,15 +33,11 @@ def impatient(module: str, call: str, grace: float, *arguments: object) -> subpr
 
 
 def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
-    """A run made ready by a driver that was killed at once, and the arguments of its process."""
-    sweep = Sweep(folder, 1)
-    driver = start(*sweep.arguments(results, 1))
-    until(lambda: list(results.glob("work/*/config.yaml")), 120)
-    driver.kill()
-    driver.communicate()
-    until(lambda: not processes(results), 30)
-    scratch = Scratch(results, sweep.run_ids()[0])
-    (scratch.folder / "progress.json").unlink(missing_ok=True)
+    """A run made ready as a worker makes it, and the arguments of its process."""
+    (config,) = Sweep(folder, 1).configs()
+    scratch = Scratch(results, config.run_id)
+    scratch.folder.mkdir(parents=True)
+    write_config(scratch.folder, config)
     return scratch, [results, scratch.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
 
 

@@ -61,4 +61,4 @@ def test_as_a_table(results):
 
 def test_wrong_questions_are_one_line(results):
     assert "these runs vary: depth_scale, n_layers" in sparsedepth("effects", results, "--knob", "norm", code=2)[1]
-    assert "not a measured number" in sparsedepth("effects", results, "--by", "loss", code=2)[1]
+    assert "not a measured number" in sparsedepth("effects", results, "--by", "nonsense", code=2)[1]

@@ -97,7 +97,7 @@ def test_the_ending_of_a_file_names_its_format(name, format):
 
 
 def test_an_unknown_ending_is_refused_unless_the_format_is_given():
-    with pytest.raises(ValueError, match=r"-o 'x.xlsx': .xlsx is no format of an answer; end in .*\.csv"):
+    with pytest.raises(ValueError, match=r"-o 'x.xlsx': .xlsx is no format of a result; end in .*\.csv"):
         choose_format(None, Path("x.xlsx"))
     assert choose_format("csv", Path("x.dat")) == "csv"
 
