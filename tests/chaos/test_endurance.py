@@ -28,8 +28,9 @@ def test_memory_and_open_files_stay_flat(folder, tmp_path, runs, tolerance):
     """Compared: the most between a quarter and a half of the runs, and the most in the last quarter.
 
     Over thirty runs the allocators are still settling, so that the short form allows twice as much. The forkserver
-    holds pipes for each run that lives, and how many live when it is looked at is chance: of the open files the least
-    late is compared with the most early.
+    holds pipes for each run that lives, and how many live when it is looked at is chance: its fewest open files are
+    compared, to within those of one run, where a leak of one file a run would add at least seven. The driver's most
+    are, as its memory is.
     """
     results = tmp_path / "results"
     driver = start(*Sweep(folder, runs).arguments(results, 2))
@@ -54,10 +55,13 @@ def test_memory_and_open_files_stay_flat(folder, tmp_path, runs, tolerance):
     assert len(both) == 2, "the driver and the forkserver"
     growth = {process: max(late[process])[0] / max(early[process])[0] - 1 for process in both}
     assert max(growth.values()) < tolerance, growth
-    files = {process: (max(n for _, n in early[process]), min(n for _, n in late[process])) for process in sorted(both)}
-    assert all(least <= most + 1 for most, least in files.values()), files
+    files = {}
+    for process in both:
+        pick, slack = (max, 1) if process == driver.pid else (min, 3)
+        files[process] = pick(n for _, n in early[process]), pick(n for _, n in late[process])
+        assert files[process][1] <= files[process][0] + slack, files
     print(
         f"\n{runs} runs in {time.monotonic() - started:.0f} s; memory grew by {max(growth.values()):+.1%} at most "
-        f"({', '.join(f'{max(late[process])[0] / 2**20:.0f} MiB' for process in sorted(both))}), open files, most "
-        f"early and least late: {[*files.values()]}"
+        f"({', '.join(f'{max(late[process])[0] / 2**20:.0f} MiB' for process in sorted(both))}), open files "
+        f"early and late: {[*files.values()]}"
     )
