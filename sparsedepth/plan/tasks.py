@@ -126,8 +126,10 @@ class Plan:
         return any(self.tuning(cell_match.cell, loss_of).best is None for cell_match in self.matches)
 
     def notes(self) -> list[str]:
-        """What should be known before the start: sizes that were solved for, and cells that are left out."""
-        return [*summary(self.definition, self.matches), *(f"left out: {cell}: {why}" for cell, why in self.infeasible)]
+        """What should be known before the start: sizes that were solved for, cells that are left out, and objectives
+        that a search can raise without a block that does more."""
+        left_out = (f"left out: {cell}: {why}" for cell, why in self.infeasible)
+        return [*summary(self.definition, self.matches), *left_out, *_relative_objectives(self.definition)]
 
     def run_ids(self, task: Task) -> list[str]:
         """The runs of a task; none of a proposal, whose cell is not known."""
@@ -205,3 +207,14 @@ def check_objective(definition: SweepDefinition) -> list[Literal["minimize", "ma
             raise ValueError(f"objective={name!r} needs {quantity.measure!r} among the measures of the sweep's base")
         directions.append("minimize" if quantity.better == "low" else "maximize")
     return directions
+
+
+def _relative_objectives(definition: SweepDefinition) -> list[str]:
+    """A note for each objective that is divided by the loss of its run: where that loss is small it calls blocks useful
+    that nothing depends on, so a search for it may find a small loss and not a deep model."""
+    return [
+        f"objective {name} is relative to the loss of the run and rises where the loss is small, though nothing more "
+        f"depends on the blocks; its absolute form is affine_loss_added (nat/token)"
+        for name in definition.objectives
+        if quantities.rankable(name).is_relative
+    ]

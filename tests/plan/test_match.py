@@ -99,3 +99,10 @@ def test_the_residual_mismatch_is_stated():
     assert head.startswith("matched in flops: 1 cells solved for, largest mismatch ")
     assert line.startswith("  n_layers=2, seq_len=64: d_ff=")
     assert Plan(sweep()).notes() == []
+
+
+def test_an_objective_that_is_relative_to_the_loss_is_noted_with_its_absolute_form():
+    search = {"sampler": "nsga2", "n_trials": 2, "space": {"n_layers": [2, 4]}}
+    (note,) = Plan(sweep(objectives=["val_loss", "usefulness"], **search)).notes()
+    assert note.startswith("objective usefulness is relative to the loss") and "affine_loss_added" in note
+    assert Plan(sweep(objectives=["val_loss", "affine_loss_added"], **search)).notes() == []
