@@ -1,5 +1,5 @@
-"""The YAML file that a command is given: a run, a sweep or a toy, told apart by their keys, so that a mix-up is one
-line that names the right command and not a wall of unknown keys."""
+"""The YAML file, or in Python the mapping, that a command is given: a run, a sweep or a toy, told apart by their keys,
+so that a mix-up is one line that names the right command and not a wall of unknown keys."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
+Input = Path | str | Mapping[str, Any]
 Kind = Literal["run", "sweep", "toy"]
 CALLED: Mapping[Kind, str] = {"run": "run configuration", "sweep": "sweep definition", "toy": "toy definition"}
 COMMANDS: Mapping[Kind, str] = {"run": "train", "sweep": "sweep", "toy": "toy"}
@@ -17,9 +18,14 @@ DEFINING = ("question", "hypothesis", "base", "space", "zip", "variants", "cells
 """Keys that a run configuration never holds, not even by a slip."""
 
 
-def read_input(path: Path, wanted: Kind) -> dict[str, Any]:
+def name_of(file: Input) -> str:
+    """What messages call it."""
+    return "the given mapping" if isinstance(file, Mapping) else str(file)
+
+
+def read_input(file: Input, wanted: Kind) -> dict[str, Any]:
     """The mapping of a file of this kind. Raises ValueError naming the right command for a file of another kind."""
-    values = read_extended(path)
+    values = dict(file) if isinstance(file, Mapping) else read_extended(Path(file))
     kind = kind_of(values)
     if kind in (None, wanted):
         return values
@@ -27,8 +33,8 @@ def read_input(path: Path, wanted: Kind) -> dict[str, Any]:
     known = shown.model_fields if isinstance(shown, type) else shown
     keys = ", ".join([name for name in known if name in values][:3])
     raise ValueError(
-        f"{path} is a {CALLED[kind]} (it holds {keys}) and no {CALLED[wanted]}; use: "
-        f"sparsedepth {COMMANDS[kind]} {path}"
+        f"{name_of(file)} is a {CALLED[kind]} (it holds {keys}) and no {CALLED[wanted]}; use: "
+        f"sparsedepth {COMMANDS[kind]} {name_of(file)}"
     )
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,66 +52,33 @@ def measure(
     fp32: Annotated[bool, typer.Option("--fp32", help="widen the weights when loading; default as stored")] = False,
 ) -> None:
     """Measure a run, or a Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE ... from safetensors."""
-    from sparsedepth.cli.run_progress import bar, print_summary
+    from sparsedepth.cli import calls
+    from sparsedepth.cli.run_progress import print_summary
     from sparsedepth.cli.score_export import FORMATS, Scores
-    from sparsedepth.config.load import parse_settings
-    from sparsedepth.probe.text import given_tokens
-    from sparsedepth.run.measure_model import Request, measure_model
-    from sparsedepth.train.runtime import find_device
 
     if format not in ("table", *FORMATS):
         raise ValueError(f"--format {format!r} is not one of table, {', '.join(FORMATS)}")
-    arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
-    _check_source(data, arrays)
-    chosen = parse_settings(settings or [])
-    request = Request(
-        model=model,
-        settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_measures(measures, chosen)},
+    measured = calls.measure(
+        model,
         data=data,
-        given=None if tokens is None else given_tokens(tokens, fit_tokens, targets, fit_targets),
+        tokens=tokens,
+        targets=targets,
+        fit_tokens=fit_tokens,
+        fit_targets=fit_targets,
+        seq_len=seq_len,
+        measures=measures,
+        set=settings,
         out=out,
-        device=find_device(device),
-        dtype="fp32" if fp32 else "checkpoint",
+        device=device,
+        fp32=fp32,
     )
-    with bar("loading the model") as report:
-        measured = measure_model(request, report)
     if format == "table":
-        print(_title(measured.loaded, request.given, fit_tokens))
+        print(_title(measured.loaded, measured.given, fit_tokens))
         print_summary(measured.measurements.summary)
     else:
         print(FORMATS[format](Scores(measured)))
     if out is not None:
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
-
-
-def _check_source(data: str | None, arrays: dict[str, Path | None]) -> None:
-    """Raises ValueError for two sources, and for an array without the one it belongs to."""
-    if data is not None and arrays["--tokens"] is not None:
-        raise ValueError("--data and --tokens are two sources; give one of them")
-    for option, owner, what in (
-        ("--targets", "--tokens", "the sequences they belong to"),
-        ("--fit-tokens", "--tokens", "the sequences to score"),
-        ("--fit-targets", "--fit-tokens", "the sequences they belong to"),
-        ("--fit-targets", "--targets", "those of the sequences to score"),
-    ):
-        if arrays[option] is not None and arrays[owner] is None:
-            raise ValueError(f"{option} needs {owner}, {what}")
-
-
-def _measures(measures: str | None, chosen: dict[str, Any]) -> dict[str, Any]:
-    """--measures as the field `measures`."""
-    from sparsedepth.quantities.measured import MEASURES
-
-    if measures is None:
-        return {}
-    if "measures" in chosen:
-        raise ValueError("--measures and --set measures=... say the same; give one of them")
-    known = [measure.name for measure in MEASURES]
-    names = known if measures == "all" else [name.strip() for name in measures.split(",")]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ValueError(f"--measures {unknown[0]!r} is not one of all, {', '.join(known)}")
-    return {"measures": list(dict.fromkeys(names))}
 
 
 def _title(loaded: "Loaded", given: "GivenTokens | None", fit_tokens: Path | None) -> str:

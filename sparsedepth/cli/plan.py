@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from sparsedepth.cli import calls
 from sparsedepth.cli.cost import pricing_setup_here, show, show_toy
-from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers, runtime_of
+from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers
 
 
 def register(app: typer.Typer) -> None:
@@ -67,12 +68,11 @@ def plan(
             raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus are about this one")
         if on not in pricing.DEVICES:
             raise ValueError(f"--on {on!r} is not known; choose of: {', '.join(pricing.DEVICES)}")
-        wanted = runtime_of(runtime, compile=compiled)
+        wanted = calls.runtime_of(runtime, compile=compiled)
         setup = pricing.pricing_setup(wanted, device=on, workers=workers or 1, processes=gpus_per_run)
     else:
-        from sparsedepth.sweep.machine import machine, parse_gpus
-
-        chosen = parse_gpus(gpus) if gpus else None
-        wanted = runtime_of(runtime, device=device, compile=compiled)
-        setup = pricing_setup_here(definition, machine(workers, wanted, 1, chosen, gpus_per_run), calibrated=calibrated)
+        machine = calls.machine_of(
+            calls.runtime_of(runtime, device=device, compile=compiled), workers, gpus, gpus_per_run
+        )
+        setup = pricing_setup_here(definition, machine, calibrated=calibrated)
     show(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparsedepth.cli.train_sweep import Device, Gpus, Out, Runtime, Workers, runtime_of
+from sparsedepth.cli import calls
+from sparsedepth.cli.train_sweep import Device, Gpus, Out, Runtime, Workers
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -56,27 +57,20 @@ def derive(
     ] = None,
 ) -> None:
     """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
-    from sparsedepth.recipe.build_card import derive_card
-    from sparsedepth.recipe.card_markdown import write_page
-    from sparsedepth.recipe.card_text import card_lines, write_yaml
-    from sparsedepth.store.comparable_loss import loss_of
-    from sparsedepth.store.connection import open_store
+    from sparsedepth.recipe.card import card_path
+    from sparsedepth.recipe.card_markdown import page_path
+    from sparsedepth.recipe.card_text import card_lines
 
-    with open_store(*folders) as store:
-        runs = store.frame("select * from runs")
-    objective = loss_of(runs) if objective == "loss" else objective
-    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=folders)
-    recipe = card.recipe
-    if recipe.config is None:
-        raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {recipe.abstained}")
+    card = calls.recipe(
+        *folders, out=out, depth=depth, objective=objective, matched=matched, holdout_depth=holdout_depth
+    )
     for line in card_lines(card):
         print(line)
     if out is not None:
-        write_yaml(out, card)
-        data, page = write_page(out, card)
-        kind = "the baseline" if recipe.abstained else "the recipe"
+        data, page = card_path(out), page_path(out)
+        kind = "the baseline" if card.recipe.abstained else "the recipe"
         print(f"\n{kind} is in {out}: sparsedepth train {out} --out {folders[0]}\nits card: {page} and {data}")
-        if not recipe.abstained:
+        if not card.recipe.abstained:
             print(f"verify it on fresh seeds: sparsedepth recipe verify {data} --out DIR")
 
 
@@ -102,12 +96,11 @@ def verify(
 
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.machine import machine, parse_gpus
     from sparsedepth.sweep.verify import verification_sweep
     from sparsedepth.sweep.verify import verify as run_verification
 
     definition = verification_sweep(claimed, seeds)
-    used = machine(workers, runtime_of(runtime, device=device), max_attempts, parse_gpus(gpus) if gpus else None)
+    used = calls.machine_of(calls.runtime_of(runtime, device=device), workers, gpus, max_attempts=max_attempts)
     expected = Plan(definition).expected
     print(f"{definition.question}\n{expected} runs into {out}: {', '.join(names)}; seeds {definition.seeds}")
     with Watcher(definition, expected, out) as watcher:

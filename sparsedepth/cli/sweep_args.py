@@ -1,22 +1,27 @@
 """What a command line asks for: a sweep (a definition file, or axes given as options), a run, a toy."""
 
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sparsedepth.cli.input_file import read_input
+from sparsedepth.cli.input_file import Input, name_of, read_input
 from sparsedepth.config.load import build, parse_lists, parse_settings
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 from sparsedepth.plan.tasks import check_objective
 from sparsedepth.toy.config import ToyDefinition
 
+Settings = Iterable[str] | Mapping[str, Any]
+"""KEY=VALUE pairs, or what they mean."""
+Axes = Iterable[str] | Mapping[str, Iterable[Any]]
+
 
 def define(
-    file: Path | None,
+    file: Input | None,
     scale: str | None = None,
-    settings: list[str] | None = None,
-    vary: list[str] | None = None,
+    settings: Settings | None = None,
+    vary: Axes | None = None,
     seeds: int | None = None,
-    base: Path | None = None,
+    base: Input | None = None,
 ) -> SweepDefinition:
     """The sweep of a file, or of --vary with --seeds and --base; with --set laid over it. Raises ValueError, also for
     objectives that are none."""
@@ -25,35 +30,44 @@ def define(
     return definition
 
 
-def define_run(file: Path, settings: list[str] | None = None) -> SweepDefinition:
+def run_config(file: Input, settings: Settings | None = None) -> RunConfig:
+    """The run of a file, with --set laid over it. Raises ValueError."""
+    return build(RunConfig, _run_values(file, settings), name_of(file))
+
+
+def define_run(file: Input, settings: Settings | None = None) -> SweepDefinition:
     """The run of a file as a sweep of one run, to be priced. Raises ValueError."""
-    values = {**read_input(file, "run"), **parse_settings(settings or [])}
-    config = build(RunConfig, values, str(file))
-    asked = {"name": "run", "question": f"the run of {file}", "hypothesis": "none: a single run"}
+    values = _run_values(file, settings)
+    config = run_config(file, settings)
+    asked = {"name": "run", "question": f"the run of {name_of(file)}", "hypothesis": "none: a single run"}
     base = {name: value for name, value in values.items() if name != "seed"}
-    return build(SweepDefinition, {**asked, "base": base, "seeds": [config.seed]}, str(file))
+    return build(SweepDefinition, {**asked, "base": base, "seeds": [config.seed]}, name_of(file))
 
 
-def define_toy(file: Path, scale: str | None = None, settings: list[str] | None = None) -> ToyDefinition:
+def _run_values(file: Input, settings: Settings | None) -> dict[str, Any]:
+    return {**read_input(file, "run"), **parse_settings(settings or [])}
+
+
+def define_toy(file: Input, scale: str | None = None, settings: Settings | None = None) -> ToyDefinition:
     """The toy of a file. Raises ValueError."""
-    definition = build(ToyDefinition, read_input(file, "toy"), str(file)).scaled(scale)
+    definition = build(ToyDefinition, read_input(file, "toy"), name_of(file)).scaled(scale)
     changes = parse_settings(settings or [])
     return definition.with_changes(changes) if changes else definition
 
 
 def _defined(
-    file: Path | None,
+    file: Input | None,
     scale: str | None,
-    settings: list[str] | None,
-    vary: list[str] | None,
+    settings: Settings | None,
+    vary: Axes | None,
     seeds: int | None,
-    base: Path | None,
+    base: Input | None,
 ) -> SweepDefinition:
     changes = parse_settings(settings or [])
     if file is not None:
         if vary or base or seeds:
             raise ValueError("--vary, --seeds and --base make a sweep without a file; put them into the definition")
-        definition = build(SweepDefinition, read_input(file, "sweep"), str(file)).scaled(scale)
+        definition = build(SweepDefinition, read_input(file, "sweep"), name_of(file)).scaled(scale)
         return definition.with_changes(changes) if changes else definition
     if scale:
         raise ValueError(f"--scale {scale} is a size that a definition file offers; give the file")

@@ -3,12 +3,11 @@
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.status import RunState
 
@@ -67,44 +66,28 @@ def sweep(
 
     definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
 
-    from sparsedepth.cli.cost import one_line, price_left, pricing_setup_here, show
-    from sparsedepth.cli.progress import Watcher
-    from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
+    from sparsedepth.cli import calls
+    from sparsedepth.cli.cost import one_line, price_left, show
     from sparsedepth.plan.budget import Budget
-    from sparsedepth.plan.planned_vs_actual import measured_peaks
-    from sparsedepth.plan.price import expected_runs, price, with_peaks
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.driver import Driver
-    from sparsedepth.sweep.machine import machine, parse_gpus
-    from sparsedepth.sweep.storage import hide
 
-    if storage:
-        hide(storage)
-    chosen = parse_gpus(gpus) if gpus else None
-    used = machine(workers, runtime_of(runtime, device=device, compile=compiled), max_attempts, chosen, gpus_per_run)
-    plan = Plan(definition)
-    warn_of_slips(values_of(definition))
+    wanted = calls.runtime_of(runtime, device=device, compile=compiled)
+    machine = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
+    driver = calls.make_driver(definition, out, machine, storage)
+    cost, expected = driver.price, driver.plan.expected
+    assert cost is not None
     print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
     at_least = " or more" if definition.tune else ""
-    print(f"{plan.expected} runs{at_least} into {out}, {used.workers} at a time on {used.described}")
-    for note in plan.notes():
+    print(f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}")
+    for note in driver.plan.notes():
         print(note)
-    setup = pricing_setup_here(definition, used)
-    setup = with_peaks(setup, measured_peaks(out, expected_runs(definition)[0], setup.place.device))
     if dry_run:
-        show(definition, setup, Budget(), results=out if out.exists() else None)
+        show(definition, cost.setup, Budget(), results=out if out.exists() else None)
         return
-    cost = price(definition, setup)
     print(f"price: {one_line(cost)}")
-    left = price_left(definition, setup, out)
+    left = price_left(definition, cost.setup, out)
     if left and left.runs < cost.runs:
         print(f"left: {one_line(left)}")
-    with Watcher(definition, plan.expected, out) as watcher:
-        driver = Driver(
-            definition=definition, results=out, machine=used, watch=watcher, storage_url=storage, price=cost
-        )
-        states = leaving_nothing(out, lambda: driver.run(retry_failed=retry_failed))
-    _print_end(driver, states, plan.expected)
+    _print_end(driver, calls.run_driver(driver, retry_failed=retry_failed), expected)
 
 
 def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> None:
@@ -141,46 +124,30 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
-    from sparsedepth.cli.input_file import read_input
-    from sparsedepth.cli.run_progress import bar, print_summary
-    from sparsedepth.cli.start import leaving_nothing, warn_of_slips
-    from sparsedepth.config.load import build, parse_settings
-    from sparsedepth.config.run import RunConfig
-    from sparsedepth.run.execute import execute
-    from sparsedepth.run.process import stop_on_signals
-    from sparsedepth.run.train_and_measure import Infeasible, Options
-    from sparsedepth.store.folder import read_run
-    from sparsedepth.train.devices import LostError, world
-    from sparsedepth.train.loop import Interrupted
+    from sparsedepth.cli import calls
+    from sparsedepth.cli.run_progress import print_summary
 
-    config = build(RunConfig, {**read_input(file, "run"), **parse_settings(settings or [])}, str(file))
-    warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
     if dry_run:
         from sparsedepth.cli.cost import pricing_setup_here, show
         from sparsedepth.cli.sweep_args import define_run
         from sparsedepth.plan.budget import Budget
-        from sparsedepth.sweep.machine import machine
 
         definition = define_run(file, settings)
-        wanted = runtime_of(runtime, device=device, threads=threads, compile=compiled)
-        show(definition, pricing_setup_here(definition, machine(1, wanted, 1, None, 1)), Budget())
+        wanted = calls.runtime_of(runtime, device=device, threads=threads, compile=compiled)
+        show(definition, pricing_setup_here(definition, calls.machine_of(wanted, 1)), Budget())
         return
-    with bar(config.run_id) as report:
-        chosen = runtime_of(runtime, device=device, threads=threads, compile=compiled)
-        stop = stop_on_signals(is_announced=True)
-        try:
-            options = Options(runtime=chosen, stop=stop, report=report)
-            folder = leaving_nothing(out, lambda: execute(config, out, options))
-        except Interrupted:
-            print("stopped at a checkpoint; the same command continues", file=sys.stderr)
-            raise typer.Exit(stop.exit_code if stop() else 1) from None
-        except (Infeasible, LostError) as failure:
-            raise ValueError(str(failure)) from None
-        report("complete", 1.0)
-    if world()[0]:
-        return  # of several processes the first speaks
-    print(f"run {folder.name} in {folder}")
-    print_summary(read_run(folder).summary)
+    how: dict[str, Any] = {"runtime": runtime, "device": device, "threads": threads, "compile": compiled}
+    try:
+        run = calls.train(file, out, set=settings, **how)
+    except calls.StoppedAtCheckpoint as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(stopped.exit_code) from None
+
+    from sparsedepth.train.devices import world
+
+    if world()[0] == 0:  # of several processes the first speaks
+        print(f"run {run.run_id} in {run.folder}")
+        print_summary(run.summary)
 
 
 def work(
@@ -194,11 +161,11 @@ def work(
     max_attempts: MaxAttempts = 2,
 ) -> None:
     """Add this machine's workers to a sweep that was started on another one, with the same folder and --storage."""
+    from sparsedepth.cli import calls
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.plan.definition_file import read_definition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep import driver
-    from sparsedepth.sweep.machine import machine, parse_gpus
     from sparsedepth.sweep.storage import hide
 
     if storage:
@@ -206,8 +173,7 @@ def work(
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} is no folder of a sweep; start `sparsedepth sweep FILE --out {folder}` first")
-    chosen = parse_gpus(gpus) if gpus else None
-    used = machine(workers, runtime_of(runtime, device=device), max_attempts, chosen, gpus_per_run)
+    used = calls.machine_of(calls.runtime_of(runtime, device=device), workers, gpus, gpus_per_run, max_attempts)
     with Watcher(definition, Plan(definition).expected, folder) as watcher:
         stop = driver.work(folder, used, watcher, storage).stop
     if stop():
@@ -223,11 +189,3 @@ def _print_ended(states: list["RunState"], out: Path) -> None:
         elif state.state == "failed":
             log = f"{out}/work/{state.run_id}/log.txt"
             print(f"failed: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
-
-
-def runtime_of(settings: list[str] | None, **given: object) -> "RuntimeConfig":
-    """--runtime KEY=VALUE laid over the options that have a name of their own."""
-    from sparsedepth.config.load import build, parse_settings
-    from sparsedepth.config.runtime import RuntimeConfig
-
-    return build(RuntimeConfig, {**given, **parse_settings(settings or [], "--runtime")}, "--runtime")

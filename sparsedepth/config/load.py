@@ -100,8 +100,11 @@ def _extended(path: Path, via: tuple[Path, ...]) -> dict[str, Any]:
     return merged
 
 
-def parse_settings(settings: Iterable[str], option: str = "--set") -> dict[str, Any]:
-    """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}; messages name the `option`."""
+def parse_settings(settings: Iterable[str] | Mapping[str, Any], option: str = "--set") -> dict[str, Any]:
+    """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}; messages name the `option`. A
+    mapping, which Python gives, holds the values already."""
+    if isinstance(settings, Mapping):
+        return dict(settings)
     parsed: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -112,8 +115,10 @@ def parse_settings(settings: Iterable[str], option: str = "--set") -> dict[str, 
     return parsed
 
 
-def parse_lists(settings: Iterable[str], option: str) -> dict[str, list[Any]]:
-    """`key=value,value` pairs: 'n_kv_heads=1,2,4' -> {'n_kv_heads': [1, 2, 4]}."""
+def parse_lists(settings: Iterable[str] | Mapping[str, Iterable[Any]], option: str) -> dict[str, list[Any]]:
+    """`key=value,value` pairs: 'n_kv_heads=1,2,4' -> {'n_kv_heads': [1, 2, 4]}; or a mapping of lists."""
+    if isinstance(settings, Mapping):
+        return {key: [*values] for key, values in settings.items()}
     parsed: dict[str, list[Any]] = {}
     for setting in settings:
         key, _, values = (part.strip() for part in setting.partition("="))

@@ -1,1 +1,5 @@
 """Measures: a stack and tokens in, a frozen record with its sample size out."""
+
+import sparsedepth
+
+sparsedepth.make_callable(__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sparsedepth.plots import by_knob, forest, learning_rate, matrices, pareto
 from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
-from sparsedepth.plots.page import Drawing, NothingToDraw, check_suffix, write
+from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
 from sparsedepth.plots.trajectories import trajectories
 from sparsedepth.toy.figure import toys
 
@@ -31,40 +31,73 @@ class FigureKind:
         return self.load(store, run) if self.of_one_run else self.load(store)
 
 
-def draw(store: "Store", figure: str | None, path: Path, run: str | None = None) -> str:
-    """Draw a figure into a .png, .svg or .pdf file, its numbers into the .csv beside it; returns the figure's name.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Figures:
+    """What was drawn. A notebook shows it where it is one figure."""
 
-    `figure` is a name of FIGURES, or None for the one that says most about this store. `run` chooses the run of a
-    figure of one run (default: the lowest val_loss at the deepest depth). Raises ValueError for another figure,
-    suffix or run, NothingToDraw where the numbers are absent.
+    drawings: dict[str, Drawing]
+    """By name; `data` of each holds every number that is drawn."""
+    left_out: dict[str, str]
+    """Figures that the store does not hold the numbers for, and what is missing."""
+    paths: tuple[Path, ...]
+    """The pictures that were written, each with its numbers in the .csv beside it."""
+
+    def __repr__(self) -> str:
+        return f"Figures({', '.join(self.drawings)})"
+
+    def _repr_png_(self) -> bytes | None:
+        return render(next(iter(self.drawings.values())).page, ".png") if len(self.drawings) == 1 else None
+
+
+def draw(
+    store: "Store", figure: str | None = None, out: Path | None = None, run: str | None = None, format: str = "png"
+) -> Figures:
+    """Draw a figure of FIGURES, "all" that the store has the numbers for, or (None) the one that says most about it.
+
+    `out` is a .png, .svg or .pdf file, or a folder for pictures of that `format` named by figure (where None stands for
+    all), with numbers in a .csv beside each. `run` chooses the run of a figure of one run (default: the lowest val_loss
+    at the deepest depth). Raises ValueError for another figure, suffix or run, NothingToDraw where the numbers are
+    absent.
     """
-    name = figure or default_figure(store)
-    if name not in FIGURES:
-        raise ValueError(f"figure {name!r} is unknown; choose one of: {', '.join(FIGURES)}, or all, into a folder")
-    check_suffix(path)
-    if run is not None and not FIGURES[name].of_one_run:
-        of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
-        raise ValueError(f"run={run!r} chooses the run of {of_one}; the figure {name!r} shows all runs")
-    write(FIGURES[name].drawing(store, run), path)
-    return name
+    if f".{format}" not in FORMATS:
+        raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
+    into_folder = out is not None and (out.is_dir() or not out.suffix)
+    if out is not None and not into_folder:
+        check_suffix(out)
+        if figure == "all":
+            raise ValueError(f"--figure all draws several pictures, and -o {str(out)!r} is one; name a folder")
+    drawings, left_out = _drawings(store, figure or ("all" if into_folder else default_figure(store)), run)
+    paths: list[Path] = []
+    if out is not None:
+        if into_folder:
+            out.mkdir(parents=True, exist_ok=True)
+        paths = [out / f"{name}.{format}" if into_folder else out for name in drawings]
+    for path, drawing in zip(paths, drawings.values(), strict=False):
+        write(drawing, path)
+    return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths))
 
 
-def draw_all(store: "Store", folder: Path, suffix: str, run: str | None = None) -> tuple[list[Path], dict[str, str]]:
-    """Every figure of the store into a folder; returns the pictures, and why each of the others was left out."""
-    written: list[Path] = []
+def _drawings(store: "Store", figure: str, run: str | None) -> tuple[dict[str, Drawing], dict[str, str]]:
+    """The numbers of a figure, or of all; and why each of the others is absent."""
+    if figure != "all":
+        if figure not in FIGURES:
+            raise ValueError(
+                f"figure {figure!r} is unknown; choose one of: {', '.join(FIGURES)}, or all, into a folder"
+            )
+        if run is not None and not FIGURES[figure].of_one_run:
+            of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
+            raise ValueError(f"run={run!r} chooses the run of {of_one}; the figure {figure!r} shows all runs")
+        return {figure: FIGURES[figure].drawing(store, run)}, {}
+    drawings: dict[str, Drawing] = {}
     left_out: dict[str, str] = {}
-    folder.mkdir(parents=True, exist_ok=True)
     for name, kind in FIGURES.items():
         try:
-            drawing = kind.drawing(store, run)
+            drawings[name] = kind.drawing(store, run)
         except NothingToDraw as reason:
             left_out[name] = str(reason)
-            continue
-        write(drawing, folder / f"{name}{suffix}")
-        written.append(folder / f"{name}{suffix}")
-    if not written:
+    if not drawings:
         raise NothingToDraw(f"there is nothing to draw: {'; '.join(dict.fromkeys(left_out.values()))}")
-    return written, left_out
+    return drawings, left_out
 
 
 def default_figure(store: "Store") -> str:

@@ -9,7 +9,7 @@ import yaml
 from sparsedepth.effects.sentences import interaction_sentence, number_text, ratio_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe import card_text
-from sparsedepth.recipe.card import SUFFIX, Card, write_card
+from sparsedepth.recipe.card import SUFFIX, Card, card_path, write_card
 
 MEANING = {
     "A": "held-out confirmed, with an intervention",
@@ -48,10 +48,15 @@ def card_markdown(card: Card) -> str:
 
 def write_page(path: Path, card: Card) -> tuple[Path, Path]:
     """Write the card's JSON and Markdown beside `path`; returns where."""
-    data = write_card(path, card)
-    page = data.with_name(data.name.removesuffix(SUFFIX) + ".card.md")
+    data, page = write_card(path, card), page_path(path)
     write_text(page, card_markdown(card))
     return data, page
+
+
+def page_path(path: Path) -> Path:
+    """Where the card's page stands, of the recipe in `path`."""
+    data = card_path(path)
+    return data.with_name(data.name.removesuffix(SUFFIX) + ".card.md")
 
 
 def _differing_yaml(card: Card) -> Verbatim | None:

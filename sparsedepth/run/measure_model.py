@@ -43,6 +43,8 @@ class Request:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuringResult:
     loaded: Loaded
+    given: GivenTokens | None
+    """the tokens that were given in place of a corpus"""
     config: MeasureOnlyConfig
     measurements: Measurements
     n_tokens: int
@@ -73,7 +75,9 @@ def measure_model(request: Request, report: Callable[[str, float], None]) -> Mea
             progress=lambda done: report("measuring", done),
         )
         n_tokens = source.held_out(config.seq_len, config.measure_tokens).n_scored
-    measured = MeasuringResult(loaded=loaded, config=config, measurements=measurements, n_tokens=n_tokens)
+    measured = MeasuringResult(
+        loaded=loaded, given=request.given, config=config, measurements=measurements, n_tokens=n_tokens
+    )
     if request.out is not None:
         times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
         _write(request.out, measured, source.data_hash, times, request.device)

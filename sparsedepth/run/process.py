@@ -16,6 +16,9 @@ INTERRUPTED = 75  # EX_TEMPFAIL: try again later
 USER_ERROR = 2
 INFEASIBLE = 76
 
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""SIGUSR1 is SLURM's warning."""
+
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
@@ -34,7 +37,7 @@ def name_process(name: str) -> None:
 
 
 class Stop:
-    """Whether SIGTERM, SIGINT or SIGUSR1 (SLURM's warning) has come since `catch`.
+    """Whether a signal of CAUGHT has come since `catch`.
 
     A second Ctrl-C does not wait for a checkpoint: it raises KeyboardInterrupt where the process stands.
     """
@@ -46,7 +49,7 @@ class Stop:
 
     def catch(self) -> None:
         """Note the signals from now on."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in CAUGHT:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: object) -> None:

@@ -9,7 +9,7 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.plots.draw import FIGURES, default_figure, draw, draw_all
+from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.overview import PARTS, page_of_runs
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.plots.runs import check_comparable
@@ -48,7 +48,7 @@ def store(tmp_path_factory):
 @pytest.mark.parametrize("suffix", START)
 def test_every_format_is_written(store, tmp_path, suffix):
     path = tmp_path / f"figure{suffix}"
-    assert draw(store, None, path) == "overview"
+    assert [*draw(store, None, path).drawings] == ["overview"]
     assert path.read_bytes().startswith(START[suffix])
     assert path.stat().st_size > 5000
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["figure.csv", path.name]  # nothing half-written
@@ -64,7 +64,8 @@ def test_the_same_numbers_give_the_same_file(store, figure):
 
 
 def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp_path):
-    written, left_out = draw_all(store, tmp_path / "a", ".svg")
+    figures = draw(store, "all", tmp_path / "a", format="svg")
+    written, left_out = [*figures.paths], figures.left_out
     assert {path.stem for path in written} | set(left_out) == set(FIGURES)
     assert set(left_out) == {"matrices", "ladder", "learning_rate", "trajectories", "toy"}
     assert all(reason and "\n" not in reason for reason in left_out.values())

@@ -1,0 +1,325 @@
+"""What the commands do, as calls: `import sparsedepth as sd; sd.best("results/mine")`. The commands read words, make
+these calls and print what they return.
+
+Names and defaults are those of the command line's options, progress is shown on stderr as there, and what would be exit
+code 2 is a ValueError with the same line. What the command line takes as KEY=VALUE may be a mapping, a YAML file the
+mapping that it holds.
+"""
+
+import signal
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparsedepth.cli.input_file import Input
+    from sparsedepth.cli.sweep_args import Axes, Settings
+    from sparsedepth.config.runtime import RuntimeConfig
+    from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.plots.draw import Figures
+    from sparsedepth.recipe.card import Card
+    from sparsedepth.run.measure_model import MeasuringResult
+    from sparsedepth.store.folder import Run
+    from sparsedepth.sweep.driver import Driver
+    from sparsedepth.sweep.machine import Machine
+    from sparsedepth.sweep.status import RunState
+
+    Folder = Path | str
+
+
+class StoppedAtCheckpoint(KeyboardInterrupt):
+    """A signal stopped the call, or another process has taken the run; the same call continues."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def train(
+    file: "Input",
+    out: "Folder",
+    *,
+    set: "Settings | None" = None,
+    runtime: "Settings | None" = None,
+    device: str = "auto",
+    threads: int | None = None,
+    compile: bool = False,
+) -> "Run":
+    """Train and measure one model: the record of the complete run, `summary`, `config`, `tables`, `folder`.
+
+    The same call continues a run that was stopped. Raises ValueError for what must be mended, StoppedAtCheckpoint.
+    """
+    from sparsedepth.cli.run_progress import bar
+    from sparsedepth.cli.start import leaving_nothing, warn_of_slips
+    from sparsedepth.cli.sweep_args import run_config
+    from sparsedepth.run.execute import execute
+    from sparsedepth.run.process import stop_on_signals
+    from sparsedepth.run.train_and_measure import Infeasible, Options
+    from sparsedepth.store.folder import read_run
+    from sparsedepth.train.devices import LostError
+    from sparsedepth.train.loop import Interrupted
+
+    config, results = run_config(file, set), Path(out)
+    warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
+    chosen = runtime_of(runtime, device=device, threads=threads, compile=compile)
+    with bar(config.run_id) as report, _signal_handlers_kept():
+        stop = stop_on_signals(is_announced=True)
+        options = Options(runtime=chosen, stop=stop, report=report)
+        try:
+            folder = leaving_nothing(results, lambda: execute(config, results, options))
+        except Interrupted:
+            text = "stopped at a checkpoint; the same command continues"
+            raise StoppedAtCheckpoint(text, stop.exit_code if stop() else 1) from None
+        except (Infeasible, LostError) as failure:
+            raise ValueError(str(failure)) from None
+        report("complete", 1.0)
+    return read_run(folder)
+
+
+def sweep(
+    file: "Input | None" = None,
+    *,
+    out: "Folder",
+    vary: "Axes | None" = None,
+    seeds: int | None = None,
+    base: "Input | None" = None,
+    scale: str | None = None,
+    workers: int | None = None,
+    gpus: str | None = None,
+    gpus_per_run: int = 1,
+    storage: str | None = None,
+    set: "Settings | None" = None,
+    runtime: "Settings | None" = None,
+    device: str = "auto",
+    compile: bool = False,
+    max_attempts: int = 2,
+    retry_failed: bool = False,
+) -> "list[RunState]":
+    """Run every configuration and seed of a definition into the folder `out`: the state of each run.
+
+    The same call continues where it stopped. Raises ValueError for what must be mended, StoppedAtCheckpoint.
+    """
+    from sparsedepth.cli.sweep_args import define
+
+    definition = define(file, scale, set, vary, seeds, base)  # a mistake is told before torch is imported
+    how = {"workers": workers, "gpus": gpus, "gpus_per_run": gpus_per_run, "max_attempts": max_attempts}
+    wanted = runtime_of(runtime, device=device, compile=compile)
+    driver = make_driver(definition, Path(out), machine_of(wanted, **how), storage)
+    states = run_driver(driver, retry_failed=retry_failed)
+    if driver.stop():
+        raise StoppedAtCheckpoint("stopped at a checkpoint; the same call continues", driver.stop.exit_code)
+    return states
+
+
+def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine", storage: str | None) -> "Driver":
+    """A sweep that is checked and priced, and not started."""
+    from sparsedepth.cli.cost import pricing_setup_here
+    from sparsedepth.cli.start import values_of, warn_of_slips
+    from sparsedepth.plan.planned_vs_actual import measured_peaks
+    from sparsedepth.plan.price import expected_runs, price, with_peaks
+    from sparsedepth.sweep.driver import Driver
+    from sparsedepth.sweep.storage import hide
+
+    if storage:
+        hide(storage)
+    driver = Driver(definition, results, machine, lambda states: None, storage)
+    warn_of_slips(values_of(definition))
+    setup = pricing_setup_here(definition, machine)
+    setup = with_peaks(setup, measured_peaks(results, expected_runs(definition)[0], setup.place.device))
+    driver.price = price(definition, setup)
+    return driver
+
+
+def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "list[RunState]":
+    """Run what is missing, and show it: the state of each run, also after a stop. A start that fails leaves nothing."""
+    from sparsedepth.cli.progress import Watcher
+    from sparsedepth.cli.start import leaving_nothing
+
+    with Watcher(driver.definition, driver.plan.expected, driver.results) as watcher, _signal_handlers_kept():
+        driver.watch = watcher
+        return leaving_nothing(driver.results, lambda: driver.run(retry_failed=retry_failed))
+
+
+def measure(
+    model: "Folder",
+    *,
+    data: str | None = None,
+    tokens: "Folder | None" = None,
+    targets: "Folder | None" = None,
+    fit_tokens: "Folder | None" = None,
+    fit_targets: "Folder | None" = None,
+    seq_len: int | None = None,
+    measures: str | Sequence[str] | None = None,
+    set: "Settings | None" = None,
+    out: "Folder | None" = None,
+    device: str = "auto",
+    fp32: bool = False,
+) -> "MeasuringResult":
+    """Measure a run, a local Hugging Face folder or a hub's model: `measurements` (`summary`, `layers`, `pairs`).
+
+    Raises ValueError for two sources of text, a model that is missing or not safe, and settings that do not fit.
+    """
+    from sparsedepth.cli.run_progress import bar
+    from sparsedepth.config.load import parse_settings
+    from sparsedepth.probe.text import given_tokens
+    from sparsedepth.run.measure_model import Request, measure_model
+    from sparsedepth.train.runtime import find_device
+
+    arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
+    paths = {option: None if path is None else Path(path) for option, path in arrays.items()}
+    _check_source(data, paths)
+    chosen = parse_settings(set or [])
+    scored, *others = (paths[option] for option in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
+    request = Request(
+        model=str(model),
+        settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_measures(measures, chosen)},
+        data=data,
+        given=None if scored is None else given_tokens(scored, *others),
+        out=None if out is None else Path(out),
+        device=find_device(device),
+        dtype="fp32" if fp32 else "checkpoint",
+    )
+    with bar("loading the model") as report:
+        return measure_model(request, report)
+
+
+def best(
+    *folders: "Folder",
+    by: str | None = None,
+    depth: int | None = None,
+    where: str | None = None,
+    top: int = 5,
+    skip_damaged: bool = False,
+) -> "pd.DataFrame":
+    """Configurations ranked by their mean over seeds, with interval, the baseline beside them: `store.best.Ranking`'s
+    table with `setting`, which says what a row has away from the baseline; `attrs["heading"]` says what is shown.
+
+    Raises ValueError for an unknown quantity, a wrong SQL condition, and where no run is left.
+    """
+    import pandas as pd
+
+    from sparsedepth.store.best import best as rank
+    from sparsedepth.store.best import heading
+    from sparsedepth.store.connection import open_store
+
+    with open_store(*folders, damaged=[] if skip_damaged else None) as store:
+        ranking = rank(store, None if by == "loss" else by, depth, top, where)
+    table = pd.DataFrame([*ranking.table.rows], columns=[*ranking.table.columns])
+    table.insert(1, "setting", [*ranking.settings])
+    table.attrs["heading"] = heading(ranking)
+    return table
+
+
+def recipe(
+    *folders: "Folder",
+    out: "Folder | None" = None,
+    depth: int | None = None,
+    objective: str = "loss",
+    matched: str = "tokens",
+    holdout_depth: int | None = None,
+) -> "Card":
+    """Derive a configuration from paired effects: its card; `out` also writes the RunConfig (YAML) and, beside it, the
+    card's page and data. Raises ValueError where there is neither a recipe nor a baseline to fall back on."""
+    from sparsedepth.recipe.build_card import derive_card
+    from sparsedepth.recipe.card_markdown import write_page
+    from sparsedepth.recipe.card_text import write_yaml
+    from sparsedepth.store.comparable_loss import loss_of
+    from sparsedepth.store.connection import open_store
+
+    places = [Path(folder) for folder in folders]
+    with open_store(*places) as store:
+        runs = store.frame("select * from runs")
+    objective = loss_of(runs) if objective == "loss" else objective
+    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=places)
+    if card.recipe.config is None:
+        raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {card.recipe.abstained}")
+    if out is not None:
+        write_yaml(Path(out), card)
+        write_page(Path(out), card)
+    return card
+
+
+def plot(
+    *folders: "Folder",
+    out: "Folder | None" = None,
+    figure: str | None = None,
+    format: str = "png",
+    run: str | None = None,
+) -> "Figures":
+    """Draw one figure (default: the overview), or 'all'; with `out` into a picture, or a folder of pictures.
+
+    Raises ValueError for an unknown figure, suffix or run, and where there is nothing to draw.
+    """
+    from sparsedepth.plots.draw import draw
+    from sparsedepth.store.connection import open_store
+
+    with open_store(*folders) as store:
+        return draw(store, figure, None if out is None else Path(out), run, format)
+
+
+def runtime_of(settings: "Settings | None", **given: object) -> "RuntimeConfig":
+    """--runtime KEY=VALUE laid over the options that have a name of their own."""
+    from sparsedepth.config.load import build, parse_settings
+    from sparsedepth.config.runtime import RuntimeConfig
+
+    return build(RuntimeConfig, {**given, **parse_settings(settings or [], "--runtime")}, "--runtime")
+
+
+def machine_of(
+    runtime: "RuntimeConfig",
+    workers: int | None = None,
+    gpus: str | None = None,
+    gpus_per_run: int = 1,
+    max_attempts: int = 2,
+) -> "Machine":
+    """What the workers of a command may use. Raises ValueError for GPUs that are not there."""
+    from sparsedepth.sweep.machine import machine, parse_gpus
+
+    return machine(workers, runtime, max_attempts, parse_gpus(gpus) if gpus else None, gpus_per_run)
+
+
+@contextmanager
+def _signal_handlers_kept() -> Generator[None]:
+    """A call ends with the caller's handlers, as it began."""
+    from sparsedepth.run.process import CAUGHT
+
+    before = {number: signal.getsignal(number) for number in CAUGHT}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_source(data: str | None, arrays: Mapping[str, Path | None]) -> None:
+    """Raises ValueError for two sources, and for an array without the one it belongs to."""
+    if data is not None and arrays["--tokens"] is not None:
+        raise ValueError("--data and --tokens are two sources; give one of them")
+    for option, owner, what in (
+        ("--targets", "--tokens", "the sequences they belong to"),
+        ("--fit-tokens", "--tokens", "the sequences to score"),
+        ("--fit-targets", "--fit-tokens", "the sequences they belong to"),
+        ("--fit-targets", "--targets", "those of the sequences to score"),
+    ):
+        if arrays[option] is not None and arrays[owner] is None:
+            raise ValueError(f"{option} needs {owner}, {what}")
+
+
+def _measures(measures: str | Sequence[str] | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """--measures as the field `measures`."""
+    from sparsedepth.quantities.measured import MEASURES
+
+    if measures is None:
+        return {}
+    if "measures" in chosen:
+        raise ValueError("--measures and --set measures=... say the same; give one of them")
+    known = [measure.name for measure in MEASURES]
+    names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
+    names = known if measures == "all" else names
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"--measures {unknown[0]!r} is not one of all, {', '.join(known)}")
+    return {"measures": list(dict.fromkeys(names))}

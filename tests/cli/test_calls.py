@@ -1,0 +1,175 @@
+"""`import sparsedepth as sd`: the commands as calls, with the command line's names, defaults and errors."""
+
+import inspect
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reported import fill
+from tiny import BASE, definition
+from typer.main import get_command
+
+import sparsedepth as sd
+from sparsedepth.cli.main import app, run
+from sparsedepth.plots.page import NothingToDraw
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "python.ipynb"
+
+FOR_TERMINALS = {
+    "train": {"dry_run"},
+    "sweep": {"dry_run"},
+    "measure": {"format"},
+    "best": {"format", "out"},
+    "plot": {"list"},
+    "recipe": set(),
+}
+"""Options that have no place in a call: how an answer is printed, or another question (`plan`)."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calls") / "results"
+    fill(folder)
+    return folder
+
+
+def options_of(command: str) -> dict[str, object]:
+    """The options and arguments of a command, with their defaults, as Python would spell them."""
+    group = get_command(app).commands
+    parsed = group["recipe"].commands["derive"] if command == "recipe" else group[command]
+    names = {}
+    for option in parsed.params:
+        longest = next((text for text in option.opts if text.startswith("--")), option.name)
+        names[longest.removeprefix("--").replace("-", "_")] = option.default
+    return {name: default for name, default in names.items() if name not in (*FOR_TERMINALS[command], "help")}
+
+
+@pytest.mark.parametrize("command", FOR_TERMINALS)
+def test_a_call_has_the_names_and_defaults_of_its_command(command):
+    parameters = dict(inspect.signature(getattr(sd, command)).parameters)
+    assert [*parameters] and set(parameters) == set(options_of(command))
+    for name, default in options_of(command).items():
+        given = parameters[name]
+        if given.kind is inspect.Parameter.VAR_POSITIONAL or given.default is inspect.Parameter.empty:
+            continue  # an argument, or an option that must be given
+        assert given.default == default, name
+
+
+def test_importing_it_is_fast_and_brings_nothing():
+    code = "import sys, sparsedepth as sd; dir(sd); print(len(sys.modules), 'typer' in sys.modules, sd.__all__)"
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    n_modules, has_typer, *names = lines.split(maxsplit=2)
+    assert int(n_modules) < 120 and has_typer == "False" and "'sweep'" in names[0]
+
+
+def test_a_package_and_its_call_stand_under_one_name():
+    import sparsedepth.sweep.status
+
+    assert sd.sweep is sparsedepth.sweep and sd.sweep.status.scan
+    assert callable(sd.sweep) and "retry_failed" in inspect.signature(sd.sweep).parameters
+    with pytest.raises(AttributeError, match="no attribute 'sweeps'"):
+        _ = sd.sweeps
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("best R --by beauty", lambda r: sd.best(r, by="beauty")),
+        ("best R --depth 99", lambda r: sd.best(r, depth=99)),
+        ("plot R -o x.png --figure pie", lambda r: sd.plot(r, out="x.png", figure="pie")),
+        ("plot R -o x --format gif", lambda r: sd.plot(r, out="x", format="gif")),
+        ("recipe R --by beauty", lambda r: sd.recipe(r, objective="beauty")),
+        ("recipe R/gone", lambda r: sd.recipe(r / "gone")),
+        ("measure R --data a --tokens b.npy", lambda r: sd.measure(r, data="a", tokens="b.npy")),
+        ("measure R --measures beauty", lambda r: sd.measure(r, measures=["beauty"])),
+        ("train R/no.yaml -o R/out", lambda r: sd.train(r / "no.yaml", r / "out")),
+        ("sweep -o R/out --vary lr=1e-3 --set lr=1", lambda r: sd.sweep(out=r, vary={"lr": [1e-3]}, set={"lr": 1})),
+        ("sweep -o R/out --vary beauty=1", lambda r: sd.sweep(out=r / "out", vary=["beauty=1"])),
+    ],
+)
+def test_what_ends_the_command_with_code_2_is_a_value_error_of_the_same_line(results, words, call, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run([word.replace("R", str(results), 1) if word[0] == "R" else word for word in words.split()])
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.removeprefix("sparsedepth: error: ").strip()
+    with pytest.raises(ValueError) as error:
+        call(results)
+    assert " ".join(str(error.value).split()) == line
+    assert not (results / "out").exists()
+
+
+def test_mappings_stand_for_files_and_options(tmp_path):
+    with pytest.raises(ValueError, match="the given mapping: unknown key 'n_layer'"):
+        sd.train({**BASE, "n_layer": 3}, tmp_path / "out")
+    with pytest.raises(ValueError, match="the given mapping is a sweep definition"):
+        sd.train({"base": {}, "space": {"n_layers": [1]}}, tmp_path / "out")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_rows_come_as_tables(results):
+    ranking = sd.best(results, depth=4, top=1)
+    assert ranking.attrs["heading"].startswith("val_loss [nat/token], low is better")
+    assert list(ranking["setting"]) == ["lns", "baseline"] and list(ranking["rank"]) == [1, 2]
+    assert ranking["val_loss"].tolist() == pytest.approx([2.71 + 0.002 / 3, 3.01])
+
+
+def test_a_recipe_is_a_card_that_can_be_written(results, tmp_path):
+    card = sd.recipe(results, depth=4, out=tmp_path / "mine.yaml")
+    assert [change.contrast.setting for change in card.recipe.changes] == ["depth_scale=lns"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.card.json", "mine.card.md", "mine.yaml"]
+
+
+def test_a_figure_is_shown_and_its_numbers_are_at_hand(results, tmp_path):
+    figures = sd.plot(results, figure="pareto")
+    assert figures._repr_png_().startswith(b"\x89PNG") and not figures.paths
+    assert set(figures.drawings["pareto"].data["n_layers"]) == {2, 4}
+    with pytest.raises(NothingToDraw):
+        sd.plot(results, figure="learning_rate")
+    with sd.open_store(results) as store:
+        assert store.sql("select count(*) from runs").rows == ((13,),)
+
+
+@pytest.mark.slow
+def test_a_sweep_a_run_and_a_measurement(tmp_path):
+    """Trains for real; the caller's signal handlers stand again afterwards, and the same call changes nothing."""
+    before = signal.getsignal(signal.SIGINT)
+    out = tmp_path / "results"
+    states = sd.sweep(definition(tmp_path), out=out, workers=1, device="cpu", set={"seeds": [0]})
+    assert [state.state for state in states] == ["complete"] * 2
+    trained = sd.train(states[0].config.model_dump(mode="json"), out, device="cpu", threads=1)
+    assert trained.run_id == states[0].run_id and trained.summary["outcome"] == "ok"
+    measured = sd.measure(trained.folder, measures="causal", device="cpu")
+    assert measured.measurements.summary["causal_score"] == pytest.approx(trained.summary["causal_score"])
+    assert len(sd.best(out)) == 2 and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_its_outputs_are_true(tmp_path, monkeypatch):
+    """Every cell anew: texts as they are committed, pictures where they are."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    committed = nbformat.read(NOTEBOOK, as_version=4)
+    fresh = nbclient.NotebookClient(
+        nbformat.read(NOTEBOOK, as_version=4), timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    ).execute()
+    nbformat.validate(committed)
+    assert [shown(cell) for cell in fresh.cells] == [shown(cell) for cell in committed.cells]
+    assert any("image/png" in kinds for cell in committed.cells for kinds, _ in shown(cell))
+
+
+def shown(cell) -> list[tuple[tuple[str, ...], str]]:
+    """What a cell prints and shows; progress on stderr holds times, and is not committed."""
+    outputs = [output for output in cell.get("outputs", []) if output.get("name") != "stderr"]
+    return [
+        (tuple(sorted(output.get("data", {}))), output.get("text") or output["data"]["text/plain"])
+        for output in outputs
+    ]
+
+
+def test_a_call_of_every_kind_is_in_the_notebook():
+    text = NOTEBOOK.read_text()
+    assert all(f"sd.{name}(" in text for name in sd.__all__)
+    assert "/tmp/" not in text and '"name": "stderr"' not in text
