@@ -181,7 +181,9 @@ def _remarks(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     if price.data_bytes is None:
         yield "disk: without the tokenised text, whose length is not known before it is read"
     if definition.tune:
-        yield "runs: a tuning grid whose best value is on its edge is extended, which adds runs"
+        seeds = ", ".join(map(str, definition.tuning_seeds))
+        apart = "some of them results too" if definition.reuse_tuning_seeds else "which are no results"
+        yield f"runs: tuned with seeds {seeds}, {apart}; a best value on the edge of its grid adds runs"
     elif definition.adaptive:
         yield "runs: proposals as if spread evenly over the space; equal ones share their runs, pruned ones end early"
 

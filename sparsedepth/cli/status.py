@@ -56,7 +56,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
     from sparsedepth import quantities
     from sparsedepth.cli.progress import counted, running_line
-    from sparsedepth.plan.definition_file import read_definition
+    from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
     from sparsedepth.plan.results_index import objective_as_loss
     from sparsedepth.plan.tasks import Plan

@@ -163,7 +163,7 @@ def work(
     """Add this machine's workers to a sweep that was started on another one, with the same folder and --storage."""
     from sparsedepth.cli import calls
     from sparsedepth.cli.progress import Watcher
-    from sparsedepth.plan.definition_file import read_definition
+    from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep import driver
     from sparsedepth.sweep.storage import hide

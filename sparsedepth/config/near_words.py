@@ -60,6 +60,7 @@ WORDS: Mapping[str, str] = {
     "question": "description title",
     "exclude": "filter skip except",
     "tune": "tuning lr_sweep",
+    "tuning_seeds": "tune_seeds seeds_of_tuning",
     "prune": "pruner early_stopping early_terminate",
     "teacher_seed": "teachers n_teachers teacher_seeds",
 }

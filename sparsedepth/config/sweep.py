@@ -2,20 +2,23 @@
 
     cells = variants x grid(zip, space), and `cells`    (sampler: grid)
     cells = n_trials points of the axes                 (samplers random, qmc; tpe and nsga2 learn from the results)
-    runs  = cells x seeds                               (with `tune`: cells x grid(tune) at the first seed,
-                                                         then the other seeds at the best value)
+    runs  = cells x seeds                               (with `tune`: cells x grid(tune) x tuning_seeds,
+                                                         then the seeds at the best value)
 
 A *cell* is a mapping of RunConfig fields laid over `base`; a *run* is a cell with a seed. Seeds are replicates, never
-a dimension of the search. `scales` holds named changes of size ('micro' for a CPU), laid over the definition.
+a dimension of the search; a variant or a listed cell may have its own. Tuning has seeds apart: the best of several
+noisy values is flattered by the seeds it was chosen with. `scales` holds named changes of size ('micro' for a CPU),
+laid over the definition.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from sparsedepth.config import presets
-from sparsedepth.config.load import build
+from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
 from sparsedepth.config.model import Count, Positive, Section
 from sparsedepth.config.run import RunConfig
@@ -42,16 +45,24 @@ DEFINITION = "sweep.yaml"
 Matched = Literal["tokens", "steps", "params_total", "params_active", "flops"]
 
 
-def _counted(seeds: Any) -> Any:
-    """3 seeds are 0, 1 and 2."""
-    if not isinstance(seeds, int) or isinstance(seeds, bool):
-        return seeds
-    if seeds < 1:
-        raise ValueError("must be 1 or more, which stands for as many seeds from 0")
-    return list(range(seeds))
+def _counted(first: int) -> Callable[[Any], Any]:
+    """From 0: 3 seeds are 0, 1 and 2."""
+
+    def listed(seeds: Any) -> Any:
+        if not isinstance(seeds, int) or isinstance(seeds, bool):
+            return seeds
+        if seeds < 1:
+            raise ValueError(f"must be 1 or more, which stands for as many seeds from {first}")
+        return list(range(first, first + seeds))
+
+    return listed
 
 
-Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted, json_schema_input_type=int | list[int])]
+Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
+TuningSeeds = Annotated[
+    list[int], Field(min_length=1), BeforeValidator(_counted(101), json_schema_input_type=int | list[int])
+]
+SEEDS = TypeAdapter(Seeds)
 Zip = list[dict[str, Values]]
 
 
@@ -68,6 +79,7 @@ class Scale(Section):
     only: dict[str, Condition] | None = None
     tune: dict[str, TuneGrid] | None = None
     constraints: dict[Bounded, Positive] | None = None
+    tuning_seeds: TuningSeeds | None = None
     seeds: Seeds | None = None
     n_trials: Count | None = None
 
@@ -105,9 +117,12 @@ class SweepDefinition(Section):
     zip: Annotated[Zip, Field(description="axes whose fields move together: [{seq_len: [...], lr: [...]}]")] = []
     variants: Annotated[
         list[dict[str, Any]],
-        Field(min_length=1, description="groups of fields that vary together, each crossed with the axes"),
-    ] = [{}]
-    cells: Annotated[list[dict[str, Any]], Field(description="further cells, listed one by one")] = []
+        Field(min_length=1, description="groups of fields that vary together, each crossed with the axes; with "
+              "`seeds` a group has its own"),
+    ] = [{}]  # fmt: skip
+    cells: Annotated[
+        list[dict[str, Any]], Field(description="further cells, listed one by one; with `seeds` a cell has its own")
+    ] = []
     only: Annotated[
         dict[str, Condition], Field(description="axis -> where it applies: {top_k: {n_experts: [4, 8]}}")
     ] = {}
@@ -117,8 +132,14 @@ class SweepDefinition(Section):
     ] = {}  # fmt: skip
     tune: Annotated[
         dict[str, TuneGrid],
-        Field(description="fields re-tuned for each cell with the first seed: {lr: [1e-3, 2e-3, 4e-3]}"),
+        Field(description="fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"),
     ] = {}
+    tuning_seeds: Annotated[
+        TuningSeeds, Field(description="seeds of tuning alone: a list, or how many (3 = [101, 102, 103])")
+    ] = []
+    reuse_tuning_seeds: Annotated[
+        bool, Field(description="let tuning_seeds be among seeds: cheaper, and flatters what was tuned")
+    ] = False
     prune: Annotated[Prune | None, Field(description="when a sampler's run is ended early")] = None
     seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
     scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
@@ -128,10 +149,25 @@ class SweepDefinition(Section):
 
     @check
     def _check_repeats(self) -> None:
-        for name in ("seeds", "objectives"):
-            given = getattr(self, name)
+        own = [("seeds", _seeds_of(entry, [])) for entry in (*self.variants, *self.cells)]
+        named = [(name, getattr(self, name)) for name in ("seeds", "tuning_seeds", "objectives")]
+        for name, given in (*named, *own):
             if len(set(given)) < len(given):
                 raise ValueError(f"{name}={given} must not name one twice")
+
+    @check
+    def _check_tuning_seeds(self) -> None:
+        if self.tune and not self.tuning_seeds:
+            raise ValueError(
+                f"tune.{', '.join(self.tune)} needs seeds of its own, several and apart from seeds={self.seeds}: "
+                "tuning_seeds: [101, 102, 103]"
+            )
+        shared = [seed for seed in self.tuning_seeds if seed in self.result_seeds]
+        if shared and not self.reuse_tuning_seeds:
+            raise ValueError(
+                f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which flatters what "
+                "is tuned; name others (tuning_seeds: [101, 102, 103]), or say reuse_tuning_seeds: true"
+            )
 
     @check
     def _check_parts(self) -> None:
@@ -145,8 +181,8 @@ class SweepDefinition(Section):
     def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The values that the definition lists, with the part that lists them."""
         yield "base", self.base
-        yield from (("variants", variant) for variant in self.variants)
-        yield from (("cells", cell) for cell in self.cells)
+        yield from (("variants", _fields_of(variant)) for variant in self.variants)
+        yield from (("cells", _fields_of(cell)) for cell in self.cells)
         parts = [("space", self.space), ("tune", self.tune), *(("zip", axis) for axis in self.zip)]
         conditions = [("exclude", where) for where in self.exclude]
         conditions += [(f"only.{name}", where) for name, where in self.only.items()]
@@ -208,7 +244,18 @@ class SweepDefinition(Section):
 
     def _scopes(self) -> Iterator[Mapping[str, Any]]:
         """Every place in which a field may vary."""
-        yield from (self.space, self.tune, *self.zip, *self.variants, *self.cells)
+        yield from (self.space, self.tune, *self.zip, *self.listed)
+
+    @property
+    def listed(self) -> list[Cell]:
+        """The fields of every variant and every listed cell."""
+        return [_fields_of(entry) for entry in (*self.variants, *self.cells)]
+
+    @property
+    def result_seeds(self) -> list[int]:
+        """Every seed whose runs are results."""
+        own = (seed for entry in (*self.variants, *self.cells) for seed in _seeds_of(entry, []))
+        return list(dict.fromkeys((*self.seeds, *own)))
 
     @property
     def objective(self) -> str:
@@ -279,15 +326,50 @@ class SweepDefinition(Section):
 
     def grid(self) -> Iterator[Cell]:
         """The cells of a grid sweep: every variant crossed with every point of the axes, then `cells`; in order."""
+        return (cell for cell, _ in self.replicated_grid())
+
+    def replicated_grid(self) -> Iterator[tuple[Cell, list[int]]]:
+        """The cells of a grid sweep, each with its seeds."""
         axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
         seen: set[str] = set()
         crossing = bool(axes) or self.variants != [{}] or not self.cells
-        points = ({**variant, **point} for variant in self.variants for point in crossed(axes)) if crossing else ()
-        for cell in (*map(self.cell, points), *self.cells):
+        points = ((variant, point) for variant in self.variants for point in crossed(axes)) if crossing else ()
+        crossings = ((variant, self.cell({**_fields_of(variant), **point})) for variant, point in points)
+        for entry, cell in (*crossings, *((cell, _fields_of(cell)) for cell in self.cells)):
             key = repr(sorted(cell.items()))
             if key not in seen and not self.is_excluded(cell):
                 seen.add(key)
-                yield cell
+                yield cell, _seeds_of(entry, self.seeds)
+
+
+def _fields_of(entry: Mapping[str, Any]) -> Cell:
+    """The RunConfig fields of a variant or a listed cell."""
+    return {name: value for name, value in entry.items() if name != "seeds"}
+
+
+def _seeds_of(entry: Mapping[str, Any], otherwise: list[int]) -> list[int]:
+    """The own seeds of a variant or a listed cell. Raises ValueError."""
+    if "seeds" not in entry:
+        return otherwise
+    try:
+        return SEEDS.validate_python(entry["seeds"], strict=True)
+    except ValidationError:
+        raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or how many there are from 0") from None
+
+
+def read_definition(results: Path) -> SweepDefinition | None:
+    """The sweep that fills a results folder, as `sweep` left it there; None for a folder of single runs.
+
+    Folders of before tuning had seeds of its own were tuned with the first seed, which is a result as well.
+    Raises ValueError for a sweep.yaml that is no definition.
+    """
+    path = results / DEFINITION
+    if not path.exists():
+        return None
+    values = read_yaml(path)
+    if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):
+        values |= {"tuning_seeds": values.get("seeds", [0])[:1], "reuse_tuning_seeds": True}
+    return build(SweepDefinition, values, str(path))
 
 
 def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any]) -> SweepDefinition:

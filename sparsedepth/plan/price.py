@@ -5,7 +5,7 @@ are exact (`cost`), memory is modelled (`memory`) or measured, time is assumed o
 
     time in all = the runs given out to the workers one after the other, in the order of the plan
 
-Runs that come later (the other seeds at a tuned value, proposals of a sampler) are priced as if they were known: at the
+Runs that come later (the results at a tuned value, proposals of a sampler) are priced as if they were known: at the
 first tuned value; at points drawn evenly from the space. A sampler's runs are an upper bound, since pruned ones end
 early and equal proposals share theirs; an extension of a tuning grid adds some.
 """
@@ -136,13 +136,12 @@ def expected_runs(definition: SweepDefinition) -> tuple[list[RunConfig], str]:
     """Every run that the sweep will have, in order, as far as that can be told; and 'at least', 'at most' or ''."""
     if definition.adaptive:
         return _proposed(definition), "at most"
-    plan, seeds = Plan(definition), definition.seeds
+    plan = Plan(definition)
     runs = [planned.config for planned in plan.runs()]
     if not definition.tune:
         return runs, "at most" if definition.prune else ""
-    for seed in seeds[1:]:  # one at the best value, whichever that is: it changes no cost
-        first = {name: grid[0] for name, grid in definition.tune.items()}
-        runs += [definition.run_config({**match.cell, **first}, seed) for match in plan.matches]
+    first = {name: grid[0] for name, grid in definition.tune.items()}  # which is the best value changes no cost
+    runs += [definition.run_config({**match.cell, **first}, seed) for match, seed in plan.results_to_come()]
     return runs, "at least"
 
 

@@ -48,7 +48,7 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
             distributions[name] = _interval(axis)
         else:
             values[name] = axis
-    for cell in (*definition.variants, *definition.cells):
+    for cell in definition.listed:
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
     for name, grid in definition.tune.items():

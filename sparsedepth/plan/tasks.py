@@ -3,13 +3,14 @@
 The cells of a grid, and of the samplers random and qmc, are known from the definition alone: a task is one run (a cell
 with one seed), the longest first within each round of seeds, so that every cell has its first replicate early and the
 last workers finish together. Where fields are tuned, the tasks grow as results come in: the grid of each cell with the
-first seed, its extension, then the other seeds at the best value. With tpe and nsga2 a task is a proposal with all its
-seeds, since the sampler wants their mean.
+tuning seeds, its extension, then the seeds of the results at the best value. With tpe and nsga2 a task is a proposal
+with all its seeds, since the sampler wants their mean.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any, Literal
 
 from sparsedepth import quantities
@@ -64,10 +65,14 @@ class Plan:
         """cells beyond a constraint, with the reason: they are left out"""
         self.matches: list[Match] = []
         self._planned: dict[str, Planned] = {}
+        self._seeds: dict[str, list[int]] = {}
         if definition.adaptive:
             check_proposal(definition)
             return
-        self.matches = match(definition, _cells(definition))
+        replicated = _cells(definition)
+        self.matches = match(definition, [cell for cell, _ in replicated])
+        for cell_match, (_, seeds) in zip(self.matches, replicated, strict=True):
+            self._seeds[digest(cell_match.cell)] = seeds
         feasible = []
         for cell_match in self.matches:
             reason = beyond(definition, definition.run_config(cell_match.cell, definition.seeds[0]))
@@ -93,25 +98,37 @@ class Plan:
     def runs(self, loss_of: LossOf = no_results) -> list[Planned]:
         """The runs that are known, in the order in which they are to start; none of an adaptive sampler."""
         runs: dict[str, tuple[int, float, Planned]] = {}
-        seeds = self.definition.seeds
+        of_tuning = self.definition.tuning_seeds
         for cell_match in self.matches:
-            cells = [(cell_match.cell, 0, len(seeds))]
+            cells = [(cell_match.cell, self.seeds_of(cell_match), 0)]
             if self.definition.tune:
                 tuning = self.tuning(cell_match.cell, loss_of)
-                cells = [({**cell_match.cell, **point}, 0, 1) for point in tuning.points]
-                cells += [({**cell_match.cell, **tuning.best}, 1, len(seeds))] if tuning.best else []
-            for cell, first, end in cells:
-                for round_ in range(first, end):
-                    planned = self._plan(cell, seeds[round_])
+                best = [tuning.best] if tuning.best else []
+                cells = [({**cell_match.cell, **point}, of_tuning, 0) for point in tuning.points]
+                cells += [({**cell_match.cell, **p}, self.seeds_of(cell_match), len(of_tuning)) for p in best]
+            for cell, seeds, first in cells:
+                for round_, seed in enumerate(seeds, start=first):
+                    planned = self._plan(cell, seed)
                     runs.setdefault(planned.run_id, (round_, -planned.flops, planned))
         return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
+
+    def seeds_of(self, cell_match: Match) -> list[int]:
+        """The seeds of a cell's results."""
+        return self._seeds[digest(cell_match.cell)]
+
+    def results_to_come(self) -> list[tuple[Match, int]]:
+        """The cells and seeds that will run at the tuned value, and are no runs of the tuning itself."""
+        pairs = [(cell_match, seed) for cell_match in self.matches for seed in self.seeds_of(cell_match)]
+        return [pair for pair in pairs if pair[1] not in self.definition.tuning_seeds] if self.definition.tune else []
 
     def tuning(self, cell: Cell, loss_of: LossOf) -> Tuning:
         """How far the tuning of a cell has come; an extension that cannot be built is the worst."""
 
         def loss_at(point: Point) -> float | None:
             try:
-                return loss_of(self._plan({**cell, **point}, self.definition.seeds[0]).run_id)
+                planned = [self._plan({**cell, **point}, seed) for seed in self.definition.tuning_seeds]
+                losses = [loss_of(run.run_id) for run in planned]
+                return None if None in losses else fmean(losses)  # ty: ignore[invalid-argument-type] - none is None
             except ValueError:
                 if all(value in self.definition.tune[name] for name, value in point.items()):
                     raise
@@ -140,7 +157,7 @@ class Plan:
         """Runs in all: with `tune` at least, since an extension adds some; of an adaptive sampler at most."""
         if self.definition.adaptive or not self.definition.tune:
             return sum(len(task.seeds) for task in self.tasks())
-        return len(self.runs()) + len(self.matches) * (len(self.definition.seeds) - 1)
+        return len(self.runs()) + len(self.results_to_come())
 
     def _plan(self, cell: Cell, seed: int) -> Planned:
         task = Task(cell=cell, seeds=[seed])
@@ -151,13 +168,13 @@ class Plan:
         return self._planned[task.key]
 
 
-def _cells(definition: SweepDefinition) -> list[Cell]:
-    """The cells of a grid, or the points that random and qmc draw, before any is matched."""
+def _cells(definition: SweepDefinition) -> list[tuple[Cell, list[int]]]:
+    """The cells of a grid, or the points that random and qmc draw, before any is matched; each with its seeds."""
     if definition.sampler == "grid":
-        return list(definition.grid())
+        return list(definition.replicated_grid())
     from sparsedepth.plan.propose import proposals  # Optuna, which `status` of a grid does not need
 
-    return proposals(definition)
+    return [(cell, definition.seeds) for cell in proposals(definition)]
 
 
 def beyond(definition: SweepDefinition, config: RunConfig) -> str:

@@ -1,10 +1,12 @@
-"""Re-tune fields (the learning rate, usually) for each configuration, with one seed.
+"""Re-tune fields (the learning rate, usually) for each configuration, with seeds of its own.
 
-Every point of the grid is run with the first seed. If the best one lies on the edge of its axis, that axis is extended
-once, by the ratio of its last two values, and the new points are run. The remaining seeds are run at the best point
-only. A best point that is still on an edge is used, and flagged: the true best may lie beyond.
+Every point of the grid is run with each tuning seed; the best has the lowest mean loss. If it lies on the edge of its
+axis, that axis is extended once, by the ratio of its last two values, and the new points are run. The seeds of the
+results are run at the best point only. A best point that is still on an edge is used, and flagged: the true best may
+lie beyond.
 
-A point that diverged, or failed for good, is the worst, never missing. Of equal points the first (the lowest) counts.
+A point that diverged, or failed for good, with any seed is the worst, never missing. Of equal points the first (the
+lowest) counts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +24,7 @@ class Tuning:
     """How far the tuning of one configuration has come."""
 
     points: list[Point]
-    """to run with the first seed, the extension included once it is known"""
+    """to run with the tuning seeds, the extension included once it is known"""
     best: Point | None
     """None until every point has a loss"""
     at_edge: tuple[str, ...] = ()

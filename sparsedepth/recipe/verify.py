@@ -81,7 +81,7 @@ def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
         "base": {**shared, "allow": allow},
         "cells": cells,
         "seeds": fresh_seeds(card, n_seeds),
-        **({"tune": tune} if tune else {}),
+        **({"tune": tune, "tuning_seeds": [1000 + seed for seed in fresh_seeds(card, 3)]} if tune else {}),
     }
 
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence, counted
 from sparsedepth.effects.text_report import evidence_lines, heading_of
-from sparsedepth.plan.definition_file import read_definition
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card, Recipe
 from sparsedepth.recipe.card_text import rule_text, verification_sentence

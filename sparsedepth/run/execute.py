@@ -19,7 +19,7 @@ from pathlib import Path
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.plan.definition_file import read_definition
+from sparsedepth.config.sweep import read_definition
 from sparsedepth.run.lease import Lease, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.prune import PrunedRun, Pruner

@@ -96,8 +96,8 @@ TUNING_COLUMNS = (
         view="runs",
         name="tuning",
         type="VARCHAR",
-        meaning="best, edge (best, but the lowest or highest value tried) or rejected (another value was better at the "
-        "first seed); NULL where nothing was tuned",
+        meaning="best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
+        "tuning (a seed that only chose the value, no result); NULL where nothing was tuned",
     ),
 )
 """What a run is among the others of its sweep; derived whenever a store is opened, so no cache holds it."""

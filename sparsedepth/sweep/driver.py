@@ -24,10 +24,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sparsedepth import files
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
-from sparsedepth.config.sweep import DEFINITION, SweepDefinition
+from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
-from sparsedepth.plan.definition_file import read_definition
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex

@@ -3,7 +3,7 @@
 import pytest
 
 from sparsedepth.config.load import build
-from sparsedepth.config.sweep import SweepDefinition, ad_hoc
+from sparsedepth.config.sweep import SweepDefinition, ad_hoc, read_definition
 
 WORDS = {"name": "s", "question": "q", "hypothesis": "h"}
 
@@ -74,6 +74,11 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ({"space": {"lr": [1.0]}, "variants": [{}, {"lr": 2.0}]}, "lr must vary in one place"),
         ({"space": {"lr": [1.0]}, "tune": {"lr": [1.0, 2.0, 4.0]}}, "lr must vary in one place"),
         ({"tune": {"lr": [1.0, 2.0]}}, "tune.lr"),
+        ({"tune": {"lr": [1.0, 2.0, 4.0]}}, "tune.lr needs seeds of its own, several and apart from seeds=[0]: tuning"),
+        ({"tuning_seeds": [0, 5]}, "tuning_seeds=[0, 5] shares [0] with the seeds of the results"),
+        ({"tuning_seeds": [9], "variants": [{"seeds": 10}]}, "shares [9] with the seeds of the results"),
+        ({"tuning_seeds": [5, 5]}, "must not name one twice"),
+        ({"variants": [{"seeds": "all"}]}, "seeds='all' must be a list of seeds"),
         ({"tune": {"lr": [1.0, 4.0, 2.0]}}, "must be ascending"),
         ({"tune": {"lr": [0.0, 4.0, 2.0]}}, "tune.lr"),
         ({"tune": {"learning_rate": [1.0, 2.0, 4.0]}}, "unknown key 'learning_rate'"),
@@ -149,10 +154,37 @@ def test_what_varies_is_told_once_in_order():
         space={"n_layers": [2, 3]},
         variants=[{}, {"n_kv_heads": 1}, {"n_kv_heads": 2, "init": "scaled"}],
         tune={"lr": [1.0, 2.0, 4.0]},
+        tuning_seeds=[101],
         matched="flops",
         free="d_ff",
     )
     assert definition.varied == ["n_layers", "lr", "n_kv_heads", "init", "d_ff"]
+
+
+def test_variants_and_cells_may_have_seeds_of_their_own():
+    definition = sweep(
+        space={"n_layers": [2]}, variants=[{"seeds": 2}, {"n_kv_heads": 1}], cells=[{"d_ff": 8, "seeds": [7]}]
+    )
+    assert list(definition.replicated_grid()) == [
+        ({"n_layers": 2}, [0, 1]),
+        ({"n_kv_heads": 1, "n_layers": 2}, [0]),
+        ({"d_ff": 8}, [7]),
+    ]
+    assert definition.result_seeds == [0, 1, 7] and "seeds" not in definition.varied
+
+
+def test_tuning_seeds_are_counted_from_101_and_shared_only_by_name():
+    tuned = {"space": {"n_layers": [2]}, "tune": {"lr": [1.0, 2.0, 4.0]}}
+    assert sweep(**tuned, tuning_seeds=3).tuning_seeds == [101, 102, 103]
+    assert sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True).tuning_seeds == [0]
+
+
+def test_a_folder_of_before_tuning_had_seeds_was_tuned_with_its_first(tmp_path):
+    content = "name: s\nquestion: q\nhypothesis: h\nspace: {n_layers: [2]}\ntune: {lr: [1, 2, 4]}\nseeds: [4, 5]\n"
+    (tmp_path / "sweep.yaml").write_text(content)
+    definition = read_definition(tmp_path)
+    assert definition is not None and (definition.tuning_seeds, definition.reuse_tuning_seeds) == ([4], True)
+    assert read_definition(tmp_path / "nothing") is None
 
 
 def test_the_sweep_of_a_command_line():

@@ -53,9 +53,16 @@ def test_runs_of_one_shape_are_one_kind():
 
 
 def test_tuning_runs_and_seeds_are_counted():
-    """2 depths x (3 rates at the first seed, then 2 more seeds at the best)."""
-    found = price(sweep(tune={"lr": [1e-3, 2e-3, 4e-3]}), PricingSetup())
-    assert found.runs == 2 * (3 + 2) and found.bound == "at least"
+    """2 depths x (3 rates with each tuning seed, then the 3 seeds at the best); seeds that are reused are run once."""
+    tuned = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}}
+    found = price(sweep(**tuned, tuning_seeds=[101, 102]), PricingSetup())
+    assert found.runs == 2 * (3 * 2 + 3) and found.bound == "at least"
+    assert price(sweep(**tuned, tuning_seeds=[0], reuse_tuning_seeds=True), PricingSetup()).runs == 2 * (3 + 2)
+
+
+def test_a_variant_may_have_more_seeds():
+    found = price(sweep(variants=[{"seeds": 5}, {"init": "scaled"}]), PricingSetup())
+    assert found.runs == 2 * (5 + 3)
 
 
 def test_proposals_are_an_upper_bound():

@@ -126,7 +126,7 @@ def test_equal_losses_choose_the_lowest_value():
 
 
 def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
-    tuned = Tuned(fields=("lr",), seed=0, objective="val_loss")
+    tuned = Tuned(fields=("lr",), tuning_seeds=(0,), seeds=(0,), objective="val_loss")
 
     def run(run_id, lr, loss, **fields):
         values = RunConfig(lr=lr, **fields).model_dump()
@@ -134,6 +134,29 @@ def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
 
     runs = [run("a", 0.1, 2.0), run("b", 0.2, 1.0), run("c", 0.4, None), run("d", 0.1, 9.0, n_layers=3)]
     assert tuning_roles(tuned, runs) == {"a": "rejected", "b": "best", "c": "rejected"}
+
+
+def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
+    """0.2 is best with seed 101, 0.1 over both; 0.4 lacks a run; seed 0 at 0.2 is of before 102 was run."""
+    tuned = Tuned(fields=("lr",), tuning_seeds=(101, 102), seeds=(0, 1), objective="val_loss")
+    losses = {(0.1, 101): 2.0, (0.1, 102): 2.0, (0.2, 101): 1.0, (0.2, 102): 3.5, (0.4, 101): 0.5}
+    losses |= {(0.1, 0): 9.0, (0.1, 1): 9.0, (0.2, 0): 1.0}
+    runs = [
+        {**RunConfig(lr=lr, seed=seed).model_dump(), "run_id": f"{lr} {seed}", "outcome": "ok", "val_loss": loss}
+        for (lr, seed), loss in losses.items()
+    ]
+    roles = tuning_roles(tuned, runs)
+    assert {name: role for name, role in roles.items() if role != "rejected"} == {
+        "0.1 101": "tuning",
+        "0.1 102": "tuning",
+        "0.1 0": "edge",
+        "0.1 1": "edge",
+    }
+    assert len(roles) == len(runs)
+    alone = [run for run in runs if run["lr"] == 0.2 and run["seed"] > 100]
+    assert tuning_roles(tuned, alone) == {"0.2 101": "tuning", "0.2 102": "tuning"}, "one value: nothing was chosen"
+    before = [run for run in runs if run["seed"] < 2]
+    assert tuning_roles(tuned, before)["0.2 0"] == "edge", "no tuning seed was run yet: the first seed chose"
 
 
 def test_a_definition_that_cannot_be_read_is_named(tmp_path):

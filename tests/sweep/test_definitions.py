@@ -81,7 +81,8 @@ def test_the_dense_twins_of_moe_match(scale):
     definition = load(next(path for path in FILES if path.stem == "moe"), scale)
     for depth in {config.n_layers for config in configs(definition)}:
         first = definition.tune["lr"][0]
-        runs = [config for config in configs(definition) if config.n_layers == depth and config.lr == first]
+        alike = {"n_layers": depth, "lr": first, "seed": definition.tuning_seeds[0]}
+        runs = [config for config in configs(definition) if alike.items() <= config.model_dump().items()]
         dense, wide = sorted((c for c in runs if not c.n_experts), key=lambda c: c.d_ff or 0)
         routed, raw = (c for c in runs if c.n_experts)
         assert cost(routed) == cost(raw)
@@ -103,6 +104,7 @@ def test_what_is_compared_is_tuned_except_in_the_quickstart_and_where_scores_are
             searched = {*definition.tune, *definition.space}
             assert ("lr" in searched) == (path.stem not in ("quickstart", "known_depth"))
             assert len(definition.tune.get("lr", [0] * 3)) >= 3
+            assert not definition.tune or (len(definition.tuning_seeds) > 1 and not definition.reuse_tuning_seeds)
 
 
 @pytest.mark.parametrize("scale", [None, "micro"])

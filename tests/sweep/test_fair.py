@@ -13,7 +13,7 @@ from sparsedepth.store.connection import open_store
 
 
 def test_a_tuned_and_matched_sweep(tmp_path):
-    """lr is tuned at the first seed of each configuration; the others run at its best, which `best` alone ranks."""
+    """lr is tuned with seed 9 of each configuration; the results run at its best, which `best` alone ranks."""
     results = tmp_path / "results"
     path = definition(
         tmp_path,
@@ -24,6 +24,7 @@ def test_a_tuned_and_matched_sweep(tmp_path):
         free="d_ff",
         tolerance=0.05,
         tune={"lr": [1e-3, 3e-3, 9e-3]},
+        tuning_seeds=[9],
     )
     out, _ = sparsedepth("sweep", path, "--out", results, "--workers", 2)
     assert "matched in params_total: 1 cells solved for" in out and "n_kv_heads=1, n_layers=1: d_ff=56 (+1.08%)" in out
@@ -31,11 +32,12 @@ def test_a_tuned_and_matched_sweep(tmp_path):
         rows = store.sql("select n_kv_heads, d_ff, lr, seed, tuning from runs order by all").rows
     for heads, width in ((1, 56), (2, 48)):
         mine = [(lr, seed, role) for n, d_ff, lr, seed, role in rows if (n, d_ff) == (heads, width)]
-        tried = {lr for lr, seed, _ in mine if seed == 0}
+        tried = {lr for lr, seed, _ in mine if seed == 9}
         assert tried >= {1e-3, 3e-3, 9e-3} and len(tried) <= 4
         (best,) = {lr for lr, seed, _ in mine if seed == 1}
         assert {role for lr, _, role in mine if lr != best} == {"rejected"}
-        assert {role for lr, _, role in mine if lr == best} == {"edge" if best in (min(tried), max(tried)) else "best"}
+        role = "edge" if best in (min(tried), max(tried)) else "best"
+        assert {seed: role for lr, seed, role in mine if lr == best} == {0: role, 1: role, 9: "tuning"}
     assert "2 configurations, 4 runs" in out
 
 
