@@ -39,9 +39,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import attention, experts, fused, init
+from sparsedepth.model import attention, experts, fused, init, stacked
 from sparsedepth.model.head import Head
 from sparsedepth.model.norms import RMSNorm, make_norm
+from sparsedepth.model.stacked import times
 
 Rotary = tuple[Tensor, Tensor]
 """cos_TK and sin_TK of the positions 0..T-1."""
@@ -71,7 +72,16 @@ class Linear(nn.Linear):
         return without_masked_gradient(self.weight) if self.is_masked else self.weight
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.matrix)
+        if self.weight.ndim == 2:
+            return F.linear(input, self.matrix)
+        return fused.products(input, self.matrix)[0] if fused.use_fused(input) else stacked.linear(input, self.matrix)
+
+
+class Embedding(nn.Embedding):
+    """The row of each token."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if self.weight.ndim == 2 else stacked.embedding(input, self.weight)
 
 
 def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
@@ -111,7 +121,7 @@ class Attention(nn.Module):
         y_BTX = projection(x_BTD)
         if norm is not None:
             # A norm under autocast gives fp32 (its weight is), and kernels want q and k in the dtype of v.
-            y_BTX = norm(y_BTX.unflatten(-1, (-1, len(norm.weight)))).flatten(-2).to(y_BTX.dtype)
+            y_BTX = norm(y_BTX.unflatten(-1, (-1, norm.weight.shape[-1]))).flatten(-2).to(y_BTX.dtype)
         return y_BTX.unflatten(-1, (-1, self.d_head))
 
     def queries_keys(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
@@ -252,12 +262,12 @@ class Block(nn.Module):
     def joined(self, part: Part, x_BTD: Tensor, added_BTD: Tensor) -> Tensor:
         """The stream after a summand."""
         if self.residual_gate == "admin":
-            x_BTD = getattr(self, f"{part}_gate") * x_BTD
+            x_BTD = times(x_BTD, getattr(self, f"{part}_gate"))
         elif self.deepnorm_alpha is not None:
             x_BTD = self.deepnorm_alpha * x_BTD
         x_BTD = x_BTD + added_BTD
         if self.depth_scale == "after_residual":
-            x_BTD = x_BTD * self.depth_factor
+            x_BTD = times(x_BTD, self.depth_factor)
         return self._normed(getattr(self, f"{part}_norm"), x_BTD) if self.is_post else x_BTD
 
     def after_attention(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:
@@ -275,15 +285,16 @@ class Block(nn.Module):
         return self.joined("ffn", u_BTD, self.added_by_ffn(u_BTD, router_losses))
 
     def _normed(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
-        x_BTD = norm(x_BTD * self.depth_factor if self.depth_scale == "before_norm" else x_BTD)
-        return x_BTD * self.depth_factor if self.depth_scale == "lns" else x_BTD
+        x_BTD = norm(times(x_BTD, self.depth_factor) if self.depth_scale == "before_norm" else x_BTD)
+        return times(x_BTD, self.depth_factor) if self.depth_scale == "lns" else x_BTD
 
     def _weighed(self, part: Part, branch_BTD: Tensor) -> Tensor:
         if hasattr(self, f"{part}_out_norm"):
             branch_BTD = self._normed(getattr(self, f"{part}_out_norm"), branch_BTD)
         if self.residual_gate in ("layerscale", "skipinit"):
-            branch_BTD = getattr(self, f"{part}_gate") * branch_BTD
-        return branch_BTD * self.depth_factor if self.depth_scale in ("after_branch", f"after_{part}") else branch_BTD
+            branch_BTD = times(branch_BTD, getattr(self, f"{part}_gate"))
+        is_scaled = self.depth_scale in ("after_branch", f"after_{part}")
+        return times(branch_BTD, self.depth_factor) if is_scaled else branch_BTD
 
 
 class Decoder(nn.Module):
@@ -292,7 +303,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, seed: int = 0):
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.embed = Embedding(config.vocab_size, config.d_model)
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.n_layers + 1))
         self.norm = make_norm(config)

@@ -8,8 +8,10 @@
 For eager training in fp32: a compiler fuses the plain formulas (but, on a CPU, sums over tokens slowly, so there it
 gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need the plain formulas.
 
+Weights of a stack (`stacked`) have one more dimension, first: the trials, whose tokens are equal parts of x in turn.
+
 Shapes: N tokens in all, B sequences, T tokens of one, D width of what is normed or projected, X any number of heads
-times K, K width of a head.
+times K, K width of a head; S trials of a stack, n tokens of each.
 """
 
 from typing import Any
@@ -18,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sparsedepth.model.stacked import by_trial
 
 
 def needs_fp32_grad(x: Tensor) -> bool:
@@ -47,6 +51,28 @@ class _Products(torch.autograd.Function):
         return grad_x_ND.view_as(x), *(grad_NX.T @ x_ND for grad_NX in grads_NX)
 
 
+class _StackedProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights_SXD: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights_SXD)
+        products = []
+        for weight_SXD in weights_SXD:
+            product = x.new_empty(*x.shape[:-1], weight_SXD.shape[1])  # not a view, which could not be rotated in place
+            torch.bmm(by_trial(x, weight_SXD), weight_SXD.mT, out=by_trial(product, weight_SXD))
+            products.append(product)
+        return tuple(products)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, *weights_SXD = ctx.saved_tensors
+        x_SnD, grads_SnX = by_trial(x, weights_SXD[0]), [by_trial(grad, weights_SXD[0]) for grad in grads]
+        grad_x_SnD = torch.bmm(grads_SnX[0], weights_SXD[0])
+        for grad_SnX, weight_SXD in zip(grads_SnX[1:], weights_SXD[1:], strict=True):
+            torch.baddbmm(grad_x_SnD, grad_SnX, weight_SXD, out=grad_x_SnD)
+        return grad_x_SnD.view_as(x), *(torch.bmm(grad_SnX.mT, x_SnD) for grad_SnX in grads_SnX)
+
+
 class _Normed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -63,6 +89,27 @@ class _Normed(torch.autograd.Function):
         grad_unit = grad * weight_D
         along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
         return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_D, None
+
+
+class _StackedNormed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_SD: Tensor, eps: float) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, scale, weight_SD)
+        y = x * scale
+        by_trial(y, weight_SD).mul_(weight_SD[:, None])
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,) = grads
+        x, scale, weight_SD = ctx.saved_tensors
+        scale_S1n = scale.view(len(weight_SD), 1, -1)
+        grad_weight_SD = torch.bmm(scale_S1n, by_trial(grad * x, weight_SD)).squeeze(1)
+        grad_unit = (by_trial(grad, weight_SD) * weight_SD[:, None]).view_as(x)
+        along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
+        return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_SD, None
 
 
 class _Rope(torch.autograd.Function):
@@ -104,17 +151,17 @@ def _complex(x_BTX: Tensor) -> Tensor:
 
 def products(x: Tensor, *weights_XD: Tensor) -> tuple[Tensor, ...]:
     """x W' for each W."""
-    return _Products.apply(x, *weights_XD)
+    return (_Products if weights_XD[0].ndim == 2 else _StackedProducts).apply(x, *weights_XD)
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, shaped as x; both of one floating dtype."""
-    return _Normed.apply(x, weight_D, eps)
+    return (_Normed if weight_D.ndim == 1 else _StackedNormed).apply(x, weight_D, eps)
 
 
 def paired(weight_XD: Tensor, d_head: int) -> Tensor:
     """The rows of each head from halves to pairs: 0, K/2, 1, K/2 + 1, ... Products of two such heads stay the same."""
-    return weight_XD.unflatten(0, (-1, 2, d_head // 2)).transpose(1, 2).flatten(0, 2)
+    return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
 
 
 def apply_rope_(x_BTX: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused
+from sparsedepth.model.stacked import times
 
 
 class RMSNorm(nn.Module):
@@ -28,7 +29,7 @@ class RMSNorm(nn.Module):
         if self.training and by_hand and fused.needs_fp32_grad(x) and x.dtype == self.weight.dtype:
             return fused.rms_norm(x, self.weight, self.eps)
         wide = x if x.dtype == torch.float64 else x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return times((wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype), self.weight)
 
 
 class GroupNorm(nn.Module):
@@ -42,7 +43,7 @@ class GroupNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         groups = wide.unflatten(-1, (self.n_groups, -1))
-        return self.weight * F.layer_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2).to(x.dtype)
+        return times(F.layer_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2).to(x.dtype), self.weight)
 
 
 def make_norm(config: ModelConfig) -> RMSNorm | GroupNorm:

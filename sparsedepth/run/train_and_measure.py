@@ -33,7 +33,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.train.devices import Devices
 from sparsedepth.train.loop import Interrupted, Trained, train
-from sparsedepth.train.runtime import Runtime, resolve
+from sparsedepth.train.runtime import Runtime, is_out_of_memory, resolve
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
 """Where the progress of a run stands when training, and measuring, are over; a display's guess, nothing is computed
@@ -197,13 +197,6 @@ class RunJob:
     def _report(self, phase: str, done: float, loss: float | None) -> None:
         if self.options.report:
             self.options.report(phase, done, loss)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an allocation failed, on whatever device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def check_source(source: Source, config: RunConfig) -> None:

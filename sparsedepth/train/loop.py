@@ -16,10 +16,10 @@ Shapes: B sequences, T tokens of one sequence.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,9 @@ from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import ALONE, Devices, whole
 from sparsedepth.train.feed import Batch, Feed
 from sparsedepth.train.optimizer import adamw, learning_rate
-from sparsedepth.train.runtime import Runtime
+from sparsedepth.train.runtime import Runtime, compile_blocks
+
+Result = TypeVar("Result")
 
 Observe = Callable[[Decoder, int], list[dict[str, Any]]]
 """(model, step) -> rows; called before the first step and every observe_every steps, not after the last."""
@@ -70,7 +72,7 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
     x_BTD = model.hidden(inputs_BT, cast(list[Tensor], router_losses))
     entropy, _ = model.cross_entropy(x_BTD, targets_BT)
     if not router_losses.layers:
-        return entropy, entropy.detach(), entropy.new_tensor(math.nan)
+        return entropy, entropy.detach(), torch.full_like(entropy.detach(), math.nan)
     balance, z = torch.stack(router_losses.layers).mean(0)
     loss = entropy + config.balance_loss * balance + config.router_z_loss * z
     return loss, entropy.detach(), balance.detach()
@@ -90,11 +92,15 @@ class Objective(nn.Module):
 class TrainingState:
     """The state of one training run between steps."""
 
+    batch: Batch
+    """of the step that is about to be taken"""
+    given: tuple[Tensor, Tensor] | None = None
+    """its cross-entropy and balance loss, where whoever drives the training has left the gradients (`train.stack`)"""
+
     def __init__(self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices):
         self.model, self.config, self.runtime, self.devices = model, config, runtime, devices
         if runtime.compile:
-            for block in model.blocks:
-                block.compile()
+            compile_blocks(model)
         self.objective = devices.wrap(Objective(model, config), runtime.device)
         self.optimizer = adamw(model, config)
         self.step = 0
@@ -108,7 +114,8 @@ class TrainingState:
     def take_step(self, batch: Batch) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.step)
-        entropy, balance = self.backward(batch)
+        entropy, balance = self.given or self.backward(batch)
+        self.given = None
         limit = self.config.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.optimizer.step()
@@ -194,7 +201,7 @@ def divergence(loss: float, grad_norm: float, first_loss: float | None, factor: 
     return None
 
 
-def train(
+def training(
     model: Decoder,
     config: RunConfig,
     runtime: Runtime,
@@ -205,12 +212,12 @@ def train(
     observe: Observe | None = None,
     progress: Callable[[int, float | None], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Trained:
+) -> Generator[TrainingState, None, Trained]:
     """Train `model` in place for config.n_steps steps on batch(step) (the whole batch, the same in every process).
 
     Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, last logged loss)`
     is called after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
-    first process observes, and has observations to return.
+    first process observes, and has observations to return. Yields before each step.
     """
     trained = devices.spread(model, runtime.device).train()
     trained.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
@@ -218,7 +225,7 @@ def train(
     if checkpoints:
         state.resume(checkpoints)
     with Feed(batch, config.n_steps, runtime.device, devices) as feed:
-        _take_steps(state, feed, checkpoints, observe, progress, stop)
+        yield from _take_steps(state, feed, checkpoints, observe, progress, stop)
     devices.collect(trained, model)
     steps, cause = state.diverged or (state.step, None)
     return Trained(
@@ -231,6 +238,20 @@ def train(
     )
 
 
+def train(model: Decoder, config: RunConfig, runtime: Runtime, batch: Callable[[int], Sequences], **options) -> Trained:
+    """`training` from its start to its end, by itself."""
+    return to_end(training(model, config, runtime, batch, **options))
+
+
+def to_end(steps: Generator[object, None, Result]) -> Result:
+    """What a generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
 def _take_steps(
     state: TrainingState,
     feed: Feed,
@@ -238,13 +259,15 @@ def _take_steps(
     observe: Observe | None,
     progress: Callable[[int, float | None], None] | None,
     stop: Callable[[], bool] | None,
-) -> None:
+) -> Generator[TrainingState]:
     """From where the run stands to its end, or its divergence."""
     saved_at = state.logged_at = time.perf_counter()
     if state.step == 0:
         state.watch(observe)
     while state.step < state.config.n_steps:
-        state.take_step(feed[state.step])
+        state.batch = feed[state.step]
+        yield state
+        state.take_step(state.batch)
         if state.step % state.config.log_every == 0 or state.step in (1, state.config.n_steps):
             state.log()
         state.watch(observe)

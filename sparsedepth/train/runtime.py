@@ -12,6 +12,7 @@ import torch
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, Parallel, RuntimeConfig
 from sparsedepth.model import kernels
+from sparsedepth.model.decoder import Decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,3 +74,16 @@ def resolve(config: RunConfig, wanted: RuntimeConfig = DEFAULT) -> Runtime:
         compile=wanted.compile,
         checkpoint_seconds=wanted.checkpoint_seconds,
     )
+
+
+def compile_blocks(model: Decoder) -> None:
+    """Compile each block for the shapes that it meets; blocks of one kind share their code."""
+    for block in model.blocks:
+        block.compile(dynamic=False)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on whatever device."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "out of memory" in str(error) or "can't allocate memory" in str(error)

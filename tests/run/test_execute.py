@@ -14,10 +14,11 @@ from sparsedepth.run import lease, train_and_measure
 from sparsedepth.run.execute import execute
 from sparsedepth.run.publish import publish
 from sparsedepth.run.scratch import Scratch
-from sparsedepth.run.train_and_measure import Infeasible, Options, is_out_of_memory
+from sparsedepth.run.train_and_measure import Infeasible, Options
 from sparsedepth.store import folder as record
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train.loop import Interrupted, train
+from sparsedepth.train.runtime import is_out_of_memory
 
 CPU = RuntimeConfig(device="cpu", threads=1)
 

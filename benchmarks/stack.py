@@ -1,0 +1,174 @@
+"""Many small runs: trained as one stacked model, against a process for each and against one after the other.
+
+    python benchmarks/stack.py                                            # all of it, about 10 minutes
+    python benchmarks/stack.py --widths 32 --layers 12 --stacks 4 --tokens 480 --processes 2
+
+    1 x K    one process, K runs as one model (`train.stack`); 1 x 1 is one run after the other, the unit of 'times'
+    P x 1    P processes side by side, one run each, as `sweep` has them with one worker for each of P cores
+    P x K    P processes, each with K runs as one model: what a sweep gains is P x K over P x 1, the last column
+
+Rates are tokens of all runs and processes per second; each process has one thread and stays for all repeats. The ways
+take turns, in an order that alternates, and a ratio is of rates of one repeat: what else the machine does strikes all.
+A step is forward, backward, clipping and AdamW of every run, with its own batch.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import next_tokens
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.model.stack import Stack
+from sparsedepth.train.devices import ALONE
+from sparsedepth.train.feed import Batch
+from sparsedepth.train.loop import TrainingState
+from sparsedepth.train.runtime import compile_blocks, resolve
+from sparsedepth.train.stack import backward
+
+
+def batch(config: RunConfig, step: int) -> Batch:
+    shape = (config.batch_tokens // config.seq_len, config.seq_len + 1)
+    drawn = np.random.default_rng((config.seed, step)).integers(config.vocab_size, size=shape)
+    return Batch.of(next_tokens(drawn))
+
+
+class Trials:
+    """K runs that take their steps as one model, or one by itself."""
+
+    def __init__(self, shape: dict[str, Any], trials: int, device: str, compiled: bool):
+        fields = {**shape, "vocab_size": 64, "train_tokens": shape["batch_tokens"] * 10**6}
+        self.configs = [build(RunConfig, {**fields, "seed": seed}, "benchmark") for seed in range(trials)]
+        wanted = RuntimeConfig(device=device, compile=compiled, threads=1)
+        runtimes = [resolve(config, wanted) for config in self.configs]
+        self.device = runtimes[0].device
+        models = [ALONE.spread(Decoder(config, config.seed), self.device).train() for config in self.configs]
+        self.states = [TrainingState(*run, ALONE) for run in zip(models, self.configs, runtimes, strict=True)]
+        self.stack = Stack(models) if trials > 1 else None
+        if self.stack and compiled:
+            compile_blocks(self.stack.decoder)
+
+    def step(self, number: int) -> None:
+        for state, config in zip(self.states, self.configs, strict=True):
+            state.batch = batch(config, number).to(self.device)
+        if self.stack:
+            backward(self.stack, self.states)
+        for state in self.states:
+            state.take_step(state.batch)
+            state.recent.clear()
+
+    def rate(self, seconds: float, clock: Callable[[], float]) -> float:
+        """Tokens of all trials per second, over steps that last about so long."""
+        began, steps = clock(), 0
+        while steps < 2 or clock() - began < seconds:
+            self.step(steps)
+            steps += 1
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return steps * len(self.configs) * self.configs[0].batch_tokens / (clock() - began)
+
+
+def child(given: argparse.Namespace) -> None:
+    """Answers each line, the seconds to take steps for, with the rate."""
+    torch.set_num_threads(1)
+    trials = Trials(json.loads(given.child), given.stacks[0], given.device, given.compile)
+    clock = time.process_time if given.cpu_time else time.perf_counter
+    trials.rate(0.0, clock)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(trials.rate(float(line), clock), flush=True)
+
+
+class Way:
+    """P processes of K trials."""
+
+    def __init__(self, shape: dict[str, Any], processes: int, trials: int, given: argparse.Namespace):
+        self.name = f"{processes} x {trials}"
+        command = [sys.executable, __file__, "--child", json.dumps(shape), "--stacks", str(trials)]
+        command += ["--device", given.device] + ["--compile"] * given.compile + ["--cpu-time"] * given.cpu_time
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.children = [subprocess.Popen(command, **pipes) for _ in range(processes)]
+        for process in self.children:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != "ready":
+                sys.exit(f"{self.name}: a process did not start")
+
+    def rate(self, seconds: float) -> float:
+        for process in self.children:
+            assert process.stdin is not None
+            process.stdin.write(f"{seconds}\n")
+            process.stdin.flush()
+        return sum(float(process.stdout.readline()) for process in self.children if process.stdout is not None)
+
+    def end(self) -> None:
+        for process in self.children:
+            process.communicate()
+
+
+def compare(shape: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each way."""
+    counts = sorted({(1, 1), (given.processes, 1), *itertools.product({1, given.processes}, given.stacks)})
+    ways = [Way(shape, processes, trials, given) for processes, trials in counts]
+    rates: dict[str, list[float]] = {way.name: [] for way in ways}
+    for repeat in range(given.repeats):
+        for way in ways[:: 1 if repeat % 2 else -1]:
+            rates[way.name].append(way.rate(given.seconds))
+    for way in ways:
+        way.end()
+    rows = []
+    for name, own in rates.items():
+        processes = name.split(" x ")[0]
+        row = {**shape, "way": name, "tokens_per_second": round(statistics.median(own))}
+        for ratio, base in (("times_one", "1 x 1"), ("times_processes", f"{processes} x 1")):
+            ratios = [a / b for a, b in zip(own, rates[base], strict=True)]
+            lower, median, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            row[ratio] = [round(value, 2) for value in (median, lower, upper)]
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--layers", type=int, nargs="+", default=[12, 32])
+    parser.add_argument("--stacks", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[480, 2040], help="of a step of one run")
+    parser.add_argument("--seq-len", type=int, default=24)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of steps of one way in one repeat")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds: on a machine with other work")
+    parser.add_argument("--json", help="append a line for each row to this file")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        child(given)
+        return
+    print(f"{'width':>5} {'layers':>6} {'tokens':>6}  {'way':7} {'tokens/s':>9}  times 1 x 1 (quartiles)  times P x 1")
+    for width, layers, tokens in itertools.product(given.widths, given.layers, given.tokens):
+        heads, tokens = max(1, width // 16), tokens // given.seq_len * given.seq_len
+        sizes = {"d_model": width, "n_layers": layers, "n_heads": heads}
+        for row in compare({**sizes, "seq_len": given.seq_len, "batch_tokens": tokens}, given):
+            alone, beside = ("{:.2f} ({:.2f}-{:.2f})".format(*row[name]) for name in ("times_one", "times_processes"))
+            speed = f"{row['tokens_per_second']:9,}"
+            print(f"{width:5} {layers:6} {tokens:6}  {row['way']:7} {speed}  {alone:23}  {beside}", flush=True)
+            if given.json:
+                with open(given.json, "a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Trainings that take their steps together: the gradients of all in one pass of one stacked model (`model.stacked`).
+
+Each training is its own (`loop.training`): position, schedule, clipping, divergence, checkpoints. It stops before each
+step; here its gradients are put in place, and it goes on. One that has ended, diverged or failed is not waited for:
+the others go on without it. Where memory runs out the stack is halved, down to each training by itself.
+"""
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Generator, Sequence
+from types import TracebackType
+
+import torch
+
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.run import RunConfig
+from sparsedepth.model.stack import Stack
+from sparsedepth.train.loop import Result, TrainingState, losses
+from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
+
+OWN_FIELDS = {"init", "init_std", "gate_init", "depth_scale", "allow"}
+"""Fields of the model in which decoders of one stack may differ."""
+
+
+def can_stack(first: RunConfig, other: RunConfig) -> bool:
+    """Whether two runs can train as one model: equal shapes, steps and precision, no experts, and of `depth_scale` one
+    place at most besides 'none'. Seed, optimizer, initial weights, text and measures may differ."""
+    equal = {*ModelConfig.model_fields, "batch_tokens", "train_tokens", "precision"} - OWN_FIELDS
+    places = {first.depth_scale, other.depth_scale} - {"none"}
+    return (
+        first.n_experts == 0
+        and len(places) <= 1
+        and all(getattr(first, name) == getattr(other, name) for name in equal)
+    )
+
+
+class Clock:
+    """Seconds that one run took of a process which computes several: while it is open, and its share of a stack's."""
+
+    def __init__(self) -> None:
+        self._seconds, self._opened = 0.0, None
+
+    def __call__(self) -> float:
+        return self._seconds + (0.0 if self._opened is None else time.perf_counter() - self._opened)
+
+    def add(self, seconds: float) -> None:
+        self._seconds += seconds
+
+    def __enter__(self) -> None:
+        self._opened = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._seconds, self._opened = self(), None
+
+
+def together(
+    trainings: Sequence[Generator[TrainingState, None, Result]], clocks: Sequence[Clock]
+) -> list[Result | Exception]:
+    """Take every training to its end: what each returns, or raises."""
+    results: dict[int, Result | Exception] = {}
+    stacks = _Stacks(len(trainings))
+    with contextlib.ExitStack() as cleanup:
+        for training in trainings:
+            cleanup.enter_context(contextlib.closing(training))
+        while len(results) < len(trainings):
+            waiting: dict[int, TrainingState] = {}
+            for number, training in enumerate(trainings):
+                if number not in results:
+                    with clocks[number]:
+                        try:
+                            waiting[number] = next(training)
+                        except StopIteration as end:
+                            results[number] = end.value
+                        except Exception as error:
+                            results[number] = error
+            stacks.leave_gradients(list(waiting.values()), [clocks[number] for number in waiting])
+    return [results[number] for number in range(len(trainings))]
+
+
+class _Stacks:
+    """The stacked models of the trainings that go on, each of at most `size`."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._kept: dict[tuple[int, ...], tuple[Stack, list[TrainingState]]] = {}
+
+    def leave_gradients(self, states: list[TrainingState], clocks: list[Clock]) -> None:
+        """Put in place what each next step needs; a state that is left alone computes its own."""
+        groups = [slice(start, start + self.size) for start in range(0, len(states), self.size)]
+        groups = [group for group in groups if len(states[group]) > 1]
+        used = {tuple(map(id, states[group])) for group in groups}
+        self._kept = {key: kept for key, kept in self._kept.items() if key in used}  # gone before the next are made
+        try:
+            for group in groups:
+                began = time.perf_counter()
+                backward(self._stack_of(states[group]), states[group])
+                for clock in clocks[group]:
+                    clock.add((time.perf_counter() - began) / len(clocks[group]))
+            return
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.size //= 2
+        self._kept.clear()
+        gc.collect()
+        logging.warning("out of memory; training %d runs at a time", self.size)
+        for state in states:
+            state.given = None
+            state.optimizer.zero_grad(set_to_none=True)
+        self.leave_gradients(states, clocks)
+
+    def _stack_of(self, states: list[TrainingState]) -> Stack:
+        key = tuple(map(id, states))
+        if key not in self._kept:
+            stack, runtime = Stack([state.model for state in states]), states[0].runtime
+            stack.decoder.use_kernels(attention=runtime.attention_kernel)
+            if runtime.compile:
+                compile_blocks(stack.decoder)
+            self._kept[key] = stack, states  # the states too: while they live no other has their ids
+        return self._kept[key][0]
+
+
+def backward(stack: Stack, states: Sequence[TrainingState]) -> None:
+    """Leave with each state the gradients of its batch, its cross-entropy and its balance loss (there are no experts).
+
+    The gradient of the sum of the losses is each trial's own gradient: no trial's loss depends on another's weights.
+    """
+    config, runtime = states[0].config, states[0].runtime
+    n_sequences = min((size for state in states if (size := state.runtime.micro_batch)), default=None)
+    reported = []
+    for parts in zip(*(state.batch.parts(n_sequences) for state in states), strict=True):
+        inputs, targets, weights = zip(*parts, strict=True)
+        with runtime.autocast:
+            loss_S, *told = losses(stack.decoder, torch.cat(inputs), torch.cat(targets), config)
+        weighted = [
+            torch.stack((loss, *own)) * weight for loss, *own, weight in zip(loss_S, *told, weights, strict=True)
+        ]
+        rows_S3 = torch.stack(weighted)
+        rows_S3[:, 0].sum().backward()
+        reported.append(rows_S3.detach()[:, 1:])
+    stack.hand_out_gradients()
+    for state, row in zip(states, torch.stack(reported).sum(0), strict=True):
+        state.given = (row[0], row[1])

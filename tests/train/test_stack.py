@@ -1,0 +1,189 @@
+"""Trials that train as one stacked model: each as if it stood alone."""
+
+import dataclasses
+import functools
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.train import stack
+from sparsedepth.train.loop import Interrupted, Trained, train, training
+from sparsedepth.train.runtime import resolve
+from sparsedepth.train.stack import Clock, can_stack, together
+
+TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
+TINY: dict = {**TINY, "train_tokens": 32 * 100, "lr": 3e-3, "log_every": 1, "precision": "fp32"}
+
+TRIALS: list[dict] = [
+    {"seed": 0},
+    {"seed": 1, "lr": 1e-2, "weight_decay": 1.0, "init": "scaled", "warmup_frac": 0.5},
+    {"seed": 2, "depth_scale": "lns", "beta2": 0.99, "grad_clip": 0.1, "weight_decay_on": "all"},
+]
+
+
+def config(**fields) -> RunConfig:
+    return build(RunConfig, {**TINY, **fields}, "test")
+
+
+def batch(cfg: RunConfig, step: int) -> Sequences:
+    """Sequences that count upwards modulo 12, a function of seed and step."""
+    start = np.random.default_rng((cfg.seed, step)).integers(0, 12, (4, 1))
+    return next_tokens((start + np.arange(9)) % 12)
+
+
+def steps_of(cfg: RunConfig, model: Decoder, runtime: dict | None = None, **options):
+    there = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), **(runtime or {}))
+    return training(model, cfg, there, functools.partial(batch, cfg), **options)
+
+
+def alone(cfg: RunConfig, **runtime) -> tuple[Decoder, Trained]:
+    model = Decoder(cfg, cfg.seed)
+    there = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), **runtime)
+    return model, train(model, cfg, there, functools.partial(batch, cfg))
+
+
+def stacked(configs: list[RunConfig], options: list[dict] | None = None, **runtime) -> tuple[list[Decoder], list]:
+    models = [Decoder(cfg, cfg.seed) for cfg in configs]
+    each = options or [{} for _ in configs]
+    trainings = [steps_of(cfg, model, runtime, **own) for cfg, model, own in zip(configs, models, each, strict=True)]
+    return models, together(trainings, [Clock() for _ in configs])
+
+
+def losses(trained: Trained) -> list[float]:
+    return [row["train_loss"] for row in trained.curves]
+
+
+SHAPES: list[dict] = [
+    {},
+    {"n_kv_heads": 1, "qk_norm": True, "tie_embeddings": True, "norm": "sandwich", "logit_soft_cap": 5.0},
+    {"norm": "deepnorm", "norm_kind": "group", "sliding_window": 4, "weight_density": 0.5},
+    {
+        "norm": "peri",
+        "residual_gate": "skipinit",
+        "qk_norm": True,
+        "qk_norm_over": "all",
+        "mask_documents": True,
+        "eod": 0,
+    },
+    {"norm": "mix", "mix_frac": 0.5, "residual_gate": "layerscale", "gate_init": 0.1},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stack_trains_each_trial_as_it_trains_alone(shape):
+    """To 1e-6 in every loss, over 100 steps of the default shape, and over 6 with each other kind of weight."""
+    length = {} if not shape else {"train_tokens": 32 * 6}
+    configs = [config(**shape, **length, **trial) for trial in TRIALS]
+    models, results = stacked(configs)
+    for cfg, model, result in zip(configs, models, results, strict=True):
+        own_model, own = alone(cfg)
+        assert losses(result) == pytest.approx(losses(own), abs=1e-6)
+        assert len(losses(result)) == cfg.n_steps
+        for name, weight in own_model.named_parameters():
+            torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_a_trial_that_diverges_or_fails_leaves_the_others_as_they_are():
+    """The second diverges, the third raises in its tenth step, the fourth is asked to stop."""
+    configs = [config(train_tokens=32 * 20, seed=seed, grad_clip=0.0) for seed in range(4)]
+    configs[1] = config(train_tokens=32 * 20, seed=1, grad_clip=0.0, lr=1e4, warmup_frac=0.0)
+
+    def fail(step: int, loss: float | None) -> None:
+        if step == 10:
+            raise ValueError("the third")
+
+    calls = iter(range(1, 100))
+    options: list[dict] = [{}, {}, {"progress": fail}, {"stop": lambda: next(calls) == 12}]
+    _, results = stacked(configs, options)
+    assert results[1].outcome == "diverged" and results[1].steps == alone(configs[1])[1].steps < 20
+    assert str(results[2]) == "the third" and isinstance(results[3], Interrupted)
+    assert losses(results[0]) == pytest.approx(losses(alone(configs[0])[1]), abs=1e-6)
+
+
+def test_trials_that_were_stopped_at_different_steps_go_on_together(tmp_path):
+    """Each from its own checkpoint, to the weights that it has alone."""
+    configs = [config(train_tokens=32 * 9, seed=seed) for seed in range(3)]
+    for steps, cfg in ((3, configs[0]), (7, configs[1])):
+        calls = iter(range(1, 100))
+        stop = {"checkpoints": tmp_path / str(cfg.seed), "stop": lambda calls=calls, steps=steps: next(calls) == steps}
+        assert isinstance(stacked([cfg, configs[2]], [stop, {}])[1][0], Interrupted)
+    models, results = stacked(configs, [{"checkpoints": tmp_path / str(cfg.seed)} for cfg in configs])
+    for cfg, model, result in zip(configs, models, results, strict=True):
+        own_model, own = alone(cfg)
+        assert losses(result) == pytest.approx(losses(own), abs=1e-6) and len(losses(own)) == 9
+        for name, weight in own_model.named_parameters():
+            torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_micro_batches_of_a_stack_take_the_same_steps():
+    configs = [config(train_tokens=32 * 4, seed=seed) for seed in range(2)]
+    for cfg, result in zip(configs, stacked(configs, micro_batch=3)[1], strict=True):
+        assert losses(result) == pytest.approx(losses(alone(cfg)[1]), rel=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "sizes"), [(2, [4, 2]), (1, [4, 2, 1])])
+def test_a_stack_that_does_not_fit_is_halved(monkeypatch, limit, sizes):
+    tried: list[int] = []
+
+    def limited(model, states):
+        tried.append(len(states))
+        if len(states) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return backward(model, states)
+
+    backward = stack.backward
+    monkeypatch.setattr(stack, "backward", limited)
+    configs = [config(train_tokens=32 * 3, seed=seed) for seed in range(4)]
+    for cfg, result in zip(configs, stacked(configs)[1], strict=True):
+        assert losses(result) == pytest.approx(losses(alone(cfg)[1]), abs=1e-6)
+    assert list(dict.fromkeys([*tried, 1] if limit == 1 else tried)) == sizes
+
+
+def test_an_error_of_the_stack_itself_ends_all(monkeypatch):
+    def broken(*arguments):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(stack, "backward", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        stacked([config(seed=0), config(seed=1)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "can"),
+    [
+        ({"seed": 1, "lr": 2e-3, "weight_decay": 0.0, "beta2": 0.99, "init": "depth_scaled"}, True),
+        ({"depth_scale": "lns"}, True),
+        ({"n_layers": 4}, False),
+        ({"train_tokens": 32 * 50}, False),
+        ({"rope_theta": 500.0}, False),
+        ({"norm_eps": 1e-5}, False),
+    ],
+)
+def test_what_can_stack(fields, can):
+    assert can_stack(config(), config(**fields)) is can
+    assert can_stack(config(**fields), config()) is can
+
+
+def test_two_places_of_depth_scale_and_experts_do_not_stack():
+    assert not can_stack(config(depth_scale="lns"), config(depth_scale="after_ffn"))
+    assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
+
+
+def test_the_share_of_each_run_adds_up_to_the_time_of_all():
+    """Two that need 0.02 s each."""
+    clocks, began = [Clock(), Clock()], time.perf_counter()
+
+    def waits():
+        time.sleep(0.02)
+        yield from ()
+
+    together([waits(), waits()], clocks)
+    shares = [clock() for clock in clocks]
+    assert all(share >= 0.02 for share in shares) and sum(shares) <= time.perf_counter() - began
