@@ -28,7 +28,7 @@ PLACEHOLDER = re.compile(r"/[A-Z_]+\b")
 def run(command: str) -> str:
     """What a command of a page prints, with the commands of this environment first on the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "140"}
+    environment = {**os.environ, "PATH": path, "COLUMNS": "100"}
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120
     )

@@ -89,14 +89,17 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
             asks = {one.name: one.asks for one in questions.QUESTIONS.values()} | {EFFECTS: EFFECTS_ASK}
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == EFFECTS:
-            from sparsedepth.effects.family import effects_table, measure_effects
+            from sparsedepth.effects.family import effects_table, effects_text, measure_effects
             from sparsedepth.store.comparable_loss import loss_of
 
             runs = store.frame("select * from runs")
-            return encode(effects_table(measure_effects(runs, loss_of(runs))), format)
+            effects = measure_effects(runs, loss_of(runs))
+            return (
+                f"{effects_text(effects)}\n".encode() if format == "table" else encode(effects_table(effects), format)
+            )
         if ask is not None:
-            head = f"{questions.QUESTIONS[ask].asks}\n" if format == "table" and ask in questions.QUESTIONS else ""
-            return head.encode() + encode(questions.ask(store, ask), format)
+            answer = questions.ask(store, ask)
+            return encode(answer, format) if format != "table" else f"{questions.text(store, ask, answer)}\n".encode()
         answer = store.schema()
     if format != "table":
         return encode(answer, format)

@@ -194,14 +194,15 @@ def _check_format(format: str) -> None:
 
 def _print_report(report: "Report", format: str) -> None:
     from sparsedepth.scaling.tables import as_object, closing, heading, parameter_table, scan_table
-    from sparsedepth.store.render import render
+    from sparsedepth.store.render import compact, render
 
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))
         return
     aside = _aside(format)
     print(*heading(report), sep="\n", file=aside)
-    print(render(parameter_table(report), format))
+    table = parameter_table(report)
+    print(compact(table, ("stderr",)) if format == "table" else render(table, format))
     if report.scan:
         print(f"\n{render(scan_table(report.scan), format)}")
     for line in closing(report):

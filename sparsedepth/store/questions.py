@@ -8,13 +8,16 @@ of each knob is no SQL: `sparsedepth.effects.family` answers it.
 """
 
 import difflib
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.setting import in_words, read_settings
 from sparsedepth.store.student import mean_interval
 from sparsedepth.store.tuning import IS_TRAINED, STANDS
 
@@ -25,6 +28,8 @@ class Question:
     asks: str
     """One sentence."""
     sql: str
+    gives_way: tuple[str, ...] = ("cell_id", "run_id")
+    """The columns that a terminal shows only where it has room, the least needed first; files have all."""
     interval: bool = False
     """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
 
@@ -55,11 +60,12 @@ QUESTIONS: dict[str, Question] = {
     for one in (
         Question(
             name="best_per_depth",
+            gives_way=("cell_id", "params_active", "usefulness"),
             asks="which configuration has the lowest mean loss at each n_layers, of those of which no seed "
             "diverged (lo, hi: Student's 95% interval over seeds)?",
             interval=True,
-            sql=_CELLS
-            + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, usefulness, params_active FROM cells"
+            sql=_CELLS + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, usefulness, train_flops,"
+            " params_active FROM cells"
             " WHERE diverged = 0 AND {loss} IS NOT NULL"
             " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY {loss}, cell_id) = 1 ORDER BY n_layers",
         ),
@@ -82,6 +88,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="planned",
+            gives_way=("run_id", "peak_memory_bytes", "planned_memory_bytes", "tokens_trained", "outcome"),
             asks="did each run train as long as its configuration says, and in the time and memory that it was priced "
             "at before the sweep started (ratio = actual / planned)?",
             sql="SELECT run_id, n_layers, {varying} seed, outcome, tokens_trained, tokens_trained / train_tokens AS"
@@ -113,9 +120,10 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="mechanism",
+            gives_way=("cell_id", "flops", "seeds", "usefulness_loss_increase"),
             asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"
-            " residual_variance_last, usefulness, usefulness_loss_increase, {loss} FROM cells"
+            " residual_variance_last, usefulness, usefulness_loss_increase, {loss}, train_flops FROM cells"
             " ORDER BY n_layers, {loss}, cell_id",
         ),
     )
@@ -138,6 +146,15 @@ def ask(store: Store, name: str) -> QueryResult:
         )
     )
     return _with_interval(answer) if question.interval else answer
+
+
+def text(store: Store, name: str, answer: QueryResult) -> str:
+    """An answer for a terminal, below its question: what a configuration has away from the baseline is one column."""
+    settings = read_settings(store)
+    shown = in_words(answer, settings) if settings else answer
+    cost = " (flops: of training, over the baseline's)" if "flops" in shown.columns else ""
+    question = textwrap.fill(f"{QUESTIONS[name].asks}{cost}", render.terminal_width())
+    return f"{question}\n{render.compact(shown, QUESTIONS[name].gives_way) if answer.rows else 'none'}"
 
 
 def listed() -> str:

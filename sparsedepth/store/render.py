@@ -9,10 +9,12 @@ inert.
 import csv
 import datetime
 import io
+import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,11 @@ from sparsedepth.store.query_result import QueryResult
 
 MAX_TABLE_ROWS = 200
 MAX_CELL_WIDTH = 60
+CELL_LINES = 3
+NARROW = 18
+"""The least width of a column of settings."""
+WIDTH = 100
+"""Characters of a line where no terminal says otherwise."""
 
 
 def render(result: QueryResult, format: str = "table") -> str:
@@ -51,26 +58,81 @@ def choose_format(format: str | None, out: Path | None) -> str:
 
 
 def terminal_width() -> int:
-    return shutil.get_terminal_size(fallback=(160, 24)).columns
+    """Of the terminal; of a pipe or a file, WIDTH."""
+    return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
 
 
 def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
     width = width or terminal_width()
+    return side_by_side(result, width, max_rows) or _records(result, width, max_rows)
+
+
+def compact(
+    result: QueryResult, gives_way: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
+) -> str:
+    """A table of our own: without its empty columns. For the last column, a text, to stand in one line the first of
+    those that give way is left out; for it to stand at all, as many of them as it takes."""
+    width = width or terminal_width()
+    attempts = [(gives_way[:1], MAX_CELL_WIDTH), *((gives_way[:n], NARROW) for n in range(1, len(gives_way) + 1))]
+    for left_out, last in [((), MAX_CELL_WIDTH), *attempts]:
+        shown = [
+            index
+            for index, name in enumerate(result.columns)
+            if name not in left_out and any(row[index] is not None for row in result.rows)
+        ]
+        part = QueryResult(
+            columns=tuple(result.columns[index] for index in shown),
+            rows=tuple(tuple(row[index] for index in shown) for row in result.rows),
+        )
+        if shown and (text := side_by_side(part, width, max_rows, last)):
+            return text
+    return table(result, width, max_rows)
+
+
+def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS, last: int = 0) -> str | None:
+    """A table with texts, and names of columns, over up to CELL_LINES lines where there is no room for them in one;
+    None where they have no room in so many, or the last column less than `last` characters."""
     rows = result.rows[:max_rows]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
     columns = [[_visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
     sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
-    room = width - sum(sizes[:-1]) - 2 * (len(sizes) - 1)
-    sizes[-1] = min(max(MAX_CELL_WIDTH, room), max(map(len, columns[-1])))  # the last column takes what is left
-    header, *cells = zip(
-        *([shortened(cell, size) for cell in column] for column, size in zip(columns, sizes, strict=True)), strict=True
+    least = [_least_width(*column) for column in columns]
+    least[-1] = max(least[-1], min(last, sizes[-1]))
+    gaps = 2 * (len(sizes) - 1)
+    while sum(sizes) + gaps > width:
+        can_shrink = [index for index, size in enumerate(sizes) if size > least[index]]
+        if not can_shrink:
+            return None
+        sizes[max(can_shrink, key=lambda index: sizes[index])] -= 1
+    room = width - gaps - sum(sizes[:-1])
+    sizes[-1] = min(max(sizes[-1], room), max(map(len, columns[-1])))  # the last column takes what is left
+    header, *lines = zip(
+        *(
+            [_lines(name, size, max_lines=None), *(_lines(cell, size) for cell in cells)]
+            for (name, *cells), size in zip(columns, sizes, strict=True)
+        ),
+        strict=True,
     )
-    if sum(sizes) + 2 * (len(sizes) - 1) > width:
-        return _records(result, width, max_rows)
-    lines = [_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
-    lines += [_aligned(row, sizes, right) for row in cells]
-    return "\n".join([*lines, *_left_out(result, len(rows))])
+    text = [*_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
+    text += [line for row in lines for line in _aligned(row, sizes, right)]
+    return "\n".join([*text, *_left_out(result, len(rows))])
+
+
+def _least_width(name: str, *cells: str) -> int:
+    """The width of the longest piece that does not break, of a column's name and its texts."""
+    pieces = [piece for cell in cells for piece in cell.split()] + [piece + "_" for piece in name.split("_")[:-1]]
+    return min(MAX_CELL_WIDTH, max(map(len, [*pieces, name.split("_")[-1]])))
+
+
+def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str]:
+    """A cell over several lines, broken at blanks; a name also after its underscores."""
+    if len(cell) <= size:
+        return [cell]
+    is_name = cell.isidentifier()
+    pieces = cell.replace("_", "_ ") if is_name else cell
+    lines = textwrap.wrap(pieces, size, break_long_words=False, max_lines=max_lines, placeholder="...")
+    return [shortened(line.replace("_ ", "_") if is_name else line, size) for line in lines or [cell]]
 
 
 def _records(result: QueryResult, width: int, max_rows: int) -> str:
@@ -93,12 +155,15 @@ def _left_out(result: QueryResult, shown: int) -> list[str]:
     return [f"... and {left:,} more rows; csv or json has them all"] if left else []
 
 
-def _aligned(cells: Iterable[str], sizes: list[int], right: list[bool]) -> str:
-    padded = (
-        cell.rjust(size) if on_right else cell.ljust(size)
-        for cell, size, on_right in zip(cells, sizes, right, strict=True)
-    )
-    return "  ".join(padded).rstrip()
+def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) -> list[str]:
+    """The lines of a row of cells."""
+    return [
+        "  ".join(
+            part.rjust(size) if on_right else part.ljust(size)
+            for part, size, on_right in zip(parts, sizes, right, strict=True)
+        ).rstrip()
+        for parts in itertools.zip_longest(*cells, fillvalue="")
+    ]
 
 
 def to_csv(result: QueryResult) -> str:

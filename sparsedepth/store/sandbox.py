@@ -14,12 +14,13 @@ finished text or Parquet file, so that the parent interprets nothing.
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from sparsedepth.store.render import terminal_width
 
 TIME_LIMIT = 60.0
 GRACE = 2.0
@@ -44,7 +45,6 @@ def ask(
     """
     request = {"paths": list(map(str, paths)), "question": question, "format": format, "time_limit": time_limit}
     request["skip_damaged"] = skip_damaged
-    width = str(shutil.get_terminal_size(fallback=(160, 24)).columns)
     # Isolated: no module of the current folder, which may be a stranger's, stands before the library's.
     command = [sys.executable, "-I", "-c", _START, json.dumps([path for path in sys.path if path])]
     with subprocess.Popen(
@@ -53,7 +53,7 @@ def ask(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": width},
+        env={**os.environ, "COLUMNS": str(terminal_width())},
     ) as process:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(request).encode() + b"\n")

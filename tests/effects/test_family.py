@@ -6,7 +6,7 @@ import pytest
 from frames import config_of, grid, knob_of, runs_frame
 
 from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
-from sparsedepth.effects.family import effects_table, family_of, measure_effects, measure_interactions
+from sparsedepth.effects.family import effects_table, effects_text, family_of, measure_effects, measure_interactions
 from sparsedepth.effects.intervals import correct, holm
 from sparsedepth.effects.pairs import BASES, pairs
 
@@ -36,6 +36,17 @@ def test_each_basis_pairs_the_runs_that_agree_in_it(two_budgets):
     }
     assert all(one.matches(one.basis) == one.has_pairs for one in found)
     assert [row[6] for row in effects_table(found).rows if row[4] == "params_total"] == ["no matched runs"]
+
+
+def test_the_terminals_table_has_a_line_for_each_set_of_pairs(two_budgets):
+    """Equal tokens and equal active parameters pair the same runs; no runs are equal in all parameters."""
+    head, names, *lines = effects_text(measure_effects(two_budgets, "val_loss", "n_experts"), 100).splitlines()
+    assert head.startswith("val_loss [nat/token]") and names.split()[-2:] == ["verdict", "setting"]
+    assert max(map(len, [head, names, *lines])) <= 100
+    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+    assert [(row[0], row[1]) for row in cells if row[0] == "12"] == [("12", "-0.2000"), ("12", "0.1000")]
+    bases = [[cell for cell in row if cell.startswith(("tokens", "params", "flops"))] for row in cells]
+    assert [basis for row in bases for basis in row] == ["tokens,", "params_active", "flops"]
 
 
 def test_a_run_is_in_one_pair_at_most_and_equal_sizes_come_first():

@@ -5,7 +5,8 @@ from synthetic import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.questions import QUESTIONS, ask, varying_fields
+from sparsedepth.store.questions import QUESTIONS, ask, text, varying_fields
+from sparsedepth.store.setting import read_settings
 
 CELLS = {
     # (n_layers, weight_decay, lr): loss of each seed (None: diverged), usefulness, train_flops
@@ -101,6 +102,53 @@ def test_every_question_is_answered_where_nothing_varies(tmp_path):
         assert varying_fields(store) == []
         for name, question in QUESTIONS.items():
             assert ask(store, name).columns and question.asks.endswith("?")
+
+
+@pytest.fixture(scope="module")
+def six_knobs(tmp_path_factory):
+    """Each alone, and all together, at two depths, two seeds and two learning rates."""
+    results = tmp_path_factory.mktemp("knobs")
+    sparse = {"n_kv_heads": 1, "n_experts": 4, "top_k": 2, "depth_scale": "lns", "weight_decay": 1.0, "seq_len": 128}
+    for depth in (12, 24):
+        for knobs in ({}, {"n_kv_heads": 1}, {"depth_scale": "lns"}, sparse):
+            for lr, seed in ((1e-3, 0), (1e-3, 1), (2e-3, 0)):
+                facts = {"val_loss": 3 - len(knobs) / 7, "usefulness": 1 / depth, "residual_variance_last": 1234.5}
+                facts |= {"train_flops": depth * 1e9 * (2 if knobs else 1), "attention_sparsity_rel": 0.123456}
+                make_run(results, RunConfig(n_layers=depth, lr=lr, seed=seed, **knobs), facts)
+    with open_store(results) as store:
+        yield store
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = text(six_knobs, name, ask(six_knobs, name)).splitlines()
+    assert max(map(len, lines)) <= 100 and not any(line.startswith("row 1") for line in lines)
+    if name == "diverged":
+        assert lines == [QUESTIONS[name].asks, "none"]
+    else:
+        assert sum("setting" in line for line in lines) == sum(line.startswith("--") for line in lines) == 1
+        assert any("baseline" in line for line in lines) or name in ("best_per_depth", "pareto")
+
+
+def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_knobs):
+    """The baseline is RunConfig's defaults at 12 layers; both settings cost twice as much, at 24 layers four times."""
+    lines = text(six_knobs, "best_per_depth", ask(six_knobs, "best_per_depth")).splitlines()
+    header, _, first, second = lines[-4:]
+    assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
+    assert first.split()[:5] == ["12", "2", "2.143", "0.08333", "2.000"] and second.split()[4] == "4.000"
+    assert first.endswith("  kv 1, seq_len 128, experts 4, lns, weight_decay 1")
+
+
+def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
+    """The vocabulary of a text goes with the text."""
+    for corpus, size in (("stdlib", 264), ("other", 300)):
+        for scale in ("none", "lns"):
+            make_run(tmp_path, RunConfig(corpus=corpus, vocab_size=size, depth_scale=scale), {"val_loss": 3.0})
+    with open_store(tmp_path) as store:
+        settings = read_settings(store)
+        assert settings.telling == ("depth_scale", "corpus")
+        assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "lns, other"
 
 
 def test_an_unknown_question_is_answered_with_the_known(store):

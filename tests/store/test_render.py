@@ -45,16 +45,29 @@ def test_a_table_is_aligned():
 
 
 def test_rows_too_wide_stand_below_each_other():
-    assert render.table(ANSWER, width=18) == (
-        "row 1 ------------\n"
+    assert render.table(ANSWER, width=17) == (
+        "row 1 -----------\n"
         "norm      pre\n"
         "val_loss  3.142\n"
         "steps     256\n"
-        "row 2 ------------\n"
+        "row 2 -----------\n"
         "norm      post\n"
         "val_loss  -\n"
         "steps     -"
     )
+
+
+def test_names_and_texts_take_several_lines_before_a_table_falls_apart():
+    answer = QueryResult(columns=("val_loss", "setting"), rows=((3.14159, "lns, one key head"), (None, "as_is")))
+    assert render.table(answer, width=14) == (
+        " val_  setting\n"
+        " loss\n"
+        "-----  -------\n"
+        "3.142  lns,\n"
+        "       one key\n"
+        "       head\n"
+        "    -  as_is"
+    )  # fmt: skip
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,154 @@
+"""A configuration in a few words: what it has away from the baseline, such as 'lns, kv 1'.
+
+The *baseline* is the configuration that differs from RunConfig's defaults in the fewest of the fields that vary and
+were not tuned (of equals the one of the shortest context, then the first cell_id). Depth is no part of a setting: it
+has a column of its own, and so has what was tuned. A size or a fact of the data that follows from the rest of the
+setting, such as the vocabulary of a task, is not said.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.store.connection import Store
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning import STANDS
+
+_DEFAULTS = {
+    name: json.dumps(value) if isinstance(value, list) else value
+    for name, value in RunConfig().model_dump(mode="json").items()
+}
+"""As the columns of `runs` hold them."""
+_ROLES = roles(RunConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What a setting is told from."""
+
+    cell_id: str
+    model: str | None = None
+    """Of a measured model, whose other knobs are not known."""
+    tuned: frozenset[str] = frozenset()
+    """The fields whose values tuning chose."""
+    knobs: Mapping[str, Any]
+    flops: float | None
+    """Of training, mean over seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What tells the configurations of a store apart."""
+
+    baseline: Cell
+    varying: tuple[str, ...]
+    """The fields of which the cells state more than one value."""
+    tuned: tuple[str, ...]
+    """Those of them that vary because they were tuned."""
+    telling: tuple[str, ...]
+    """Those of them that a setting is named by."""
+
+    def words(self, knobs: Mapping[str, Any]) -> str:
+        """'lns, kv 1': the fields away from the baseline's; 'baseline' where there are none."""
+        differing = [name for name in self.telling if name in knobs and knobs[name] != self.baseline.knobs[name]]
+        return ", ".join(_word(name, knobs[name]) for name in differing) or "baseline"
+
+
+def settings_of(cells: Sequence[Cell]) -> Settings:
+    """Of at least one cell."""
+    stated = {name: {cell.knobs[name] for cell in cells if _states(cell, name)} for name in CELL_FIELDS}
+    varying = tuple(name for name in CELL_FIELDS if len(stated[name]) > 1)
+    tuned = tuple(name for name in varying if any(name in cell.tuned for cell in cells))
+    telling = [name for name in varying if name not in (*tuned, "n_layers") and _is_telling(name, cells)]
+    for name in sorted(telling, key=lambda name: name == "corpus"):  # a task's name is shorter, by its group or length
+        others = [other for other in telling if other != name]
+        if _ROLES[name].kind in ("capacity", "data") and _follows(name, others, cells):
+            telling = others
+    return Settings(
+        baseline=min(cells, key=lambda cell: (cell.model is not None, *_away(cell, varying))),
+        varying=varying,
+        tuned=tuned,
+        telling=tuple(telling),
+    )
+
+
+def read_settings(store: Store) -> Settings | None:
+    """Of the configurations that were trained in a store; None where there are none."""
+    rows = store.sql(
+        "SELECT cell_id, tuned_fields, avg(train_flops) FILTER (outcome = 'ok') AS flops, "
+        f"{', '.join(CELL_FIELDS)} FROM runs WHERE {STANDS} GROUP BY ALL"
+    ).rows
+    cells = [
+        Cell(
+            cell_id=cell_id,
+            tuned=frozenset(tuned.split(",") if tuned else ()),
+            flops=flops,
+            knobs=dict(zip(CELL_FIELDS, values, strict=True)),
+        )
+        for cell_id, tuned, flops, *values in rows
+    ]
+    return settings_of(cells) if cells else None
+
+
+def in_words(answer: QueryResult, settings: Settings) -> QueryResult:
+    """A table whose fields, but depth and what was tuned, stand in one column at its end, `setting`; training FLOPs
+    are in those of the baseline."""
+    kept = ("n_layers", *settings.tuned)
+    fields = [name for name in answer.columns if name in settings.telling]
+    shown = [
+        name
+        for name, *values in zip(answer.columns, *answer.rows, strict=True)
+        if (name in kept or name not in settings.varying) and (name != "diverged" or any(values))
+    ]
+    unit = settings.baseline.flops
+
+    def value(name: str, row: Mapping[str, Any]) -> Any:
+        if name == "train_flops":
+            return row[name] and unit and row[name] / unit
+        return digits(row[name]) if name in settings.tuned else row[name]
+
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    return QueryResult(
+        columns=tuple("flops" if name == "train_flops" else name for name in shown) + ("setting",) * bool(fields),
+        rows=tuple(tuple(value(name, row) for name in shown) + (settings.words(row),) * bool(fields) for row in rows),
+    )
+
+
+def digits(value: Any) -> str | None:
+    """A tuned value as it was written: 0.003."""
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _word(name: str, value: Any) -> str:
+    if isinstance(value, str) and value != "none":
+        return value
+    return f"{name.removeprefix('n_').removesuffix('_heads')} {value if isinstance(value, bool) else digits(value)}"
+
+
+def _is_telling(name: str, cells: Sequence[Cell]) -> bool:
+    """Whether a field that varies belongs to a setting: not how a run was judged, nor what only says 'dense'."""
+    of_experts = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
+    return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(of_experts) > 1)
+
+
+def _follows(name: str, others: Sequence[str], cells: Sequence[Cell]) -> bool:
+    """Whether a field's value is known wherever those of the others are."""
+    values: dict[tuple[Any, ...], Any] = {}
+    return all(
+        cell.knobs[name] == values.setdefault(tuple(cell.knobs[other] for other in others), cell.knobs[name])
+        for cell in cells
+    )
+
+
+def _away(cell: Cell, varying: Sequence[str]) -> tuple[int, int, str]:
+    """In how many of the chosen fields a cell differs from the defaults, its context, and its name."""
+    chosen = [name for name in varying if name not in cell.tuned]
+    return sum(cell.knobs[name] != _DEFAULTS[name] for name in chosen), cell.knobs["seq_len"] or 0, cell.cell_id
+
+
+def _states(cell: Cell, knob: str) -> bool:
+    """Whether the cell says what the knob was: a NULL of a trained run is a setting, of a measured model not known."""
+    return cell.model is None or cell.knobs[knob] is not None
