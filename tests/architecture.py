@@ -100,14 +100,26 @@ def _attention(config: ModelConfig, block: Weights, x_TD: np.ndarray, tokens_T: 
     return heads @ block["attention.output.weight"].T
 
 
+ACTIVATIONS = {
+    "swiglu": lambda x: x / (1 + math.exp(-x)),
+    "geglu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "reglu": lambda x: max(x, 0.0),
+    "gelu": lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2,
+    "relu": lambda x: max(x, 0.0),
+    "relu2": lambda x: max(x, 0.0) ** 2,
+}
+
+
 def _swiglu(x_TD: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
-    hidden = x_TD @ gate.T
-    return (hidden / (1 + np.exp(-hidden)) * (x_TD @ up.T)) @ down.T
+    return (np.vectorize(ACTIVATIONS["swiglu"])(x_TD @ gate.T) * (x_TD @ up.T)) @ down.T
 
 
 def _ffn(config: ModelConfig, block: Weights, layer: int, x_TD: np.ndarray) -> np.ndarray:
     if config.n_experts == 0 or layer <= config.n_dense_layers:
-        return _swiglu(x_TD, *(block[f"ffn.{name}.weight"] for name in ("gate", "up", "down")))
+        function, up_TF = np.vectorize(ACTIVATIONS[config.activation]), x_TD @ block["ffn.up.weight"].T
+        gated = config.activation in ("swiglu", "geglu", "reglu")
+        hidden_TF = function(x_TD @ block["ffn.gate.weight"].T) * up_TF if gated else function(up_TF)
+        return hidden_TF @ block["ffn.down.weight"].T
     out_TD = np.zeros_like(x_TD)
     for t, x_D in enumerate(x_TD):
         logits = block["ffn.router.weight"] @ x_D

@@ -43,6 +43,8 @@ ZOO: dict[str, dict] = {
     "after_residual": {"depth_scale": "after_residual"},
     "scaled": {"init": "scaled"},
     "depth_scaled": {"init": "depth_scaled"},
+    "zero_outputs": {"init": "zero_outputs"},
+    **{activation: {"activation": activation} for activation in ("geglu", "reglu", "gelu", "relu", "relu2")},
     "layerscale": {"residual_gate": "layerscale", "gate_init": 0.1},
     "skipinit": {"residual_gate": "skipinit"},
     "admin": {"residual_gate": "admin", "norm": "post"},

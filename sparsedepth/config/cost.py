@@ -35,7 +35,8 @@ def cost(config: ModelConfig) -> Cost:
     attention = 2 * d_model * d_model + 2 * d_model * config.n_kv_heads * d_head
     expert = 3 * d_model * (config.d_expert or 0)
     always = d_model * config.n_experts + config.n_shared_experts * expert  # the router and the shared experts
-    dense = config.n_layers * attention + (config.n_layers - n_routed) * 3 * d_model * config.d_ff
+    ffn = (3 if config.is_gated else 2) * d_model * config.d_ff
+    dense = config.n_layers * attention + (config.n_layers - n_routed) * ffn
     active = dense + n_routed * (always + (config.top_k or 0) * expert)
     embedding = config.vocab_size * d_model
     rest = _vectors(config) + (embedding if config.tie_embeddings else 2 * embedding)

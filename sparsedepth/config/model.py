@@ -54,7 +54,19 @@ class ModelConfig(Section):
     ] = None
     """key/value heads (GQA groups); n_heads = multi-head, 1 = multi-query"""
     d_ff: Annotated[Count | None, Role(kind="capacity", bears_on="step", is_filled=True, is_matched=True)] = None
-    """width of the dense SwiGLU; default 8/3 d_model, up to a multiple of 8"""
+    """hidden units of the dense feed-forward part; default 8/3 d_model, up to a multiple of 8"""
+    activation: Annotated[
+        Literal["swiglu", "geglu", "reglu", "gelu", "relu", "relu2"],
+        Field(
+            description="of the dense feed-forward part. With a gate, a(W_gate x) * W_up x: swiglu (silu), geglu "
+            "(gelu), reglu (relu); without, a(W_up x), two matrices instead of three: gelu, relu, relu2 (its square)"
+        ),
+        Role(
+            bears_on="step",
+            confound="Without a gate the feed-forward part has two matrices instead of three: see the ratios and equal "
+            "params_total.",
+        ),
+    ] = "swiglu"
     vocab_size: Annotated[Count, Role(kind="capacity", bears_on="step")] = 264
     """rows of the embedding; at least the tokenizer's size"""
     seq_len: Annotated[
@@ -87,7 +99,7 @@ class ModelConfig(Section):
     n_shared_experts: Annotated[int, Field(ge=0), Role(bears_on="step", needs_experts=True)] = 0
     """experts of width d_expert that every token uses, added with weight 1; MoE only"""
     n_dense_layers: Annotated[int, Field(ge=0), Role(bears_on="step", needs_experts=True)] = 0
-    """first layers that keep a dense SwiGLU of width d_ff; with n_experts"""
+    """first layers that keep a dense feed-forward part of width d_ff; with n_experts"""
     renormalise_gates: Annotated[bool, Role(needs_experts=True)] = True
     """top-k gates sum to 1 (Mixtral) or keep their softmax values (OLMoE)"""
     balance_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.01
@@ -140,10 +152,11 @@ class ModelConfig(Section):
     gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"))] = 1e-4
     """initial gates; with residual_gate layerscale"""
     init: Annotated[
-        Literal["normal", "scaled", "depth_scaled"],
+        Literal["normal", "scaled", "depth_scaled", "zero_outputs"],
         Field(
             description="scaled: the two output projections of a block start 1/sqrt(2 n_layers) smaller; "
-            "depth_scaled: 1/sqrt(2 l) smaller in block l"
+            "depth_scaled: 1/sqrt(2 l) smaller in block l; zero_outputs: at 0, so that every block starts as the "
+            "identity"
         ),
         Role(naming=6, moves="residual_variance_last"),
     ] = "normal"
@@ -239,6 +252,11 @@ class ModelConfig(Section):
             raise ValueError(
                 f"top_k={self.top_k} is more than n_experts={self.n_experts}; choose top_k <= {self.n_experts}"
             )
+        elif self.activation != "swiglu":
+            raise ValueError(
+                f"activation={self.activation!r} is of the dense feed-forward part, and experts are SwiGLU in every "
+                f"kernel; use activation='swiglu', or n_experts=0"
+            )
         elif self.n_dense_layers >= self.n_layers:
             raise ValueError(
                 f"n_dense_layers={self.n_dense_layers} leaves no layer of n_layers={self.n_layers} to the experts; "
@@ -275,6 +293,11 @@ class ModelConfig(Section):
                     "(2502.05795, Table 6); use init='normal', or ask for it: allow=['lns_with_scaled_init']"
                 )
             warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the dense feed-forward part has a gate, hence three matrices."""
+        return self.activation.endswith("glu")
 
     @property
     def n_post_layers(self) -> int:

@@ -26,9 +26,13 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model.decoder import Block, Decoder, Experts, SwiGLU
+from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.model.feedforward import Experts, FeedForward
 
 Weights = dict[str, Tensor]
+
+_ACTS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+"""The gate's function by the name it has there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,10 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (
         lambda c: c.depth_scale == "after_residual",
         "depth_scale='after_residual': it shrinks the stream itself, and weights that undo it grow like n_layers!",
+    ),
+    (
+        lambda c: not c.is_gated,
+        "activation={c.activation!r}: every decoder there that fits has a gated feed-forward part",
     ),
     (
         lambda c: c.mask_documents,
@@ -117,7 +125,7 @@ def _common(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.n_heads,
         "num_key_value_heads": config.n_kv_heads,
         "head_dim": config.d_model // config.n_heads,
-        "hidden_act": "silu",
+        "hidden_act": _ACTS.get(config.activation),
         "max_position_embeddings": config.seq_len,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
@@ -142,7 +150,7 @@ def _every_layer(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma2(config: ModelConfig) -> dict[str, Any]:
     return {
-        "hidden_activation": "silu",
+        "hidden_activation": _ACTS.get(config.activation),
         "query_pre_attn_scalar": config.d_model // config.n_heads,
         "final_logit_softcapping": config.logit_soft_cap or None,
         "attn_logit_softcapping": None,
@@ -222,7 +230,7 @@ def _notes(config: ModelConfig, family: str) -> tuple[str, ...]:
             f"weight_density={config.weight_density:g}: missing weights are zeros, which further training would fill"
         ),
         config.norm == "peri": "the norm of the embedding is folded into its rows",
-        family == "gemma2": "Gemma-2 stands for sandwich norms, with silu and without its cap on attention",
+        family == "gemma2": "Gemma-2 stands for sandwich norms, with our activation and without its cap on attention",
         family == "gemma2" and config.tie_embeddings: "the tied head is a matrix of its own here",
         config.n_shared_experts > 0: (
             "the shared expert's gate is 0, which halves it, and its output projection is doubled"
@@ -292,9 +300,9 @@ def _outputs(weight: Tensor, factor: Tensor) -> Tensor:
     return weight * factor.reshape(-1, 1)
 
 
-def _ffn(ffn: SwiGLU | Experts, factor: Tensor, family: str) -> Weights:
-    if isinstance(ffn, SwiGLU):
-        return _swiglu(ffn, factor)
+def _ffn(ffn: FeedForward | Experts, factor: Tensor, family: str) -> Weights:
+    if isinstance(ffn, FeedForward):
+        return _gated(ffn, factor)
     named = {
         "gate.weight": ffn.router.weight,
         "experts.gate_up_proj": ffn.gate_up_E2FD,
@@ -304,13 +312,14 @@ def _ffn(ffn: SwiGLU | Experts, factor: Tensor, family: str) -> Weights:
         width = ffn.router.in_features
         none = {name: ffn.router.weight.new_empty(0, width) for name in ("gate_proj.weight", "up_proj.weight")}
         none["down_proj.weight"] = ffn.router.weight.new_empty(width, 0)
-        shared = none if ffn.shared is None else _swiglu(ffn.shared, 2 * factor)
+        shared = none if ffn.shared is None else _gated(ffn.shared, 2 * factor)
         named |= {f"shared_expert.{name}": weight for name, weight in shared.items()}
         named["shared_expert_gate.weight"] = ffn.router.weight.new_zeros(1, width)
     return named
 
 
-def _swiglu(ffn: SwiGLU, factor: Tensor) -> Weights:
+def _gated(ffn: FeedForward, factor: Tensor) -> Weights:
+    assert ffn.gate is not None
     return {
         "gate_proj.weight": ffn.gate.weight,
         "up_proj.weight": ffn.up.weight,

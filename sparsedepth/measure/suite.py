@@ -13,6 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.measure.activations import activations
 from sparsedepth.measure.attention_sparsity import HeadValues, attention_sparsity
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.causal import causal_effect
@@ -289,6 +290,14 @@ def _participation(context: MeasureContext, made: Measurements) -> None:
     made.add_layers("participation_ratio", result.by_layer, result.n_tokens, first=0)
 
 
+def _activations(context: MeasureContext, made: Measurements) -> None:
+    result = activations(context.stack, context.inputs, context.max_tokens)
+    for name, by_layer in result.shares.items():
+        if known := [share for share in by_layer if share is not None]:  # a mixture may have no dense part
+            made.summary[name] = sum(known) / len(known)
+            made.add_layers(name, by_layer, result.n_tokens)
+
+
 def _released_code(context: MeasureContext, made: Measurements) -> None:
     """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
     stack, scored, most = context.stack, context.scored, context.max_tokens
@@ -322,6 +331,7 @@ SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
     "causal_maximum": _causal_maximum,
     "trajectories": _trajectories,
     "participation": _participation,
+    "activations": _activations,
     "released_code": _released_code,
 }
 """By the names of `sparsedepth.quantities.measured`, in whose order they run."""

@@ -1,4 +1,4 @@
-"""The decoder: RoPE, grouped-query attention, SwiGLU or dropless top-k experts, and where norms and scales stand.
+"""The decoder: RoPE, grouped-query attention, a feed-forward part, and where norms and scales stand.
 
 One block l = 1..L adds two branches F, attention and then the feed-forward part, to the residual stream x:
 
@@ -27,20 +27,20 @@ there. The same code has 8^(1/2) for alpha at any depth, and multiplies the init
 the paper.
 
 Shapes: B sequences, T tokens of one sequence, D d_model, H query heads, G key/value heads, K width of a head,
-X any number of heads times K, N = B T tokens, E experts, C of them chosen for a token, V vocabulary.
+X any number of heads times K, V vocabulary.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import attention, experts, fused, init, stacked
+from sparsedepth.model import attention, fused, init
+from sparsedepth.model.feedforward import Experts, FeedForward
 from sparsedepth.model.head import Head
+from sparsedepth.model.linear import Embedding, Linear
 from sparsedepth.model.norms import RMSNorm, make_norm
 from sparsedepth.model.stacked import times
 
@@ -48,40 +48,6 @@ Rotary = tuple[Tensor, Tensor]
 """cos_TK and sin_TK of the positions 0..T-1."""
 
 Part = Literal["attention", "ffn"]
-
-
-def without_masked_gradient(weight: Tensor) -> Tensor:
-    """A matrix with a random mask (`weight_density`): no gradient reaches the entries that are 0.
-
-    The mask is the pattern of zeros that the weights were drawn with, so it needs no storage and cannot be lost: a zero
-    gets gradient 0, hence no AdamW moment and no decay, and stays 0.
-    """
-    return weight * (weight != 0)
-
-
-class Linear(nn.Linear):
-    """x W', no bias; `weight_density` applies."""
-
-    def __init__(self, n_inputs: int, n_outputs: int, config: ModelConfig):
-        super().__init__(n_inputs, n_outputs, bias=False)
-        self.is_masked = config.weight_density < 1
-
-    @property
-    def matrix(self) -> Tensor:
-        """The weight that x meets: without the entries that a mask took out."""
-        return without_masked_gradient(self.weight) if self.is_masked else self.weight
-
-    def forward(self, input: Tensor) -> Tensor:
-        if self.weight.ndim == 2:
-            return F.linear(input, self.matrix)
-        return fused.products(input, self.matrix)[0] if fused.use_fused(input) else stacked.linear(input, self.matrix)
-
-
-class Embedding(nn.Embedding):
-    """The row of each token."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) if self.weight.ndim == 2 else stacked.embedding(input, self.weight)
 
 
 def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
@@ -146,74 +112,6 @@ class Attention(nn.Module):
         return self.output(out_BHTK.transpose(1, 2).flatten(2))
 
 
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)), d_ff wide unless told otherwise."""
-
-    def __init__(self, config: ModelConfig, width: int | None = None):
-        super().__init__()
-        width = width or config.d_ff
-        assert width is not None
-        self.gate = Linear(config.d_model, width, config)
-        self.up = Linear(config.d_model, width, config)
-        self.down = Linear(width, config.d_model, config)
-
-    def forward(self, x_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        if self.training and fused.use_fused(x_BTD):
-            return self.down(fused.swiglu(*fused.products(x_BTD, self.gate.matrix, self.up.matrix)))
-        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
-
-
-def _single_device_mean(share_E: Tensor) -> Tensor:
-    """The mean over devices, of one device."""
-    return share_E
-
-
-class Experts(nn.Module):
-    """Dropless top-k mixture of SwiGLU experts, and those that every token shares.
-
-    Gates are the softmax over all experts at the chosen k, renormalised to sum 1 or left as they are. Losses of one
-    layer: balance = E sum_e f_e P_e, f_e = share of the choices, P_e = mean gate probability: 1 when balanced, E when
-    collapsed (2101.03961, eq. 4-6, over k choices); z = mean logsumexp(logits)^2 (2202.08906, eq. 5).
-    Deviates: per layer, then averaged over layers; pooling the layers first (as transformers does) lets them cancel.
-    Shared experts (2401.06066, eq. 9) are added as they are, with no gate (Qwen-MoE has one); n of them, each d_expert
-    wide, are one SwiGLU n times as wide.
-    """
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        assert config.top_k is not None and config.d_expert is not None
-        self.top_k, self.renormalise, self.is_masked = config.top_k, config.renormalise_gates, config.weight_density < 1
-        self.router = nn.Linear(config.d_model, config.n_experts, bias=False)
-        self.gate_up_E2FD = nn.Parameter(torch.empty(config.n_experts, 2 * config.d_expert, config.d_model))
-        self.down_EDF = nn.Parameter(torch.empty(config.n_experts, config.d_model, config.d_expert))
-        self.shared = SwiGLU(config, config.n_shared_experts * config.d_expert) if config.n_shared_experts else None
-        self.mean_over_devices: Callable[[Tensor], Tensor] = _single_device_mean
-        self.kernel = "grouped"
-
-    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """logits_NE, gate_NC and choice_NC; the softmax in fp32."""
-        logits_NE = self.router(x_ND).float()
-        gate_NC, choice_NC = logits_NE.softmax(-1).topk(self.top_k, dim=-1)
-        if self.renormalise:
-            gate_NC = gate_NC / gate_NC.sum(-1, keepdim=True)
-        return logits_NE, gate_NC, choice_NC
-
-    def forward(self, x_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        x_ND = x_BTD.flatten(0, 1)
-        logits_NE, gate_NC, choice_NC = self.route(x_ND)
-        if router_losses is not None:
-            n_experts = logits_NE.shape[1]
-            share_E = self.mean_over_devices(F.one_hot(choice_NC, n_experts).float().mean((0, 1)))
-            balance = n_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()
-            router_losses.append(torch.stack((balance, logits_NE.logsumexp(-1).pow(2).mean())))
-        gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
-        if self.is_masked:
-            gate_up_E2FD, down_EDF = without_masked_gradient(gate_up_E2FD), without_masked_gradient(down_EDF)
-        kernel = experts.KERNELS[self.kernel]
-        out_BTD = kernel(x_ND, gate_NC.to(x_ND.dtype), choice_NC, gate_up_E2FD, down_EDF).view_as(x_BTD)
-        return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
-
-
 class Block(nn.Module):
     """One layer: attention, then the feed-forward part, each added to the residual stream."""
 
@@ -225,7 +123,7 @@ class Block(nn.Module):
         self.attention_norm = make_norm(config)
         self.attention = Attention(config)
         self.ffn_norm = make_norm(config)
-        self.ffn = Experts(config) if has_experts else SwiGLU(config)
+        self.ffn = Experts(config) if has_experts else FeedForward(config)
         if config.norm in ("sandwich", "peri"):
             self.attention_out_norm, self.ffn_out_norm = make_norm(config), make_norm(config)
         if config.residual_gate != "none":

@@ -3,6 +3,7 @@
     w ~ N(0, init_std^2) c,  c = 1 but for
       scaled        1/sqrt(2 L)     the two output projections of every block    (GPT-2; 2502.05795, Table 6)
       depth_scaled  1/sqrt(2 l)     those of block l, l = 1..L                   (1908.11365; outputs alone: OLMo)
+      zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
     w = 0 at the entries that weight_density leaves out, each with chance 1 - weight_density
 
@@ -61,6 +62,8 @@ def _std(name: str, config: ModelConfig) -> float:
     """Standard deviation of a matrix."""
     shrink, is_block = 1.0, name.startswith("blocks.")
     if is_block and name.endswith(OUTPUTS):
+        if config.init == "zero_outputs":
+            return 0.0
         layer = int(name.split(".")[1]) + 1
         shrink = {
             "normal": 1.0,

@@ -8,7 +8,7 @@ Weights stay in the dtype they were loaded in. A layer below fp32 is computed in
 widened while it runs, so the cost in memory is one layer.
 
 Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
-K width of a head, E experts, V vocabulary.
+K width of a head, F hidden units, E experts, V vocabulary.
 """
 
 import math
@@ -170,6 +170,21 @@ class HfStack:
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         return self._norm(x_BTD)
+
+    def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
+        """What reaches the module that holds the block's matrix 'down', while the block runs."""
+        kinds = _MATRICES | _TRANSPOSED
+        names = [name for name, _ in self.block_module(layer).named_parameters() if kinds.get(name) == "down"]
+        if not names:
+            return None
+        seen: list[Tensor] = []
+        down = self.block_module(layer).get_submodule(names[0].removesuffix(".weight"))
+        hook = down.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        try:
+            self.block(layer, x_BTD)
+        finally:
+            hook.remove()
+        return seen[0].unflatten(0, x_BTD.shape[:2]) if seen[0].ndim == 2 else seen[0]
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """Probabilities and choices of the layer's router, as it gives them while the block runs."""

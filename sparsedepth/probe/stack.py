@@ -6,7 +6,7 @@ Every measure works on this protocol, so a model of any library is measured by t
 An adapter calls the model's own modules: it never re-implements one, and never alters a weight.
 
 Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
-K width of a head, E experts, C experts chosen per token, V vocabulary.
+K width of a head, F hidden units, E experts, C experts chosen per token, V vocabulary.
 """
 
 from collections.abc import Generator, Mapping
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.model import kernels
-from sparsedepth.model.decoder import Attention, Block, Decoder, Experts, Rotary, SwiGLU
+from sparsedepth.model.decoder import Attention, Block, Decoder, Rotary
+from sparsedepth.model.feedforward import Experts, FeedForward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,10 @@ class Stack(Protocol):
 
         None where the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
         """
+        ...
+
+    def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
+        """h_BTF, what the last product of a dense feed-forward part reads, from x_(l-1); None in a block of experts."""
         ...
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -168,7 +173,7 @@ class DecoderStack:
         block = self._block(layer)
         attention, ffn = block.attention, block.ffn
         found = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
-        if isinstance(ffn, SwiGLU):
+        if isinstance(ffn, FeedForward):
             return found | _weights(ffn)
         assert isinstance(ffn, Experts)
         for index, (gate_up, down) in enumerate(zip(ffn.gate_up_E2FD, ffn.down_EDF, strict=True)):
@@ -184,6 +189,13 @@ class DecoderStack:
             return None
         attention_BTD = block.added_by_attention(x_BTD, *self._context(x_BTD))
         return attention_BTD, block.added_by_ffn(x_BTD + attention_BTD)
+
+    def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
+        block = self._block(layer)
+        if not isinstance(block.ffn, FeedForward):
+            return None
+        u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
+        return block.ffn.hidden(block.ffn_input(u_BTD))
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         block = self._block(layer)
@@ -207,5 +219,7 @@ class DecoderStack:
                 part.kernel = kernel
 
 
-def _weights(ffn: SwiGLU) -> dict[str, Tensor]:
-    return {name: getattr(ffn, name).weight for name in ("gate", "up", "down")}
+def _weights(ffn: FeedForward) -> dict[str, Tensor]:
+    """A gate that is not there has none."""
+    parts = {name: getattr(ffn, name) for name in ("gate", "up", "down")}
+    return {name: part.weight for name, part in parts.items() if part is not None}

@@ -77,6 +77,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("causal_maximum", lambda sizes: (4 * _by_layer(sizes)[0], 0), on_request=True),
     Measure("trajectories", _once, on_request=True),
     Measure("participation", _once, on_request=True),
+    Measure("activations", lambda sizes: (4, 0), on_request=True),
     Measure("released_code", _released_code, on_request=True),
 )
 
@@ -319,6 +320,14 @@ _RECORDS: tuple[Quantity, ...] = (
              "(tr C)^2 / tr C^2, C = covariance over tokens of the entries of x_l: among how many directions the stream "
              "spreads its variance", tables=RUNS_LAYERS, measure="participation", bounds=(1.0, inf),
              source="Litwin-Kumar et al. 2017; 1906.00443"),
+    # Hidden units of the dense feed-forward parts
+    Quantity("activation_zeros", "share of the hidden units h of the dense feed-forward part that are exactly 0", "share",
+             tables=RUNS_LAYERS, measure="activations", source="2210.06313"),
+    Quantity("activation_sparsity", "share of hidden units with |h| < 0.1 x rms of their layer, zeros included", "share",
+             tables=RUNS_LAYERS, measure="activations", source=f"{SPARSITY}, section 3.2.1; relative {CONTROL}",
+             stage="sparsity", label="activation sparsity\n(share of hidden units)"),
+    Quantity("activation_units", "E (sum h^2)^2 / (F sum h^4) of a token's F hidden units: the share that carries its energy",
+             "share", tables=RUNS_LAYERS, measure="activations", source="ours, as participation_ratio"),
     # What the released code of 2603.15389 computes under the names of the scores: `sparsedepth.measure.released_code`
     Quantity("causal_score_released", "causal_score with every update after the skipped block shifted by one layer",
              measure="released_code", source=SPARSITY),

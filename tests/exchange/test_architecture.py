@@ -55,6 +55,8 @@ CELLS = [
     ("gemma2", {"norm": "sandwich", "logit_soft_cap": 0.5}),
     ("gemma2", {"norm": "peri", "tie_embeddings": True, "sliding_window": 4, "weight_density": 0.5}),
     *(("llama", {"init": init, "weight_density": 0.5, "n_kv_heads": 1}) for init in ("scaled", "depth_scaled")),
+    ("llama", {"init": "zero_outputs", "activation": "reglu"}),
+    ("gemma2", {"norm": "sandwich", "activation": "geglu"}),
 ]
 
 
@@ -84,6 +86,7 @@ REFUSALS = [
     ({"norm": "deepnorm"}, "norm='deepnorm'"),
     ({"norm": "post", "residual_gate": "admin"}, "norm='post'"),
     ({"norm_kind": "group"}, "norm_kind='group'"),
+    ({"activation": "relu2"}, "activation='relu2'"),
     ({"depth_scale": "after_residual"}, "after_residual"),
     ({"mask_documents": True, "eod": 2}, "mask_documents=True"),
     ({"logit_soft_cap": 30.0}, "logit_soft_cap=30 with norm='pre'"),
@@ -113,10 +116,12 @@ def test_every_reason_is_given():
 @pytest.mark.parametrize("name", ZOO)
 def test_every_field_of_the_zoo_is_decided(name):
     refused = {"post", "mix", "deepnorm", "admin", "group_norm", "after_residual", "documents", "qk_norm_over"}
+    refused |= {"gelu", "relu", "relu2"}
     try:
         found = architecture(config(**ZOO[name]))
     except ValueError:
         assert name in refused
     else:
         assert name not in refused
-        assert bool(found.notes) == (name not in ("scaled", "depth_scaled", "window", "qk_norm"))
+        as_it_is = ("scaled", "depth_scaled", "zero_outputs", "window", "qk_norm", "geglu", "reglu")
+        assert bool(found.notes) == (name not in as_it_is)

@@ -56,8 +56,10 @@ def nothing_to_share_out(found):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_name_is_the_glossarys_and_every_value_a_number(family):
     found = measured(family, fields={"measures": list(SUITE)})
-    routed = {"effective_experts", "expert_load_variation", "router_entropy"} if family != "moe" else set()
-    absent = {*routed, "solved_difficulty"}  # a text has no difficulties
+    routed = {"effective_experts", "expert_load_variation", "router_entropy"}
+    dense = {"activation_zeros", "activation_sparsity", "activation_units"}
+    other_part = dense if family == "moe" else routed
+    absent = {*other_part, "solved_difficulty"}  # a text has no difficulties
     names = [quantity.name for quantity in quantities.RUNS]
     expected = {name for name in names[names.index("val_loss") :] if re.sub("_(lo|hi)$", "", name) not in absent}
     assert set(found.summary) == expected
@@ -73,7 +75,7 @@ def test_every_name_is_the_glossarys_and_every_value_a_number(family):
         (found.heads, quantities.HEADS),
         (found.pairs, quantities.PAIRS),
     ):
-        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in known} - routed
+        assert {base(row["metric"]) for row in rows} == {quantity.name for quantity in known} - other_part
         assert all(row["step"] == 9 and row["n"] > 0 for row in rows)
         places = [tuple(row[key] for key in row if key not in ("value", "n")) for row in rows]
         assert len(set(places)) == len(places)

@@ -13,7 +13,8 @@ from reference import ZOO
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention
-from sparsedepth.model.decoder import Decoder, Experts, SwiGLU
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.model.feedforward import Experts, FeedForward
 
 SMALL = {"n_layers": 3, "d_model": 32, "n_heads": 4, "d_ff": 48, "vocab_size": 50, "seq_len": 24}
 
@@ -159,7 +160,7 @@ def test_one_head_per_group_is_plain_multi_head():
 
 
 def test_dense_ffn_is_swiglu():
-    ffn = SwiGLU(config())
+    ffn = FeedForward(config())
     x = torch.randn(1, 2, 32)
     torch.testing.assert_close(ffn(x), (F.silu(x @ ffn.gate.weight.T) * (x @ ffn.up.weight.T)) @ ffn.down.weight.T)
 

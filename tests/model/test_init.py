@@ -44,6 +44,15 @@ def test_depth_scaled_shrinks_those_of_deep_blocks_more():
     assert not found
 
 
+def test_zero_outputs_start_every_block_as_the_identity():
+    model = decoder(init="zero_outputs", n_experts=4, top_k=2, n_dense_layers=2)
+    tokens_BT = torch.arange(8)[None]
+    torch.testing.assert_close(model.hidden(tokens_BT), model.embed_tokens(tokens_BT))
+    same = dict(decoder(n_experts=4, top_k=2, n_dense_layers=2).named_parameters())
+    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, same[name])}
+    assert len(changed) == 8 and all(name.endswith(("output.weight", "down.weight", "down_EDF")) for name in changed)
+
+
 def test_deepnorm_shrinks_all_but_query_and_key():
     experts = {"n_experts": 4, "top_k": 2, "n_shared_experts": 1, "n_dense_layers": 1}
     found = ratios(decoder(norm="deepnorm", **experts), decoder(**experts))

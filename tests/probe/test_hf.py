@@ -76,6 +76,22 @@ def test_branches_add_up_to_the_block(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_units_are_what_the_last_product_of_a_block_reads(family):
+    stack, x_BTD = HfStack(tiny(family)), normal(2, 9, 32)
+    with probing(stack):
+        h_BTF, down = stack.hidden_units(2, x_BTD), stack.matrices(2).get("down")
+        if down is None:
+            assert h_BTF is None
+            return
+        ffn = stack.block_module(2).get_submodule("mlp")
+        bias = next((p for name, p in ffn.named_parameters() if name in ("c_proj.bias", "dense_4h_to_h.bias")), 0)
+        read = []
+        ffn.register_forward_hook(lambda module, args, output: read.append(output))
+        stack.block(2, x_BTD)
+        torch.testing.assert_close(h_BTF @ down.T + bias, read[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_matrices_are_those_of_the_layer_each_once(family):
     stack = HfStack(tiny(family))
     for layer in range(1, 5):

@@ -5,7 +5,8 @@ import torch
 from reference import FAMILIES, ZOO, run_config
 from stacks import integers
 
-from sparsedepth.model.decoder import Decoder, Experts
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.model.feedforward import Experts
 from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.stack import DecoderStack
 

@@ -1,0 +1,74 @@
+"""Activation sparsity: how many hidden units of the dense feed-forward parts do nothing for a token.
+
+    h = what the last product of the block reads, F numbers a token
+    zeros     share of the h that are exactly 0
+    sparsity  share with |h| < NEAR_ZERO rms(h), rms over all tokens and units of the layer
+    units     E over tokens of (sum_f h_f^2)^2 / (F sum_f h_f^4): 1 where all units carry alike, 1/F where one does all
+
+Exact zeros are what relu, reglu and relu2 make (2210.06313 counts them in ReLU transformers); smooth functions make
+none, and are compared by the other two. 2603.15389, section 3.2.1, names activations as a form of sparsity. A token
+whose h are all 0 has no units. A layer of experts has no dense part and is left out.
+
+Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D width of the residual stream, F hidden
+units.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsedepth.measure.bootstrap import finite
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
+from sparsedepth.probe.stack import Stack
+
+NEAR_ZERO = 0.1
+"""Of the rms of a layer's hidden units, as the first of weight_rel_eps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    shares: dict[str, list[float | None]]
+    """activation_zeros, activation_sparsity and activation_units of layers 1..L; None for a layer of experts, or whose
+    hidden units are all 0 (units)"""
+    n_tokens: int
+
+
+def activations(stack: Stack, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Activations:
+    """Two passes without the head, the first for the rms of each layer; blocks run to their hidden units once more."""
+    squares: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
+    sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros(4, dtype=torch.float64))
+    with probing(stack):
+        for layer, h_nF in _hidden(stack, tokens_NT, max_tokens):
+            squares[layer] += torch.tensor([h_nF.square().sum().item(), h_nF.numel()])
+        for layer, h_nF in _hidden(stack, tokens_NT, max_tokens):
+            total, count = squares[layer].tolist()
+            is_zero = h_nF == 0
+            is_near = is_zero | (h_nF.abs() < NEAR_ZERO * math.sqrt(total / count))
+            energy_n, fourth_n = h_nF.square().sum(1), h_nF.pow(4).sum(1)
+            unit_n = (energy_n.square() / (h_nF.shape[1] * fourth_n))[fourth_n > 0]
+            of_batch = (is_zero.double().mean(1).sum(), is_near.double().mean(1).sum(), unit_n.sum(), len(unit_n))
+            sums[layer] += torch.tensor([float(value) for value in of_batch])
+    return Activations(shares=_shares(sums, stack.n_layers, tokens_NT.numel()), n_tokens=tokens_NT.numel())
+
+
+def _hidden(stack: Stack, tokens_NT: Tensor, max_tokens: int) -> Iterator[tuple[int, Tensor]]:
+    """(layer, h_nF in fp64) of each batch and dense layer."""
+    for tokens_BT in batches(stack, tokens_NT, max_tokens):
+        for layer, x_BTD in zip(range(1, stack.n_layers + 1), stream(stack, tokens_BT), strict=False):
+            if (h_BTF := stack.hidden_units(layer, x_BTD)) is not None:
+                yield layer, h_BTF.flatten(0, 1).double()
+
+
+def _shares(sums: Mapping[int, Tensor], n_layers: int, n_tokens: int) -> dict[str, list[float | None]]:
+    """Means from sums over tokens, by name, layer 1 first."""
+    shares: dict[str, list[float | None]] = {f"activation_{name}": [] for name in ("zeros", "sparsity", "units")}
+    for layer in range(1, n_layers + 1):
+        zeros, near, units, n_active = sums[layer].tolist() if layer in sums else (math.nan,) * 4
+        means = zeros / n_tokens, near / n_tokens, units / n_active if n_active else math.nan
+        for values, mean in zip(shares.values(), means, strict=True):
+            values.append(finite(mean))
+    return shares

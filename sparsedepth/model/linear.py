@@ -1,0 +1,44 @@
+"""Products with a decoder's matrices, some of whose weights may be missing for good (`weight_density`).
+
+A weight with one more dimension, first, holds those of several trials (`sparsedepth.model.stacked`).
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.model import fused, stacked
+
+
+def without_masked_gradient(weight: Tensor) -> Tensor:
+    """A matrix with a random mask (`weight_density`): no gradient reaches the entries that are 0.
+
+    The mask is the pattern of zeros that the weights were drawn with, so it needs no storage and cannot be lost: a zero
+    gets gradient 0, hence no AdamW moment and no decay, and stays 0.
+    """
+    return weight * (weight != 0)
+
+
+class Linear(nn.Linear):
+    """x W', no bias; `weight_density` applies."""
+
+    def __init__(self, n_inputs: int, n_outputs: int, config: ModelConfig):
+        super().__init__(n_inputs, n_outputs, bias=False)
+        self.is_masked = config.weight_density < 1
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight that x meets: without the entries that a mask took out."""
+        return without_masked_gradient(self.weight) if self.is_masked else self.weight
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.weight.ndim == 2:
+            return F.linear(input, self.matrix)
+        return fused.products(input, self.matrix)[0] if fused.use_fused(input) else stacked.linear(input, self.matrix)
+
+
+class Embedding(nn.Embedding):
+    """The row of each token."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if self.weight.ndim == 2 else stacked.embedding(input, self.weight)
