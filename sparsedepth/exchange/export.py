@@ -58,10 +58,6 @@ def export(run: Path, out: Path) -> Exported:
     loaded = load_stack(run)
     model = loaded.stack.model
     assert isinstance(model, Decoder)
-    if not all(weight.isfinite().all() for weight in model.parameters()):
-        raise ValueError(
-            f"{run} has weights that are not finite (outcome {record.summary['outcome']}): no model to export"
-        )
     data = run.resolve().parent.parent / "data"
     source = measure_source(loaded, None, record.config.seq_len, record.config.seq_len, data)
     tokenizer = tokenizer_of(loaded, data)

@@ -8,6 +8,7 @@ no second way to load what was refused.
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 _POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|(attn|experts)_implementation|kernel")
 _PLAIN_PRIVATE_KEYS = {"_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation_autoset"}
 """Keys that releases of transformers wrote into configs, and that choose nothing."""
+_POSITIVE = re.compile(r"theta$|^rotary_emb_base$|^query_pre_attn_scalar$")
+_NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
+"""Settings whose root or power is taken: beyond these a model computes NaN, or what no model of its family does."""
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -54,6 +58,7 @@ def check_config(config: dict[str, Any], source: str, families: Collection[str])
             f"{source} has model_type={family!r}, which is not measured; known: {', '.join(sorted(families))}"
         )
     _check_plain(config, source)
+    _check_numbers(config, source)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -123,7 +128,7 @@ def check_names(folder: Path, root: Path) -> None:
 
 def _check_plain(content: Any, source: str) -> None:
     """Raises ValueError for a key, at any depth, that points to code or to kernels."""
-    for key in _keys(content):
+    for key, _ in _entries(content):
         if key == "quantization_config":
             raise ValueError(f"{source} has the key {key!r}: quantised weights are not measured; use the original ones")
         if key not in _PLAIN_PRIVATE_KEYS and (_POINTS_TO_CODE.search(key) or key.startswith("_")):
@@ -133,13 +138,27 @@ def _check_plain(content: Any, source: str) -> None:
             )
 
 
-def _keys(content: Any) -> Iterator[str]:
-    """Keys of all objects in a JSON value. By a stack, not recursion: depth is the file's choice."""
+def _check_numbers(content: Any, source: str) -> None:
+    """Raises ValueError for a number with which a model computes nothing but NaN."""
+    for key, value in _entries(content):
+        for number in value if isinstance(value, list) else (value,):
+            if not isinstance(number, float | int) or isinstance(number, bool):
+                continue
+            if not math.isfinite(number):
+                raise ValueError(f"{source} has {key}={number}, which is no finite number; mend it, or copy it again")
+            is_positive = bool(_POSITIVE.search(key))
+            if (number <= 0 and is_positive) or (number < 0 and _NOT_NEGATIVE.search(key)):
+                least = "above 0" if is_positive else "0 or more"
+                raise ValueError(f"{source} has {key}={number:g}, which must be {least}; mend it, or copy it again")
+
+
+def _entries(content: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of all objects in a JSON value. By a stack, not recursion: depth is the file's choice."""
     left = [content]
     while left:
         value = left.pop()
         if isinstance(value, dict):
-            yield from value
+            yield from value.items()
             left.extend(value.values())
         elif isinstance(value, list):
             left.extend(value)

@@ -110,6 +110,7 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> Loaded:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
+    _check_finite(model, folder)
     model = model.to(device).eval()
     assert config.n_kv_heads is not None
     facts = Facts(
@@ -161,6 +162,16 @@ def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torc
         return {name: file.get_tensor(name) for name in found}
 
 
+def _check_finite(model: nn.Module, folder: Path) -> None:
+    """Raises ValueError for weights with which every score would be missing."""
+    for name, weight in model.named_parameters():
+        if n_bad := int((~weight.isfinite()).sum()):
+            raise ValueError(
+                f"{folder} has weights that are not finite: {name} holds NaN or infinity at {n_bad:,} of "
+                f"{weight.numel():,} places, with which no score exists; copy or export it again"
+            )
+
+
 def _shape(shape: torch.Size | None) -> list[int] | None:
     return None if shape is None else list(shape)
 
@@ -194,6 +205,7 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
         warnings.filterwarnings("ignore", "Initializing zero-element")  # an expert may be 0 wide: none
         _check_parameters(config, folder, _check_size(paths, config.num_hidden_layers))
         model = _read_model(config, folder, dtype)
+    _check_finite(model, folder)
     model.to(device)
     stack = HfStack(model)
     query, key = (stack.matrices(1)[name] for name in ("query", "key"))

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureConfig, MeasureOnlyConfig
 from sparsedepth.data.source import Source
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.suite import measure_run
+from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, Loaded, load_stack, weights_hash
 from sparsedepth.probe.text import GivenTokens, check_tokens, measure_source
 from sparsedepth.run.manifest import code_version, device_facts, package_versions
@@ -65,6 +67,7 @@ def measure_model(request: Request, report: Callable[[str, float], None]) -> Mea
     with tempfile.TemporaryDirectory() as scratch:
         report("reading the text", 0.0)
         source = _tokens(loaded, config, request, Path(scratch))
+        _check_states(loaded, torch.from_numpy(source.held_out(config.seq_len, config.measure_tokens)[:1].inputs))
         measurements = measure_run(
             loaded.stack,
             config,
@@ -98,6 +101,18 @@ def measuring_config(loaded: Loaded, request: Request) -> MeasureOnlyConfig:
             f"a target per sequence; leave both out"
         )
     return config
+
+
+def _check_states(loaded: Loaded, tokens_1T: Tensor) -> None:
+    """Raises ValueError for a model that computes NaN or infinity on a sequence: it would have no score."""
+    with probing(loaded.stack):
+        for layer, x_BTD in enumerate(stream(loaded.stack, tokens_1T.to(loaded.stack.device))):
+            if not x_BTD.isfinite().all():
+                where = f"after layer {layer} of {loaded.stack.n_layers}" if layer else "before its first layer"
+                raise ValueError(
+                    f"{loaded.source} computes NaN or infinity {where} on the first sequence, so that it has no score; "
+                    f"look for a wrong number in its configuration, or weights that are too large"
+                )
 
 
 def _tokens(loaded: Loaded, config: MeasureOnlyConfig, request: Request, scratch: Path) -> GivenTokens | Source:

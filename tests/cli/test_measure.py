@@ -3,12 +3,15 @@
 import csv
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from families import tiny
+from safetensors.torch import load_file, save_file
 from tiny import BASE, corpus, sparsedepth
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -194,6 +197,17 @@ def test_mistakes(folder, tmp_path, arguments, words, command):
     filled = [str(word).format(folder=folder, tmp=tmp_path, tokens=tokens) for word in arguments]
     _, err = command("measure", *filled, code=2)
     assert words in err and err.count("\n") == 1
+
+
+def test_a_model_that_computes_nan_is_one_line_that_says_where(folder, tmp_path, command):
+    """Each of its weights is a finite number."""
+    place = Path(shutil.copytree(folder, tmp_path / "model"))
+    weights = load_file(place / "model.safetensors")
+    weights["model.layers.2.mlp.down_proj.weight"].fill_(3e38)
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    np.save(tmp_path / "all.npy", np.random.default_rng(0).integers(0, 40, (4, 17)))
+    _, err = command("measure", place, "--tokens", tmp_path / "all.npy", "--measures", "variance", code=2)
+    assert "computes NaN or infinity after layer 3 of 4" in err and err.count("\n") == 1
 
 
 def test_pickled_weights_are_refused_unopened(folder, tmp_path, command):

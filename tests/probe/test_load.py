@@ -258,6 +258,35 @@ def test_configs_that_are_not_the_weights(model, fields, reason):
 
 
 @pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"rms_norm_eps": float("nan")}, "has rms_norm_eps=nan, which is no finite number"),
+        ({"rms_norm_eps": -1e-5}, "has rms_norm_eps=-1e-05, which must be 0 or more"),
+        ({"rope_theta": float("inf")}, "has rope_theta=inf"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": -1e4}},
+            "has rope_theta=-10000, which must be above",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "factors": [1.0, float("nan")]}}, "has factors=nan"),
+    ],
+)
+def test_numbers_without_any_score_are_refused(model, fields, reason):
+    edit(model / "config.json", **fields)
+    with pytest.raises(ValueError, match=reason):
+        load_stack(model)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_named(model, run, value):
+    for place, name in ((model, "model.norm.weight"), (run, "norm.weight")):
+        weights = load_file(place / "model.safetensors")
+        weights[name][3] = value
+        save_file(weights, place / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=rf"weights that are not finite: {name} holds NaN .* at 1 of 32 places"):
+            load_stack(place)
+
+
+@pytest.mark.parametrize(
     "shard", ["../elsewhere.safetensors", "/etc/passwd", "pytorch_model.bin", "absent.safetensors"]
 )
 def test_an_index_names_files_beside_it_only(model, tmp_path, shard):
