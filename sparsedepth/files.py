@@ -4,15 +4,20 @@ A reader never sees half a file: `write_bytes` writes `NAME.tmp-PID`, calls fsyn
 Locks are files too: `locked`.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+MAX_TEXT_BYTES = 10_000_000
+"""A text of ours above this is not read: none comes near."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -105,6 +110,39 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+class NotRegularError(OSError):
+    """A pipe, a device, a folder or a link, where a file should be."""
+
+
+def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
+    """The bytes of a file in a folder that may be a stranger's. Raises NotRegularError, without waiting for a pipe or
+    following a link, and OSError for more than `limit` bytes."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise NotRegularError(error.errno, "is no regular file", str(path)) from None
+        raise
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
+        if facts.st_size > limit:
+            raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
+        with open(handle, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(handle)
+
+
+def parse_json(content: bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for anything else, one that nests too deep too."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("nests too deep") from None
 
 
 def sha256(path: Path) -> str:

@@ -92,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"sparsedepth: error: {' '.join(message.split())}", file=sys.stderr)
+    _say("error", message)
     return code
 
 
@@ -104,7 +104,13 @@ def _one_line_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"sparsedepth: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    _say("warning", str(message))
+
+
+def _say(kind: str, message: str) -> None:
+    from sparsedepth.config.plain_text import visible
+
+    print(f"sparsedepth: {kind}: {visible(' '.join(message.split()))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

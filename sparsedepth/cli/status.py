@@ -4,6 +4,7 @@ They write nothing but the cache of rows that `query` keeps, too.
 """
 
 import math
+import re
 import sys
 import time
 from collections import Counter
@@ -56,6 +57,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
     from sparsedepth import quantities
     from sparsedepth.cli.progress import counted, running_line
+    from sparsedepth.config.plain_text import visible
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
     from sparsedepth.plan.results_index import objective_as_loss
@@ -92,7 +94,9 @@ def _report(folder: Path) -> tuple[list[str], bool]:
         lines.append(f"  best so far: {objective} {rows[run_id][objective]:.4g}, run {run_id}")
     if deviation := compare(folder, configs, rows):
         lines.append(f"  {describe(deviation)}")
-    return lines, any(state.state in ("running", "interrupted", "planned") for state in states)
+    return [visible(line) for line in lines], any(
+        state.state in ("running", "interrupted", "planned") for state in states
+    )
 
 
 def logs(
@@ -101,6 +105,8 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what the run says until it ends")] = False,
 ) -> None:
     """Print what a run said; without RUN, list the runs that have a log, the failed first, then the newest."""
+    from sparsedepth.config.plain_text import visible
+
     if run is not None:
         for text in _read(_find(folder, run), follow):
             sys.stdout.write(text)
@@ -110,14 +116,16 @@ def logs(
         raise ValueError("--follow needs a RUN; give the run_id, or how it begins")
     for state, work in _logged(folder):
         reason = f"  {state.reason}" if state.reason else ""
-        print(f"{state.run_id}  {state.state:11}  {work.log}{reason}")
+        print(visible(f"{state.run_id}  {state.state:11}  {work.log}{reason}"))
 
 
 def _logged(folder: Path) -> list[tuple["RunState", "Scratch"]]:
     from sparsedepth.run.scratch import Scratch
+    from sparsedepth.store.checksums import RUN_ID
     from sparsedepth.sweep.status import state_of
 
-    found = [Scratch(folder, path.parent.name) for path in folder.glob("work/*/log.txt")]
+    logs = [path for path in folder.glob("work/*/log.txt") if path.is_file()]
+    found = [Scratch(folder, path.parent.name) for path in logs if re.fullmatch(RUN_ID, path.parent.name)]
     if not found:
         raise ValueError(f"{folder} holds no logs of runs; name the results folder of a sweep (--out)")
     states = [(state_of(folder, work.run_id), work) for work in found]
@@ -133,12 +141,13 @@ def _find(folder: Path, beginning: str) -> "Scratch":
 
 
 def _read(work: "Scratch", follow: bool) -> Iterator[str]:
+    from sparsedepth.config.plain_text import visible
     from sparsedepth.run.lease import is_held
 
     with open(work.log, encoding="utf-8", errors="replace") as file:
         while True:
             lives = follow and is_held(work.lock)  # asked before the read: nothing said until then is missed
-            yield file.read()
+            yield visible(file.read(), keep="\n\r\t")
             if not lives:
                 return
             time.sleep(0.3)

@@ -68,6 +68,7 @@ def sweep(
 
     from sparsedepth.cli import calls
     from sparsedepth.cli.cost import one_line, price_left, show
+    from sparsedepth.config.plain_text import visible
     from sparsedepth.plan.budget import Budget
 
     wanted = calls.runtime_of(runtime, device=device, compile=compiled)
@@ -79,7 +80,7 @@ def sweep(
     at_least = " or more" if definition.tune else ""
     print(f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}")
     for note in driver.plan.notes():
-        print(note)
+        print(visible(note))
     if dry_run:
         show(definition, cost.setup, Budget(), results=out if out.exists() else None)
         return
@@ -93,12 +94,13 @@ def sweep(
 def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> None:
     """How a sweep ended, the ranking, and what to do next. Raises Exit unless every run is complete."""
     from sparsedepth.cli.query import print_best
+    from sparsedepth.config.plain_text import visible
 
     out, objective = driver.results, driver.definition.objective
     counts = Counter(state.state for state in states)
     _print_ended(states, out)
     for reason, count in driver.refused.items():
-        print(f"{count} of {expected} proposals not run: {reason}")
+        print(f"{count} of {expected} proposals not run: {visible(reason)}")
     if driver.stop():
         complete = f"{counts['complete']} of {expected} runs complete"
         print(f"stopped with {complete}; the same command continues", file=sys.stderr)

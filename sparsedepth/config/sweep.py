@@ -21,6 +21,7 @@ from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
 from sparsedepth.config.model import Count, Positive, Section
+from sparsedepth.config.plain_text import Sentence
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import (
     Axis,
@@ -88,8 +89,8 @@ class SweepDefinition(Section):
     """One question, as runs."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="short name of the question")]
-    question: Annotated[str, Field(min_length=1, description="what the sweep asks, in one sentence")]
-    hypothesis: Annotated[str, Field(min_length=1, description="the answer expected, written before the sweep starts")]
+    question: Annotated[Sentence, Field(description="what the sweep asks, in one sentence")]
+    hypothesis: Annotated[Sentence, Field(description="the answer expected, written before the sweep starts")]
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
     matched: Annotated[
         Matched,
@@ -364,7 +365,7 @@ def read_definition(results: Path) -> SweepDefinition | None:
     Raises ValueError for a sweep.yaml that is no definition.
     """
     path = results / DEFINITION
-    if not path.exists():
+    if not path.is_file():
         return None
     values = read_yaml(path)
     if values.get("tune") and "tuning_seeds" not in values and isinstance(values.get("seeds", [0]), list):

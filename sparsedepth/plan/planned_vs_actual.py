@@ -4,7 +4,6 @@
 says how long its last process took, so the median over runs is the deviation of time; of memory it is the worst.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -123,6 +122,16 @@ def _largest(deviations: Sequence[float]) -> float | None:
 def _kinds(results: Path) -> dict[str, dict[str, Any]]:
     """plan.json by shape; empty where it is missing or damaged: it is no result, and made again by the next `sweep`."""
     try:
-        return {kind["shape_id"]: kind for kind in json.loads((results / PLAN).read_text())["kinds"]}
+        kinds = files.parse_json(files.read_regular(results / PLAN))["kinds"]
+        return {str(kind["shape_id"]): kind for kind in kinds if all(map(_is_amount, _amounts(kind)))}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def _amounts(kind: Mapping[str, Any]) -> list[Any]:
+    amounts = [kind[name] for name in ("memory_bytes", "params_total", "train_flops")]
+    return [*amounts, *(kind["seconds"][name] for name in ("value", "factor"))]
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf

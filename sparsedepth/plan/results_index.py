@@ -1,6 +1,5 @@
 """What the runs of a sweep came to, as far as the plan depends on it; each run folder is checked and read once."""
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.store.find import is_whole, read_file
-from sparsedepth.store.folder import run_folder
+from sparsedepth.store.find import is_whole, read_summary
 
 
 class ResultsIndex:
@@ -41,11 +39,11 @@ class ResultsIndex:
         return run_id in self._complete
 
     def _read(self, run_id: str) -> float:
-        summary = json.loads(read_file(run_folder(self.results, run_id), "summary.json"))
-        return objective_as_loss(summary, self.objective)
+        return objective_as_loss(read_summary(self.results, run_id), self.objective)
 
 
 def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     """The objective of a complete run as a loss: lower is better, and one that diverged is the worst."""
     value = summary.get(objective)
-    return -quantities.sign(objective) * value if summary.get("outcome") == "ok" and value is not None else math.inf
+    is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
+    return -quantities.sign(objective) * value if is_scored else math.inf

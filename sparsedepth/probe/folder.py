@@ -9,6 +9,7 @@ no second way to load what was refused.
 
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 _UNSAFE_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib", ".ipynb")
+_DATA = (".safetensors", ".json", ".yaml")
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 _POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|(attn|experts)_implementation|kernel")
 _PLAIN_PRIVATE_KEYS = {"_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation_autoset"}
@@ -112,11 +114,13 @@ def check_weights(path: Path) -> None:
 
 
 def check_names(folder: Path, root: Path) -> None:
-    """Raises ValueError for a link that leaves `root`, for code, and for an adapter to another model."""
+    """Raises ValueError for a link that leaves `root`, what is no file, code, and an adapter to another model."""
     inside = root.resolve()
     for path in sorted(folder.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
             raise ValueError(f"{path} is a link out of the folder; copy the file itself there")
+        if path.exists() and not path.is_file() and (path.suffix in _DATA or not path.is_dir()):
+            raise ValueError(f"{path} is a folder, a pipe or a device, and should be a file; copy the model again")
         if path.suffix in _CODE:
             raise ValueError(
                 f"{folder} brings code of its own ({path.name}), and nothing of a model folder is ever run; "

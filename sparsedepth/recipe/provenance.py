@@ -1,13 +1,12 @@
 """Where a card's evidence comes from: runs, manifests, code, kernels, data, cost, and the commands to make it again."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from sparsedepth.files import digest
+from sparsedepth.files import digest, parse_json
 from sparsedepth.recipe.card import Provenance, Recipe
 from sparsedepth.store.find import read_file
 from sparsedepth.store.tuning import standing
@@ -52,7 +51,7 @@ def manifest_of(folder: object) -> bytes | None:
 def manifest_facts(content: bytes | None) -> dict[str, str]:
     """Code version, kernels, data hash and packages, as far as a run's manifest names them; nothing else of it."""
     try:
-        manifest = json.loads(content or b"null")
+        manifest = parse_json(content or b"null")
     except ValueError:
         return {}
     if not isinstance(manifest, dict):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparsedepth.files import is_locked
+from sparsedepth.files import NotRegularError, is_locked, read_regular
 
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 60.0
@@ -114,10 +114,10 @@ def hold(path: Path, stop: Callable[[], bool] = lambda: False) -> Generator[Leas
 def is_held(path: Path) -> bool:
     """Whether a living process holds the lease. Reads only: works on a folder that cannot be written."""
     try:
-        holder = path.read_text(errors="replace")
+        holder = read_regular(path).decode(errors="replace")
         if holder not in ("", kernel()):
             return time.time() - path.stat().st_mtime < GRACE_SECONDS
-    except FileNotFoundError:
+    except (FileNotFoundError, NotRegularError):
         return False
     return is_locked(path)
 

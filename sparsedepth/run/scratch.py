@@ -8,6 +8,7 @@ It is no part of the record and can be deleted when nothing runs. The lock falls
 so a run is never left locked (`lease`); what decides is the rename of the record into its place.
 """
 
+import dataclasses
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth import files
+from sparsedepth.config.plain_text import visible
 from sparsedepth.store.find import read_file
 
 
@@ -67,7 +69,7 @@ class Scratch:
     def last_log_line(self) -> str:
         """The last line of the log."""
         try:
-            lines = self.log.read_text(errors="replace").splitlines()
+            lines = visible(self.log.read_text(errors="replace"), keep="\n\r").splitlines()
         except OSError:
             lines = []
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
@@ -86,12 +88,12 @@ class Scratch:
             return None
         numbers = (content["done"], content["at"], content["loss"] or 0.0, content["left"] or 0.0)
         whole = isinstance(content["phase"], str) and all(isinstance(number, int | float) for number in numbers)
-        return Progress(**content) if whole else None
+        return dataclasses.replace(Progress(**content), phase=visible(content["phase"])) if whole else None
 
     def failures(self) -> list[str]:
         """The reasons of the attempts that failed."""
         content = self._read("failures.json")
-        return [str(reason) for reason in content] if isinstance(content, list) else []
+        return [visible(str(reason)) for reason in content] if isinstance(content, list) else []
 
     def add_failure(self, reason: str) -> None:
         files.write_json(self.folder / "failures.json", [*self.failures(), reason])
@@ -105,7 +107,7 @@ class Scratch:
         content = self._read("pruned.json")
         if not isinstance(content, dict) or not isinstance(content.get("step"), int):
             return None
-        return Pruned(step=content["step"], reason=str(content.get("reason")))
+        return Pruned(step=content["step"], reason=visible(str(content.get("reason"))))
 
     def forget_failures(self) -> None:
         """Forget, too, what did not fit into memory: perhaps there is more of it now."""
@@ -121,7 +123,7 @@ class Scratch:
     def infeasible(self) -> str | None:
         """Why the run does not fit into memory even with one sequence per forward pass."""
         content = self._read("memory.json")
-        return str(content["infeasible"]) if isinstance(content, dict) and content.get("infeasible") else None
+        return visible(str(content["infeasible"])) if isinstance(content, dict) and content.get("infeasible") else None
 
     def lower_memory(self, tried: int, reason: str) -> bool:
         """Note that `tried` sequences per forward pass were too many: half next, or none. False: infeasible."""
@@ -131,6 +133,6 @@ class Scratch:
 
     def _read(self, name: str) -> Any:
         try:
-            return json.loads(read_file(self.folder, name))
+            return files.parse_json(read_file(self.folder, name))
         except (OSError, ValueError):
             return None

@@ -6,7 +6,6 @@ What is read is checked against the marker; a link is never followed.
 """
 
 import hashlib
-import json
 import os
 import re
 import stat
@@ -15,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsedepth.files import sha256, sync_folder, write_json
+from sparsedepth.config.plain_text import visible
+from sparsedepth.files import MAX_TEXT_BYTES, parse_json, read_regular, sha256, sync_folder, write_json
 
 MARKER = "complete"
 RUN_ID = r"[0-9a-f]{12}"
-MAX_TEXT_BYTES = 10_000_000
-"""A marker above this is not read: no run of ours comes near."""
 
 
 class DamagedRun(ValueError):
@@ -47,7 +45,7 @@ def passing_over(damaged: list[DamagedRun] | None) -> Generator[None]:
 
 def left_out(damaged: Sequence[DamagedRun]) -> str:
     """One line, or nothing, on the records that were passed over."""
-    names = ", ".join(f"{damage.folder.name} ({damage.name})" for damage in damaged[:5])
+    names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
     return f"{len(damaged)} damaged run{'s' * (len(damaged) > 1)} left out: {names}{more}\n" if damaged else ""
 
@@ -109,12 +107,12 @@ def read_checksums(folder: Path) -> Marker:
 def parse_marker(folder: Path, content: bytes) -> Marker:
     """The marker with this content. Raises DamagedRun where it is no list of checksums of a run."""
     try:
-        values = json.loads(content)
-        files = {name: (entry["sha256"], entry["bytes"]) for name, entry in values["files"].items()}
-        run_id = values["run_id"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        values = parse_json(content)
+        files = {name: (str(entry["sha256"]), int(entry["bytes"])) for name, entry in values["files"].items()}
+        run_id = str(values["run_id"])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise DamagedRun(folder, MARKER, "is not a list of checksums") from None
-    if not isinstance(run_id, str) or not re.fullmatch(RUN_ID, run_id):
+    if not re.fullmatch(RUN_ID, run_id):
         raise DamagedRun(folder, MARKER, "names no run")
     return Marker(run_id=run_id, files=files, content=content)
 
@@ -137,13 +135,8 @@ def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
 def _read_bytes(folder: Path, name: str, limit: int) -> bytes:
     """The file's bytes; a link is not followed, so a folder from elsewhere cannot point out of itself."""
     try:
-        handle = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return read_regular(os.path.join(folder, name), limit)
     except FileNotFoundError:
         raise DamagedRun(folder, name, "is missing") from None
     except OSError as error:
         raise DamagedRun(folder, name, f"cannot be read ({error.strerror})") from None
-    with open(handle, "rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise DamagedRun(folder, name, f"is larger than {limit:,} bytes")
-    return content

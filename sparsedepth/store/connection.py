@@ -11,7 +11,9 @@ therefore asked in a process with limits of its own: `store.sandbox`, as the com
 """
 
 import json
+import re
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,6 +48,10 @@ MAX_FRAME_ROWS = 20_000_000
 MAX_QUERY_LENGTH = 100_000
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "json_each"})
 """Table functions a query may call. Others read files, run SQL that is not seen here, or change settings."""
+
+_SETTINGS_FUNCTIONS = frozenset({"current_setting", "write_log"})
+_OWN_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
+"""The database's own functions and tables: of settings, which may hold a path of this machine, and of logs."""
 
 _CONFIG: dict[str, Any] = {
     "autoinstall_known_extensions": False,
@@ -198,7 +204,12 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
             folders.setdefault(run.folder.parent.parent, set()).add(run.run_id)
     rows: dict[str, dict[str, str]] = {}
     for folder, run_ids in sorted(folders.items()):
-        if tuned := read_tuned(folder):
+        try:
+            tuned = read_tuned(folder)
+        except ValueError as error:
+            warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
+            continue
+        if tuned:
             selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
             runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
             of_runs = tuning_roles(tuned, [run for run in runs if run["run_id"] in run_ids])
@@ -264,7 +275,12 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
         raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
     named: set[str] = set()
     for node in _nodes(tree):
-        named.add(str(node.get("table_name")).lower())
+        table = str(node.get("table_name")).lower()
+        named.add(table)
+        if node.get("schema_name", "") not in ("", "main") or _OWN_TABLES.match(table):
+            raise ValueError(f"the table {table!r} is the database's own, and not allowed here; query the views")
+        if str(node.get("function_name")).lower() in _SETTINGS_FUNCTIONS:
+            raise ValueError(f"the function {node['function_name']!r} is not allowed here")
         if node.get("type") == "TABLE_FUNCTION":
             function = str(node["function"].get("function_name")).lower()
             if function not in TABLE_FUNCTIONS:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from sparsedepth.files import read_regular
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, passing_over
-from sparsedepth.store.folder import EVALS, MODELS, RUNS, TOYS, check_marker, problem, run_folder
+from sparsedepth.store.folder import EVALS, MODELS, RUNS, TOYS, check_marker, parse_object, problem, run_folder
 from sparsedepth.store.pack import Pack, is_pack, open_pack
 from sparsedepth.store.tables import StoredRun, utf8
 
@@ -122,11 +124,17 @@ def is_whole(results: Path, run_id: str) -> bool:
     return not problem(target)
 
 
+def read_summary(results: Path, run_id: str) -> dict[str, Any]:
+    """A complete run's summary, unchecked. Raises DamagedRun where it is no JSON object, else OSError."""
+    folder = run_folder(results, run_id)
+    return parse_object(folder, "summary.json", read_file(folder, "summary.json"))
+
+
 def read_file(folder: Path, name: str) -> bytes:
     """A file of a run's folder that stands in the `folder` column, or of its scratch folder; from its pack where it
-    lies in one. Raises FileNotFoundError."""
+    lies in one. Raises OSError."""
     try:
-        return (folder / name).read_bytes()
+        return read_regular(folder / name)
     except FileNotFoundError:
         root = folder.parent.parent
         content = open_pack(root).content(f"{folder.parent.name}/{folder.name}", name) if is_pack(root) else None

@@ -271,8 +271,8 @@ def parse_record(files: Files) -> Run | MeasuredRecord:
     common: dict[str, Any] = {
         "run_id": marker.run_id,
         "folder": folder,
-        "summary": _parse_json(folder, "summary.json", contents["summary.json"]),
-        "manifest": _parse_json(folder, "manifest.json", contents["manifest.json"]),
+        "summary": parse_object(folder, "summary.json", contents["summary.json"]),
+        "manifest": parse_object(folder, "manifest.json", contents["manifest.json"]),
         "tables": {table: _parse_table(folder, table, contents.get(f"{table}.parquet")) for table in TABLES},
     }
     if MODEL in contents:
@@ -296,7 +296,7 @@ def _parse_config(folder: Path, content: bytes) -> RunConfig:
 
 def _parse_model(folder: Path, content: bytes, marker: Marker) -> MeasuredModel:
     try:
-        model = build(MeasuredModel, _parse_json(folder, MODEL, content), MODEL)
+        model = build(MeasuredModel, parse_object(folder, MODEL, content), MODEL)
     except ValueError as error:
         raise DamagedRun(folder, MODEL, f"describes no model of this version ({error})") from None
     if model.run_id != marker.run_id:
@@ -327,7 +327,8 @@ def _parse_entry(text: str) -> tuple[str | None, Any]:
     return next(iter(values.items())) if is_entry else (None, None)
 
 
-def _parse_json(folder: Path, name: str, content: bytes) -> dict[str, Any]:
+def parse_object(folder: Path, name: str, content: bytes) -> dict[str, Any]:
+    """The object in a JSON file. Raises DamagedRun for anything else."""
     try:
         values = json.loads(content, parse_constant=lambda name: None)  # NaN and Inf, which are missing values here
     except (ValueError, RecursionError) as error:

@@ -19,6 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from sparsedepth.config.plain_text import visible
 from sparsedepth.store.query_result import QueryResult
 
 MAX_TABLE_ROWS = 200
@@ -95,7 +96,7 @@ def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS
     None where they have no room in so many, or the last column less than `last` characters."""
     rows = result.rows[:max_rows]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
-    columns = [[_visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
+    columns = [[visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
     sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
     least = [_least_width(*column) for column in columns]
     least[-1] = max(least[-1], min(last, sizes[-1]))
@@ -137,7 +138,7 @@ def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str
 
 def _records(result: QueryResult, width: int, max_rows: int) -> str:
     """One line per value, for rows too wide to stand side by side."""
-    names = [shortened(_visible(column)) for column in result.columns]
+    names = [shortened(visible(column)) for column in result.columns]
     indent = max(map(len, names))
     rows = result.rows[: max(1, max_rows // 10)]
     lines = []
@@ -170,7 +171,7 @@ def to_csv(result: QueryResult) -> str:
     """RFC 4180, exact numbers, NULL empty. An apostrophe precedes text that a spreadsheet would take for a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_no_formula(_visible(column)) for column in result.columns])
+    writer.writerow([_no_formula(visible(column)) for column in result.columns])
     for row in result.rows:
         writer.writerow([_csv_value(_plain(value)) for value in row])
     return text.getvalue().removesuffix("\n")
@@ -185,7 +186,7 @@ def _csv_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | dict):
         value = json.dumps(value)
-    return _no_formula(_visible(value))
+    return _no_formula(visible(value))
 
 
 def _no_formula(text: str) -> str:
@@ -232,7 +233,7 @@ def to_markdown(result: QueryResult) -> str:
     """A GitHub table; text can hold no image, labelled link or HTML."""
     right = [_is_numeric([row[index] for row in result.rows]) for index in range(len(result.columns))]
     lines = [
-        [_markdown_text(_visible(column)) for column in result.columns],
+        [_markdown_text(visible(column)) for column in result.columns],
         ["---:" if on_right else "---" for on_right in right],
         *([_markdown_text(readable(value)) for value in row] for row in result.rows),
     ]
@@ -249,7 +250,7 @@ def to_latex(result: QueryResult) -> str:
     lines = [
         r"\begin{tabular}{" + "".join("r" if on_right else "l" for on_right in right) + "}",
         r"\hline",
-        " & ".join(_latex_text(_visible(column)) for column in result.columns) + r" \\",
+        " & ".join(_latex_text(visible(column)) for column in result.columns) + r" \\",
         r"\hline",
         *(" & ".join(_latex_text(readable(value)) for value in row) + r" \\" for row in result.rows),
         r"\hline",
@@ -299,7 +300,7 @@ def readable(value: Any) -> str:
         return _four_digits(value)
     if isinstance(value, list | dict):
         value = json.dumps(value)
-    return _visible(str(value))
+    return visible(str(value))
 
 
 def _four_digits(value: float) -> str:
@@ -326,13 +327,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return str(value)
-
-
-def _visible(text: str) -> str:
-    """The text with control characters (terminal sequences, line breaks, changes of direction) as escapes."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def shortened(text: str, width: int = MAX_CELL_WIDTH) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from sparsedepth.config.plain_text import visible
 from sparsedepth.store.render import terminal_width
 
 TIME_LIMIT = 60.0
@@ -69,7 +70,7 @@ def ask(
 
 def _content_or_error(code: int, content: bytes, said: str) -> bytes:
     if code == 0:
-        sys.stderr.write(said)  # warnings
+        sys.stderr.write(visible(said, keep="\n"))  # warnings
         return content
     if code == _USER_ERROR:
         raise ValueError(said)
@@ -86,7 +87,9 @@ def _beyond(limit: str) -> str:
 def child() -> None:
     """Answer the request on stdin. Exit code 2, with one line on stderr, for what the asker did wrong."""
     import signal
+    import warnings
 
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # ty: ignore[invalid-assignment] - fewer names
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     request = json.loads(sys.stdin.readline())
     try:

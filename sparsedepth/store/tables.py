@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from sparsedepth import quantities
 from sparsedepth.config.run import DEFAULTS_VERSION, RunConfig
-from sparsedepth.files import digest, write_bytes, write_json
+from sparsedepth.files import digest, parse_json, read_regular, write_bytes, write_json
 from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.checksums import Files, passing_over
 from sparsedepth.store.depth_columns import depth_columns
@@ -53,6 +53,7 @@ VERSION = digest(
 )
 """`runs` is made anew from the records where it was written with other columns."""
 
+MAX_INDEX_BYTES = 100_000_000
 MAX_BYTES = 4 * 2**30
 """A table above this is not read into memory."""
 
@@ -136,7 +137,7 @@ def write_tables(folder: Path, tables: Mapping[str, pa.Table], facts: Mapping[st
 
 def read_index(folder: Path) -> dict[str, Any]:
     """The index. Raises ValueError or OSError where it is none."""
-    index = json.loads(_regular(folder / INDEX).read_bytes())
+    index = parse_json(read_regular(folder / INDEX, MAX_INDEX_BYTES))
     if not isinstance(index, dict) or not isinstance(index.get("files"), dict):
         raise ValueError("is not an index of tables")
     return index

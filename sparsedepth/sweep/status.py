@@ -1,6 +1,6 @@
 """How a sweep stands, read from its folders alone: no lock, no study, no torch; from any machine that sees them."""
 
-import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from sparsedepth import quantities
+from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.definition_file import planned_runs
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Progress, Scratch
 from sparsedepth.store import folder as record
-from sparsedepth.store.find import is_complete_run, read_file
+from sparsedepth.store.checksums import RUN_ID
+from sparsedepth.store.find import is_complete_run, read_summary
 from sparsedepth.store.pack import WORK, is_pack, open_pack
 
 State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned", "damaged"]
@@ -71,6 +73,7 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
     if is_pack(results):
         pack = open_pack(results)
         found |= pack.run_ids | {place.partition("/")[2] for place in pack.places(WORK)}
+    found = {name for name in found if re.fullmatch(RUN_ID, name)}
     if definition and not definition.adaptive:
         found &= set(planned)  # runs of an earlier form of the definition are kept, and are not this sweep's
     return [state_of(results, run_id, planned.get(run_id)) for run_id in [*planned, *sorted(found - set(planned))]]
@@ -93,10 +96,9 @@ class Best:
     def value(self, run_id: str) -> float | None:
         """A complete run's objective; None where it has none."""
         if run_id not in self.values:
-            folder = record.run_folder(self.results, run_id)
             try:
-                value = json.loads(read_file(folder, "summary.json")).get(self.objective)
-            except (OSError, ValueError, AttributeError):  # damaged: whoever reads the record itself says so
+                value = read_summary(self.results, run_id).get(self.objective)
+            except (OSError, ValueError):  # damaged: whoever reads the record itself says so
                 value = None
             self.values[run_id] = value if isinstance(value, int | float) else None
         return self.values[run_id]
@@ -109,4 +111,4 @@ def is_silent(progress: Progress, seconds: float = 120) -> bool:
 
 def varied(definition: SweepDefinition, config: RunConfig) -> str:
     """The fields in which a run differs from its siblings, for a line of progress."""
-    return " ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed"))
+    return visible(" ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed")))

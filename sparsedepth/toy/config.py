@@ -16,6 +16,7 @@ from pydantic import Field
 
 from sparsedepth.config.load import build
 from sparsedepth.config.mistakes import check
+from sparsedepth.config.plain_text import Sentence
 from sparsedepth.config.run import Count, Fraction, Positive, Section
 from sparsedepth.files import digest
 
@@ -127,8 +128,8 @@ class ToyDefinition(Section):
     """One question, as groups of students."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="short name of the question")]
-    question: Annotated[str, Field(min_length=1, description="what it asks, in one sentence")]
-    hypothesis: Annotated[str, Field(min_length=1, description="the answer expected, written before it starts")]
+    question: Annotated[Sentence, Field(description="what it asks, in one sentence")]
+    hypothesis: Annotated[Sentence, Field(description="the answer expected, written before it starts")]
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
     n_layers: Annotated[
         list[Count], Field(min_length=1, description="depths of the students; a variant may have its own")

@@ -123,6 +123,33 @@ def test_follow_goes_on_until_the_run_ends(standing):
     assert reader.communicate(timeout=60)[0] == "and more\n" and reader.returncode == 0
 
 
+def test_no_text_of_a_folder_reaches_the_terminal_as_control_characters(standing):
+    """Titles, colours, cleared screens and 8-bit sequences in whatever a run said; a question with them is refused."""
+    results, works = standing
+    evil = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    works[2].add_failure(evil)
+    works[3].lower_memory(1, evil)
+    works[1].write_progress(evil, 0.25, 3.0, 1.0)
+    (results / "work" / evil).mkdir()
+    (results / "work" / evil / "log.txt").write_text("")
+    works[1].log.write_text(f"before{evil}\n")
+    with hold(works[1].lock):
+        answers = [sparsedepth("status", results)[0], sparsedepth("logs", results)[0]]
+    answers.append(sparsedepth("logs", results, works[1].run_id)[0])
+    definition = (results / "sweep.yaml").read_text()
+    (results / "sweep.yaml").write_text(definition.replace("Do three", '"\\e[2J\\x9b three').replace("two?", 'two?"'))
+    for command in (
+        ("status", results),
+        ("plan", results / "sweep.yaml"),
+        ("sweep", results / "sweep.yaml", "-o", results),
+    ):
+        out, err = sparsedepth(*command, code=2)
+        assert "question=" in err and "must be plain text" in err and not out
+        answers.append(err)
+    for answer in answers:
+        assert "\\x1b" in answer and all(character.isprintable() or character == "\n" for character in answer)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(standing):
     results, _ = standing
