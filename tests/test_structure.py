@@ -19,7 +19,7 @@ LEVELS = [
     {"measure", "recipe", "plots", "toy", "exchange"},
     {"run"},
     {"sweep"},
-    {"report"},
+    {"report", "cluster"},
     {"cli"},
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""

@@ -12,6 +12,7 @@ EXAMPLES: Mapping[str, str] = {
     "train": "sparsedepth train run.yaml -o results/mine --set lr=1e-3 --dry-run",
     "status": "sparsedepth status results/mine --watch",
     "logs": "sparsedepth logs results/mine 0123456789ab --follow",
+    "stop": "sparsedepth stop results/mine",
     "measure": "sparsedepth measure models/llama --data held-out.txt -o results/models/llama",
     "export": "sparsedepth export results/mine/runs/0123456789ab -o models/mine",
     "evaluate": "sparsedepth evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100",

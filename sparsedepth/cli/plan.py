@@ -7,6 +7,7 @@ import typer
 
 from sparsedepth.cli import calls
 from sparsedepth.cli.cost import pricing_setup_here, show, show_toy
+from sparsedepth.cli.on_slurm import Account, Array, Nodes, Partition, Sbatch, TimeLimit, array_options, planned
 from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers
 
 
@@ -29,7 +30,8 @@ def plan(
     budget_hours: Annotated[float | None, typer.Option(min=0, help="refuse a sweep that takes longer")] = None,
     budget_gpu_gb: Annotated[float | None, typer.Option(min=0, help="refuse a run that needs more memory")] = None,
     on: Annotated[
-        str | None, typer.Option(help="assume another machine's devices: cpu, a100, h100 or h200; default this one")
+        str | None,
+        typer.Option(help="assume another machine's devices: cpu, a100, h100, h200, or slurm: a cluster"),
     ] = None,
     workers: Workers = None,
     gpus: Gpus = None,
@@ -41,6 +43,12 @@ def plan(
         Path | None, typer.Option("-o", "--out", help="results folder of the sweep: what it lacks is priced too")
     ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
+    partition: Partition = None,
+    time: TimeLimit = None,
+    array: Array = None,
+    account: Account = None,
+    nodes: Nodes = 1,
+    sbatch: Sbatch = None,
 ) -> None:
     """Say what a sweep costs before anything runs: runs, parameters, FLOPs, tokens, memory, disk and time."""
     from sparsedepth.cli.input_file import kind_of
@@ -63,16 +71,26 @@ def plan(
     else:
         definition = define(file, scale, settings, vary, seeds, base)
     warn_of_slips(values_of(definition))
-    if on is not None:
+    lines: list[str] = []
+    on_cluster = "slurm" if on == "slurm" else None
+    wanted = calls.runtime_of(runtime, device=device, compile=compiled)
+    options = array_options(
+        on_cluster, partition, time, array, account, nodes, sbatch, gpus, wanted, workers, gpus_per_run
+    )
+    if options:
+        array_plan = planned(definition, options, out)
+        setup, lines = options.pricing_setup(array_plan.tasks), array_plan.lines
+    elif on is not None:
         if calibrated or gpus:
             raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus are about this one")
         if on not in pricing.DEVICES:
             raise ValueError(f"--on {on!r} is not known; choose of: {', '.join(pricing.DEVICES)}")
-        wanted = calls.runtime_of(runtime, compile=compiled)
-        setup = pricing.pricing_setup(wanted, device=on, workers=workers or 1, processes=gpus_per_run)
-    else:
-        machine = calls.machine_of(
-            calls.runtime_of(runtime, device=device, compile=compiled), workers, gpus, gpus_per_run
+        setup = pricing.pricing_setup(
+            calls.runtime_of(runtime, compile=compiled), device=on, workers=workers or 1, processes=gpus_per_run
         )
+    else:
+        machine = calls.machine_of(wanted, workers, gpus, gpus_per_run)
         setup = pricing_setup_here(definition, machine, calibrated=calibrated)
     show(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out)
+    if format == "table" and lines:
+        print(*lines, sep="\n")

@@ -1,4 +1,4 @@
-"""A sweep while it runs: a live table on a terminal, a line per event elsewhere."""
+"""A sweep while it runs: a live table on a terminal, a line per event elsewhere; and how it ended."""
 
 import sys
 import time
@@ -13,6 +13,7 @@ from rich.table import Table
 from sparsedepth.cli.run_progress import QUIET_SECONDS, duration
 from sparsedepth.config.cost import cost
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.run.allocation import Allocation
 from sparsedepth.sweep.status import Best, RunState, State, is_silent, varied
 
 
@@ -35,6 +36,11 @@ def running_line(state: RunState, name: str) -> str:
     if state.progress.left is not None:
         parts.append(f"about {duration(state.progress.left)} left")
     return f"{name}: {', '.join(parts)}" + " (silent for minutes)" * is_silent(state.progress)
+
+
+def on_task(allocation: Allocation | None) -> str:
+    """' (task 12_3 on n1)' for a run that a cluster's task has, or had, in hand."""
+    return f" (task {allocation.task} on {allocation.node})" if allocation else ""
 
 
 class Watcher:
@@ -123,3 +129,23 @@ class Watcher:
 
     def _name(self, state: RunState) -> str:
         return varied(self.definition, state.config) if state.config else state.run_id
+
+
+def print_ended(states: list[RunState], out: Path) -> None:
+    """The runs that have no result, with the reason."""
+    for state in states:
+        if state.state == "pruned":
+            print(f"run {state.run_id} {state.reason}")
+        elif state.state == "failed":
+            log = f"{out}/work/{state.run_id}/log.txt"
+            print(f"failed: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
+
+
+def print_results(definition: SweepDefinition, out: Path) -> None:
+    """The ranking of the complete runs, and what to do next."""
+    from sparsedepth.cli.query import print_best
+
+    print()
+    print_best([out], by=definition.objective, top=20)
+    print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
+    print(f'  sparsedepth query {out} "select run_id, n_layers, {definition.objective}, usefulness from runs"')

@@ -59,7 +59,8 @@ def _drop_empty(results: Path) -> None:
         return
     for name in STARTED:
         (results / name).unlink(missing_ok=True)
-    shutil.rmtree(results / "work", ignore_errors=True)
+    for name in ("work", "slurm"):
+        shutil.rmtree(results / name, ignore_errors=True)
     for lock in results.glob("data/.*.lock"):
         if not (lock.parent / lock.name[1:].removesuffix(".lock")).exists():
             lock.unlink()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.status import RunState
 
@@ -56,7 +57,7 @@ def status(
 def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
     from sparsedepth import quantities
-    from sparsedepth.cli.progress import counted, running_line
+    from sparsedepth.cli.progress import counted, on_task, running_line
     from sparsedepth.config.plain_text import visible
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
@@ -84,7 +85,12 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     at_most = "" if is_grid or not plan else f" (of {plan.expected} at most: equal proposals share their runs)"
     lines.append(counted(states, is_grid=is_grid) + at_most)
-    lines += [f"  running {running_line(state, state.run_id)}" for state in states if state.state == "running"]
+    lines += [
+        f"  running {running_line(state, state.run_id)}{on_task(state.allocation)}"
+        for state in states
+        if state.state == "running"
+    ]
+    lines += _of_tasks(folder, definition, states)
     without = ("failed", "infeasible", "pruned", "damaged")
     ended = Counter((state.state, state.reason) for state in states if state.state in without)
     lines += [f"  {state} {count}x: {reason}" for (state, reason), count in ended.most_common()]
@@ -99,14 +105,45 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     )
 
 
+def _of_tasks(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
+    """The tasks of the folder's array on Slurm: how many in each state, and how those stand whose runs have stopped."""
+    from sparsedepth.cli.progress import on_task
+    from sparsedepth.cluster import slurm
+    from sparsedepth.cluster.array import TaskArray, counted
+
+    array = TaskArray(sweep=definition.name if definition else "", results=folder)
+    if not array.folder.is_dir():
+        return []
+    tasks = {}
+    lines = []
+    try:
+        tasks = {task.task: task for task in array.queued()}
+        lines.append(f"  tasks of {array.name}: {counted([task for task in tasks.values() if task.is_active])}")
+    except ValueError as error:
+        lines.append(f"  tasks of {array.name}: not known here ({error})")
+    for state in states:
+        if state.state in ("interrupted", "failed") and state.allocation:
+            task = tasks.get(state.allocation.task)
+            how = f": {slurm.describe(task)}" if task else ""
+            lines.append(f"  {state.state} {state.run_id}{on_task(state.allocation)}{how}")
+    return lines
+
+
 def logs(
     folder: Folder,
-    run: Annotated[str | None, typer.Argument(metavar="RUN", help="run_id, or how it begins")] = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="run_id, or how it begins; or a task of Slurm, such as 12_3")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what the run says until it ends")] = False,
 ) -> None:
     """Print what a run said; without RUN, list the runs that have a log, the failed first, then the newest."""
+    from sparsedepth.cli.progress import on_task
     from sparsedepth.config.plain_text import visible
+    from sparsedepth.files import read_regular
 
+    if run is not None and re.fullmatch(r"\d+_\d+", run) and (log := folder / "slurm" / f"{run}.log").exists():
+        sys.stdout.write(visible(read_regular(log).decode(errors="replace"), keep="\n\r\t"))
+        return
     if run is not None:
         for text in _read(_find(folder, run), follow):
             sys.stdout.write(text)
@@ -116,7 +153,7 @@ def logs(
         raise ValueError("--follow needs a RUN; give the run_id, or how it begins")
     for state, work in _logged(folder):
         reason = f"  {state.reason}" if state.reason else ""
-        print(visible(f"{state.run_id}  {state.state:11}  {work.log}{reason}"))
+        print(visible(f"{state.run_id}  {state.state:11}  {work.log}{on_task(work.allocation())}{reason}"))
 
 
 def _logged(folder: Path) -> list[tuple["RunState", "Scratch"]]:

@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparsedepth.cli.on_slurm import (
+    Account,
+    Array,
+    Nodes,
+    On,
+    Partition,
+    Sbatch,
+    TimeLimit,
+    array_options,
+    sweep_on_slurm,
+)
+
 if TYPE_CHECKING:
     from sparsedepth.sweep.driver import Driver
     from sparsedepth.sweep.status import RunState
@@ -22,7 +34,10 @@ Runtime = Annotated[
     typer.Option(help="how to compute, not what: --runtime micro_batch=4, checkpoint_seconds=60, ...; repeatable"),
 ]
 Workers = Annotated[int | None, typer.Option(help="runs at a time; default one for each GPU, or core")]
-Gpus = Annotated[str | None, typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all")]
+Gpus = Annotated[
+    str | None,
+    typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all; --on slurm: how many a task has, 1 or h100:2"),
+]
 GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) of one run, under torchrun")]
 Storage = Annotated[
     str | None,
@@ -60,18 +75,43 @@ def sweep(
     max_attempts: MaxAttempts = 2,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
+    on: On = None,
+    partition: Partition = None,
+    time: TimeLimit = None,
+    array: Array = None,
+    account: Account = None,
+    nodes: Nodes = 1,
+    sbatch: Sbatch = None,
 ) -> None:
     """Run a sweep: every configuration and seed of a definition. The same command continues where it stopped."""
+    from sparsedepth.cli import calls
     from sparsedepth.cli.sweep_args import define
 
     definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
+    wanted = calls.runtime_of(runtime, device=device, compile=compiled)
+    options = array_options(
+        on,
+        partition,
+        time,
+        array,
+        account,
+        nodes,
+        sbatch,
+        gpus,
+        wanted,
+        workers,
+        gpus_per_run,
+        max_attempts,
+        storage,
+    )
+    if options:
+        sweep_on_slurm(definition, out, options, retry_failed=retry_failed, dry_run=dry_run)
+        return
 
-    from sparsedepth.cli import calls
     from sparsedepth.cli.cost import one_line, price_left, show
     from sparsedepth.config.plain_text import visible
     from sparsedepth.plan.budget import Budget
 
-    wanted = calls.runtime_of(runtime, device=device, compile=compiled)
     machine = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
     driver = calls.make_driver(definition, out, machine, storage)
     cost, expected = driver.price, driver.plan.expected
@@ -93,12 +133,12 @@ def sweep(
 
 def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> None:
     """How a sweep ended, the ranking, and what to do next. Raises Exit unless every run is complete."""
-    from sparsedepth.cli.query import print_best
+    from sparsedepth.cli.progress import print_ended, print_results
     from sparsedepth.config.plain_text import visible
 
-    out, objective = driver.results, driver.definition.objective
+    out = driver.results
     counts = Counter(state.state for state in states)
-    _print_ended(states, out)
+    print_ended(states, out)
     for reason, count in driver.refused.items():
         print(f"{count} of {expected} proposals not run: {visible(reason)}")
     if driver.stop():
@@ -106,10 +146,7 @@ def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> Non
         print(f"stopped with {complete}; the same command continues", file=sys.stderr)
         raise typer.Exit(driver.stop.exit_code)
     if counts["complete"]:
-        print()
-        print_best([out], by=objective, top=20)
-        print(f"\nnext:\n  sparsedepth recipe {out}\n  sparsedepth plot {out} -o {out}/figure.png")
-        print(f'  sparsedepth query {out} "select run_id, n_layers, {objective}, usefulness from runs"')
+        print_results(driver.definition, out)
     if driver.unfinished:
         print(f"{driver.unfinished} of what was asked for is not there; the same command continues", file=sys.stderr)
         raise typer.Exit(1)
@@ -161,13 +198,16 @@ def work(
     runtime: Runtime = None,
     device: Device = "auto",
     max_attempts: MaxAttempts = 2,
+    leave_when_idle: Annotated[
+        bool, typer.Option("--leave-when-idle", help="end once nothing waits, though a run of others may yet come back")
+    ] = False,
 ) -> None:
     """Add this machine's workers to a sweep that was started on another one, with the same folder and --storage."""
     from sparsedepth.cli import calls
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.config.sweep import read_definition
+    from sparsedepth.plan.price import left_of
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep import driver
     from sparsedepth.sweep.storage import hide
 
     if storage:
@@ -175,19 +215,13 @@ def work(
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} is no folder of a sweep; start `sparsedepth sweep FILE --out {folder}` first")
+    if leave_when_idle and not definition.adaptive and not left_of(definition, folder):
+        return  # before torch is imported: the last tasks of an array find nothing to do
+    from sparsedepth.sweep import driver
+
     used = calls.machine_of(calls.runtime_of(runtime, device=device), workers, gpus, gpus_per_run, max_attempts)
     with Watcher(definition, Plan(definition).expected, folder) as watcher:
-        stop = driver.work(folder, used, watcher, storage).stop
+        stop = driver.work(folder, used, watcher, storage, leaves_when_idle=leave_when_idle).stop
     if stop():
         print("stopped at a checkpoint; the runs continue when they are taken again", file=sys.stderr)
         raise typer.Exit(stop.exit_code)
-
-
-def _print_ended(states: list["RunState"], out: Path) -> None:
-    """The runs that have no result, with the reason."""
-    for state in states:
-        if state.state == "pruned":
-            print(f"run {state.run_id} {state.reason}")
-        elif state.state == "failed":
-            log = f"{out}/work/{state.run_id}/log.txt"
-            print(f"failed: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)

@@ -6,8 +6,8 @@ It alone says who is alive: the holder of a run, and of the trials that a sweep'
 flock decides: it falls when its process ends, however it ends. A holder on another machine, where the flock may not be
 seen, and a holder that is stopped or hangs, are judged by the beat: once it has been still for GRACE_SECONDS the lease
 is taken, by renaming a new file over it. The old holder, should it wake, sees that the file at the path is no longer
-the one that it holds. To take a lease compares no clocks; `is_held` looks once, and so compares this machine's clock
-with the time of the beat.
+the one that it holds. To take a lease compares no clocks; `is_held` looks once, and so compares the time of the
+beat with this machine's clock, or with the beat of a lease that the asker holds itself.
 """
 
 import fcntl
@@ -46,20 +46,14 @@ class Beat:
     def __init__(self, path: Path):
         self.path = path
         self.has_moved = False
-        self._last, self._since = self._read(), time.monotonic()
+        self._last, self._since = last_beat(self.path), time.monotonic()
 
     def still_seconds(self) -> float:
         """How long it has not moved, as far as was seen."""
-        now = self._read()
+        now = last_beat(self.path)
         if now != self._last:
             self._last, self._since, self.has_moved = now, time.monotonic(), True
         return time.monotonic() - self._since
-
-    def _read(self) -> int | None:
-        try:
-            return self.path.stat().st_mtime_ns
-        except OSError:
-            return None
 
 
 class Lease:
@@ -111,15 +105,26 @@ def hold(path: Path, stop: Callable[[], bool] = lambda: False) -> Generator[Leas
         lease.release()
 
 
-def is_held(path: Path) -> bool:
-    """Whether a living process holds the lease. Reads only: works on a folder that cannot be written."""
+def is_held(path: Path, now: float | None = None) -> bool:
+    """Whether a living process holds the lease. Reads only: works on a folder that cannot be written.
+
+    `now` is the time by the clock that the beats are written with; this machine's where it is not given.
+    """
     try:
         holder = read_regular(path).decode(errors="replace")
         if holder not in ("", kernel()):
-            return time.time() - path.stat().st_mtime < GRACE_SECONDS
+            return (now or time.time()) - path.stat().st_mtime < GRACE_SECONDS
     except (FileNotFoundError, NotRegularError):
         return False
     return is_locked(path)
+
+
+def last_beat(path: Path) -> float | None:
+    """The Unix time of a lease's last beat, by the clock that beats are written with; None where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def _acquire(path: Path, stop: Callable[[], bool]) -> int:

@@ -4,12 +4,14 @@ import functools
 import importlib.metadata
 import platform
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import sparsedepth
+from sparsedepth.run.allocation import allocation
 from sparsedepth.run.resident_memory import added_bytes
 from sparsedepth.train.runtime import Runtime
 
@@ -34,6 +36,12 @@ def _git(root: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return git.stdout.strip()
+
+
+def manifest_allocation() -> dict[str, Any] | None:
+    """The task of a cluster that computed the run, and what it was given; None elsewhere. No node is named."""
+    given = allocation()
+    return {key: value for key, value in asdict(given).items() if key != "node"} if given else None
 
 
 @functools.cache

@@ -16,8 +16,8 @@ INTERRUPTED = 75  # EX_TEMPFAIL: try again later
 USER_ERROR = 2
 INFEASIBLE = 76
 
-CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""SIGUSR1 is SLURM's warning."""
+CAUGHT = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""SIGUSR1 and SIGUSR2 are Slurm's warnings."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 

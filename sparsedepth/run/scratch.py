@@ -1,6 +1,7 @@
 """The scratch folder of an unfinished run: its lock, checkpoints, log, progress and failures.
 
-    RESULTS/work/<run_id>/   lock  config.yaml  log.txt  progress.json  failures.json  memory.json  pruned.json
+    RESULTS/work/<run_id>/   lock  config.yaml  log.txt  progress.json  failures.json  memory.json
+                             pruned.json  allocation.json
                              checkpoints/
                              record-<token>/<run_id>/   the record while it is written
 
@@ -12,12 +13,13 @@ import dataclasses
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from sparsedepth import files
 from sparsedepth.config.plain_text import visible
+from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.find import read_file
 
 
@@ -130,6 +132,16 @@ class Scratch:
         lower = {"micro_batch": (tried + 1) // 2} if tried > 1 else {"infeasible": reason}
         files.write_json(self.folder / "memory.json", lower)
         return tried > 1
+
+    def write_allocation(self, given: Allocation) -> None:
+        """Note which task of a cluster has the run in hand."""
+        files.write_json(self.folder / "allocation.json", asdict(given))
+
+    def allocation(self) -> Allocation | None:
+        """The task of a cluster that had the run in hand last."""
+        content = self._read("allocation.json")
+        known = isinstance(content, dict) and set(content) == set(Allocation.__annotations__)
+        return Allocation(**content) if known else None
 
     def _read(self, name: str) -> Any:
         try:

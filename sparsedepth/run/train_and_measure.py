@@ -26,7 +26,7 @@ from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.run.lease import Lease
-from sparsedepth.run.manifest import code_version, device_facts, package_versions
+from sparsedepth.run.manifest import code_version, device_facts, manifest_allocation, package_versions
 from sparsedepth.run.publish import publish, write
 from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
@@ -174,12 +174,14 @@ class RunJob:
 
     def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
         experts = runtime.experts_kernel if self.config.n_experts else None
+        given = manifest_allocation()
         return {
             "run_id": self.config.run_id,
             "code": code_version(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             **planned_vs_actual.planned(self.results, self.config),
             "processes": self.devices.size,
+            **({"allocation": given} if given else {}),
             "kernels": {
                 "attention": runtime.attention_kernel,
                 "experts": experts,

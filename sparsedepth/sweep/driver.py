@@ -7,9 +7,6 @@ checkpoint, failed ones are tried again up to a limit and then kept with their r
 one sweep, on any number of machines: each queues what is missing, under a lease, and takes what waits.
 """
 
-import contextlib
-import re
-import shutil
 import time
 import uuid
 import warnings
@@ -19,28 +16,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
-import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from sparsedepth import files
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
-from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definition
+from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
-from sparsedepth.run.lease import Stopped, hold, is_held
+from sparsedepth.run.lease import Stopped, hold, last_beat
 from sparsedepth.run.process import Stop
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import check_source
-from sparsedepth.store import folder as record
-from sparsedepth.store.pack import refuse_pack
 from sparsedepth.sweep import forkserver, storage
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
+from sparsedepth.sweep.results_folder import claim, drop_leftovers
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
@@ -55,11 +49,6 @@ MAX_ROUNDS = 5
 
 LOOK_SECONDS = 1.0
 """Between two looks at an empty queue, while runs of others may still be given back to it."""
-
-ASIDE = re.compile(r"^\.(room-\d+|progress-\d+|[a-z0-9.-]*lock-[0-9a-f]{32}|folder-id-[0-9a-f]{32}|.+\.tmp-\d+)$")
-"""Files that are written aside and renamed at once; one that is older than ASIDE_SECONDS has lost its process."""
-
-ASIDE_SECONDS = 600.0
 
 PATIENCE_SECONDS = 600.0
 """How long a database that does not answer is tried again."""
@@ -81,6 +70,8 @@ class Driver:
     """tasks that are not done, once `run` has returned"""
     refused: Counter[str] = field(default_factory=Counter)
     """why proposals were not run, once `run` has returned"""
+    leaves_when_idle: bool = False
+    """once nothing waits it ends, though what others have in hand may come back to the queue"""
     price: Price | None = None
     """what was said that it costs; kept beside the results, to be compared"""
     plan: Plan = field(init=False)
@@ -237,7 +228,10 @@ class Driver:
                 if not worker.take(study, self._lease_id):
                     break
             self._lost_since = None
-            return any(queue.count(study, state) for state in (TrialState.WAITING, TrialState.RUNNING))
+            if queue.count(study, TrialState.WAITING) or any(worker.trial for worker in idle):
+                return True
+            may_leave = self.leaves_when_idle and not self.plan.is_open(self.results_index.loss_of)
+            return not may_leave and bool(queue.count(study, TrialState.RUNNING))
         except storage.ERRORS as error:
             self._wait_for_storage(error)
             return True
@@ -250,7 +244,8 @@ class Driver:
             return trial.user_attrs["lease"] == self._lease_id and trial.number not in held
 
         with hold(self._queue_lock, self.stop):
-            queue.give_back_lost(study, self.results, is_forgotten)
+            beat = last_beat(queue.lease_path(self.results, self._lease_id))  # this machine's clock may be off
+            queue.give_back_lost(study, self.results, is_forgotten, beat)
             tasks = [task for task in self._missing(study).unqueued if not self._is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             queue.enqueue(study, tasks, self.definition)
@@ -304,7 +299,12 @@ class Driver:
 
 
 def work(
-    results: Path, machine: Machine, watch: Callable[[list[RunState]], None], storage_url: str | None = None
+    results: Path,
+    machine: Machine,
+    watch: Callable[[list[RunState]], None],
+    storage_url: str | None = None,
+    *,
+    leaves_when_idle: bool = False,
 ) -> Driver:
     """Run what waits beside the sweep's other processes, on this machine or another, until nothing is left.
 
@@ -313,7 +313,7 @@ def work(
     definition = read_definition(results)
     if definition is None:
         raise ValueError(f"{results} is no folder of a sweep; start `sparsedepth sweep FILE --out {results}` first")
-    driver = Driver(definition, results, machine, watch, storage_url)
+    driver = Driver(definition, results, machine, watch, storage_url, leaves_when_idle=leaves_when_idle)
     driver.run_waiting()
     return driver
 
@@ -349,42 +349,3 @@ class Failures:
     @property
     def too_many(self) -> bool:
         return len(self.in_a_row) >= MAX_FAILURES
-
-
-def claim(results: Path, definition: SweepDefinition) -> None:
-    """Make `results` the folder of this sweep. Raises ValueError where it is another's, or cannot be written."""
-    refuse_pack(results)
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        try:
-            before = read_definition(results)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; if {results / DEFINITION} is damaged, delete it: the same command writes it anew"
-            ) from None
-        if before and (before.name, before.base) != (definition.name, definition.base):
-            differing = sorted(
-                key for key in {*before.base, *definition.base} if before.base.get(key) != definition.base.get(key)
-            )
-            what = f"base differs in {', '.join(differing)}" if before.name == definition.name else repr(before.name)
-            raise ValueError(f"{results} holds another sweep ({what}), not {definition.name!r}; choose another --out")
-        content = definition.model_dump(mode="json", exclude_unset=True, exclude={"scales"})
-        files.write_text(results / DEFINITION, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-    except OSError as error:
-        raise ValueError(f"{results} cannot be written ({error.strerror}); choose another --out") from None
-
-
-def drop_leftovers(results: Path) -> None:
-    """Delete what dead processes left: leases, files that were being written, and of finished runs the checkpoints."""
-    for path in results.glob("work/sweep-*.lock"):
-        if not is_held(path):
-            path.unlink(missing_ok=True)
-    for path in (*results.glob(".*"), *results.glob("work/.*"), *results.glob("work/*/.*")):
-        with contextlib.suppress(OSError):
-            if ASIDE.search(path.name) and path.is_file() and time.time() - path.stat().st_mtime > ASIDE_SECONDS:
-                path.unlink()
-    for marker in results.glob(f"runs/*/{record.MARKER}"):
-        scratch = Scratch(results, marker.parent.name)
-        for path in (scratch.checkpoints, *scratch.folder.glob("record-*")):
-            if path.exists() and not is_held(scratch.lock):
-                shutil.rmtree(path, ignore_errors=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
+from sparsedepth.run.allocation import allocation
 from sparsedepth.train.runtime import find_device
 
 
@@ -43,6 +44,8 @@ def machine(
     """
     groups = _groups(_visible(runtime.device, gpus), gpus_per_run)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if given := allocation():
+        cores = min(cores, given.cpus)  # not every Slurm binds a task to its cores
     if workers is None:
         workers = len(groups) or max(1, cores // gpus_per_run)
     if workers < 1:

@@ -12,6 +12,7 @@ from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.run.allocation import Allocation
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Progress, Scratch
 from sparsedepth.store import folder as record
@@ -31,6 +32,8 @@ class RunState:
     reason: str | None
     """why it failed, was pruned, or cannot be made"""
     config: RunConfig | None
+    allocation: Allocation | None = None
+    """the task of a cluster that has it in hand, or had"""
 
     @property
     def done(self) -> float:
@@ -57,7 +60,14 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
         state, reason = "failed", failures[-1]
     elif scratch.checkpoints.exists():
         state = "interrupted"
-    return RunState(run_id=run_id, state=state, progress=scratch.progress(), reason=reason, config=config)
+    return RunState(
+        run_id=run_id,
+        state=state,
+        progress=scratch.progress(),
+        reason=reason,
+        config=config,
+        allocation=scratch.allocation() if state in ("running", "interrupted", "failed") else None,
+    )
 
 
 def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:

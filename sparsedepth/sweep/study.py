@@ -8,7 +8,6 @@ killed. What is finished is read from the run folders: a deleted study is rebuil
 
 import contextlib
 import logging
-import os
 import uuid
 import warnings
 from collections import Counter
@@ -28,6 +27,7 @@ from sparsedepth.files import digest
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
 from sparsedepth.plan.tasks import Task, beyond, check_objective, excesses
 from sparsedepth.run.lease import is_held
+from sparsedepth.sweep.results_folder import folder_id
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -64,19 +64,6 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
     )
     study.set_metric_names(definition.objectives)
     return study
-
-
-def folder_id(results: Path) -> str:
-    """Names the folder for good, so that folders which share a database never share a study; made once."""
-    path = results / "work" / "folder-id"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".folder-id-{uuid.uuid4().hex}")
-        aside.write_text(uuid.uuid4().hex)
-        with contextlib.suppress(FileExistsError):  # another process was first
-            os.link(aside, path)
-        aside.unlink()
-    return path.read_text()
 
 
 def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.BaseSampler:
@@ -263,12 +250,14 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
         study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 
-def give_back_lost(study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool]) -> None:
+def give_back_lost(
+    study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool], now: float | None = None
+) -> None:
     """Let the trials wait again whose workers are dead; and those that the caller had taken and has
-    forgotten (`is_forgotten`)."""
+    forgotten (`is_forgotten`). `now`: as `is_held` takes it."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         lease_id = trial.user_attrs.get("lease")
-        if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id)):
+        if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id), now):
             give_back(study, trial)
 
 

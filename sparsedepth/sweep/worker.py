@@ -20,6 +20,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.run import lease
+from sparsedepth.run.allocation import allocation
 from sparsedepth.run.process import INTERRUPTED, oom_kills
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
@@ -156,6 +157,8 @@ class Worker:
         machine = self.machine
         scratch.folder.mkdir(parents=True, exist_ok=True)
         record.write_config(scratch.folder, config)
+        if given := allocation():
+            scratch.write_allocation(given)
         arguments = [str(self.results), str(scratch.folder / "config.yaml")]
         arguments += ["--runtime", machine.runtime.model_dump_json()]
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []

@@ -12,7 +12,7 @@ from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plan.tune import extended, tune
 from sparsedepth.store.connection import open_store
-from sparsedepth.sweep.driver import claim
+from sparsedepth.sweep.results_folder import claim
 
 GRID = {"lr": [1.0, 2.0, 4.0]}
 

@@ -13,6 +13,7 @@ from tiny import ENVIRONMENT
 
 from sparsedepth.sweep import driver, storage
 from sparsedepth.sweep import study as queue
+from sparsedepth.sweep.results_folder import claim, drop_leftovers
 from sparsedepth.sweep.storage import database_url, open_storage, shown
 
 
@@ -165,13 +166,13 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path):
         path.touch()
         os.utime(path, (0, 0))
     os.utime(kept[-1])
-    driver.drop_leftovers(tmp_path)
+    drop_leftovers(tmp_path)
     assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
 
 
 def test_noise_in_the_definition_of_a_folder_is_said(tmp_path):
     (tmp_path / "sweep.yaml").write_bytes(b"\x00\xff: [")
     with pytest.raises(ValueError, match=r"sweep.yaml is damaged, delete it"):
-        driver.claim(tmp_path, sweep(space={"n_layers": [1]}))
+        claim(tmp_path, sweep(space={"n_layers": [1]}))
     (tmp_path / "sweep.yaml").unlink()
-    driver.claim(tmp_path, sweep(space={"n_layers": [1]}))
+    claim(tmp_path, sweep(space={"n_layers": [1]}))

@@ -1,0 +1,1 @@
+"""A sweep on a cluster, by the cluster's own engine."""

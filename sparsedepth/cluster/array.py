@@ -1,0 +1,234 @@
+"""A sweep as an array of tasks on Slurm: planned, submitted once, followed from anywhere, ended in order.
+
+The controller is asked what runs, by the array's name, which belongs to the results folder: no file of ours says it,
+and so none can be wrong. Which run a task has in hand stands in the run's scratch folder (`run.allocation`).
+"""
+
+import math
+import re
+import shlex
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparsedepth import files
+from sparsedepth.cluster import slurm
+from sparsedepth.cluster.script import FOLDER, Request, array_script, check_folder, header, work_command
+from sparsedepth.cluster.slurm import QueuedTask
+
+MOST_TASKS = 64
+"""Tasks of an array where --array does not say."""
+
+PROBE_SECONDS = 4.0
+"""How long the probe task is waited for; after that the array waits for it in the queue."""
+
+STOP_SECONDS = 600.0
+"""How long running tasks may take to write their checkpoints before `stop` gives the prompt back."""
+
+NOT_SHARED, NO_PYTHON = 3, 4
+"""How the probe task ends."""
+
+PROBE = """\
+#!/bin/bash
+{header}
+[ -e {token} ] || exit {not_shared}
+cd / && {python} -c 'import sparsedepth' || exit {no_python}
+touch {token}.answer
+"""
+
+SEAL = "# unedited: "
+"""Begins the last line of a script that is as it was made; the rest is a checksum of the lines before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskArray:
+    """The array of one results folder."""
+
+    sweep: str
+    results: Path
+    request: Request = field(default_factory=Request)
+    arguments: Sequence[str] = ()
+    """of `work`"""
+    storage_url: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the jobs: the sweep's, and a checksum of the folder's path."""
+        return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.sweep)[:40]}-{files.digest(str(self.results.resolve()))[:8]}"
+
+    @property
+    def folder(self) -> Path:
+        return self.results / FOLDER
+
+    @property
+    def path(self) -> Path:
+        """Of the script."""
+        return self.folder / "sweep.sbatch"
+
+    def script(self, tasks: int) -> str:
+        """The script as it is made, with its seal."""
+        text = array_script(
+            name=self.name,
+            results=self.results,
+            request=self.request,
+            tasks=tasks,
+            command=work_command(sys.executable, self.results, self.arguments),
+        )
+        return f"{text}{SEAL}{files.digest(text)}\n"
+
+    def is_edited(self) -> bool:
+        """Whether the script that is there was changed by hand."""
+        text, _, seal = self.path.read_text().rpartition(SEAL)
+        return seal.strip() != files.digest(text)
+
+    def queued(self) -> list[QueuedTask]:
+        """Its tasks, ended ones included as long as the controller remembers them."""
+        return slurm.queued(self.name)
+
+    def submit(self, tasks: int) -> str | None:
+        """Submit the array, unless one of this folder is queued or running already: then None. Returns its number.
+
+        Raises ValueError, with nothing left in the queue, where Slurm refuses the script or the probe task fails.
+        """
+        self.folder.mkdir(exist_ok=True)
+        with files.locked(self.folder / ".lock"):
+            if any(task.is_active for task in self.queued()):
+                return None
+            options = []
+            if self.path.exists() and self.is_edited():
+                print(f"{self.path} was edited, and is submitted as it is")
+            else:
+                files.write_text(self.path, self.script(tasks))
+                options = [f"--array=0-{tasks - 1}"]
+            script = self.path.read_text()
+            slurm.call("sbatch", "--test-only", *options, script=script, environment=self._environment)
+            if probe := self._probe():
+                options += [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
+                print(f"the array waits for job {probe}, which sees whether the nodes share {self.results}")
+            try:
+                return slurm.submit(script, *options, environment=self._environment)
+            except ValueError:
+                if probe:
+                    slurm.call("scancel", probe)
+                raise
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
+
+    def _probe(self) -> str | None:
+        """Have a task see whether a node has the folder and this Python. Its number where it has not started yet.
+
+        Raises ValueError for what it does not find.
+        """
+        token = self.folder.resolve() / f"probe-{uuid.uuid4().hex}"
+        answer = token.with_name(f"{token.name}.answer")
+        token.touch()
+        given = {key: value for key, value in self.request.options().items() if key not in ("begin", "hold")}
+        options = given | {
+            "job-name": f"{self.name}-probe", "time": "2", "output": "/dev/null", "no-requeue": None
+        }  # fmt: skip
+        text = PROBE.format(
+            header="\n".join(header(options)),
+            token=shlex.quote(str(token)),
+            python=shlex.quote(sys.executable),
+            not_shared=NOT_SHARED,
+            no_python=NO_PYTHON,
+        )
+        job = slurm.submit(text)
+        deadline = time.monotonic() + PROBE_SECONDS
+        facts: dict[str, str] = {}
+        while time.monotonic() < deadline:
+            if answer.exists():
+                answer.unlink()
+                token.unlink()
+                return None
+            facts = slurm.show_job(job)
+            if facts.get("JobState") in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
+                token.unlink()
+                raise ValueError(self._why_probe_failed(facts))
+            time.sleep(0.2)
+        if facts.get("JobState") not in ("PENDING", "CONFIGURING"):
+            slurm.call("scancel", job)
+            raise ValueError(
+                f"{self.results} is not shared by the nodes: what the probe task wrote on {facts.get('NodeList')} is "
+                f"not seen here; give an --out on storage that all see"
+            )
+        return job
+
+    def _why_probe_failed(self, facts: dict[str, str]) -> str:
+        node = facts.get("NodeList", "a node")
+        code = facts.get("ExitCode", "").partition(":")[0]
+        if code == str(NOT_SHARED):
+            return (
+                f"{self.results} is not shared by the nodes: {node} does not see it; give an --out on storage that all "
+                f"see. Nothing was submitted"
+            )
+        if code == str(NO_PYTHON):
+            return (
+                f"{node} cannot run {sys.executable} with sparsedepth; install it where the nodes see it. Nothing was "
+                f"submitted"
+            )
+        state = facts.get("JobState", "").lower()
+        return f"the probe task on {node} ended {state} (exit code {code}). Nothing was submitted"
+
+    def cancel_waiting(self) -> None:
+        """Cancel the tasks that have not started: every run is there."""
+        if waiting := [task.task for task in self.queued() if task.state == "PENDING"]:
+            slurm.call("scancel", "--quiet", *waiting)
+
+    def stop(self) -> int:
+        """Cancel what waits, have what runs write its checkpoint and end. Returns how many tasks were asked.
+
+        Asked again and again: a task may just be on its way back to the queue, or out of it.
+        """
+        asked: set[str] = set()
+        deadline = time.monotonic() + STOP_SECONDS
+        while active := [task for task in self.queued() if task.is_active]:
+            asked |= {task.task for task in active}
+            waiting = [task.task for task in active if task.state not in ("RUNNING", "COMPLETING")]
+            running = [task.task for task in active if task.state == "RUNNING"]
+            if waiting:
+                slurm.call("scancel", "--quiet", *waiting)
+            if running:
+                slurm.call("scancel", "--quiet", "--signal=INT", "--batch", *running)
+            if time.monotonic() > deadline:
+                raise ValueError(f"{len(active)} tasks still run; `scancel --name={self.name}` ends them at once")
+            time.sleep(2.0)
+        return len(asked)
+
+
+def counted(tasks: Sequence[QueuedTask]) -> str:
+    """How many tasks are in each state, with the reason of those that wait."""
+    words = Counter(slurm.describe(task) for task in tasks)
+    return ", ".join(f"{count} {state}" for state, count in words.most_common()) or "none in the queue"
+
+
+def default_tasks(runs: int, at_a_time: int) -> int:
+    """As many tasks as have work, at most MOST_TASKS."""
+    return max(1, min(MOST_TASKS, math.ceil(runs / at_a_time)))
+
+
+def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds: float) -> slurm.Partition:
+    """The partition. Raises ValueError for what Slurm would refuse, or what would never get anywhere."""
+    slurm.check_present()
+    if results:
+        check_folder(results)
+    partition = slurm.partition(request.partition)
+    if request.seconds is not None:
+        if request.seconds > partition.seconds:
+            hours = partition.seconds / 3600
+            raise ValueError(f"--time {request.time} is beyond the limit of partition {partition.name}, {hours:g} h")
+        if request.seconds - request.warning_seconds <= checkpoint_seconds:
+            raise ValueError(
+                f"--time {request.time} leaves a task {request.seconds - request.warning_seconds} s before it "
+                f"is told to leave, no more than checkpoint_seconds={checkpoint_seconds:g}; give a longer --time"
+            )
+    most = slurm.max_tasks()
+    if not 1 <= tasks < most:
+        raise ValueError(f"--array {tasks} must be between 1 and {most - 1}, the most that this Slurm takes")
+    return partition
