@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, str] = {
     "scaling fit": "sparsedepth scaling fit results/mine",
     "scaling plot": "sparsedepth scaling plot results/mine -o law.png",
     "scaling optimum": "sparsedepth scaling optimum results/mine --params 1e8",
+    "import": "sparsedepth import runs.csv --map map.yaml -o results/theirs",
     "pack": "sparsedepth pack results/mine -o mine.pack",
     "unpack": "sparsedepth unpack mine.pack -o results/mine",
     "metrics": "sparsedepth metrics usefulness",

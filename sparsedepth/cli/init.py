@@ -11,10 +11,8 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    kind: Annotated[Literal["sweep", "run", "toy"], typer.Argument(help="what the file defines")] = "sweep",
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="file to write; default sweep.yaml, run.yaml or toy.yaml here")
-    ] = None,
+    kind: Annotated[Literal["sweep", "run", "toy", "import"], typer.Argument(help="what the file defines")] = "sweep",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write; default KIND.yaml here")] = None,
 ) -> None:
     """Write a commented definition that runs as it is, in minutes on a laptop, to be changed into one's own."""
     from sparsedepth.cli.templates import template
@@ -26,6 +24,6 @@ def init(
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder; make it, or name another file with -o")
     write_bytes(path, template(kind, str(path)).encode())
-    command = {"sweep": "sweep", "run": "train", "toy": "toy"}[kind]
+    command = {"sweep": "sweep", "run": "train", "toy": "toy", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {path}\n" if kind == "sweep" else ""
     print(f"{path}: change what you like, then\n{price}  sparsedepth {command} {path} --out results/my-{kind}")

@@ -1,5 +1,5 @@
-"""The YAML file, or in Python the mapping, that a command is given: a run, a sweep or a toy, told apart by their keys,
-so that a mix-up is one line that names the right command and not a wall of unknown keys."""
+"""The YAML file, or in Python the mapping, that a command is given: a run, a sweep, a toy or a map, told apart by their
+keys, so that a mix-up is one line that names the right command and not a wall of unknown keys."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,17 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
 Input = Path | str | Mapping[str, Any]
-Kind = Literal["run", "sweep", "toy"]
-CALLED: Mapping[Kind, str] = {"run": "run configuration", "sweep": "sweep definition", "toy": "toy definition"}
-COMMANDS: Mapping[Kind, str] = {"run": "train", "sweep": "sweep", "toy": "toy"}
+Kind = Literal["run", "sweep", "toy", "import"]
+CALLED: Mapping[Kind, str] = {
+    "run": "run configuration",
+    "sweep": "sweep definition",
+    "toy": "toy definition",
+    "import": "map of an import",
+}
+COMMANDS: Mapping[Kind, str] = {"run": "train", "sweep": "sweep", "toy": "toy", "import": "import TABLE --map"}
 DEFINING = ("question", "hypothesis", "base", "space", "zip", "variants", "cells")
 """Keys that a run configuration never holds, not even by a slip."""
+OF_MAPS = ("source", "fields")
 
 
 def name_of(file: Input) -> str:
@@ -29,7 +35,7 @@ def read_input(file: Input, wanted: Kind) -> dict[str, Any]:
     kind = kind_of(values)
     if kind in (None, wanted):
         return values
-    shown = {"run": RunConfig, "sweep": DEFINING, "toy": ("n_layers", *DEFINING)}[kind]
+    shown = {"run": RunConfig, "sweep": DEFINING, "toy": ("n_layers", *DEFINING), "import": OF_MAPS}[kind]
     known = shown.model_fields if isinstance(shown, type) else shown
     keys = ", ".join([name for name in known if name in values][:3])
     raise ValueError(
@@ -40,6 +46,8 @@ def read_input(file: Input, wanted: Kind) -> dict[str, Any]:
 
 def kind_of(values: Mapping[str, Any]) -> Kind | None:
     """What a file's keys make it; None where no key is known."""
+    if all(name in values for name in OF_MAPS):
+        return "import"
     if not any(name in values for name in DEFINING):
         return "run" if any(name in values for name in (*RunConfig.model_fields, "preset")) else None
     for_sweeps = set(SweepDefinition.model_fields) - set(ToyDefinition.model_fields)

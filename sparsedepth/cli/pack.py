@@ -17,10 +17,11 @@ def pack(
     weights: Annotated[bool, typer.Option("--weights", help="keep the weights, which `measure` reads")] = False,
 ) -> None:
     """Put all complete records of a results folder into a few files, which are read as the folder is."""
+    from sparsedepth.store.packing import check_new
     from sparsedepth.store.packing import pack as write
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
-    _check_new(target)
+    check_new(target)
     packed = write(folder, target, weights)
     print(f"{target}: {packed.records} records in {packed.files} files, {packed.bytes / 1e6:.1f} MB")
 
@@ -31,17 +32,13 @@ def unpack(
 ) -> None:
     """Make a pack the results folder it was: to measure or export its models, or to continue its sweep."""
     from sparsedepth.store.pack import is_pack, open_pack
+    from sparsedepth.store.packing import check_new
     from sparsedepth.store.packing import unpack as write
 
     if not is_pack(folder):
         raise ValueError(f"{str(folder)!r} is no pack: it holds no pack.json")
-    _check_new(out)
+    check_new(out)
     unpacked = write(open_pack(folder), out)
     print(f"{out}: {unpacked.records} records in {unpacked.files} files, {unpacked.bytes / 1e6:.1f} MB")
     if unpacked.rewritten:
         print(f"{unpacked.rewritten} of them have new checksums: their tables were written by another pyarrow")
-
-
-def _check_new(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{str(out)!r} is not an empty folder; name a new one with -o")

@@ -106,7 +106,30 @@ base:
 # variants: [{{integrator: euler}}, {{integrator: midpoint}}]   # groups of fields, each crossed with n_layers
 """
 
-TEMPLATES = {"sweep": SWEEP, "run": RUN, "toy": TOY}
+IMPORT = """\
+# An import: which columns of somebody else's table of training runs are which fields of a run.
+#   sparsedepth import TABLE.csv --map {file} --out results/theirs
+# The fields are those of `sparsedepth schema` and the quantities of `sparsedepth metrics`. What is not named is
+# unknown, NULL, and no default is filled in. Odd names of columns stand in backticks, as in "`D/N` * 2".
+source: whose runs these are, and where the table lies
+# where: batch_size == 64          # rows to take: < <= > >= == != and, or, not; words as arch == 'llama'
+fields:                            # what is right of the colon speaks of the table's columns; change it
+  n_layers: depth                  # a column
+  d_model: width
+  train_tokens: {{of: tokens, unit: billion}}   # thousand, million, billion, percent, bit, minute, hour
+  params_total: params
+  batch_tokens: batch_size * 2048  # numbers, columns, + - * / **, ln log2 log10 exp sqrt round abs
+  lr: lr
+  norm: {{of: norm_type, values: {{rms_pre: pre, rms_post: post}}}}   # the table's words, and ours
+  val_loss: loss                   # nat/token; {{of: loss, unit: bit}} where the table has bits
+  usefulness: {{of: useful, optional: true}}    # unknown where the table has no value
+# constants: {{seq_len: 2048, corpus: c4}}      # the same in every row
+# cluster: run_name                # column that names a training run of which several rows are points; or a list
+# tuned: [lr]                      # each configuration stands at its best value of these
+# missing: leave_out               # rows without a value; refuse is the default
+"""
+
+TEMPLATES = {"sweep": SWEEP, "run": RUN, "toy": TOY, "import": IMPORT}
 
 
 def template(kind: str, file: str) -> str:

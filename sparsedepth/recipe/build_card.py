@@ -121,7 +121,8 @@ def learning_rate_of(runs: pd.DataFrame, used: pd.DataFrame) -> LearningRate:
     """What was tried in tuning, in all rows, and what the recipe's runs were trained with."""
     tuned = runs[runs["tuned_fields"].notna()] if "tuned_fields" in runs.columns else runs[:0]
     names = sorted({name for text in tuned.get("tuned_fields", ()) for name in text.split(",")})
-    used_with = {(float(rate), float(decay)) for rate, decay in zip(used["lr"], used["weight_decay"], strict=True)}
+    rates = used[["lr", "weight_decay"]].dropna()  # of imported runs they may be unknown
+    used_with = {(float(rate), float(decay)) for rate, decay in rates.to_numpy(dtype=float)}
     return LearningRate(
         tried={name: _distinct(tuned[name]) for name in names},
         best={name: _distinct(used[name].dropna()) for name in names},

@@ -85,7 +85,12 @@ class Recipe(Section):
     weakness: Annotated[
         str, Field(description="why these models are no evidence about depth; empty if nothing speaks against them")
     ] = ""
-    grade: Annotated[InSample, Field(description="in-sample: C with replicated seeds, D without, or weak models")] = "D"
+    unknown: Annotated[
+        str, Field(description="whose runs these are, and what is not known of them; empty where all are ours")
+    ] = ""
+    grade: Annotated[
+        InSample, Field(description="in-sample: C with replicated seeds, D without, of weak models or others' runs")
+    ] = "D"
 
     @property
     def changes(self) -> tuple[Candidate, ...]:

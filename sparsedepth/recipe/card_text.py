@@ -22,6 +22,7 @@ Statement = tuple[str, str]
 def rule_text(recipe: Recipe) -> str:
     """The recipe in one sentence; before it, where these models are no evidence about depth, one that says so."""
     weak = f"No evidence about depth: {recipe.weakness}. " if recipe.weakness else ""
+    weak += f"{recipe.unknown}. " if recipe.unknown else ""
     where = "" if recipe.place == "inside" else f" ({recipe.place} from other depths)"
     if recipe.abstained:
         return f"{weak}At n_layers={recipe.depth}{where}: no recommendation: {recipe.abstained}."
@@ -154,7 +155,7 @@ def grade_text(card: Card) -> str:
     tests = ", ".join(made) or "no held-out test, which grades A and B need"
     supported = card.mechanism.supported_by is not None
     proof = "supported by an intervention" if supported else "no intervention supports the mechanism"
-    return f"{card.recipe.weakness or IN_SAMPLE[card.recipe.grade]}; {tests}; {proof}"
+    return f"{card.recipe.weakness or card.recipe.unknown or IN_SAMPLE[card.recipe.grade]}; {tests}; {proof}"
 
 
 def mechanism_text(card: Card) -> str:

@@ -40,6 +40,7 @@ from sparsedepth.effects.pairs import BASES, unit_of, values_of
 from sparsedepth.recipe.card import Candidate, Comparison, Domain, Place, Recipe, Stack, Values
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
 from sparsedepth.store.degeneracy import advice, degeneracy, rows_of, weakness
+from sparsedepth.store.imported_run import in_whole_steps, is_imported, unknown_of
 from sparsedepth.store.tuning import standing
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -88,6 +89,7 @@ def derive(
         run_ids=tuple(sorted(rows.runs["run_id"])),
         n_diverged=int((rows.runs["outcome"] == "diverged").sum()),
         weakness=weakness(scores := rows_of(rows.runs, objective)),
+        unknown=unknown_of(rows.runs),
     )
     if not rows.depths:
         only = len(runs) and not len(rows.runs)
@@ -109,7 +111,7 @@ def derive(
     recipe = _but(recipe, candidates=candidates, spread=spread)
     if noise(rows.runs, objective)[0] is None:
         return _but(recipe, abstained="no configuration was run with two seeds: there is no noise floor")
-    return check_stack(rows, combine(rows, _but(recipe, grade="D" if recipe.weakness else "C")))
+    return check_stack(rows, combine(rows, _but(recipe, grade="D" if recipe.weakness or recipe.unknown else "C")))
 
 
 def _but(recipe: Recipe, **fields: object) -> Recipe:
@@ -319,9 +321,10 @@ def configure(rows: Rows, changes: Sequence[Candidate]) -> RunConfig:
     tuned_at = at_depth.loc[sum(away, start=pd.Series(0, at_depth.index)).idxmin()]
     values |= {name: plain(tuned_at[name]) for name in tuned_fields(runs)}
     # A combination that some run asked for by name is asked for here too; build refuses it otherwise.
-    values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow}))
+    values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow or ()}))
+    values = {name: value for name, value in values.items() if value is not None}
     with warnings.catch_warnings(action="ignore"):
-        return build(RunConfig, {name: value for name, value in values.items() if value is not None}, "recipe")
+        return build(RunConfig, in_whole_steps(values) if is_imported(runs) else values, "recipe")
 
 
 def compare_cells(

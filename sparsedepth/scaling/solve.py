@@ -146,7 +146,11 @@ def _step(hessian_RPP: np.ndarray, slope_RP: np.ndarray, size_RP: np.ndarray, da
     scaled_RPP = hessian_RPP / (scale_RP[:, :, None] * scale_RP[:, None, :])
     diagonal = np.arange(scaled_RPP.shape[1])
     scaled_RPP[:, diagonal, diagonal] += np.where(size_RP > 1e-300, damping_R[:, None], 1.0)
-    step_RP = -np.linalg.solve(scaled_RPP, (slope_RP / scale_RP)[:, :, None])[:, :, 0] / scale_RP
+    wanted_RP1 = (slope_RP / scale_RP)[:, :, None]
+    try:
+        step_RP = -np.linalg.solve(scaled_RPP, wanted_RP1)[:, :, 0] / scale_RP
+    except np.linalg.LinAlgError:  # two terms move as one in some row
+        step_RP = -(np.linalg.pinv(scaled_RPP) @ wanted_RP1)[:, :, 0] / scale_RP
     # A vanishing column would be sent to infinity in one step, from where no gradient leads back.
     return np.clip(step_RP, -2.0, 2.0)
 

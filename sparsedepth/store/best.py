@@ -22,6 +22,7 @@ from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import SCORES, advice, columns_for
+from sparsedepth.store.imported_run import unknown_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import Cell, Settings, digits, settings_of
 from sparsedepth.store.student import MIN_VALUES, mean_interval
@@ -117,10 +118,13 @@ def best(
 
 
 def _caution(store: Store, by: str, conditions: Sequence[str]) -> str:
-    if by not in SCORES:
-        return ""
-    found = store.sql(f"SELECT {', '.join(columns_for(by))} FROM runs WHERE {' AND '.join(conditions)}")
-    return advice(by, [dict(zip(found.columns, row, strict=True)) for row in found.rows])
+    met = " AND ".join(conditions)
+    imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {met}").rows
+    cautions = [unknown_text(imported)] if imported else []
+    if by in SCORES:
+        found = store.sql(f"SELECT {', '.join(columns_for(by))} FROM runs WHERE {met}")
+        cautions.append(advice(by, [dict(zip(found.columns, row, strict=True)) for row in found.rows]))
+    return "; ".join(filter(None, cautions))
 
 
 def heading(ranking: Ranking) -> str:

@@ -1,7 +1,8 @@
 """The run folder: the record of one run, whole or not there at all.
 
     RESULTS/runs/<run_id>/
-        config.yaml       the RunConfig, every field; or model.json, what is known of a model that was only measured
+        config.yaml       the RunConfig, every field; or model.json, what is known of a model that was only measured;
+                          or imported.json, what is known of a run of somebody else's table
         manifest.json     how it was made: device, started, seconds, packages, ...
         summary.json      one value per quantity of quantities.RUNS; a missing one is null
         curves.parquet    one row per logged step            } where they apply
@@ -52,16 +53,22 @@ from sparsedepth.store.checksums import (
     read_checksums,
     write_marker,
 )
+from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 
 RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
 """The folders of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
 WEIGHTS = "model.safetensors"
-CONFIG, MODEL = "config.yaml", "model.json"
-"""What was trained, or what was measured: a record has one of the two."""
+CONFIG, MODEL, IMPORTED = "config.yaml", "model.json", "imported.json"
+SUBJECTS: Mapping[str, type[RunConfig | MeasuredModel | ImportedRun]] = {
+    CONFIG: RunConfig,
+    MODEL: MeasuredModel,
+    IMPORTED: ImportedRun,
+}
+"""What was trained here, measured, or trained elsewhere: a record has one of them."""
 REQUIRED = ("manifest.json", "summary.json")
-FILES = (CONFIG, MODEL, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
+FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
 """The names that make up the record; the weights alone may be absent from a copy."""
 
 MAX_ROWS = 50_000_000
@@ -94,6 +101,13 @@ class MeasuredRecord(Record):
     """A model that was only measured."""
 
     model: MeasuredModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRecord(Record):
+    """A run of somebody else's table."""
+
+    run: ImportedRun
 
 
 # Writing
@@ -149,17 +163,18 @@ def finish(folder: Path) -> None:
     """Complete the run: checksum every file of the record, flush it, and write the marker. From here on the folder is
     read-only. Raises ValueError where a file is missing, is a link, or belongs to another run."""
     _refuse_complete(folder)
-    first = MODEL if (folder / MODEL).is_file() else CONFIG
+    subjects = [name for name in SUBJECTS if (folder / name).exists()] or [CONFIG]
+    first = subjects[0]
     for name in (first, *REQUIRED):
         if not (folder / name).is_file():
             raise ValueError(f"run folder {str(folder)!r} cannot be completed without {name}; write it first")
-    if first == MODEL and (folder / CONFIG).exists():
-        raise ValueError(f"{str(folder)!r} has {CONFIG} and {MODEL}; a record is of a run or of a measured model")
+    if len(subjects) > 1:
+        raise ValueError(f"{str(folder)!r} has {' and '.join(subjects)}; a record is of a run or of a measured model")
     text = (folder / first).read_text(encoding="utf-8")
-    values = json.loads(text) if first == MODEL else parse_yaml(text, CONFIG)
-    subject = build(MeasuredModel if first == MODEL else RunConfig, values, first)
-    if first == CONFIG and subject.run_id != folder.name:
-        raise ValueError(f"{str(folder / CONFIG)!r} is run {subject.run_id}; its folder must have that name")
+    values = parse_yaml(text, CONFIG) if first == CONFIG else json.loads(text)
+    subject = build(SUBJECTS[first], values, first)
+    if first != MODEL and subject.run_id != folder.name:
+        raise ValueError(f"{str(folder / first)!r} is run {subject.run_id}; its folder must have that name")
     write_marker(folder, subject.run_id, FILES)
 
 
@@ -218,10 +233,11 @@ def check_marker(folder: Path, marker: Marker) -> Marker:
         raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
     if unknown := set(files) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
-    if missing := {CONFIG if MODEL not in files else MODEL, *REQUIRED} - set(files):
+    subjects = [name for name in SUBJECTS if name in files]
+    if missing := {*(subjects or [CONFIG]), *REQUIRED} - set(files):
         raise DamagedRun(folder, MARKER, f"does not list {min(missing)}")
-    if {CONFIG, MODEL} <= set(files):
-        raise DamagedRun(folder, MARKER, f"lists both {CONFIG} and {MODEL}")
+    if len(subjects) > 1:
+        raise DamagedRun(folder, MARKER, f"lists both {subjects[0]} and {subjects[1]}")
     return marker
 
 
@@ -254,17 +270,18 @@ def read_run(folder: Path) -> Run:
     """Read a trained run. Raises as `read_record` does, and ValueError for a measured model."""
     found = read_record(folder)
     if not isinstance(found, Run):
-        raise ValueError(f"{str(folder)!r} is the record of a measured model, not a run; name a folder with {CONFIG}")
+        of = "an imported run" if isinstance(found, ImportedRecord) else "a measured model, not a run"
+        raise ValueError(f"{str(folder)!r} is the record of {of}; name a folder with {CONFIG}")
     return found
 
 
-def read_record(folder: Path) -> Run | MeasuredRecord:
+def read_record(folder: Path) -> Run | MeasuredRecord | ImportedRecord:
     """Read a complete folder, checking what is read (all but the weights) against its checksums.
     Raises DamagedRun, or ValueError if the folder is not complete."""
     return parse_record(files_on_disk(folder, _marker_of_complete(folder)))
 
 
-def parse_record(files: Files) -> Run | MeasuredRecord:
+def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
     """The record that these files are. Raises DamagedRun."""
     folder, marker = files.folder, files.marker
     contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
@@ -276,7 +293,9 @@ def parse_record(files: Files) -> Run | MeasuredRecord:
         "tables": {table: _parse_table(folder, table, contents.get(f"{table}.parquet")) for table in TABLES},
     }
     if MODEL in contents:
-        return MeasuredRecord(model=_parse_model(folder, contents[MODEL], marker), **common)
+        return MeasuredRecord(model=_parse_subject(folder, MODEL, contents[MODEL], marker), **common)
+    if IMPORTED in contents:
+        return ImportedRecord(run=_parse_subject(folder, IMPORTED, contents[IMPORTED], marker), **common)
     return Run(config=_parse_config(folder, contents[CONFIG]), **common)
 
 
@@ -294,14 +313,15 @@ def _parse_config(folder: Path, content: bytes) -> RunConfig:
         raise DamagedRun(folder, "config.yaml", f"is no configuration of this version ({error})") from None
 
 
-def _parse_model(folder: Path, content: bytes, marker: Marker) -> MeasuredModel:
+def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Any:
+    """The MeasuredModel or ImportedRun that a record is of."""
     try:
-        model = build(MeasuredModel, parse_object(folder, MODEL, content), MODEL)
+        subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
-        raise DamagedRun(folder, MODEL, f"describes no model of this version ({error})") from None
-    if model.run_id != marker.run_id:
-        raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {MODEL} is {model.run_id}")
-    return model
+        raise DamagedRun(folder, name, f"describes no model of this version ({error})") from None
+    if subject.run_id != marker.run_id:
+        raise DamagedRun(folder, MARKER, f"is of run {marker.run_id}, and {name} is {subject.run_id}")
+    return subject
 
 
 def _parse_yaml(text: str) -> Any:

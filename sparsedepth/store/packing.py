@@ -34,6 +34,12 @@ class Packed:
     """Records whose tables have the same rows in other bytes, since another version of pyarrow wrote them."""
 
 
+def check_new(folder: Path) -> None:
+    """Raises ValueError where something is in the place of a folder to write."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{str(folder)!r} is not an empty folder; name a new one with -o")
+
+
 def pack(results: Path, out: Path, weights: bool = False) -> Packed:
     """Write the complete records of a results folder into the new folder `out`, which appears whole or not at all.
 
@@ -61,10 +67,15 @@ def pack(results: Path, out: Path, weights: bool = False) -> Packed:
             if (run.folder / WEIGHTS).is_file():
                 (aside / WEIGHTS_FOLDER).mkdir(exist_ok=True)
                 shutil.copyfile(run.folder / WEIGHTS, aside / WEIGHTS_FOLDER / f"{run.run_id}.safetensors")
-        all_tables = {"runs": rows.runs, **{table: rows.in_memory(table) for table in TABLES}}
-        all_tables[RECORDS] = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
-        tables.write_tables(aside, all_tables, {"sparsedepth": __version__, "records": len(records)})
+        write_pack(aside, rows, contents, len(records))
     return _packed(out, len(records))
+
+
+def write_pack(folder: Path, rows: tables.Rows, contents: list[dict[str, Any]], n_records: int) -> None:
+    """Write the tables of a pack: the rows of the views, and the other files of the records."""
+    all_tables = {"runs": rows.runs, **{table: rows.in_memory(table) for table in TABLES}}
+    all_tables[RECORDS] = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
+    tables.write_tables(folder, all_tables, {"sparsedepth": __version__, "records": n_records})
 
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:

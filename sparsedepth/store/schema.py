@@ -39,6 +39,11 @@ def _run_columns() -> tuple[Column, ...]:
         ),
         column("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
         column("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
+        column("origin", "VARCHAR", "whose run it is, where it was imported from a table; NULL for a run of ours"),
+        column(
+            "cluster", "VARCHAR", "imported rows that share it are not independent: points of one training run, say"
+        ),
+        column("unknown_fields", "VARCHAR", "fields that an imported run's table does not state, comma-separated"),
     )
 
 

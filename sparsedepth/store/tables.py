@@ -32,9 +32,11 @@ from sparsedepth.store.checksums import Files, passing_over
 from sparsedepth.store.depth_columns import depth_columns
 from sparsedepth.store.folder import (
     CONFIG,
+    IMPORTED,
     MAX_ROWS,
     MODEL,
     DamagedRun,
+    ImportedRecord,
     MeasuredRecord,
     Run,
     arrow_type,
@@ -249,7 +251,7 @@ _COLUMNS = {column.name: column for column in RUN_COLUMNS}
 _OF_SUMMARY = frozenset(column.name for column in quantities.RUNS)
 
 
-def _run_row(run: Run | MeasuredRecord) -> dict[str, Any]:
+def _run_row(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
     """The values of `runs` that are not NULL."""
     facts = {name: run.manifest.get(name) for name in FACTS}
     if isinstance(facts["packages"], dict):
@@ -259,8 +261,12 @@ def _run_row(run: Run | MeasuredRecord) -> dict[str, Any]:
     return {name: _typed(run, _COLUMNS[name], value) for name, value in values.items() if value is not None}
 
 
-def _config_columns(run: Run | MeasuredRecord) -> dict[str, Any]:
-    """What is known of the RunConfig's fields, which for a measured model is little; and what names the cell."""
+def _config_columns(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
+    """What is known of the RunConfig's fields, which for a measured model is little, and for an imported run what its
+    table states; and what names the cell."""
+    if isinstance(run, ImportedRecord):
+        named = {"cell_id": run.run.cell_id, "origin": run.run.origin, "cluster": run.run.cluster}
+        return {**named, "unknown_fields": ",".join(run.run.unknown), **run.run.config}
     subject = run.config if isinstance(run, Run) else run.model
     named = (
         {"cell_id": run.config.cell_id} if isinstance(run, Run) else {"cell_id": run.run_id, "model": run.model.model}
@@ -273,13 +279,13 @@ _PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool
 _LARGEST = {"BIGINT": 2**63 - 1, "DOUBLE": sys.float_info.max}
 
 
-def _typed(run: Run | MeasuredRecord, column: Column, value: Any) -> Any:
+def _typed(run: Run | MeasuredRecord | ImportedRecord, column: Column, value: Any) -> Any:
     kind = _PYTHON_TYPES[column.type]
     fits = type(value) is kind or (kind is float and type(value) is int)
     fits = fits and (column.type not in _LARGEST or abs(value) <= _LARGEST[column.type])
     if not fits:
         name = "summary.json" if column.name in _OF_SUMMARY else "manifest.json"
         if column.name in RunConfig.model_fields:
-            name = CONFIG if isinstance(run, Run) else MODEL
+            name = CONFIG if isinstance(run, Run) else MODEL if isinstance(run, MeasuredRecord) else IMPORTED
         raise DamagedRun(run.folder, name, f"has {column.name}={str(value)[:40]!r}, which is not a {column.type}")
     return utf8(value) if kind is str and not value.isascii() else value

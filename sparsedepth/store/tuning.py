@@ -23,9 +23,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
-from sparsedepth.config.load import read_yaml
+from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.config.sweep import DEFINITION, read_definition
+from sparsedepth.store.table_map import MAP, TableMap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +63,7 @@ class Tuned:
     fields: tuple[str, ...]
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
-    """of the results"""
+    """of the results; empty for imported runs, of which any seed is one of tuning and of results"""
     objective: str
 
     @property
@@ -77,6 +78,10 @@ def read_tuned(results: Path) -> Tuned | None:
     Raises ValueError for a sweep.yaml that tunes and is no definition.
     """
     path = results / DEFINITION
+    if (results / MAP).is_file():
+        table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))
+        imported = Tuned(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
+        return imported if table_map.tuned else None
     if not path.is_file() or "tune" not in read_yaml(path):
         return None
     definition = read_definition(results)
@@ -119,6 +124,7 @@ def _mean_losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> dict[Point
     A configuration none of whose runs has a tuning seed was tuned before there were any: with the first seed.
     """
     seeds = [seed for seed in tuned.tuning_seeds if any(run["seed"] == seed for run in group)] or tuned.seeds[:1]
+    seeds = seeds or list(dict.fromkeys(run["seed"] for run in group))
     losses: dict[Point, dict[int, float]] = defaultdict(dict)
     for run in group:
         if run["seed"] in seeds:

@@ -1,0 +1,282 @@
+"""Take a table of somebody else's training runs into a store: a pack, with one record per row (`store.table_map`).
+
+All mistakes of a map, or of a table's values, are told at once. What the table does not state is unknown (NULL, and
+named in `unknown_fields`): no default is filled in. Two rows that are the same in all that is mapped are an error.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.mistakes import Mistakes, field_mistakes
+from sparsedepth.config.run import RunConfig
+from sparsedepth.files import appearing, write_bytes
+from sparsedepth.quantities import RUNS as QUANTITIES
+from sparsedepth.store import tables
+from sparsedepth.store.checksums import MARKER, Files, Marker
+from sparsedepth.store.folder import IMPORTED, RUNS
+from sparsedepth.store.formula import Formula
+from sparsedepth.store.imported_run import ImportedRun
+from sparsedepth.store.packing import write_pack
+from sparsedepth.store.table_file import read_table
+from sparsedepth.store.table_map import (
+    FACTS,
+    MAP,
+    SETTABLE,
+    UNITS,
+    Entry,
+    Scalar,
+    TableMap,
+    as_type,
+    formulas,
+    target_type,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 12
+"""Mistakes of values that are told at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What was taken in."""
+
+    rows: int
+    """Of the table."""
+    runs: int
+    not_wanted: int
+    """Rows that do not meet `where`."""
+    incomplete: int
+    """Rows left out because a value is missing."""
+    clusters: int
+    unknown: tuple[str, ...]
+
+
+def import_table(table: Path, map_path: Path, out: Path) -> Imported:
+    """Write the pack `out`, a new folder, which appears whole or not at all. Raises ValueError, one line."""
+    table_map = build(TableMap, read_yaml(map_path), str(map_path))
+    frame = read_table(table)
+    try:
+        parsed, where = formulas(table_map, frame.columns)
+    except Mistakes as mistakes:
+        raise ValueError(f"{map_path}: {mistakes}") from None
+    n_rows = len(frame)
+    try:
+        if where is not None:
+            frame = frame[np.broadcast_to(where.values(*_columns_of(frame)), n_rows)]
+        if not len(frame):
+            raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
+        wanted = len(frame)
+        frame, values = _values(frame, table_map, parsed)
+        runs = _imported_runs(frame, values, table_map)
+    except Mistakes as mistakes:
+        told = mistakes.mistakes[:SHOWN]
+        more = [f"and {len(mistakes.mistakes) - SHOWN} more"] if len(mistakes.mistakes) > SHOWN else []
+        raise ValueError(f"{table}: {'; '.join([*told, *more])}") from None
+    origin = {"table": table.name, "table_sha256": hashlib.sha256(table.read_bytes()).hexdigest()}
+    _write(out, runs, list(_rows_of(frame, values, table_map)), origin, map_path.read_bytes())
+    return Imported(
+        rows=n_rows,
+        runs=len(runs),
+        not_wanted=n_rows - wanted,
+        incomplete=wanted - len(runs),
+        clusters=len({run.cluster for run in runs}) if table_map.cluster else len(runs),
+        unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
+    )
+
+
+# Values
+
+
+def _columns_of(frame: "pd.DataFrame") -> tuple[Callable[[str], np.ndarray], Callable[[str], np.ndarray]]:
+    """How a formula asks for numbers and for words; a missing one is NaN, or ''."""
+    import pandas as pd
+
+    def numbers(name: str) -> np.ndarray:
+        given = frame[name]
+        converted = pd.to_numeric(given, errors="coerce").astype(float)
+        if (wrong := given.notna() & ~np.isfinite(converted)).any():
+            raise Mistakes([f"column {name!r} is {_first(given, wrong)}: a number is needed"])
+        return converted.to_numpy()
+
+    def texts(name: str) -> np.ndarray:
+        return frame[name].fillna("").astype(str).to_numpy()
+
+    return numbers, texts
+
+
+def _first(given: "pd.Series", wrong: "pd.Series | np.ndarray") -> str:
+    """'fast' in row 7 (and in 3 more rows)."""
+    rows = given[wrong]
+    more = f" (and so in {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+    return f"{json.dumps(rows.iloc[0], default=str)[:60]} in row {int(rows.index[0]) + 1}{more}"
+
+
+def _values(
+    frame: "pd.DataFrame", table_map: TableMap, parsed: Mapping[str, Formula]
+) -> tuple["pd.DataFrame", dict[str, "pd.Series"]]:
+    """The rows that are taken, and the values of each field in them; None where an optional one is missing."""
+    mistakes: list[str] = []
+    columns: dict[str, pd.Series] = {}
+    for name, entry in table_map.entries():
+        try:
+            columns[name] = _field(frame, name, entry, parsed[name])
+        except Mistakes as wrong:
+            mistakes += wrong.mistakes
+    required = [name for name, entry in table_map.entries() if not entry.optional and name in columns]
+    if table_map.missing == "leave_out":
+        complete = np.logical_and.reduce([columns[name].notna() for name in required])
+        frame, columns = frame[complete], {name: values[complete] for name, values in columns.items()}
+        mistakes += [] if len(frame) else ["no row has a value of every field"]
+    else:
+        for name in required:
+            if (absent := columns[name].isna()).any():
+                rows = f"row {int(columns[name].index[absent][0]) + 1}, and {int(absent.sum())} such rows"
+                mistakes.append(f"{name} has no value in {rows}; state missing: leave_out, or optional: true")
+    for name, value in table_map.constants.items():
+        type = target_type(name) or ""
+        typed = as_type(value, type)
+        mistakes += _mistakes_of(name, typed) if typed is not None else [f"constants.{name}={value!r} is no {type}"]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return frame, columns
+
+
+def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> "pd.Series":
+    """The values of a field, each of its type and each allowed. Raises Mistakes."""
+    import pandas as pd
+
+    type = target_type(name) or ""
+    if entry.values is not None or type in ("VARCHAR", "BOOLEAN"):
+        given = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
+        raw = given if entry.values is None else given.map(entry.values)
+        if (wrong := given.notna() & raw.isna()).any():
+            raise Mistakes(
+                [f"fields.{name}: {formula.column!r} is {_first(given, wrong)}, which `values` does not list"]
+            )
+    else:
+        numbers = formula.values(*_columns_of(frame)) * UNITS.get(entry.unit or "", 1.0)
+        raw = pd.Series(np.broadcast_to(numbers, len(frame)).astype(float), index=frame.index)
+        if (wrong := np.isinf(raw)).any() or (
+            formula.column is None and (wrong := _undefined(frame, formula, raw)).any()
+        ):
+            raise Mistakes([f"fields.{name}: {entry.of!r} is {_first(raw, wrong)}: no finite number"])
+    known = raw.dropna()
+    allowed = {value: as_type(value, type) for value in known.unique()}
+    if refused := [value for value, typed in allowed.items() if typed is None]:
+        kind = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false"}.get(type, "text")
+        raise Mistakes([f"fields.{name} is {_first(raw, raw.isin(refused))}: {kind} is needed"])
+    for value, typed in allowed.items():
+        if mistakes := _mistakes_of(name, typed):
+            raise Mistakes([f"{mistakes[0]}: {_first(raw, raw == value)}"])
+    return pd.Series([None if value != value else allowed[value] for value in raw], index=raw.index, dtype=object)
+
+
+def _undefined(frame: "pd.DataFrame", formula: Formula, raw: "pd.Series") -> "pd.Series":
+    """The rows in which arithmetic has no result though every column has a value."""
+    known = np.ones(len(frame), bool)
+    for name in formula.columns:
+        known &= frame[name].notna().to_numpy()
+    return raw.isna() & known
+
+
+def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
+    if name in SETTABLE:
+        return field_mistakes(RunConfig, {name: value})
+    if name == "outcome" and value not in ("ok", "diverged"):
+        return [f"outcome={value!r} is neither ok nor diverged"]
+    return []
+
+
+# Records
+
+
+def _rows_of(
+    frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap
+) -> Iterator[tuple[int, str | None, dict[str, Any]]]:
+    """Each row's number in the table, its cluster, and what is known of it."""
+    named = frame[table_map.clusters].astype(str).agg(" ".join, axis=1) if table_map.clusters else None
+    constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
+    for i, row in enumerate(zip(*values.values(), strict=True) if values else ()):
+        known = {name: value for name, value in zip(values, row, strict=True) if value is not None}
+        yield int(frame.index[i]) + 1, None if named is None else named.iloc[i], {**constants, **known}
+
+
+def _imported_runs(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> list[ImportedRun]:
+    """The run of every row. Raises Mistakes where two rows are the same run."""
+    runs, first, mistakes = [], dict[str, int](), []
+    for number, cluster, known in _rows_of(frame, values, table_map):
+        config = {name: value for name, value in known.items() if name in SETTABLE}
+        run = ImportedRun.model_construct(origin=table_map.source, cluster=cluster, config=config)
+        if (other := first.setdefault(run.run_id, number)) != number:
+            mistakes.append(f"rows {other} and {number} are the same run in all that is mapped")
+        runs.append(run)
+    if mistakes:
+        fix = "map the column that tells them apart (seed, train_tokens, lr, cluster), or take one with where"
+        raise Mistakes([*mistakes[: SHOWN - 1], f"{len(mistakes)} such rows: {fix}"])
+    return runs
+
+
+def _write(
+    out: Path,
+    runs: Sequence[ImportedRun],
+    rows: Sequence[tuple[int, str | None, Mapping[str, Any]]],
+    origin: Mapping[str, str],
+    map_text: bytes,
+) -> None:
+    contents: list[dict[str, Any]] = []
+    stored = []
+    for run, (number, _, known) in zip(runs, rows, strict=True):
+        files = _record(run, known, {**origin, "row": number, "origin": run.origin})
+        place = f"{RUNS}/{run.run_id}"
+        contents += [{"place": place, "name": name, "content": content} for name, content in files.items()]
+        stored.append(_stored(run.run_id, place, files))
+    with appearing(out) as aside:
+        write_bytes(aside / MAP, map_text)
+        write_pack(aside, tables.read_rows(stored), contents, len(runs))
+
+
+def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a record, the marker first."""
+    facts = {name: known[name] for name in FACTS if name in known}
+    summary = {
+        "outcome": "ok",
+        **{column.name: known.get(column.name) for column in QUANTITIES if column.name in known},
+    }
+    trained, size = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
+    if trained and size:
+        summary.setdefault("tokens_per_param", trained / size)
+    parts = {
+        IMPORTED: run.model_dump(mode="json"),
+        "manifest.json": {**manifest, **facts},
+        "summary.json": {column.name: summary.get(column.name) for column in QUANTITIES},
+    }
+    files = {name: json.dumps(part, indent=1, allow_nan=False).encode() + b"\n" for name, part in parts.items()}
+    listed = {
+        name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)} for name, content in files.items()
+    }
+    return {MARKER: json.dumps({"run_id": run.run_id, "files": listed}, indent=1).encode() + b"\n", **files}
+
+
+def _stored(run_id: str, place: str, files: Mapping[str, bytes]) -> tables.StoredRun:
+    names = {
+        name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items() if name != MARKER
+    }
+    marker = Marker(run_id=run_id, files=names, content=files[MARKER])
+    read = Files(folder=Path(place), marker=marker, read=files.__getitem__)
+    return tables.StoredRun(
+        folder=Path(place),
+        place=place,
+        run_id=run_id,
+        marker_sha256=marker.digest,
+        summary_sha256=names["summary.json"][0],
+        files=lambda: read,
+    )

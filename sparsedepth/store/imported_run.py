@@ -1,0 +1,88 @@
+"""What a record of somebody else's run says of it, in place of a RunConfig: only what its table states."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
+from sparsedepth.config.model import Section
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import TaskConfig
+from sparsedepth.files import digest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_OF_ALL = fields_where(
+    RunConfig,
+    lambda role: role.kind not in ("record", "measure", "data") and not role.only_with and not role.needs_experts,
+)
+CHOICES = (*(name for name in _OF_ALL if name not in TaskConfig.model_fields), "corpus", "tokenizer")
+"""The fields that every training run has chosen, whether or not its table says how."""
+
+
+class ImportedRun(Section):
+    """imported.json: a strict, frozen record."""
+
+    origin: Annotated[str, Field(min_length=1, description="whose runs these are, as the map names their source")]
+    cluster: Annotated[
+        str | None, Field(description="rows that share it are not independent: points of one training run, say")
+    ] = None
+    config: Annotated[dict[str, Any], Field(description="RunConfig fields that the table states; the others: unknown")]
+
+    @check
+    def _check_config(self) -> None:
+        if "n_layers" not in self.config:
+            raise ValueError("n_layers is missing: without a depth there is nothing to compare")
+        if mistakes := field_mistakes(RunConfig, self.config):
+            raise Mistakes(mistakes)
+
+    @property
+    def run_id(self) -> str:
+        """12 hex digits: the hash of all that is known."""
+        return digest({"origin": self.origin, "cluster": self.cluster, "config": self.config})
+
+    @property
+    def cell_id(self) -> str:
+        """The hash without seed and cluster."""
+        known = {name: value for name, value in self.config.items() if name != "seed"}
+        return digest({"origin": self.origin, "config": known})
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What was chosen for the run and is not known, the seed among it."""
+        return tuple(name for name in CHOICES if name not in self.config)
+
+
+def is_imported(runs: "pd.DataFrame") -> bool:
+    """Whether any of these rows of `runs` is somebody else's."""
+    return "origin" in runs.columns and bool(runs["origin"].notna().any())
+
+
+def unknown_of(runs: "pd.DataFrame") -> str:
+    """Whose runs these are and what is not known of them, in words; '' where all are ours."""
+    if not is_imported(runs):
+        return ""
+    theirs = runs[runs["origin"].notna()]
+    return unknown_text(list(zip(theirs["origin"], theirs["unknown_fields"], strict=True)))
+
+
+def unknown_text(rows: Collection[tuple[str, str]]) -> str:
+    """The same of rows of (origin, unknown_fields)."""
+    unknown = sorted({name for _, text in rows for name in text.split(",") if name})
+    named = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in unknown]
+    return (
+        f"{len(rows)} runs are imported from {', '.join(sorted({origin for origin, _ in rows}))}, with {len(unknown)} "
+        f"of their choices unknown ({', '.join([*named, '...'])})"
+    )
+
+
+def in_whole_steps(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values with steps of whole sequences and a run of whole steps, to the nearest: somebody else's
+    accounts are rounded."""
+    default = {name: RunConfig.model_fields[name].default for name in ("seq_len", "batch_tokens", "train_tokens")}
+    length, step, tokens = (values.get(name, default[name]) for name in default)
+    step = max(1, round(step / length)) * length
+    return {**values, "batch_tokens": step, "train_tokens": max(1, round(tokens / step)) * step}

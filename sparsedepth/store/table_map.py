@@ -1,0 +1,162 @@
+"""The map of an import: which columns of somebody else's table are which fields of a run. `import.yaml` of a store.
+
+    source: mlfoundations/scaling, exp_data/grid.json (MIT)   whose runs; stands in the column `origin`
+    where: batch_size == 64                                  rows to take; a condition of `store.formula`
+    fields:
+      n_layers: depth                                        a column
+      batch_tokens: batch_size * 2048                        or arithmetic over columns
+      train_tokens: {of: tokens, unit: billion}              or a column in another unit
+      norm: {of: norm_type, values: {rms_pre: pre}}          or words for words
+      usefulness: {of: useful, optional: true}               unknown where the table has no value
+    constants: {corpus: c4, seq_len: 2048}                   the same in every row
+    cluster: run_name                                        column, or list of columns, that names what rows share
+    tuned: [lr]                                              fields of which each configuration takes its best value
+    missing: refuse                                          or leave_out: a row without a value is left out
+
+A field is one of a RunConfig, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sparsedepth import quantities
+from sparsedepth.config.mistakes import Mistakes, check
+from sparsedepth.config.model import Section
+from sparsedepth.config.near_words import hint
+from sparsedepth.config.role import fields_where
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store.formula import Formula, parse
+from sparsedepth.store.schema import config_type
+
+MAP = "import.yaml"
+"""The map, in the folder that it filled."""
+UNITS: Mapping[str, float] = {
+    "thousand": 1e3,
+    "million": 1e6,
+    "billion": 1e9,
+    "percent": 0.01,
+    "bit": math.log(2),
+    "minute": 60.0,
+    "hour": 3600.0,
+}
+"""What a column's number times this is in our unit: tokens, parameters and FLOPs by one, nat, shares, seconds."""
+FACTS: Mapping[str, str] = {"device": "VARCHAR", "seconds": "DOUBLE", "training_seconds": "DOUBLE"}
+SETTABLE = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
+OUTCOMES: Mapping[str, str] = {column.name: column.type for column in quantities.RUNS}
+
+Scalar = bool | int | float | str
+
+
+def target_type(name: str) -> str | None:
+    """The column type of what a map may fill; None for another name."""
+    if name in SETTABLE:
+        return config_type(name)
+    return OUTCOMES.get(name) or FACTS.get(name)
+
+
+class Entry(Section):
+    """Where a field's values come from."""
+
+    of: Annotated[str, Field(min_length=1, description="a column, or arithmetic over columns")]
+    unit: Annotated[str | None, Field(description=f"the column's: {', '.join(UNITS)}")] = None
+    values: Annotated[dict[str, Scalar] | None, Field(description="the column's words -> ours")] = None
+    optional: Annotated[bool, Field(description="a row without a value has none")] = False
+
+    @check
+    def _check_unit(self) -> None:
+        if self.unit is not None and self.unit not in UNITS:
+            raise ValueError(f"unit={self.unit!r} is not known; choose one of {', '.join(UNITS)}, or multiply in `of`")
+        if self.unit is not None and self.values is not None:
+            raise ValueError(f"unit={self.unit!r} and values do not go together; the values are ours already")
+
+
+class TableMap(Section):
+    """A strict, frozen record."""
+
+    source: Annotated[str, Field(min_length=1, max_length=200, description="whose runs these are, and where they lie")]
+    where: Annotated[str | None, Field(description="rows to take, as a condition over columns")] = None
+    fields: Annotated[dict[str, str | Entry], Field(min_length=1, description="field -> column, arithmetic or entry")]
+    constants: Annotated[dict[str, Scalar], Field(description="field -> its value in every row")] = {}
+    cluster: Annotated[str | list[str] | None, Field(description="columns that name what rows share")] = None
+    tuned: Annotated[list[str], Field(description="fields of which each configuration takes its best value")] = []
+    objective: Annotated[str, Field(description="what tuning is judged by")] = "val_loss"
+    missing: Annotated[Literal["refuse", "leave_out"], Field(description="what becomes of a row without a value")] = (
+        "refuse"
+    )
+
+    @check
+    def _check_targets(self) -> None:
+        mistakes = []
+        known = (*SETTABLE, *OUTCOMES, *FACTS)
+        for name in (*self.fields, *self.constants):
+            if target_type(name) is None:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+                asked = hint(name, known) or (f"did you mean {near[0]!r}?" if near else "see `sparsedepth schema`")
+                mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {asked}")
+        mistakes += [f"{name} stands in fields and in constants" for name in self.fields if name in self.constants]
+        stated = {*self.fields, *self.constants}
+        if "n_layers" not in stated:
+            mistakes.append("n_layers is not mapped: without a depth there is nothing to compare")
+        if not any(name in OUTCOMES and OUTCOMES[name] == "DOUBLE" for name in stated):
+            mistakes.append("no measured quantity is mapped; map the loss: val_loss")
+        mistakes += [f"tuned: {name} is not among the fields" for name in self.tuned if name not in self.fields]
+        mistakes += [f"tuned: {name} is no choice of a run" for name in self.tuned if name not in SETTABLE]
+        if self.tuned and self.objective not in stated:
+            mistakes.append(f"tuned needs its objective, {self.objective}, among the fields")
+        if self.tuned:
+            quantities.rankable(self.objective)
+        if mistakes:
+            raise Mistakes(mistakes)
+
+    def entries(self) -> Iterator[tuple[str, Entry]]:
+        for name, entry in self.fields.items():
+            yield name, entry if isinstance(entry, Entry) else Entry(of=entry)
+
+    @property
+    def clusters(self) -> list[str]:
+        """The columns that name a cluster."""
+        return [self.cluster] if isinstance(self.cluster, str) else self.cluster or []
+
+
+def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, Formula], Formula | None]:
+    """The formula of each field, and of `where`. Raises Mistakes with everything that does not fit the table."""
+    mistakes: list[str] = []
+    parsed: dict[str, Formula] = {}
+
+    def formula(place: str, text: str, is_condition: bool = False) -> Formula | None:
+        try:
+            return parse(text, columns, is_condition)
+        except ValueError as error:
+            mistakes.append(f"{place}: {error}")
+            return None
+
+    for name, entry in table_map.entries():
+        if each := formula(f"fields.{name}", entry.of):
+            parsed[name] = each
+            if (entry.values is not None or target_type(name) == "VARCHAR") and each.column is None:
+                mistakes.append(f"fields.{name}: words come from a column, and {entry.of!r} is arithmetic")
+    where = formula("where", table_map.where, True) if table_map.where is not None else None
+    unknown = [name for name in table_map.clusters if name not in columns]
+    if unknown:
+        have = ", ".join(map(str, list(columns)[:20]))
+        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}; the table has: {have}")
+    if mistakes:
+        raise Mistakes(mistakes)
+    return parsed, where
+
+
+def as_type(value: Any, type: str) -> Scalar | None:
+    """A value as a column of this type holds it; None where it is of another kind."""
+    if type == "VARCHAR":
+        return value if isinstance(value, str) else None
+    if type == "BOOLEAN":
+        return {"true": True, "false": False, "1": True, "0": False}.get(str(value).lower().removesuffix(".0"))
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if type == "BIGINT":
+        return int(value) if float(value).is_integer() and abs(value) < 2**63 else None
+    return float(value)

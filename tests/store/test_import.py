@@ -1,0 +1,202 @@
+"""Imports: a stranger's table becomes a store; what it does not say stays unknown; what is wrong is told at once."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from sparsedepth.cli import main
+from sparsedepth.cli.importing import import_
+from sparsedepth.effects.family import measure_effects
+from sparsedepth.recipe.choose import derive
+from sparsedepth.store.best import best, heading
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.folder import verify
+from sparsedepth.store.import_table import import_table
+from sparsedepth.store.pack import open_pack
+from sparsedepth.store.packing import unpack
+from sparsedepth.store.table_file import MAX_ROWS
+
+MAP = """
+source: a paper
+fields:
+  n_layers: depth
+  d_model: width
+  n_heads: width / 4
+  lr: lr
+  train_tokens: {of: tokens, unit: thousand}
+  params_total: "`N (all)`"
+  norm: {of: kind, values: {A: pre, B: post}}
+  val_loss: {of: bits, unit: bit}
+  usefulness: {of: useful, optional: true}
+constants: {seq_len: 64, corpus: c4}
+cluster: run
+"""
+HEADER = "run,depth,width,lr,tokens,N (all),kind,bits,useful"
+ROWS = ("a,2,8,0.001,10,100,A,2.0,0.5", "a,2,8,0.001,20,100,A,1.5,", "b,4,8,0.001,10,200,B,1.0,0.25")
+
+
+def take_in(folder: Path, rows=ROWS, table_map=MAP, header=HEADER):
+    """The import of a table of these lines."""
+    table, map_path = folder / "runs.csv", folder / "map.yaml"
+    table.write_text("\n".join((header, *rows)) + "\n")
+    map_path.write_text(table_map)
+    return import_table(table, map_path, folder / "theirs")
+
+
+def frame_of(folder: Path) -> pd.DataFrame:
+    with open_store(folder / "theirs") as store:
+        return store.frame("select * from runs order by n_layers, train_tokens")
+
+
+def test_columns_become_fields_and_the_rest_is_unknown(tmp_path):
+    taken = take_in(tmp_path)
+    assert (taken.rows, taken.runs, taken.clusters) == (3, 3, 2)
+    runs = frame_of(tmp_path)
+    assert runs["train_tokens"].tolist() == [10_000, 20_000, 10_000] and runs["n_heads"].tolist() == [2, 2, 2]
+    assert runs["val_loss"].tolist() == pytest.approx([1.38629436, 1.03972077, 0.69314718])  # bits times ln 2
+    assert runs["tokens_per_param"].tolist() == [100, 200, 50] and runs["tokens_trained"].tolist()[1] == 20_000
+    assert runs["norm"].tolist() == ["pre", "pre", "post"] and runs["cluster"].tolist() == ["a", "a", "b"]
+    assert runs["usefulness"].tolist()[::2] == [0.5, 0.25] and pd.isna(runs["usefulness"][1])
+    assert set(runs["origin"]) == {"a paper"} and set(runs["corpus"]) == {"c4"}
+    unknown = set(runs["unknown_fields"][0].split(","))
+    assert {"seed", "weight_decay", "init", "tokenizer"} <= unknown and not unknown & {"lr", "norm", "corpus"}
+    for name in ("seed", "weight_decay", "n_kv_heads", "device"):
+        assert runs[name].isna().all(), name
+    assert runs["run_id"].nunique() == 3 and runs["cell_id"].nunique() == 3
+
+
+def test_a_table_is_the_same_in_every_format(tmp_path):
+    take_in(tmp_path)
+    ids = frame_of(tmp_path)["run_id"].tolist()
+    table = pd.read_csv(tmp_path / "runs.csv")
+    table.to_parquet(tmp_path / "t.parquet")
+    table.to_csv(tmp_path / "t.tsv", sep="\t", index=False)
+    (tmp_path / "t.json").write_text(table.to_json(orient="records"))
+    (tmp_path / "t.jsonl").write_text(table.to_json(orient="records", lines=True))
+    for suffix in ("parquet", "tsv", "json", "jsonl"):
+        import_table(tmp_path / f"t.{suffix}", tmp_path / "map.yaml", tmp_path / suffix)
+        with open_store(tmp_path / suffix) as store:
+            rows = store.sql("select run_id from runs order by n_layers, train_tokens").rows
+        assert [run_id for (run_id,) in rows] == ids
+
+
+def test_the_store_is_a_pack_of_records_that_say_where_they_are_from(tmp_path):
+    take_in(tmp_path)
+    before = frame_of(tmp_path)
+    unpack(open_pack(tmp_path / "theirs"), tmp_path / "out")
+    folders = sorted((tmp_path / "out" / "runs").iterdir())
+    for folder in folders:
+        verify(folder)
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
+    assert sorted(manifest["row"] for manifest in manifests) == [1, 2, 3]
+    assert {manifest["table"] for manifest in manifests} == {"runs.csv"}
+    with open_store(tmp_path / "out") as store:
+        after = store.frame("select * from runs order by n_layers, train_tokens")
+    pd.testing.assert_frame_equal(before.drop(columns="folder"), after.drop(columns="folder"))
+
+
+def test_a_condition_and_rows_without_a_value(tmp_path):
+    table_map = (
+        MAP.replace("lr: lr", "lr: lr\n  seed: {of: s, optional: true}") + "where: kind == 'A' and tokens >= 20\n"
+    )
+    taken = take_in(tmp_path, [f"{row},1" for row in ROWS], table_map, f"{HEADER},s")
+    assert (taken.runs, taken.not_wanted) == (1, 2) and frame_of(tmp_path)["seed"].tolist() == [1]
+    rows = (*ROWS, "c,8,8,0.001,10,400,A,,")
+    (tmp_path / "two").mkdir()
+    with pytest.raises(ValueError, match=r"val_loss has no value in row 4, and 1 such rows; state missing: leave_out"):
+        take_in(tmp_path / "two", rows)
+    assert take_in(tmp_path / "two", rows, MAP + "missing: leave_out\n").incomplete == 1
+
+
+def test_the_best_of_a_tuned_field_stands_for_a_configuration(tmp_path):
+    rows = [
+        f"r{lr},{depth},8,{lr},10,100,A,{2 + abs(lr - 0.002) / depth},{{}}"
+        for depth in (2, 4)
+        for lr in (0.001, 0.002, 0.004)
+    ]
+    take_in(tmp_path, rows, MAP.replace("  usefulness: {of: useful, optional: true}\n", "") + "tuned: [lr]\n")
+    runs = frame_of(tmp_path)
+    assert runs.loc[runs["tuning"] != "rejected", "lr"].tolist() == [0.002, 0.002]
+    with open_store(tmp_path / "theirs") as store:
+        ranking = best(store)
+    assert ranking.n_runs == 2 and "imported from a paper" in heading(ranking) and "seed" in heading(ranking)
+
+
+def test_effects_and_recipes_of_others_runs_are_of_grade_d(tmp_path):
+    """Three seeds, an effect of 0.5 bit of norm: seen, and yet of grade D, since other choices are unknown."""
+    rows = [
+        f"r{i},2,8,0.001,10,100,{kind},{2 + 0.5 * (kind == 'B') + 0.01 * i},,{i}" for i in range(3) for kind in "AB"
+    ]
+    take_in(tmp_path, rows, MAP.replace("lr: lr", "lr: lr\n  seed: s"), f"{HEADER},s")
+    runs = frame_of(tmp_path)
+    (effect,) = [c for c in measure_effects(runs, knob="norm") if c.basis == "tokens"]
+    assert effect.effect.mean == pytest.approx(0.5 * 0.693147, abs=1e-5) and effect.n_seeds == 3
+    recipe = derive(runs)
+    assert recipe.grade == "D" and "imported from a paper" in recipe.unknown and recipe.config is not None
+    assert recipe.config.train_tokens % recipe.config.batch_tokens == 0
+
+
+def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
+    wrong = MAP.replace("depth", "dept").replace("width / 4", "width / __import__('os')").replace("lr: lr", "lrr: lr")
+    with pytest.raises(
+        ValueError, match=r"fields.lrr is no field of a run and no measured quantity; did you mean 'lr'"
+    ):
+        take_in(tmp_path, table_map=wrong)
+    with pytest.raises(ValueError) as told:
+        take_in(tmp_path, table_map=wrong.replace("lrr: lr", "lr: lr + nothing") + "where: depth = 2\n")
+    for part in (
+        "fields.n_layers: no column 'dept'",
+        'fields.n_heads: "width',
+        "no column 'nothing'",
+        "where: 'depth = 2'",
+    ):
+        assert part in str(told.value)
+    assert "\n" not in str(told.value) and not (tmp_path / "theirs").exists()
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ("0.001,10", "fast,10", "column 'lr' is \"fast\" in row 1"),
+        ("0.001,10", "-1,10", "lr=-1.0 must be greater than 0"),
+        ("0.001,10", "inf,10", "column 'lr' is \"inf\" in row 1"),
+        ("2,8", "2.5,8", "n_layers is 2.5 in row 1 (and so in 1 more rows): a whole number is needed"),
+        ("100,A", "100,C", "'kind' is \"C\" in row 1 (and so in 1 more rows), which `values` does not list"),
+        ("a,2,8,0.001,20", "a,2,8,0.001,10", "rows 1 and 2 are the same run"),
+        ("2.0,", "nan,", "val_loss has no value in row 1"),
+    ],
+)
+def test_a_value_that_is_wrong_is_told_with_its_row(tmp_path, was, now, told):
+    rows = [row.replace(was, now) for row in ROWS]
+    with pytest.raises(ValueError) as error:
+        take_in(tmp_path, rows)
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_tables_that_are_none(tmp_path):
+    for header, told in ((HEADER.replace("depth", "run"), "stands twice"), ("", "No columns")):
+        with pytest.raises(ValueError, match=told):
+            take_in(tmp_path, (), header=header)
+    (tmp_path / "runs.csv").write_text("a\n" + "1\n" * (MAX_ROWS * 3))
+    with pytest.raises(ValueError, match="more than 50,000 rows"):
+        import_table(tmp_path / "runs.csv", tmp_path / "map.yaml", tmp_path / "theirs")
+    (tmp_path / "runs.json").write_text('{"a": [1]}')
+    for name, told in (("runs.json", "list of objects"), ("runs.xls", "no kind"), ("none.csv", "does not exist")):
+        with pytest.raises(ValueError, match=told):
+            import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "theirs")
+
+
+def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, capsys):
+    root = Path(__file__).parents[2] / "maps"
+    import_(root / "example.csv", root / "example.yaml", tmp_path / "theirs")
+    said = capsys.readouterr().out
+    assert "108 runs in 54 clusters, of 108 rows" in said and "weight_decay" in said
+    (tmp_path / "map.yaml").write_text("source: x\n")
+    for arguments in (["--map", str(tmp_path / "map.yaml")], ["--map", str(root / "example.yaml")]):
+        out = tmp_path / ("theirs" if "example" in arguments[1] else "new")
+        with pytest.raises(SystemExit) as ended:
+            main.run(["import", str(root / "example.csv"), *arguments, "-o", str(out)])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and error.count("\n") == 1 and error.startswith("sparsedepth: error: ")
