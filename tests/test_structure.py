@@ -19,13 +19,13 @@ LEVELS = [
     {"measure", "recipe", "plots", "toy", "exchange"},
     {"run"},
     {"sweep"},
-    {"report", "cluster"},
+    {"report", "cluster", "trackers"},
     {"cli"},
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""
 
 TENSORS = {"model", "data", "train", "probe", "measure", "toy", "exchange"}
-ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report")
+ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers")
 MAY_NOT = {part: TENSORS for part in ROWS}
 
 TOY = {"config": "config", "record": "store", "exponents": "effects", "figure": "plots"}

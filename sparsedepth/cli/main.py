@@ -28,6 +28,7 @@ from sparsedepth.cli import (
     report,
     scaling,
     status,
+    sync,
     toy,
     train_sweep,
 )
@@ -66,6 +67,7 @@ for module in (
     report,
     scaling,
     pack,
+    sync,
     describe,
     presets,
     doctor,

@@ -1,0 +1,1 @@
+"""Finished runs in other people's trackers: TensorBoard, MLflow, Trackio, Weights & Biases."""

@@ -1,0 +1,81 @@
+"""MLflow: a run of an experiment for each run, found again by its tag TAG."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from sparsedepth.trackers.tracked_run import TrackedRun
+
+TAG = "sparsedepth.run_id"
+MAX_METRICS, MAX_PARAMS = 1000, 100
+"""of one request"""
+
+
+class MLflow:
+    """An experiment of a tracking server or of a local database."""
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self.place = f"{uri} {experiment}"
+        self.uri = uri
+        self.client = MlflowClient(tracking_uri=uri)
+        known = self.client.get_experiment_by_name(experiment)
+        if known is not None and known.lifecycle_stage != "active":
+            raise ValueError(f"MLflow's experiment {experiment!r} is deleted; restore it, or give another --project")
+        self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
+
+    def _runs(self, filter: str = "") -> dict[str, list[str]]:
+        """run_id -> MLflow's ids of it."""
+        ids: dict[str, list[str]] = {}
+        token = None
+        while token != "":
+            page = self.client.search_runs([self.experiment], filter, max_results=1000, page_token=token)
+            for run in page:
+                if TAG in run.data.tags:
+                    ids.setdefault(run.data.tags[TAG], []).append(run.info.run_id)
+            token = page.token or ""
+        return ids
+
+    def held(self) -> set[str]:
+        return {*self._runs()}
+
+    def discard(self, run_id: str) -> None:
+        for found in self._runs(f"tags.`{TAG}` = '{run_id}'").get(run_id, ()):
+            self.client.delete_run(found)
+
+    def send(self, run: TrackedRun) -> None:
+        tags = {TAG: run.run_id} | {f"sparsedepth.{name}": value for name, value in run.tags.items()}
+        created = self.client.create_run(
+            self.experiment, start_time=round(1000 * run.started), tags=tags, run_name=run.run_id
+        )
+        params = [Param(name, str(value)) for name, value in run.params.items()]
+        metrics = [
+            Metric(name, value, round(1000 * run.time_at(step)), step)
+            for step, values in (*run.curves, (run.last_step, run.summary))
+            for name, value in values.items()
+        ]
+        at = created.info.run_id
+        for start in range(0, len(params), MAX_PARAMS):
+            self.client.log_batch(at, params=params[start : start + MAX_PARAMS])
+        for start in range(0, len(metrics), MAX_METRICS):
+            self.client.log_batch(at, metrics=metrics[start : start + MAX_METRICS])
+        status = "FAILED" if run.tags.get("outcome") == "diverged" else "FINISHED"
+        self.client.set_terminated(at, status, round(1000 * run.time_at(run.last_step)))
+
+    def next_step(self) -> str:
+        return f"mlflow ui --backend-store-uri {self.uri}"
+
+
+def open_tracker(folder: Path, at: str | None, project: str) -> MLflow:
+    """`at` is a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
+    ValueError where MLflow cannot use it."""
+    uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+    folder.mkdir(exist_ok=True)
+    try:
+        return MLflow(uri, project)
+    except MlflowException as error:
+        raise ValueError(f"MLflow cannot use {uri}: {error}") from None

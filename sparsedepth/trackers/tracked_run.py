@@ -1,0 +1,73 @@
+"""A finished run as a tracker holds it: parameters, curves by step, numbers of its summary, tags."""
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sparsedepth import quantities
+from sparsedepth.config.run import RunConfig
+from sparsedepth.store.connection import Store
+
+FACTS = ("seconds", "training_seconds", "peak_memory_bytes")
+"""Numbers of the manifest, beside what was measured."""
+TAGS = ("run_id", "cell_id", "model", "outcome", "diverged_cause", "tuning", "device", "started")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """Missing values are left out, never sent as 0."""
+
+    run_id: str
+    params: dict[str, bool | int | float | str]
+    """Fields of the configuration."""
+    curves: tuple[tuple[int, dict[str, float]], ...]
+    """(step, values), in order."""
+    summary: dict[str, float]
+    """What was measured, in the names and units of the columns of `runs`."""
+    tags: dict[str, str]
+    started: float
+    """Seconds since 1970, UTC; 0 where it is not known."""
+
+    @property
+    def last_step(self) -> int:
+        return int(self.summary.get("steps", 0)) or max((step for step, _ in self.curves), default=0)
+
+    def time_at(self, step: int) -> float:
+        """When it was at a step, as far as steps take equally long; seconds since 1970."""
+        share = step / self.last_step if self.last_step else 1.0
+        return self.started + share * self.summary.get("training_seconds", 0.0)
+
+
+def run_ids(store: Store) -> list[str]:
+    """Every run of the store, in order."""
+    return [run_id for (run_id,) in store.sql("select run_id from runs order by run_id").rows]
+
+
+def tracked_runs(store: Store, wanted: Set[str]) -> Iterator[TrackedRun]:
+    """The wanted runs of the store, in order of run_id."""
+    measured = {column.name for column in quantities.RUNS} | {*FACTS}
+    answer = store.sql("select * from runs order by run_id")
+    for values in answer.rows:
+        row = {name: value for name, value in zip(answer.columns, values, strict=True) if value is not None}
+        if row["run_id"] in wanted:
+            yield TrackedRun(
+                run_id=row["run_id"],
+                params={name: row[name] for name in RunConfig.model_fields if name in row},
+                curves=tuple(_curves(store, row["run_id"])),
+                summary={name: float(row[name]) for name in row if name in measured and _is_number(row[name])},
+                tags={name: str(row[name]) for name in TAGS if name in row},
+                started=datetime.fromisoformat(row["started"]).timestamp() if "started" in row else 0.0,
+            )
+
+
+def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
+    answer = store.sql(f"select * exclude (run_id) from curves where run_id = '{run_id}' order by step")
+    for values in answer.rows:
+        row: dict[str, Any] = dict(zip(answer.columns, values, strict=True))
+        step = int(row.pop("step"))
+        yield step, {name: float(value) for name, value in row.items() if value is not None}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

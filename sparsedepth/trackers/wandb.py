@@ -1,0 +1,54 @@
+"""Weights & Biases, offline: a folder for each run, which `wandb sync` uploads when the user says so."""
+
+import os
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
+
+import wandb
+
+from sparsedepth.trackers.tracked_run import TrackedRun
+
+
+class WandB:
+    """A folder of offline runs."""
+
+    def __init__(self, folder: Path, project: str) -> None:
+        self.folder, self.project = folder, project
+        self.place = str(folder)
+
+    def held(self) -> None:
+        """It cannot be asked: `wandb sync --clean` removes what it has uploaded."""
+
+    def discard(self, run_id: str) -> None:
+        for folder in self.folder.glob(f"wandb/offline-run-*-{run_id}"):
+            shutil.rmtree(folder)
+
+    def send(self, run: TrackedRun) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(
+            mode="offline", silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
+        )
+        tags = [value for name, value in run.tags.items() if name in ("outcome", "tuning")]
+        started = wandb.init(
+            id=run.run_id,
+            name=run.run_id,
+            project=self.project,
+            dir=self.folder,
+            config={**run.params, **{f"tag_{name}": value for name, value in run.tags.items()}},
+            tags=tags,
+            settings=settings,
+        )
+        for step, values in run.curves:
+            started.log(values, step=step)
+        started.summary.update(run.summary)
+        started.finish(exit_code=int(run.tags.get("outcome") == "diverged"))
+
+    def next_step(self) -> str:
+        return f"wandb sync {self.folder}/wandb/offline-run-*   (uploads)"
+
+
+def open_tracker(folder: Path, at: str | None, project: str) -> WandB:
+    """`at` is the folder that holds wandb's own."""
+    return WandB(Path(at).resolve() if at else folder.resolve(), project)

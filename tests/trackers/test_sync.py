@@ -1,0 +1,267 @@
+"""Runs reach a tracker once, whole, also after a kill: the rule on a tracker in memory, and each real tracker read back
+from its own files. The real ones need `pip install .[trackers]`; nothing leaves this machine."""
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from frames import config_of
+from synthetic import MANIFEST, make_run
+from tiny import sparsedepth, start
+
+from sparsedepth.store.connection import open_store
+from sparsedepth.trackers import sync as syncing
+from sparsedepth.trackers.sync import NAMES, open_tracker, sync
+from sparsedepth.trackers.tracked_run import tracked_runs
+
+STARTED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+SUMMARY = {"val_loss": 2.5, "params_total": 1234, "steps": 20, "usefulness": None}
+CURVES = [{"step": 10, "train_loss": 3.0, "lr": 1e-3}, {"step": 20, "train_loss": 2.75, "lr": 5e-4}]
+
+
+def add(results: Path, seed: int) -> str:
+    config = config_of(n_layers=2, seed=seed)
+    manifest = {**MANIFEST, "training_seconds": 4.0}
+    make_run(results, config, {**SUMMARY, "val_loss": 2.5 + seed}, curves=CURVES, manifest=manifest)
+    return config.run_id
+
+
+@pytest.fixture
+def results(tmp_path):
+    for seed in (0, 1, 2):
+        add(tmp_path / "results", seed)
+    return tmp_path / "results"
+
+
+class Memory:
+    """A tracker that remembers, and can be killed while it takes a run."""
+
+    def __init__(self, place="memory"):
+        self.place, self.runs, self.n_sent, self.dies_at = place, {}, 0, None
+
+    def held(self):
+        return {*self.runs}
+
+    def discard(self, run_id):
+        self.runs.pop(run_id, None)
+
+    def send(self, run):
+        assert run.run_id not in self.runs, "sent on top of what is there"
+        self.n_sent += 1
+        self.runs[run.run_id] = "half"
+        if self.n_sent == self.dies_at:
+            raise KeyboardInterrupt
+        self.runs[run.run_id] = run
+
+    def next_step(self):
+        return ""
+
+
+def test_a_run_is_what_its_record_says_and_what_is_missing_is_left_out(results):
+    with open_store(results) as store:
+        (run,) = tracked_runs(store, {config_of(n_layers=2, seed=1).run_id})
+    assert run.params["n_layers"] == 2 and run.params["seed"] == 1 and run.params["corpus"] == "stdlib"
+    assert run.curves == ((10, {"train_loss": 3.0, "lr": 1e-3}), (20, {"train_loss": 2.75, "lr": 5e-4}))
+    assert run.summary == {"val_loss": 3.5, "params_total": 1234, "steps": 20, "seconds": 1.5, "training_seconds": 4.0}
+    assert run.tags["outcome"] == "ok" and run.tags["cell_id"] and "model" not in run.tags
+    assert [run.time_at(step) - STARTED for step in (0, 10, 20)] == [0.0, 2.0, 4.0]
+
+
+def test_each_run_is_sent_once_and_a_new_one_alone(results):
+    tracker = Memory()
+    assert len([*sync(results, "mlflow", tracker)]) == 3 and [*sync(results, "mlflow", tracker)] == []
+    new = add(results, 3)
+    assert [*sync(results, "mlflow", tracker)] == [new] and len(tracker.runs) == 4
+    assert len([*sync(results, "mlflow", Memory("elsewhere"))]) == 4, "another place has nothing yet"
+    assert [*sync(results, "mlflow", tracker)] == [], "and the first place is not forgotten"
+
+
+def test_a_run_that_a_kill_cut_off_is_sent_anew_and_no_other(results):
+    tracker = Memory()
+    tracker.dies_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        list(sync(results, "mlflow", tracker))
+    assert [*tracker.runs.values()].count("half") == 1
+    assert len([*sync(results, "mlflow", tracker)]) == 2
+    assert tracker.n_sent == 4 and "half" not in tracker.runs.values() and len(tracker.runs) == 3
+
+
+def test_a_run_that_was_sent_and_not_noted_is_replaced(results):
+    tracker = Memory()
+    for _ in sync(results, "mlflow", tracker):
+        break  # killed between two runs
+    ledger = results / "trackers" / "sent-mlflow.json"
+    assert len(json.loads(ledger.read_text())["memory"]) == 1
+    ledger.unlink()
+    assert len([*sync(results, "mlflow", tracker)]) == 3 and len(tracker.runs) == 3
+
+
+def test_what_the_tracker_has_lost_is_sent_again(results):
+    tracker = Memory()
+    list(sync(results, "mlflow", tracker))
+    gone = min(tracker.runs)
+    del tracker.runs[gone]
+    assert [*sync(results, "mlflow", tracker)] == [gone]
+    tracker.held = lambda: None  # cannot be asked: the note decides
+    del tracker.runs[gone]
+    assert [*sync(results, "mlflow", tracker)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_package_that_is_missing_is_one_line(results, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"sparsedepth.trackers.{name}", raising=False)
+    with pytest.raises(ValueError, match=rf"^--to {name} needs a package .*: pip install {name}, or 'sparsedepth\[tr"):
+        open_tracker(name, results)
+    assert not (results / "trackers").exists()
+
+
+def test_mistakes_are_one_line(tmp_path, results):
+    with pytest.raises(ValueError, match="--to 'neptune' is not one of tensorboard, mlflow, trackio, wandb"):
+        open_tracker("neptune", results)
+    with pytest.raises(ValueError, match="no complete run"):
+        list(sync(tmp_path / "empty", "mlflow", Memory()))
+
+
+def test_watching_sends_what_ends_and_ends_with_the_sweep(results, monkeypatch, capsys):
+    """The sweep ends between two looks: its last run is sent, too."""
+    from sparsedepth.cli import sync as command
+
+    tracker, looks = Memory(), iter([True, False])
+
+    def is_running(folder):
+        still = next(looks)
+        if not still:
+            add(results, 5)
+        return still
+
+    monkeypatch.setattr(syncing, "open_tracker", lambda *given: tracker)
+    monkeypatch.setattr(syncing, "is_running", is_running)
+    command.sync(results, "mlflow", watch=True, every=0.0)
+    assert len(tracker.runs) == 4 and "4 runs sent to mlflow" in capsys.readouterr().out
+
+
+# Real trackers
+
+
+def scalars_of_tensorboard(results: Path) -> dict[str, dict]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    runs = {}
+    for folder in (results / "trackers" / "tensorboard").iterdir():
+        events = EventAccumulator(str(folder)).Reload()
+        curve, (summary,) = events.Scalars("curves/train_loss"), events.Scalars("summary/val_loss")
+        assert [round(event.wall_time - STARTED, 3) for event in curve] == [2.0, 4.0]
+        assert set(events.Tags()["tensors"]) == {"_hparams_/session_start_info", "tags"}
+        assert "outcome: ok" in events.Tensors("tags")[0].tensor_proto.string_val[0].decode()
+        start = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+        runs[folder.name] = {
+            "curve": [(event.step, event.value) for event in curve],
+            "val_loss": (summary.step, summary.value),
+            "has_params": b"n_layers" in start,
+        }
+    return runs
+
+
+def scalars_of_mlflow(results: Path) -> dict[str, dict]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{results / 'trackers' / 'mlflow.db'}")
+    (experiment,) = [one for one in client.search_experiments() if one.name == "results"]
+    runs = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        history = client.get_metric_history(run.info.run_id, "train_loss")
+        (summary,) = client.get_metric_history(run.info.run_id, "val_loss")
+        run_id = run.data.tags["sparsedepth.run_id"]
+        assert run_id not in runs and run.info.status == "FINISHED" and run.data.tags["sparsedepth.outcome"] == "ok"
+        assert run.info.start_time == 1000 * STARTED and run.info.end_time == 1000 * STARTED + 4000
+        runs[run_id] = {
+            "curve": [(metric.step, metric.value) for metric in history],
+            "val_loss": (summary.step, summary.value),
+            "has_params": run.data.params["n_layers"] == "2",
+        }
+    return runs
+
+
+def scalars_of_trackio(results: Path) -> dict[str, dict]:
+    with sqlite3.connect(results / "trackers" / "trackio" / "results.db") as database:
+        rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
+        configs = {name: json.loads(text) for name, text in database.execute("select run_name, config from configs")}
+    assert {config["tag_outcome"] for config in configs.values()} == {"ok"}
+    runs = {name: {"curve": [], "has_params": config["n_layers"] == 2} for name, config in configs.items()}
+    for name, step, text in rows:
+        values = json.loads(text)
+        if "val_loss" in values:
+            runs[name]["val_loss"] = (step - 1, values["val_loss"])
+        else:
+            runs[name]["curve"].append((step, values["train_loss"]))
+    return runs
+
+
+def records_of_wandb(path: Path) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log in blocks of 32 KiB, after a header of 7 bytes."""
+    content, at, parts = path.read_bytes(), 7, []
+    while at + 7 <= len(content):
+        if at % 32768 > 32768 - 7:
+            at += 32768 - at % 32768  # padding
+            continue
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts.append(content[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield b"".join(parts)
+            parts = []
+
+
+def scalars_of_wandb(results: Path) -> dict[str, dict]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    runs = {}
+    for path in (results / "trackers" / "wandb").glob("offline-run-*/run-*.wandb"):
+        run, name = {"curve": []}, None
+        for content in records_of_wandb(path):
+            record = Record()
+            record.ParseFromString(content)
+            if record.WhichOneof("record_type") == "run":
+                name, config = record.run.run_id, {item.key: item.value_json for item in record.run.config.update}
+                run["has_params"] = config["n_layers"] == "2" and config["tag_outcome"] == '"ok"'
+            for item in record.summary.update:
+                if "val_loss" in (item.key, *item.nested_key):
+                    run["val_loss"] = (20, json.loads(item.value_json))
+            values = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+            if "train_loss" in values:
+                run["curve"].append((int(values["_step"]), json.loads(values["train_loss"])))
+        assert name not in runs
+        runs[name] = run
+    return runs
+
+
+READ = {name: globals()[f"scalars_of_{name}"] for name in NAMES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_real_tracker_holds_every_run_once_also_after_a_kill(results, name, monkeypatch):
+    """The first command is killed after its first run; the second sends the others, the third nothing."""
+    pytest.importorskip(name)
+    for variable in ("TRACKIO_DIR", "MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    command = ("sync", results, "--to", name)
+    process = start(*command)
+    assert process.stdout.readline().startswith("sent ")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    out, _ = sparsedepth(*command)
+    assert out.splitlines()[-2].startswith(("1 runs sent", "2 runs sent"))
+    assert "0 runs sent" in sparsedepth(*command)[0]
+    runs = READ[name](results)
+    assert set(runs) == {config_of(n_layers=2, seed=seed).run_id for seed in (0, 1, 2)}
+    for seed in (0, 1, 2):
+        run = runs[config_of(n_layers=2, seed=seed).run_id]
+        assert run == {"curve": [(10, 3.0), (20, 2.75)], "val_loss": (20, 2.5 + seed), "has_params": True}
