@@ -59,13 +59,12 @@ def derive(
     """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import page_path
-    from sparsedepth.recipe.card_text import card_lines
+    from sparsedepth.recipe.card_text import card_text
 
     card = calls.recipe(
         *folders, out=out, depth=depth, objective=objective, matched=matched, holdout_depth=holdout_depth
     )
-    for line in card_lines(card):
-        print(line)
+    print(card_text(card))
     if out is not None:
         data, page = card_path(out), page_path(out)
         kind = "the baseline" if card.recipe.abstained else "the recipe"

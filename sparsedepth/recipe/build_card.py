@@ -24,6 +24,7 @@ from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast, contrasts, interactions
 from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
 from sparsedepth.effects.pairs import BASES
+from sparsedepth.recipe.beside import measured_beside
 from sparsedepth.recipe.card import (
     Card,
     Divergence,
@@ -86,6 +87,7 @@ def build_card(
         literature=tuple(compare_with_papers(recipe)),
         provenance=provenance_of(runs, recipe, folders),
         grade=grade_of(recipe.grade, mechanism.supported_by is not None, held_out.outcomes),
+        measured=measured_beside(known, recipe),
     )
 
 

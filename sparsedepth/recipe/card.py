@@ -30,6 +30,7 @@ Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
 Grade = Literal["A", "B", "C", "D"]
 InSample = Literal["C", "D"]
+MeasuredPart = Literal["recommended", "best measured", "baseline"]
 RecipeWord = Literal["associated", "predicts", "causes"]
 Values = dict[str, Any]
 
@@ -192,6 +193,19 @@ class HeldOut(Section):
         return self.depth_outcome, self.verification.outcome if self.verification else None
 
 
+class MeasuredConfiguration(Section):
+    """A configuration at the recipe's depth, and what its runs measured (see `beside`)."""
+
+    parts: Annotated[tuple[MeasuredPart, ...], Field(description="what it is; several where they are one")]
+    setting: Annotated[str, Field(description="in words, what it has away from the baseline")]
+    lr: float
+    n_seeds: Annotated[int, Field(description="0 where it was not run")]
+    mean: Annotated[float | None, Field(description="of the objective over seeds, with Student's 95% interval")]
+    lo: float | None
+    hi: float | None
+    flops: Annotated[float | None, Field(description="of training, over the baseline's")]
+
+
 class Divergence(Section):
     run_id: str
     cause: str | None
@@ -235,6 +249,9 @@ class Card(Section):
     literature: tuple[Compared, ...]
     provenance: Provenance
     grade: Grade
+    measured: Annotated[
+        tuple[MeasuredConfiguration, ...], Field(description="recommended, best measured, baseline")
+    ] = ()
 
     def with_verification(self, verification: Verification) -> "Card":
         """The card of the same recipe after it was verified."""

@@ -10,6 +10,7 @@ from sparsedepth.effects.sentences import interaction_sentence, number_text, rat
 from sparsedepth.files import write_text
 from sparsedepth.recipe import card_text
 from sparsedepth.recipe.card import SUFFIX, Card, card_path, write_card
+from sparsedepth.store.render import to_markdown, without_empty
 
 MEANING = {
     "A": "held-out confirmed, with an intervention",
@@ -41,6 +42,7 @@ def card_markdown(card: Card) -> str:
         recipe=card.recipe,
         meaning="models that are no evidence about depth" if card.recipe.weakness else MEANING[card.grade],
         differing=_differing_yaml(card),
+        measured=Verbatim(to_markdown(without_empty(card_text.measured_table(card)))),
         text=card_text,
         interaction_sentence=interaction_sentence,
     )

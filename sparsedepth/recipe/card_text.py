@@ -8,10 +8,12 @@ import yaml
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text
+from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text, ratio_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe.card import Candidate, Card, Compared, Domain, Holdout, LearningRate, Recipe, Verification
 from sparsedepth.recipe.choose import comparison_of
+from sparsedepth.store import render
+from sparsedepth.store.query_result import QueryResult
 
 IN_SAMPLE = {"C": "in-sample, several seeds", "D": "in-sample, no replicates"}
 
@@ -31,28 +33,79 @@ def rule_text(recipe: Recipe) -> str:
     return f"{weak}At n_layers={recipe.depth}{where}, matched in {recipe.matched}: use {use}; associated with {better}."
 
 
+def headline(card: Card) -> list[Statement]:
+    """What it gains and costs, how sure it is, and what verifying found."""
+    recipe, verification = card.recipe, card.held_out.verification
+    together = recipe.stack.against_baseline if recipe.stack else None
+    measured = together or next((change.contrast for change in recipe.changes), None)
+    gain = []
+    if measured is not None and recipe.changes:
+        expected = (
+            f"; {recipe.expected_gain:+.3g} expected, shrunk towards 0 by its noise" if recipe.expected_gain else ""
+        )
+        cost = f"; at {ratio_text(measured.ratios['flops'])} x the baseline's training FLOPs"
+        gain = [("Gain", f"{recipe.objective} {estimate_text(measured.effect, measured.unit)}{expected}{cost}")]
+    verified = "none yet: `sparsedepth recipe verify` trains it on fresh seeds"
+    if verification:
+        verified = verification_sentence(card, verification)
+    return [
+        *gain,
+        (f"Grade {card.grade}", grade_text(card)),
+        *([("Verification", verified)] if verification or recipe.changes else []),
+    ]
+
+
 def statements(card: Card) -> list[Statement]:
-    """The card, a statement per fact: verification, domain, effects, what was refused and why, stack, tests, grade."""
-    recipe, verification, holdout = card.recipe, card.held_out.verification, card.held_out.depth_test
+    """The card, a statement per fact: gain, grade, verification, domain, effects, what was refused and why, tests."""
+    recipe, holdout = card.recipe, card.held_out.depth_test
     n_tested = sum(candidate.contrast.p_holm is not None for candidate in recipe.candidates)
     refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
     return [
-        *([("Verification", verification_sentence(card, verification))] if verification else []),
-        ("Objective", f"{recipe.objective}; matched: {recipe.matched}"),
-        ("Domain", ", ".join(f"{name} {text}" for name, text in domain_texts(recipe.domain))),
+        *headline(card),
         *(("Recommended", candidate_text(change, n_tested)) for change in recipe.changes),
         *(("Not recommended", candidate_text(candidate, n_tested)) for candidate in refused),
         ("Together", stack_text(recipe)),
         ("Diverged", f"{counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"),
         *(holdout_statements(holdout, recipe) if holdout else []),
-        (f"Grade {card.grade}", grade_text(card)),
-        ("Runs", " ".join(recipe.run_ids) or "none"),
+        ("Objective", f"{recipe.objective}; matched: {recipe.matched}"),
+        ("Domain", ", ".join(f"{name} {text}" for name, text in domain_texts(recipe.domain))),
     ]
 
 
+def measured_table(card: Card) -> QueryResult:
+    """The recommended configuration beside the best that was measured, and the baseline."""
+    rows = tuple(
+        (", ".join(row.parts), f"{row.lr:g}", row.n_seeds, row.mean, row.lo, row.hi, row.flops, row.setting)
+        for row in card.measured
+    )
+    names = ("configuration", "lr", "seeds", card.recipe.objective, "lo", "hi", "flops", "setting")
+    return QueryResult(columns=names, rows=rows)
+
+
+def card_text(card: Card, width: int | None = None) -> str:
+    """The card for a terminal: the rule, what was measured beside it, gain, grade and verification; below a blank line
+    the rest. Which runs it is from says the card's page."""
+    width = width or render.terminal_width()
+
+    def wrapped(statement: Statement) -> str:
+        return textwrap.fill(f"{statement[0]}: {statement[1]}", width, subsequent_indent="  ", break_on_hyphens=False)
+
+    first = headline(card)
+    table = f"{render.compact(measured_table(card), (), width)}\n" if card.measured else ""
+    above = "\n".join(
+        [
+            textwrap.fill(rule_text(card.recipe), width, break_on_hyphens=False),
+            "",
+            table + "\n".join(map(wrapped, first)),
+        ]
+    )
+    return f"{above}\n\n" + "\n".join(map(wrapped, statements(card)[len(first) :]))
+
+
 def card_lines(card: Card) -> list[str]:
-    """The rule, then the statements, each on its line."""
-    return [rule_text(card.recipe), *(f"{heading}: {text}" for heading, text in statements(card))]
+    """The rule, then the statements and the runs, each on its line."""
+    runs = ("Runs", " ".join(card.recipe.run_ids) or "none")
+    return [rule_text(card.recipe), *(f"{heading}: {text}" for heading, text in (*statements(card), runs))]
 
 
 def domain_texts(domain: Domain) -> list[Statement]:

@@ -18,9 +18,11 @@ from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import Drawing, NothingToDraw, csv_bytes, render
 from sparsedepth.recipe.card import Card, read_card
 from sparsedepth.recipe.card_markdown import card_markdown
-from sparsedepth.recipe.card_text import statements, to_yaml
+from sparsedepth.recipe.card_text import measured_table, statements, to_yaml
 from sparsedepth.report.content import content, rule_with_verification
+from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.render import without_empty
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -97,9 +99,11 @@ def html(
 def advice_of(card: Card) -> dict[str, Any]:
     """The recipe card as the page shows it."""
     config = to_yaml(card) if card.recipe.config is not None else None
+    measured = without_empty(measured_table(card))
     return {
         "rule": rule_with_verification(card),
-        "statements": [(head, text) for head, text in statements(card) if head != "Runs"],  # they are under provenance
+        "measured": table_of([(name, "") for name in measured.columns], measured.rows),
+        "statements": statements(card),
         "page": card_markdown(card),
         "config": config,
         "config_uri": data_uri(config.encode(), "text/yaml") if config else None,

@@ -76,19 +76,26 @@ def compact(
     those that give way is left out; for it to stand at all, as many of them as it takes."""
     width = width or terminal_width()
     attempts = [(gives_way[:1], MAX_CELL_WIDTH), *((gives_way[:n], NARROW) for n in range(1, len(gives_way) + 1))]
+    known = without_empty(result)
     for left_out, last in [((), MAX_CELL_WIDTH), *attempts]:
-        shown = [
-            index
-            for index, name in enumerate(result.columns)
-            if name not in left_out and any(row[index] is not None for row in result.rows)
-        ]
-        part = QueryResult(
-            columns=tuple(result.columns[index] for index in shown),
-            rows=tuple(tuple(row[index] for index in shown) for row in result.rows),
-        )
-        if shown and (text := side_by_side(part, width, max_rows, last)):
+        part = _columns(known, lambda name, _, left_out=left_out: name not in left_out)
+        if part.columns and (text := side_by_side(part, width, max_rows, last)):
             return text
     return table(result, width, max_rows)
+
+
+def without_empty(result: QueryResult) -> QueryResult:
+    """The columns in which anything is known."""
+    return _columns(result, lambda _, values: any(value is not None for value in values))
+
+
+def _columns(result: QueryResult, is_kept: Callable[[str, list[Any]], bool]) -> QueryResult:
+    values = [[row[index] for row in result.rows] for index in range(len(result.columns))]
+    kept = [index for index, name in enumerate(result.columns) if is_kept(name, values[index])]
+    return QueryResult(
+        columns=tuple(result.columns[index] for index in kept),
+        rows=tuple(tuple(row[index] for index in kept) for row in result.rows),
+    )
 
 
 def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS, last: int = 0) -> str | None:

@@ -14,7 +14,7 @@ from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
 from sparsedepth.recipe.card_markdown import card_markdown, write_page
-from sparsedepth.recipe.card_text import holdout_statements, learning_rate_lines, negative_lines, stack_text
+from sparsedepth.recipe.card_text import card_text, holdout_statements, learning_rate_lines, negative_lines, stack_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.holdout import hold_out
 
@@ -65,6 +65,33 @@ def test_all_thirteen_fields_are_on_the_page(card):
         f"## {n}. {title}" for n, title in enumerate(TITLES, 1)
     ]
     assert page.startswith("# Recipe card: grade A, version 1")
+
+
+def test_a_card_opens_with_setting_gain_cost_grade_and_what_was_measured_beside_it(runs, card):
+    """Both changes are the best configuration but for keys and values, which move nothing but noise."""
+    lines = card_text(card, 100).splitlines()
+    assert max(map(len, lines)) <= 100 and not any(run_id in "".join(lines) for run_id in card.recipe.run_ids)
+    assert lines[0].startswith("At n_layers=24, matched in tokens: use ") and lines[2] == ""
+    names, _, *rows = lines[3 : lines.index(next(line for line in lines if line.startswith("Gain: ")))]
+    assert names.split() == ["configuration", "lr", "seeds", "val_loss", "lo", "hi", "flops", "setting"]
+    assert [row.split("  ")[0] for row in rows] == ["recommended", "best measured", "baseline"]
+    here = runs[runs["n_layers"] == 24]
+    both = here[(here["depth_scale"] == "lns") & (here["weight_decay"] == 0.1) & (here["n_kv_heads"] == 4)]
+    recommended, best, baseline = card.measured
+    assert recommended.mean == pytest.approx(both["val_loss"].mean()) and recommended.n_seeds == 3
+    assert best.mean == pytest.approx(here.groupby("cell_id")["val_loss"].mean().min())
+    assert (recommended.setting, baseline.setting) == ("lns, weight_decay 0.1", "baseline")
+    assert [line.split(":")[0] for line in lines if line.startswith(("Gain", "Grade", "Verif"))] == [
+        *("Gain", "Grade A", "Verification"),
+    ]
+
+
+def test_what_was_not_run_at_the_depth_has_no_numbers(runs):
+    beside = derive_card(runs, depth=32).measured
+    assert [(row.parts, row.n_seeds, row.mean) for row in beside] == [
+        (("recommended",), 0, None),
+        (("baseline",), 0, None),
+    ]
 
 
 def test_recipe_and_effects_are_unrounded(runs, card):

@@ -1,0 +1,88 @@
+"""The recommended configuration beside the best that was measured at its depth, and the baseline: loss, rate, cost.
+
+The best is the configuration with the best mean over seeds of those of which no run diverged, whatever it costs: luck
+of a few seeds is in it, which is why it is no recommendation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.effects.knobs import plain, tuned_fields
+from sparsedepth.recipe.card import MeasuredConfiguration, MeasuredPart, Recipe
+from sparsedepth.store.setting import Cell, settings_of
+from sparsedepth.store.student import mean_interval
+from sparsedepth.store.tuning import standing
+
+
+def measured_beside(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfiguration, ...]:
+    """Recommended, best measured and baseline, in this order, one row where they are one configuration; none where
+    there is no baseline. What was not run at the recipe's depth has no numbers."""
+    if recipe.config is None or recipe.baseline is None:
+        return ()
+    known = standing(runs)
+    here = known[known["n_layers"] == recipe.depth]
+    by_cell = {cell: rows for cell, rows in here.groupby("cell_id", sort=True)}
+    cells = [_cell_of(str(name), rows) for name, rows in by_cell.items()]
+    tuned = frozenset(tuned_fields(known))
+    asked = [
+        Cell(cell_id="", tuned=tuned, knobs=_knobs_of(config), flops=None)
+        for config in (recipe.config, recipe.baseline)
+    ]
+    recommended, baseline = asked
+    settings = replace(settings_of([*cells, *asked]), baseline=baseline)
+    named = {settings.words(cell.knobs): cell for cell in cells}
+    values = {cell.cell_id: _values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
+    whole = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
+    sign = quantities.sign(recipe.objective)
+    best = max(whole, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
+    reference = named.get("baseline")
+    parts: dict[str, tuple[list[MeasuredPart], Cell]] = {}
+    for part, cell in (("recommended", recommended), ("best measured", best), ("baseline", baseline)):
+        if cell is not None and not (part == "recommended" and recipe.abstained):
+            words = settings.words(cell.knobs)
+            parts.setdefault(words, ([], named.get(words, cell)))[0].append(part)
+    rows = []
+    for words, (names, cell) in parts.items():
+        mean, lo, hi = mean_interval(values.get(cell.cell_id, []))
+        ratio = cell.flops / reference.flops if cell.flops and reference and reference.flops else None
+        rows.append(
+            MeasuredConfiguration(
+                parts=tuple(names),
+                setting=words,
+                lr=cell.knobs["lr"],
+                n_seeds=len(values.get(cell.cell_id, [])),
+                mean=mean,
+                lo=lo,
+                hi=hi,
+                flops=ratio,
+            )
+        )
+    return tuple(rows)
+
+
+def _cell_of(name: str, rows: pd.DataFrame) -> Cell:
+    return Cell(
+        cell_id=name,
+        tuned=frozenset(tuned_fields(rows)),
+        knobs={field: plain(rows.iloc[0][field]) for field in CELL_FIELDS},
+        flops=mean_interval(_values(rows, "train_flops"))[0],
+    )
+
+
+def _knobs_of(config: RunConfig) -> dict[str, object]:
+    values = config.model_dump(mode="json")
+    return {field: plain(values[field]) for field in CELL_FIELDS}
+
+
+def _values(rows: pd.DataFrame, quantity: str) -> Sequence[float]:
+    if quantity not in rows.columns:
+        return []
+    return pd.to_numeric(rows.loc[rows["outcome"] == "ok", quantity], errors="coerce").dropna().tolist()
+
+
+def _diverged(rows: pd.DataFrame) -> bool:
+    return bool((rows["outcome"] == "diverged").any())
