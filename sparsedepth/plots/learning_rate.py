@@ -4,6 +4,7 @@ A configuration is here a cell (all fields but the seed) less lr, tuned or not; 
 ring marks the best value; a cross one that is the lowest or highest tried, so that the true best may lie beyond.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from sparsedepth.plots.runs import read_runs
 from sparsedepth.plots.style import GREY, caption, groups, inert, line_handle, log_scale, setting_styles
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
-from sparsedepth.store.tuning import chosen, trained
+from sparsedepth.store.tuning import OF_CHOSEN, best_tried, chosen, trained
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -56,7 +57,7 @@ def curves(runs: pd.DataFrame) -> Curves:
         configuration=configuration,
         knobs=moved,
         loss=pd.to_numeric(runs[loss], errors="coerce").where(runs["outcome"] == "ok"),
-        is_chosen=tuning.isin(["best", "edge"]),
+        is_chosen=tuning.isin(OF_CHOSEN),
     )[several]
     by = frame.groupby(["configuration", "n_layers", "knobs", "lr"])
     points = by.agg(
@@ -64,13 +65,12 @@ def curves(runs: pd.DataFrame) -> Curves:
         n_seeds=("loss", "size"),
         is_chosen=("is_chosen", "any"),
     ).reset_index()
-    of_each = points.groupby("configuration")
     is_chosen = points.pop("is_chosen")
-    is_tuned = is_chosen.groupby(points["configuration"]).transform("any")
-    is_best = is_chosen.where(is_tuned, points[loss] == of_each[loss].transform("min"))
-    rates = of_each["lr"]
-    at_end = (points["lr"] == rates.transform("min")) | (points["lr"] == rates.transform("max"))
-    points["role"] = is_best.map({True: "best", False: ""}).mask(is_best & at_end, "edge")
+    points["role"] = ""
+    for _, line in points.groupby("configuration"):
+        losses = dict(zip(line["lr"], line[loss].fillna(math.inf), strict=True))
+        best, role = best_tried(losses, line["lr"][is_chosen[line.index]].tolist())
+        points.loc[line.index[line["lr"] == best], "role"] = role
     return Curves(points=points, loss=loss)
 
 

@@ -35,7 +35,7 @@ from sparsedepth.store.folder import RUNS, empty_table
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, rows_table, view_schema
-from sparsedepth.store.tuning import IS_TRAINED, read_tuned, tuning_roles
+from sparsedepth.store.tuning import IS_TRAINED, read_tuned, tuning_columns
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
 
@@ -195,14 +195,13 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list
 
 def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iterable[Part]) -> None:
     """Give `runs` its TUNING_COLUMNS: each sweep's runs are judged among the runs of their results folder."""
-    names = [column.name for column in TUNING_COLUMNS]
-    nulls = ", ".join(f"NULL::VARCHAR AS {name}" for name in names)
+    nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     folders: dict[Path, set[str]] = {}
     for run in chain.from_iterable(part.runs for part in parts):
         if run.folder.parent.name == RUNS:
             folders.setdefault(run.folder.parent.parent, set()).add(run.run_id)
-    rows: dict[str, dict[str, str]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for folder, run_ids in sorted(folders.items()):
         try:
             tuned = read_tuned(folder)
@@ -212,11 +211,11 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
         if tuned:
             selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
             runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
-            of_runs = tuning_roles(tuned, [run for run in runs if run["run_id"] in run_ids])
-            fields = {"tuned_fields": ",".join(tuned.fields)}
-            rows |= {run_id: {"run_id": run_id, **fields, "tuning": role} for run_id, role in of_runs.items()}
+            of_runs = tuning_columns(tuned, [run for run in runs if run["run_id"] in run_ids])
+            rows |= {run_id: {"run_id": run_id, **fields} for run_id, fields in of_runs.items()}
     if rows:
-        schema = pa.schema([pa.field(name, pa.string()) for name in ("run_id", *names)])
+        types = {column.name: pa.float64() if column.type == "DOUBLE" else pa.string() for column in TUNING_COLUMNS}
+        schema = pa.schema([pa.field(name, kind) for name, kind in {"run_id": pa.string(), **types}.items()])
         connection.register("tuning", rows_table(list(rows.values()), schema))
         connection.execute("CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)")
 

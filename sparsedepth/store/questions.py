@@ -8,6 +8,8 @@ of each knob is no SQL: `sparsedepth.effects.family` answers it.
 """
 
 import difflib
+import itertools
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import in_words, read_settings
 from sparsedepth.store.student import mean_interval
-from sparsedepth.store.tuning import IS_TRAINED, STANDS
+from sparsedepth.store.tuning import IS_TRAINED, OF_CHOSEN, STANDS, best_tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Question:
     """The columns that a terminal shows only where it has room, the least needed first; files have all."""
     interval: bool = False
     """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
+    marks_best: bool = False
+    """Whether the column `note`, what tuning chose, becomes a word on the best lr of each configuration."""
 
 
 _CELLS = f"""
@@ -104,13 +108,11 @@ QUESTIONS: dict[str, Question] = {
             sql="WITH points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
             " count(*) FILTER (outcome = 'diverged') AS diverged,"
             " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
-            " bool_or(coalesce(tuning, '') IN ('best', 'edge')) AS chosen"
+            f" bool_or(coalesce(tuning, '') IN {OF_CHOSEN}) AS note"
             f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"
-            " SELECT * EXCLUDE (chosen),"
-            " if(NOT if(bool_or(chosen) OVER same, chosen, lr = arg_min(lr, {loss}) OVER same), NULL,"
-            "   if(lr IN (min(lr) OVER same, max(lr) OVER same), 'best, at the edge', 'best')) AS note"
-            " FROM points WINDOW same AS (PARTITION BY n_layers, {others} 1) QUALIFY count(*) OVER same > 1"
+            " SELECT * FROM points QUALIFY count(*) OVER (PARTITION BY n_layers, {others} 1) > 1"
             " ORDER BY n_layers, {others} lr",
+            marks_best=True,
         ),
         Question(
             name="seed_noise",
@@ -145,7 +147,8 @@ def ask(store: Store, name: str) -> QueryResult:
             loss=loss_in(store),
         )
     )
-    return _with_interval(answer) if question.interval else answer
+    answer = _with_interval(answer) if question.interval else answer
+    return _with_best(answer) if question.marks_best else answer
 
 
 def text(store: Store, name: str, answer: QueryResult) -> str:
@@ -171,6 +174,20 @@ def varying_fields(store: Store) -> list[str]:
 
 def _columns(names: Sequence[str]) -> str:
     return "".join(f"{name}, " for name in names)
+
+
+def _with_best(curves: QueryResult) -> QueryResult:
+    """`note` in words; rows of one configuration agree in the columns before lr."""
+    lr = curves.columns.index("lr")
+    notes: list[str | None] = []
+    for _, group in itertools.groupby(curves.rows, key=lambda row: row[:lr]):
+        line = [(row[lr], row[-2], row[-1]) for row in group]
+        losses = {value: math.inf if loss is None else loss for value, loss, _ in line}
+        best, role = best_tried(losses, [value for value, _, is_chosen in line if is_chosen])
+        word = "best, at the edge" if role == "edge" else "best"
+        notes += [word if value == best else None for value in losses]
+    rows = tuple((*row[:-1], note) for row, note in zip(curves.rows, notes, strict=True))
+    return QueryResult(columns=curves.columns, rows=rows)
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:

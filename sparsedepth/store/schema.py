@@ -104,6 +104,49 @@ TUNING_COLUMNS = (
         meaning="best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
         "tuning (a seed that only chose the value, no result); NULL where nothing was tuned",
     ),
+    Column(
+        view="runs",
+        name="tuned_by",
+        type="VARCHAR",
+        meaning="the objective whose mean over the tuning seeds chose the value; NULL where nothing was tuned",
+    ),
+    Column(
+        view="runs",
+        name="tuned_values",
+        type="VARCHAR",
+        meaning="values tried for this configuration, ascending, comma-separated; NULL where several fields were tuned",
+    ),
+    Column(
+        view="runs",
+        name="tuned_optimum",
+        type="DOUBLE",
+        meaning="the best value by a smooth curve through those near the chosen one; NULL where it tells none",
+    ),
+    Column(
+        view="runs",
+        name="tuned_optimum_lo",
+        type="DOUBLE",
+        meaning="lower end of the 95% interval of tuned_optimum",
+    ),
+    Column(
+        view="runs",
+        name="tuned_optimum_hi",
+        type="DOUBLE",
+        meaning="upper end of the 95% interval of tuned_optimum",
+    ),
+    Column(
+        view="runs",
+        name="tuning_variance",
+        type="DOUBLE",
+        meaning="what choosing the value adds to the variance of the mean tuned_by, in its unit squared; NULL where "
+        "too few values were tried",
+    ),
+    Column(
+        view="runs",
+        name="tuning_df",
+        type="DOUBLE",
+        meaning="degrees of freedom of tuning_variance",
+    ),
 )
 """What a run is among the others of its sweep; derived whenever a store is opened, so no cache holds it."""
 

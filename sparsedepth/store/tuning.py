@@ -16,7 +16,7 @@ folder's sweep.yaml: nothing is stored.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -31,12 +31,18 @@ from sparsedepth.store.table_map import MAP, TableMap
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsedepth.store.landscape import Curve, Landscape
+
 TuningRole = Literal["best", "edge", "rejected", "tuning"]
 Point = tuple[float, ...]
 """A value for each tuned field."""
+Losses = dict[Point, dict[int, float]]
+"""Point -> tuning seed -> loss."""
 
 IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
+OF_CHOSEN = ("best", "edge", "tuning")
+"""The roles of runs at the value that tuning chose."""
 STANDS = f"{IS_TRAINED} AND {IS_CHOSEN}"
 """The rule as an SQL condition over `runs`; `standing` is the same over a frame."""
 
@@ -95,47 +101,104 @@ def read_tuned(results: Path) -> Tuned | None:
     )
 
 
-def tuning_roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
-    """run_id -> its role. A configuration that was tried at one value only has none: it was not tuned."""
+def tuning_columns(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """run_id -> its TUNING_COLUMNS. A configuration that was tried at one value only has none: it was not tuned."""
+    from sparsedepth.store.landscape import landscapes
+
     held = [name for name in CELL_FIELDS if name not in tuned.fields]
     groups = defaultdict(list)
     for run in runs:
         groups[tuple(repr(run[name]) for name in held)].append(run)
-    by_run: dict[str, TuningRole] = {}
+    of_runs: dict[str, dict[str, Any]] = {}
+    choices = []
     for group in groups.values():
-        only_tuned = {run["run_id"] for run in group if run["seed"] in {*tuned.tuning_seeds} - {*tuned.seeds}}
-        by_run |= dict.fromkeys(only_tuned, "tuning")
-        losses = _mean_losses(tuned, group)
-        if len(losses) < 2:
-            continue
-        best, at_edge = best_point(losses)
-        role: TuningRole = "edge" if any(at_edge) else "best"
-        for run in group:
-            if _point(tuned, run) != best:
-                by_run[run["run_id"]] = "rejected"
-            elif run["run_id"] not in only_tuned:
-                by_run[run["run_id"]] = role
-    return by_run
+        losses = _losses(tuned, group)
+        roles = _roles(tuned, group, losses)
+        shared = {"tuned_fields": ",".join(tuned.fields), "tuned_by": tuned.objective}
+        of_runs |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
+        if len(losses) > 1 and all(isinstance(value, int | float) and value > 0 for point in losses for value in point):
+            choices.append((list(roles), losses))
+    curves = [[_curve(losses, axis) for axis in range(len(tuned.fields))] for _, losses in choices]
+    shapes = iter(landscapes([curve for of_one in curves for curve in of_one]))
+    for run_ids, losses in choices:
+        known = _facts(losses, [next(shapes) for _ in tuned.fields])
+        for run_id in run_ids:
+            of_runs[run_id] |= known
+    return of_runs
 
 
-def _mean_losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> dict[Point, float]:
-    """The mean loss of each value over the tuning seeds; math.inf where one diverged, or fewer were run than elsewhere.
+def tuning_roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
+    """run_id -> its role."""
+    return {run_id: columns["tuning"] for run_id, columns in tuning_columns(tuned, runs).items()}
+
+
+def _roles(tuned: Tuned, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
+    apart = {*tuned.tuning_seeds} - {*tuned.seeds}
+    if len(losses) < 2:
+        return {run["run_id"]: "tuning" for run in group if run["seed"] in apart}
+    best, at_edge = best_point(_means(losses))
+    chosen: TuningRole = "edge" if any(at_edge) else "best"
+    roles: dict[str, TuningRole] = {}
+    for run in group:
+        role = "tuning" if run["seed"] in apart else chosen
+        roles[run["run_id"]] = role if _point(tuned, run) == best else "rejected"
+    return roles
+
+
+def _losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> Losses:
+    """The losses of each value by tuning seed; math.inf where one diverged.
 
     A configuration none of whose runs has a tuning seed was tuned before there were any: with the first seed.
     """
     seeds = [seed for seed in tuned.tuning_seeds if any(run["seed"] == seed for run in group)] or tuned.seeds[:1]
     seeds = seeds or list(dict.fromkeys(run["seed"] for run in group))
-    losses: dict[Point, dict[int, float]] = defaultdict(dict)
-    for run in group:
-        if run["seed"] in seeds:
-            loss = run[tuned.objective]
-            is_ok = run["outcome"] == "ok" and loss is not None
-            losses[_point(tuned, run)][run["seed"]] = -quantities.sign(tuned.objective) * loss if is_ok else math.inf
-    most = max(map(len, losses.values()), default=0)
-    return {
-        point: fmean(by_seed[seed] for seed in seeds if seed in by_seed) if len(by_seed) == most else math.inf
+    losses: Losses = defaultdict(dict)
+    for run in sorted((run for run in group if run["seed"] in seeds), key=lambda run: seeds.index(run["seed"])):
+        loss = run[tuned.objective]
+        is_ok = run["outcome"] == "ok" and loss is not None
+        losses[_point(tuned, run)][run["seed"]] = -quantities.sign(tuned.objective) * loss if is_ok else math.inf
+    return losses
+
+
+def _means(losses: Losses) -> dict[Point, float]:
+    """The mean loss of each value; math.inf where fewer seeds were run than elsewhere."""
+    most = max(map(len, losses.values()))
+    return {point: fmean(by_seed.values()) if len(by_seed) == most else math.inf for point, by_seed in losses.items()}
+
+
+def _curve(losses: Losses, axis: int) -> "Curve":
+    """The losses along one field, the others at their best."""
+    from numpy import array, log
+
+    from sparsedepth.store.landscape import Curve
+
+    best, _ = best_point(_means(losses))
+    most = max(map(len, losses.values()))
+    line = sorted(
+        (point[axis], [*by_seed.values()] if len(by_seed) == most else [math.inf] * most)
         for point, by_seed in losses.items()
+        if all(value == other for i, (value, other) in enumerate(zip(point, best, strict=True)) if i != axis)
+    )
+    values = [value for value, _ in line]
+    return Curve(values=log(array(values)), losses=array([seen for _, seen in line]), chosen=values.index(best[axis]))
+
+
+def _facts(losses: Losses, shapes: "Sequence[Landscape]") -> dict[str, Any]:
+    """What the curves of one configuration say, by column."""
+    variances = [shape.variance for shape in shapes]
+    facts: dict[str, Any] = {
+        "tuning_variance": None if None in variances else math.fsum(variances),  # ty: ignore[invalid-argument-type] - none is None
+        "tuning_df": min(shape.df for shape in shapes),
     }
+    if len(shapes) > 1:
+        return facts
+    (shape,) = shapes
+    facts["tuned_values"] = ",".join(f"{value:g}" for (value,) in sorted(losses))
+    if shape.optimum is not None and shape.half_width is not None:
+        low, high = shape.optimum - shape.half_width, shape.optimum + shape.half_width
+        names = ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi")
+        facts |= {name: math.exp(min(x, 700.0)) for name, x in zip(names, (shape.optimum, low, high), strict=True)}
+    return facts
 
 
 def best_point(losses: Mapping[Point, float]) -> tuple[Point, tuple[bool, ...]]:
@@ -144,6 +207,13 @@ def best_point(losses: Mapping[Point, float]) -> tuple[Point, tuple[bool, ...]]:
     best = min(sorted(losses), key=lambda point: losses[point])
     tried = zip(*losses, strict=True)
     return best, tuple(value in (min(values), max(values)) for value, values in zip(best, tried, strict=True))
+
+
+def best_tried(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
+    """The value that tuning chose, or where none was that of the lowest loss; and whether it is an end of those tried.
+    The loss of a value that diverged is math.inf."""
+    best = min(chosen) if chosen else best_point({(value,): loss for value, loss in losses.items()})[0][0]
+    return best, "edge" if best in (min(losses), max(losses)) else "best"
 
 
 def _point(tuned: Tuned, run: Mapping[str, Any]) -> Point:

@@ -1,0 +1,61 @@
+"""Landscapes of a tuned value: a parabola by hand, roughness that was planted, and what choosing adds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sparsedepth.store.landscape import Curve, landscapes
+
+STEP = math.log(2)
+
+
+def curve(losses, chosen, first=0):
+    """Losses by value (one seed), or by value and seed; values a factor of 2 apart."""
+    table = np.array(losses, dtype=float).reshape(len(losses), -1)
+    return Curve(values=STEP * (first + np.arange(len(table))), losses=table, chosen=chosen)
+
+
+def test_a_parabola_gives_its_lowest_point_and_no_variance():
+    """3 + .1 (i - 1.25)^2 at i = 0, 1, 2, 3: the optimum lies a quarter of a step above the chosen value."""
+    (found,) = landscapes([curve([3 + 0.1 * (i - 1.25) ** 2 for i in range(4)], chosen=1)])
+    assert found.optimum == pytest.approx(1.25 * STEP) and found.half_width == pytest.approx(0.0, abs=1e-6)
+    assert found.variance == pytest.approx(0.0, abs=1e-12)
+
+
+def test_curves_of_three_values_share_their_bend():
+    """Two parabolas of one bend: what their three values leave over is nothing, so the optima are known."""
+    low, high = ([0.2 * (i - at) ** 2 for i in range(3)] for at in (0.75, 1.5))
+    first, second = landscapes([curve(low, chosen=1), curve(high, chosen=1)])
+    assert first.optimum == pytest.approx(0.75 * STEP) and second.optimum == pytest.approx(1.5 * STEP)
+
+
+def test_one_curve_of_three_values_tells_nothing():
+    (found,) = landscapes([curve([3.0, 2.0, 2.5], chosen=1)])
+    assert found.variance is None and found.optimum is None
+
+
+def test_a_curve_that_does_not_bend_upwards_has_no_optimum():
+    found = landscapes([curve([2.0, 2.1, 2.15, 2.18, 2.2], chosen=0), curve([2.0, 2.11, 2.15, 2.18, 2.2], chosen=0)])
+    assert found[0].optimum is None and found[0].variance == pytest.approx(0.0, abs=1e-3)
+
+
+def test_values_that_diverged_or_lie_far_are_left_out():
+    """Beyond two steps the loss is a cliff, and the last value diverged."""
+    near = [3 + 0.1 * (i - 1.25) ** 2 for i in range(4)]
+    (found,) = landscapes([curve([*near, 50.0, math.inf], chosen=1)])
+    assert found.optimum == pytest.approx(1.25 * STEP)
+
+
+@pytest.mark.parametrize("rough", [0.0, 0.05])
+def test_roughness_is_told_from_seeds(rough):
+    """Over 40 curves of five values and three seeds: the variance is below that of the roughness, since the lowest is
+    chosen, and next to nothing where only seeds vary."""
+    rng = np.random.default_rng(5)
+    curves = []
+    for _ in range(40):
+        smooth_K = 0.05 * (np.arange(5) - 2 - rng.uniform(-0.5, 0.5)) ** 2 + rough * rng.standard_normal(5)
+        seen_KS = smooth_K[:, None] + 0.03 * rng.standard_normal((5, 3)) + 0.05 * rng.standard_normal(3)
+        curves.append(curve(seen_KS, chosen=int(seen_KS.mean(axis=1).argmin())))
+    deviations = [math.sqrt(found.variance or 0.0) for found in landscapes(curves)]
+    assert 0.6 * rough <= np.mean(deviations) <= 0.9 * rough + 0.015
