@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparsedepth.config.model import FILLED_FROM, ModelConfig
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.connection import Store
@@ -146,7 +147,16 @@ def _follows(name: str, others: Sequence[str], cells: Sequence[Cell]) -> bool:
 def _away(cell: Cell, varying: Sequence[str]) -> tuple[int, int, str]:
     """In how many of the chosen fields a cell differs from the defaults, its context, and its name."""
     chosen = [name for name in varying if name not in cell.tuned]
-    return sum(cell.knobs[name] != _DEFAULTS[name] for name in chosen), cell.knobs["seq_len"] or 0, cell.cell_id
+    away = sum(cell.knobs[name] != _default(name, cell.knobs) for name in chosen)
+    return away, cell.knobs["seq_len"] or 0, cell.cell_id
+
+
+def _default(name: str, knobs: Mapping[str, Any]) -> Any:
+    """What a field would be if it were left out: of a size that follows from others (n_kv_heads from n_heads), that."""
+    if not _ROLES[name].is_filled:
+        return _DEFAULTS[name]
+    others = {other: knobs[other] for other in FILLED_FROM if other != name and knobs[other] is not None}
+    return getattr(ModelConfig(**others), name)
 
 
 def _states(cell: Cell, knob: str) -> bool:

@@ -151,6 +151,15 @@ def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
         assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "lns, other"
 
 
+def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(tmp_path):
+    """RunConfig's 4 are those of its 4 heads: with 2, both 2 and 1 differ from 4, and 2 is what is left out."""
+    for heads in (1, 2):
+        make_run(tmp_path, RunConfig(n_heads=2, n_kv_heads=heads), {"val_loss": 3.0})
+    with open_store(tmp_path) as store:
+        settings = read_settings(store)
+        assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.words({"n_kv_heads": 1}) == "kv 1"
+
+
 def test_an_unknown_question_is_answered_with_the_known(store):
     with pytest.raises(ValueError, match="did you mean 'pareto'"):
         ask(store, "paretto")
