@@ -95,6 +95,7 @@ def sweep(
     runtime: "Settings | None" = None,
     device: str = "auto",
     compile: bool = False,
+    stack: int | str = "auto",
     max_attempts: int = 2,
     retry_failed: bool = False,
 ) -> "list[RunState]":
@@ -106,7 +107,7 @@ def sweep(
 
     definition = define(file, scale, set, vary, seeds, base)  # a mistake is told before torch is imported
     how = {"workers": workers, "gpus": gpus, "gpus_per_run": gpus_per_run, "max_attempts": max_attempts}
-    wanted = runtime_of(runtime, device=device, compile=compile)
+    wanted = runtime_of(runtime, device=device, compile=compile, stack=stack)
     driver = make_driver(definition, Path(out), machine_of(wanted, **how), storage)
     states = run_driver(driver, retry_failed=retry_failed)
     if driver.stop():

@@ -46,6 +46,9 @@ Storage = Annotated[
         help="postgresql://USER@HOST/DATABASE that holds the queue, for many machines; default a journal in DIR",
     ),
 ]
+Stack = Annotated[
+    str, typer.Option(help="runs of one shape that a process trains as one model, at most: auto (where it pays), or 1")
+]
 MaxAttempts = Annotated[int, typer.Option(min=1, help="how often a failing run is tried")]
 
 
@@ -72,6 +75,7 @@ def sweep(
     runtime: Runtime = None,
     device: Device = "auto",
     compiled: Compile = False,
+    stack: Stack = "auto",
     max_attempts: MaxAttempts = 2,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
@@ -86,9 +90,10 @@ def sweep(
     """Run a sweep: every configuration and seed of a definition. The same command continues where it stopped."""
     from sparsedepth.cli import calls
     from sparsedepth.cli.sweep_args import define
+    from sparsedepth.config.load import parse_yaml
 
     definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
-    wanted = calls.runtime_of(runtime, device=device, compile=compiled)
+    wanted = calls.runtime_of(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
     options = array_options(
         on,
         partition,
@@ -197,6 +202,7 @@ def work(
     gpus_per_run: GpusPerRun = 1,
     runtime: Runtime = None,
     device: Device = "auto",
+    stack: Stack = "auto",
     max_attempts: MaxAttempts = 2,
     leave_when_idle: Annotated[
         bool, typer.Option("--leave-when-idle", help="end once nothing waits, though a run of others may yet come back")
@@ -205,6 +211,7 @@ def work(
     """Add this machine's workers to a sweep that was started on another one, with the same folder and --storage."""
     from sparsedepth.cli import calls
     from sparsedepth.cli.progress import Watcher
+    from sparsedepth.config.load import parse_yaml
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.price import left_of
     from sparsedepth.plan.tasks import Plan
@@ -219,7 +226,8 @@ def work(
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep import driver
 
-    used = calls.machine_of(calls.runtime_of(runtime, device=device), workers, gpus, gpus_per_run, max_attempts)
+    wanted = calls.runtime_of(runtime, device=device, stack=parse_yaml(stack, "--stack"))
+    used = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
     with Watcher(definition, Plan(definition).expected, folder) as watcher:
         stop = driver.work(folder, used, watcher, storage, leaves_when_idle=leave_when_idle).stop
     if stop():

@@ -33,6 +33,8 @@ class RuntimeConfig(Section):
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
     micro_batch: Count | None = None
     """sequences of one forward pass on one device; default the device's share of the batch"""
+    stack: Count | Literal["auto"] = "auto"
+    """runs of one shape that a process of a sweep trains as one model, at most; auto: where it pays"""
     checkpoint_seconds: Positive = 30.0
     """time between two checkpoints"""
 

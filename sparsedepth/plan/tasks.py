@@ -152,6 +152,11 @@ class Plan:
         """The runs of a task; none of a proposal, whose cell is not known."""
         return [] if task.cell is None else [self._plan(task.cell, seed).run_id for seed in task.seeds]
 
+    def config_of(self, task: Task) -> RunConfig:
+        """The run of a task whose cell is known; the first of several."""
+        assert task.cell is not None
+        return self._plan(task.cell, task.seeds[0]).config
+
     @property
     def expected(self) -> int:
         """Runs in all: with `tune` at least, since an extension adds some; of an adaptive sampler at most."""

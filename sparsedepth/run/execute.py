@@ -29,7 +29,8 @@ from sparsedepth.store import folder as record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import LostError, joined, world
-from sparsedepth.train.loop import Interrupted
+from sparsedepth.train.loop import Interrupted, Work, to_end
+from sparsedepth.train.stack import Clock, together
 
 
 def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Path:
@@ -40,6 +41,11 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
     where one of the processes that torchrun has started for this run ends before the others. Of those the first holds
     the lease, measures and writes; the others train with it and wait.
     """
+    return to_end(execution(config, results, options))
+
+
+def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Work[Path]:
+    """`execute` in parts, between which other runs can have their turn (`train.stack.together`)."""
     refuse_pack(results)
     target = record.run_folder(results, config.run_id)
     scratch = Scratch(results, config.run_id)
@@ -49,10 +55,10 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
                 with hold(scratch.lock, options.stop or (lambda: False)) as lease, _interrupted_if_lost(lease):
                     missing = devices.first_says(int(not _is_whole(target, scratch)))
                     if missing:
-                        RunJob(config, results, scratch, lease, devices, options).run()
+                        yield from RunJob(config, results, scratch, lease, devices, options).run()
                     _clean(scratch)
             elif devices.first_says(0):
-                RunJob(config, results, scratch, None, devices, options).run()
+                yield from RunJob(config, results, scratch, None, devices, options).run()
             devices.wait_for_first()
     except Stopped:
         raise Interrupted from None
@@ -124,43 +130,61 @@ def _pruner(config: RunConfig, results: Path) -> Pruner | None:
 
 
 def main(arguments: list[str]) -> int:
-    """The process of one run: 0 complete, 2 the user must mend something, 75 interrupted, 76 infeasible, 1 failed."""
+    """The process of one run, or of a stack of runs, which ends with the worst code of them.
+
+    0 complete, 2 the user must mend something, 75 interrupted, 76 infeasible, 1 failed.
+    """
     parser = argparse.ArgumentParser(prog="sparsedepth.run.execute")
     parser.add_argument("results", type=Path)
-    parser.add_argument("config", type=Path)
+    parser.add_argument("configs", type=Path, nargs="+", help="of runs that can train as one stacked model")
     parser.add_argument("--runtime", type=json.loads, default={}, help="RuntimeConfig, as JSON")
     given = parser.parse_args(arguments)
     stop = stop_on_signals()
     end_with_parent(os.getppid())
-    config = build(RunConfig, read_yaml(given.config), str(given.config))
-    scratch = Scratch(given.results, config.run_id)
+    configs = [build(RunConfig, read_yaml(path), str(path)) for path in given.configs]
+    configs.sort(key=lambda config: config.run_id)  # two processes that want the same leases ask in one order
+    scratches = [Scratch(given.results, config.run_id) for config in configs]
+    clocks = [Clock() for _ in configs]
     leads = world()[0] == 0  # of several processes one reports and prunes
-    options = Options(
-        runtime=build(RuntimeConfig, given.runtime, "--runtime"),
-        stop=stop,
-        report=ProgressWriter(scratch) if leads else None,
-        prune=_pruner(config, given.results) if leads else None,
-    )
-    try:
-        execute(config, given.results, options)
-    except Interrupted:
-        return INTERRUPTED
-    except PrunedRun as ended:
-        scratch.prune(ended.pruned)
-        return INTERRUPTED
-    except Infeasible as shortage:
-        logging.error("%s", shortage)
-        return INFEASIBLE
-    except LostError as lost:  # a consequence: the cause is the other process's to tell
-        logging.error("%s", lost)
-        return 1
-    except Exception as error:
-        traceback.print_exc()
-        is_users = isinstance(error, ValueError)
-        message = str(error).splitlines()[0] if str(error) else "no message"
-        scratch.add_failure(str(error) if is_users else f"{type(error).__name__}: {message}")
-        return USER_ERROR if is_users else 1
-    return 0
+    works = []
+    for config, scratch, clock in zip(configs, scratches, clocks, strict=True):
+        options = Options(
+            runtime=build(RuntimeConfig, given.runtime, "--runtime"),
+            stop=stop,
+            report=ProgressWriter(scratch) if leads else None,
+            prune=_pruner(config, given.results) if leads else None,
+            mates=tuple(other.run_id for other in configs if other is not config),
+            clock=clock,
+        )
+        works.append(execution(config, given.results, options))
+    ends = zip(together(works, clocks), scratches, strict=True)
+    return max((_exit_code(end, scratch) for end, scratch in ends), key=WORST.index)
+
+
+WORST = (0, INTERRUPTED, INFEASIBLE, USER_ERROR, 1)
+
+
+def _exit_code(end: Path | Exception, scratch: Scratch) -> int:
+    """What the process says of a run that ended so; the reason of a failure is noted."""
+    match end:
+        case Path():
+            return 0
+        case PrunedRun():
+            scratch.prune(end.pruned)
+            return INTERRUPTED
+        case Interrupted():
+            return INTERRUPTED
+        case Infeasible():
+            logging.error("%s", end)
+            return INFEASIBLE
+        case LostError():  # a consequence: the cause is the other process's to tell
+            logging.error("%s", end)
+            return 1
+    traceback.print_exception(end)
+    is_users = isinstance(end, ValueError)
+    message = str(end).splitlines()[0] if str(end) else "no message"
+    scratch.add_failure(str(end) if is_users else f"{type(end).__name__}: {message}")
+    return USER_ERROR if is_users else 1
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.train.devices import Devices
-from sparsedepth.train.loop import Interrupted, Trained, train
+from sparsedepth.train.loop import Interrupted, Trained, Work, training
 from sparsedepth.train.runtime import Runtime, is_out_of_memory, resolve
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
@@ -50,6 +50,10 @@ class Options:
     """called with (phase, share of the run done, last training loss)"""
     prune: Callable[[int, float | None], None] | None = None
     """called with (steps done, last logged training loss); raises PrunedRun where the run is to be ended early"""
+    mates: tuple[str, ...] = ()
+    """run_ids of the runs that this process makes beside this one, as one stacked model"""
+    clock: Callable[[], float] = time.perf_counter
+    """the seconds that go into the manifest: of a stacked run its share"""
 
 
 DEFAULT_OPTIONS = Options()
@@ -71,7 +75,7 @@ class RunJob:
     devices: Devices
     options: Options
 
-    def run(self) -> None:
+    def run(self) -> Work[None]:
         """Train, measure and write; where memory runs out, continue with half as many sequences per forward pass.
 
         The global batch stays what it is. What fits is kept in the scratch folder, so that a new process begins with
@@ -82,7 +86,7 @@ class RunJob:
         while True:
             runtime = dataclasses.replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
             try:
-                self._attempt(runtime)
+                yield from self._attempt(runtime)
                 return
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
@@ -104,33 +108,37 @@ class RunJob:
             raise error  # the other processes of the run wait for this one: all of them start again
         logging.warning("out of memory with %d sequences per forward pass; continuing with half", tried)
 
-    def _attempt(self, runtime: Runtime) -> None:
+    def _attempt(self, runtime: Runtime) -> Work[None]:
         """Train; then, in the process that holds the lease, measure and write."""
-        started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+        started, clock = datetime.datetime.now(datetime.UTC), self.options.clock
+        began = clock()
         before = resident_bytes()
         self._report("reading the text", 0.0, None)
         source = open_source(self.config, self.results / "data")
         check_source(source, self.config)
         model = Decoder(self.config, self.config.seed)
-        trained = self._train(model, source, runtime)
+        trained = yield from self._train(model, source, runtime)
         if self.lease is None:
             return
-        training_seconds = time.perf_counter() - clock
+        training_seconds = clock() - began
+        yield None  # so that all runs of a stack are at their last checkpoint before the first is measured
         loss = trained.curves[-1]["train_loss"]
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self._report("writing", MEASURED_SHARE, loss)
         manifest = {
             "started": started.isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - clock, 3),
+            "seconds": round(clock() - began, 3),
             "training_seconds": round(training_seconds, 3),
             **device_facts(runtime, before),
             **self._provenance(source, runtime),
         }
+        if self.options.mates:  # the peak is that of all
+            manifest |= {"stacked_with": [*self.options.mates], "peak_memory_bytes": None}
         aside = self.scratch.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
         write(aside, self.config, model, trained, measured, manifest)
         publish(aside, record.run_folder(self.results, self.config.run_id), self.lease)
 
-    def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Trained:
+    def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Work[Trained]:
         config = self.config
         observed = torch.from_numpy(source.held_out(config.seq_len, max(OBSERVED_TOKENS, config.seq_len)).inputs)
 
@@ -139,7 +147,7 @@ class RunJob:
             if self.options.prune:
                 self.options.prune(step, loss)
 
-        return train(
+        return training(
             model,
             config,
             runtime,

@@ -175,7 +175,7 @@ class Driver:
         looked = shown = float("-inf")
         while True:
             ended = self._advance()
-            idle = [worker for worker in self._workers if worker.trial is None]
+            idle = [worker for worker in self._workers if worker.is_idle]
             now = time.monotonic()
             if self.stop() or self._gives_up:
                 if len(idle) == len(self._workers):
@@ -210,25 +210,25 @@ class Driver:
         """Advance every worker. Returns whether one has become idle."""
         ended = False
         for worker in self._workers:
-            if worker.trial is not None:
+            if not worker.is_idle:
                 try:
                     worker.advance()
                 except storage.ERRORS as error:
                     self._wait_for_storage(error)
-                ended |= worker.trial is None
+                ended |= worker.is_idle
         return ended
 
     def _hand_out(self, study: optuna.Study, idle: list[Worker]) -> bool:
         """Give the idle workers tasks, as far as there are any. Returns whether something is left to wait for."""
         try:
             for worker in idle:
-                if worker.take(study, self._lease_id):
+                if self._take(worker, study):
                     continue
                 self._refill(study)
-                if not worker.take(study, self._lease_id):
+                if not self._take(worker, study):
                     break
             self._lost_since = None
-            if queue.count(study, TrialState.WAITING) or any(worker.trial for worker in idle):
+            if queue.count(study, TrialState.WAITING) or not all(worker.is_idle for worker in idle):
                 return True
             may_leave = self.leaves_when_idle and not self.plan.is_open(self.results_index.loss_of)
             return not may_leave and bool(queue.count(study, TrialState.RUNNING))
@@ -236,9 +236,14 @@ class Driver:
             self._wait_for_storage(error)
             return True
 
+    def _take(self, worker: Worker, study: optuna.Study) -> bool:
+        """Give a worker what is next: of few tasks no more than leaves some for the others."""
+        share = -(-queue.count(study, TrialState.WAITING) // len(self._workers))
+        return worker.take(study, self._lease_id, self.plan.config_of, share)
+
     def _refill(self, study: optuna.Study) -> None:
         """Queue what is neither done nor in hand, except what failed too often."""
-        held = {worker.trial.number for worker in self._workers if worker.trial is not None}
+        held = {number for worker in self._workers for number in worker.trials}
 
         def is_forgotten(trial: FrozenTrial) -> bool:
             return trial.user_attrs["lease"] == self._lease_id and trial.number not in held

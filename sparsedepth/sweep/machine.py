@@ -6,9 +6,17 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.run.allocation import allocation
 from sparsedepth.train.runtime import find_device
+
+STACK_ON_CPU, STACKED_VALUES = 4, 2**16
+"""Where a stack pays on a CPU, and of how many runs: tokens of a step times width, up to which calls cost more than the
+products and sums that a stack cannot save (`benchmarks/stack.py`; docs/performance.md has the numbers)."""
+
+STACK_ON_GPU = 8
+"""Up to width 128, where a step waits for launches alone. Estimated: not measured on any GPU yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +30,16 @@ class Machine:
     """worker i sees gpus[i % len(gpus)] alone, as CUDA_VISIBLE_DEVICES names them; empty on a CPU"""
     processes_per_run: int = 1
     max_attempts: int = 2
+
+    def stack_of(self, config: RunConfig) -> int:
+        """How many runs of this shape a process trains as one model."""
+        if self.processes_per_run > 1 or config.n_experts or self.runtime.parallel != "none":
+            return 1
+        if self.runtime.stack != "auto":
+            return self.runtime.stack
+        if self.gpus:
+            return STACK_ON_GPU if config.d_model <= 128 else 1
+        return STACK_ON_CPU if config.batch_tokens * config.d_model <= STACKED_VALUES else 1
 
     @property
     def described(self) -> str:

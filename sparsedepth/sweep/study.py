@@ -220,12 +220,14 @@ def _exhausted(study: optuna.Study, task: Task) -> None:
     )
 
 
-def take(study: optuna.Study, definition: SweepDefinition, lease_id: str) -> optuna.Trial | None:
-    """The first trial that waits, now running under a lease; None where none waits."""
+def take(
+    study: optuna.Study, definition: SweepDefinition, lease_id: str, fits: Callable[[Task], bool] = lambda task: True
+) -> optuna.Trial | None:
+    """The first trial that waits and fits, now running under a lease; None where none does."""
     storage = study._storage
     for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         task = task_of(waiting)
-        if task is None:
+        if task is None or not fits(task):
             continue
         try:
             # Before it runs, so that whoever finds it running can always ask whether its worker lives.

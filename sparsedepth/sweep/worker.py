@@ -1,12 +1,12 @@
-"""A worker: a place for one run at a time. It takes a task from the queue, gives each of its runs a process of its own,
-and tells the study how it ended.
+"""A worker: a place for one process at a time. It takes tasks from the queue, gives each of their runs a process of its
+own, or runs of one shape one process as a stacked model (`train.stack`), and tells the study how they ended.
 
 Workers live in the process of the sweep, which advances each of them a few times a second: what waits here, yields.
 Those of other processes and machines work on the same study; it hands out the tasks, and a run's lease keeps the run to
 one writer.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,6 +19,7 @@ from optuna.trial import TrialState
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
 from sparsedepth.run.allocation import allocation
 from sparsedepth.run.process import INTERRUPTED, oom_kills
@@ -27,6 +28,7 @@ from sparsedepth.store import folder as record
 from sparsedepth.sweep import forkserver
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.machine import Machine
+from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0
 """How long a run may need until its lease beats for the first time: torchrun imports torch anew."""
@@ -51,29 +53,74 @@ class Worker:
     """among the machine's workers: which GPUs it has"""
     server_deaths: int = 0
     """how often the forkserver died under a run of this worker"""
-    trial: optuna.Trial | None = None
-    """what it has taken; None while it is idle"""
-    _performance: Generator[None] = field(init=False, repr=False)
+    _performances: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
+    """of each trial in hand, by its number"""
+    _wanted: dict[str, RunConfig] = field(init=False, repr=False, default_factory=dict)
+    """the runs that they wait for, by run_id"""
+    _alone: set[str] = field(init=False, repr=False, default_factory=set)
+    """runs whose stack has died: each is tried by itself, so that it is seen whose fault that was"""
+    _attempt: Generator[None] | None = field(init=False, repr=False, default=None)
     _process: BaseProcess | None = field(init=False, default=None, repr=False)
 
-    def take(self, study: optuna.Study, lease_id: str) -> bool:
-        """Begin with the next task of the queue. Returns whether there was one."""
-        self.trial = queue.take(study, self.definition, lease_id)
-        if self.trial is None:
+    @property
+    def is_idle(self) -> bool:
+        return not self._performances and self._attempt is None
+
+    @property
+    def trials(self) -> set[int]:
+        """The numbers of the trials that it has taken."""
+        return {*self._performances}
+
+    def take(self, study: optuna.Study, lease_id: str, config_of: Callable[[Task], RunConfig], share: int = 1) -> bool:
+        """Begin with the next task of the queue, and with others that can train with it: `share` in all, where a stack
+        of so many pays. Returns whether there was one."""
+        trial = queue.take(study, self.definition, lease_id)
+        if trial is None:
             return False
-        self._performance = self._perform(self.trial)
+        self._performances[trial.number] = self._perform(trial)
+        first = queue.task_of(trial)
+        assert first is not None
+        if first.cell is None:
+            return True  # of a proposal the seeds are a stack: what the sampler learns from it is waited for
+        config = config_of(first)
+
+        def fits(task: Task) -> bool:
+            return task.cell is not None and can_stack(config, config_of(task))
+
+        for _ in range(min(share, self.machine.stack_of(config)) - 1):
+            trial = queue.take(study, self.definition, lease_id, fits)
+            if trial is None:
+                break
+            self._performances[trial.number] = self._perform(trial)
         return True
 
     def advance(self) -> None:
         """Go on as far as possible without waiting. Raises what the study's storage raises; the trial is then lost."""
-        if self.trial is not None:
+        for number, performance in [*self._performances.items()]:
             try:
-                next(self._performance)
+                next(performance)
             except StopIteration:
-                self.trial = None
+                del self._performances[number]
             except BaseException:
-                self.trial = None
+                del self._performances[number]
                 raise
+        if self._attempt is None and self.stop():
+            self._wanted.clear()
+        if self._attempt is None and self._wanted:
+            self._attempt = self._make(self._next_stack())
+        if self._attempt is not None:
+            try:
+                next(self._attempt)
+            except StopIteration:
+                self._attempt = None
+
+    def _next_stack(self) -> list[RunConfig]:
+        """The first run that is waited for, with those that can train with it."""
+        first, *others = self._wanted.values()
+        if first.run_id in self._alone:
+            return [first]
+        mates = [other for other in others if other.run_id not in self._alone and can_stack(first, other)]
+        return [first, *mates][: self.machine.stack_of(first)]
 
     def abandon(self) -> None:
         """Ask the run to stop, without waiting for it; its trial is given back when the lease is seen to be free."""
@@ -85,10 +132,14 @@ class Worker:
         task = queue.task_of(trial)
         assert task is not None
         try:
-            summaries = []
-            for config in queue.configs_of(trial, task, self.definition):
+            configs = queue.configs_of(trial, task, self.definition)
+            for config in configs:
                 trial.set_user_attr(f"run_id_seed_{config.seed}", config.run_id)
-                summaries.append((yield from self.run(config, trial)))
+            size = self.machine.stack_of(configs[0])
+            summaries = []
+            for start in range(0, len(configs), size):
+                runs = [self.run(config, trial) for config in configs[start : start + size]]
+                summaries += yield from _side_by_side(runs)
             queue.check_repeat(trial, task)
             values = queue.values_of(trial, self.definition, summaries)
         except StoppedError:
@@ -127,18 +178,33 @@ class Worker:
             if len(failures) >= self.machine.max_attempts:
                 trial.set_user_attr("failed", failures[-1])
                 raise FailedError(f"run {config.run_id} failed {len(failures)} times; the last time: {failures[-1]}")
-            yield from self._attempt(config, scratch)
+            self._wanted[config.run_id] = config
+            while config.run_id in self._wanted:
+                yield
 
-    def _attempt(self, config: RunConfig, scratch: Scratch) -> Generator[None]:
-        """One process of the run, from its start to its end; a death without a word of its own is noted here."""
+    def _make(self, configs: list[RunConfig]) -> Generator[None]:
+        """One process of a run, or of a stack of runs, from its start to its end."""
+        try:
+            yield from self._attempt_at(configs)
+        finally:
+            for config in configs:
+                self._wanted.pop(config.run_id, None)
+
+    def _attempt_at(self, configs: list[RunConfig]) -> Generator[None]:
+        """The same; a death without a word of its own is noted here."""
+        config, scratch = configs[0], Scratch(self.results, configs[0].run_id)
         before = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
         kills = oom_kills()
         try:
-            code = yield from self._process_of(config, scratch)
+            code = yield from self._process_of(configs)
         except forkserver.ServerDied:
             code = forkserver.SERVER_DIED
         if code == forkserver.SERVER_DIED:
             self.server_deaths += 1
+            return
+        if len(configs) > 1:
+            if code not in (0, INTERRUPTED):
+                self._alone |= {config.run_id for config in configs}
             return
         after = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
         # No failure: it was asked to stop, was interrupted alone, or found out that it needs smaller pieces.
@@ -152,26 +218,29 @@ class Worker:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
             scratch.add_failure(reason)
 
-    def _process_of(self, config: RunConfig, scratch: Scratch) -> Generator[None, None, int]:
-        """Start the run's process and see it through: its exit code, negative for a signal."""
-        machine = self.machine
-        scratch.folder.mkdir(parents=True, exist_ok=True)
-        record.write_config(scratch.folder, config)
-        if given := allocation():
-            scratch.write_allocation(given)
-        arguments = [str(self.results), str(scratch.folder / "config.yaml")]
+    def _process_of(self, configs: list[RunConfig]) -> Generator[None, None, int]:
+        """Start the process of the runs and see it through: its exit code, negative for a signal."""
+        machine, scratches = self.machine, [Scratch(self.results, config.run_id) for config in configs]
+        for scratch, config in zip(scratches, configs, strict=True):
+            scratch.folder.mkdir(parents=True, exist_ok=True)
+            record.write_config(scratch.folder, config)
+            if given := allocation():
+                scratch.write_allocation(given)
+        arguments = [str(self.results), *(str(scratch.folder / "config.yaml") for scratch in scratches)]
         arguments += ["--runtime", machine.runtime.model_dump_json()]
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []
-        process = forkserver.start_run(arguments, scratch.log, processes=machine.processes_per_run, gpus=gpus)
+        process = forkserver.start_run(arguments, scratches[0].log, processes=machine.processes_per_run, gpus=gpus)
         self._process = process
-        beat = lease.Beat(scratch.lock)
+        beats = [lease.Beat(scratch.lock) for scratch in scratches]
         asked = False
         while (code := process.exitcode) is None:
             if self.stop() and not asked:
                 process.terminate()
                 asked = True
+            # A stack's runs let go of their leases one after the other.
+            still, has_moved = min(beat.still_seconds() for beat in beats), any(beat.has_moved for beat in beats)
             # Twice: the run itself may be waiting for another holder that has fallen silent.
-            if beat.still_seconds() > (2 * lease.GRACE_SECONDS if beat.has_moved else START_SECONDS):
+            if still > (2 * lease.GRACE_SECONDS if has_moved else START_SECONDS):
                 forkserver.kill(process)
                 if process.exitcode is None:
                     return forkserver.SERVER_DIED
@@ -179,3 +248,18 @@ class Worker:
         process.close()
         self._process = None
         return code
+
+
+def _side_by_side(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:
+    """The summaries of runs that are waited for together."""
+    summaries: dict[int, dict[str, Any]] = {}
+    while True:
+        for number, run in enumerate(runs):
+            if number not in summaries:
+                try:
+                    next(run)
+                except StopIteration as end:
+                    summaries[number] = end.value
+        if len(summaries) == len(runs):
+            return [summaries[number] for number in range(len(runs))]
+        yield

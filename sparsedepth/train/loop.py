@@ -190,6 +190,11 @@ class TrainingState:
             self.curves, self.observations = position.curves, position.observations
 
 
+Work = Generator[TrainingState | None, None, Result]
+"""Part of the work on a run. Yields its training's state before each step, for whom several runs take their steps
+together (`train.stack`), and None where another run's turn is due."""
+
+
 def divergence(loss: float, grad_norm: float, first_loss: float | None, factor: float) -> str | None:
     """Why a step counts as diverged, or None."""
     if not math.isfinite(loss):
@@ -212,7 +217,7 @@ def training(
     observe: Observe | None = None,
     progress: Callable[[int, float | None], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Generator[TrainingState, None, Trained]:
+) -> Work[Trained]:
     """Train `model` in place for config.n_steps steps on batch(step) (the whole batch, the same in every process).
 
     Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, last logged loss)`
@@ -259,7 +264,7 @@ def _take_steps(
     observe: Observe | None,
     progress: Callable[[int, float | None], None] | None,
     stop: Callable[[], bool] | None,
-) -> Generator[TrainingState]:
+) -> Work[None]:
     """From where the run stands to its end, or its divergence."""
     saved_at = state.logged_at = time.perf_counter()
     if state.step == 0:

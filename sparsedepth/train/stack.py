@@ -9,7 +9,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.stack import Stack
-from sparsedepth.train.loop import Result, TrainingState, losses
+from sparsedepth.train.loop import Result, TrainingState, Work, losses
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 
 OWN_FIELDS = {"init", "init_std", "gate_init", "depth_scale", "allow"}
@@ -55,10 +55,8 @@ class Clock:
         self._seconds, self._opened = self(), None
 
 
-def together(
-    trainings: Sequence[Generator[TrainingState, None, Result]], clocks: Sequence[Clock]
-) -> list[Result | Exception]:
-    """Take every training to its end: what each returns, or raises."""
+def together(trainings: Sequence[Work[Result]], clocks: Sequence[Clock]) -> list[Result | Exception]:
+    """Take every training, and what follows it, to its end: what each returns, or raises."""
     results: dict[int, Result | Exception] = {}
     stacks = _Stacks(len(trainings))
     with contextlib.ExitStack() as cleanup:
@@ -70,11 +68,13 @@ def together(
                 if number not in results:
                     with clocks[number]:
                         try:
-                            waiting[number] = next(training)
+                            state = next(training)
                         except StopIteration as end:
                             results[number] = end.value
                         except Exception as error:
                             results[number] = error
+                        else:
+                            waiting |= {number: state} if state else {}
             stacks.leave_gradients(list(waiting.values()), [clocks[number] for number in waiting])
     return [results[number] for number in range(len(trainings))]
 

@@ -17,7 +17,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import Infeasible, Options
 from sparsedepth.store import folder as record
 from sparsedepth.sweep.status import state_of
-from sparsedepth.train.loop import Interrupted, train
+from sparsedepth.train.loop import Interrupted, training
 from sparsedepth.train.runtime import is_out_of_memory
 
 CPU = RuntimeConfig(device="cpu", threads=1)
@@ -29,20 +29,20 @@ def config(folder, **fields) -> RunConfig:
 
 
 def shortage(limit: int, tried: list):
-    """A `train` that has memory for `limit` sequences per forward pass."""
+    """A `training` that has memory for `limit` sequences per forward pass."""
 
     def limited(model, config, runtime, *arguments, **options):
         tried.append(runtime.micro_batch)
         if (runtime.micro_batch or 4) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return train(model, config, runtime, *arguments, **options)
+        return training(model, config, runtime, *arguments, **options)
 
     return limited
 
 
 def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatch):
     tried: list[int | None] = []
-    monkeypatch.setattr(train_and_measure, "train", shortage(2, tried))
+    monkeypatch.setattr(train_and_measure, "training", shortage(2, tried))
     cfg = config(tmp_path)
     made = record.read_run(execute(cfg, tmp_path / "results", Options(runtime=CPU)))
     assert tried == [None, 2]
@@ -52,7 +52,7 @@ def test_out_of_memory_halves_the_micro_batch_until_it_fits(tmp_path, monkeypatc
 
 def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeypatch):
     tried: list[int | None] = []
-    monkeypatch.setattr(train_and_measure, "train", shortage(0, tried))
+    monkeypatch.setattr(train_and_measure, "training", shortage(0, tried))
     cfg = config(tmp_path)
     with pytest.raises(Infeasible, match="one sequence per forward pass: CUDA out of memory"):
         execute(cfg, tmp_path / "results", Options(runtime=CPU))
@@ -71,7 +71,7 @@ def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
     scratch.folder.mkdir(parents=True)
     assert scratch.lower_memory(4, "x") and scratch.lower_memory(3, "x") and scratch.micro_batch() == 2
     tried: list[int | None] = []
-    monkeypatch.setattr(train_and_measure, "train", shortage(4, tried))
+    monkeypatch.setattr(train_and_measure, "training", shortage(4, tried))
     execute(cfg, tmp_path / "results", Options(runtime=CPU))
     assert tried == [2]
 
@@ -94,7 +94,7 @@ def test_another_error_is_no_shortage(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(train_and_measure, "train", broken)
+    monkeypatch.setattr(train_and_measure, "training", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         execute(config(tmp_path), tmp_path / "results", Options(runtime=CPU))
 
@@ -106,17 +106,17 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
     scratch = Scratch(results, cfg.run_id)
 
     def overtaken(*arguments, **options):
-        trained = train(*arguments, **options)
+        trained = yield from training(*arguments, **options)
         with monkeypatch.context() as patch:
             patch.setattr(lease, "GRACE_SECONDS", 0.0)
             patch.setattr(lease, "BEAT_SECONDS", 60.0)
-            patch.setattr(train_and_measure, "train", train)
+            patch.setattr(train_and_measure, "training", training)
             execute(cfg, results, Options(runtime=CPU))
         made.append((results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns)
         return trained
 
     made: list[int] = []
-    monkeypatch.setattr(train_and_measure, "train", overtaken)
+    monkeypatch.setattr(train_and_measure, "training", overtaken)
     monkeypatch.setattr(lease, "BEAT_SECONDS", 60.0)
     with pytest.raises(Interrupted):
         execute(cfg, results, Options(runtime=CPU))

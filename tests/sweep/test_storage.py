@@ -120,7 +120,7 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
     for name in counts:
         monkeypatch.setattr(queue, name, sometimes(name, getattr(queue, name)))
     with pytest.warns(UserWarning, match="does not answer; trying again for 10 minutes"):
-        while sweeping._hand_out(sweeping.study, [w for w in sweeping._workers if w.trial is None]):
+        while sweeping._hand_out(sweeping.study, [w for w in sweeping._workers if w.is_idle]):
             sweeping._advance()
     monkeypatch.undo()
     assert all(counts.values()), "nothing was lost: the test shows nothing"

@@ -261,8 +261,9 @@ def test_a_run_that_the_kernel_kills_for_memory_is_halved_until_it_is_infeasible
     kills, tried = iter(range(100)), []
 
     class Killed(Worker):
-        def _process_of(self, config, scratch):
+        def _process_of(self, configs):
             yield
+            scratch = Scratch(self.results, configs[0].run_id)
             tried.append(scratch.micro_batch())
             scratch.folder.mkdir(parents=True, exist_ok=True)
             return -9

@@ -1,0 +1,88 @@
+"""Runs of one shape in one process, as one stacked model: each with its own record, and none lost."""
+
+import json
+import os
+import signal
+
+import pytest
+from processes import markers, phases, processes, until
+from tiny import BASE, corpus, definition, sparsedepth, start, table
+
+from sparsedepth.config.load import build
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.run.execute import execution
+from sparsedepth.run.train_and_measure import Options
+from sparsedepth.store.folder import read_run
+from sparsedepth.sweep.machine import STACKED_VALUES, machine
+from sparsedepth.train.stack import Clock, together
+
+ONE = ("--workers", 1, "--runtime", "threads=1")
+"""One worker, whose runs have one thread: more only hinder a model of this size."""
+
+SPACE = {"n_layers": [2], "lr": [1e-3, 3e-3], "depth_scale": ["none", "lns"]}
+
+
+def manifests(results) -> dict[str, dict]:
+    return {path.parent.name: json.loads(path.read_text()) for path in results.glob("runs/*/manifest.json")}
+
+
+def test_each_run_of_a_stack_has_the_record_that_it_has_alone(tmp_path):
+    values = {**BASE, "n_layers": 2, "corpus": str(corpus(tmp_path)), "measures": ["loss"]}
+    configs = [build(RunConfig, {**values, "seed": seed, "lr": lr}, "x") for seed, lr in ((0, 1e-3), (1, 3e-3))]
+    runtime, clocks = RuntimeConfig(device="cpu", threads=1), [Clock(), Clock()]
+    ids = [config.run_id for config in configs]
+    works = [
+        execution(config, tmp_path / "stacked", Options(runtime=runtime, clock=clock, mates=(mate,)))
+        for config, clock, mate in zip(configs, clocks, reversed(ids), strict=True)
+    ]
+    folders = together(works, clocks)
+    for config, folder, clock, mate in zip(configs, folders, clocks, reversed(ids), strict=True):
+        (alone,) = together([execution(config, tmp_path / "alone", Options(runtime=runtime))], [Clock()])
+        own, expected = read_run(folder), read_run(alone)
+        assert own.summary == pytest.approx(expected.summary, abs=1e-6)
+        assert own.manifest["stacked_with"] == [mate] and "stacked_with" not in expected.manifest
+        assert own.manifest["peak_memory_bytes"] is None and own.manifest["seconds"] <= clock()
+        assert {path.name for path in folder.iterdir()} == {path.name for path in alone.iterdir()}
+
+
+def test_where_a_stack_is_formed():
+    def size(stack="auto", **fields) -> int:
+        config = build(RunConfig, {**BASE, "n_layers": 2, **fields}, "x")
+        return machine(2, RuntimeConfig(device="cpu", stack=stack)).stack_of(config)
+
+    wide = {"d_model": 64, "batch_tokens": STACKED_VALUES // 32, "train_tokens": STACKED_VALUES}
+    assert (size(), size(**wide), size(n_experts=2, top_k=1)) == (4, 1, 1)
+    assert (size(stack=1), size(stack=7, **wide), size(stack=7, n_experts=2, top_k=1)) == (1, 7, 1)
+
+
+@pytest.mark.slow  # the sweeps of tests/chaos are stacked too, where it pays
+@pytest.mark.parametrize("moment", ["training", "measuring"])
+def test_kill_9_of_a_stack_loses_nothing(tmp_path, moment):
+    """One process of four runs, killed and then stopped: the four records that they have alone."""
+    path = definition(
+        tmp_path, space=SPACE, seeds=[0], base={"train_tokens": 128 * 60, "measures": ["loss", "usefulness"]}
+    )
+    sparsedepth("sweep", path, "--out", tmp_path / "alone", *ONE, "--stack", 1)
+    results = tmp_path / "stacked"
+    arguments = (*ONE, "--runtime", "checkpoint_seconds=0.2", "--stack", 4)
+    driver = start("sweep", path, "--out", results, *arguments)
+    until(lambda: moment in phases(results))
+    before = markers(results)
+    (process,) = processes(results, "run")
+    os.kill(process, signal.SIGKILL)
+    out, err = driver.communicate(timeout=300)
+    assert driver.returncode == 0, out + err
+    assert before.items() <= markers(results).items()
+    assert table(results).keys() == table(tmp_path / "alone").keys() and len(table(results)) == 4
+    for run_id, summary in table(tmp_path / "alone").items():
+        assert table(results)[run_id] == pytest.approx(summary, abs=1e-5), run_id
+    mates = [manifest.get("stacked_with", []) for manifest in manifests(tmp_path / "alone").values()]
+    assert mates == [[]] * 4
+
+
+@pytest.mark.slow
+def test_the_seeds_of_a_proposal_are_a_stack(tmp_path):
+    path = definition(tmp_path, sampler="tpe", n_trials=2, space={"lr": {"low": 1e-3, "high": 1e-2}}, seeds=[0, 1, 2])
+    sparsedepth("sweep", path, "--out", tmp_path / "results", *ONE, "--set", "base.n_layers=2")
+    assert [len(manifest["stacked_with"]) for manifest in manifests(tmp_path / "results").values()] == [2] * 6
