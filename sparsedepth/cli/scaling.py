@@ -24,6 +24,12 @@ Exclude = Annotated[int, typer.Option(min=0, help="leave out this many of the hi
 Where = Annotated[str | None, typer.Option(help="of a folder, only runs that meet this SQL condition")]
 Replicates = Annotated[int, typer.Option("--bootstrap", min=0, help="bootstrap refits; 0 for none")]
 Seed = Annotated[int, typer.Option(min=0, help="draws starts, bootstrap and folds")]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="columns of which equal values are resampled as one, with a random effect: run; d_model,n_layers"
+    ),
+]
 Format = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")]
 
 app = typer.Typer(help="The depth law: how loss falls with width, depth and data.", no_args_is_help=True)
@@ -49,6 +55,7 @@ def fit(
     without: Without = None,
     exclude_highest: Exclude = 0,
     where: Where = None,
+    cluster: Cluster = None,
     bootstrap: Replicates = 1000,
     folds: Annotated[int, typer.Option(min=0, help="folds of the held-out error; 0 for none")] = 10,
     scan: Annotated[bool, typer.Option("--scan", help="fit again without the 0, 1, 10, .. 100 highest losses")] = False,
@@ -61,7 +68,7 @@ def fit(
     from sparsedepth.scaling.tables import Report
 
     _check_format(format)
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, bootstrap, seed, starts)
+    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed, starts)
     law_fit = fitted.fit
     free = [name for name in law_fit.law.names if name.startswith("a_") and name not in law_fit.law.fixed]
     report = Report(
@@ -87,13 +94,14 @@ def plot(
     without: Without = None,
     exclude_highest: Exclude = 0,
     where: Where = None,
+    cluster: Cluster = None,
     bootstrap: Replicates = 200,
     seed: Seed = 0,
 ) -> None:
     """Draw the parts of the law, each with the points less the other parts, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
 
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, bootstrap, seed)
+    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
     data = draw_law(fitted.fit, fitted.boot, out)
     for warning in fitted.fit.warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -110,6 +118,7 @@ def optimum(
     without: Without = None,
     exclude_highest: Exclude = 0,
     where: Where = None,
+    cluster: Cluster = None,
     bootstrap: Replicates = 1000,
     seed: Seed = 0,
     format: Format = "table",
@@ -120,7 +129,7 @@ def optimum(
     from sparsedepth.store.render import render
 
     _check_format(format)
-    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, bootstrap, seed)
+    fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
     shape = best_shape(fitted.fit, fitted.boot, params, tokens)
     aside, sizes = _aside(format), shape.sizes
     print(
@@ -147,6 +156,7 @@ def _fitted(
     without: list[str] | None,
     n_excluded: int,
     where: str | None,
+    cluster: str | None,
     n_replicates: int,
     seed: int,
     starts: int = 60,
@@ -165,7 +175,7 @@ def _fitted(
         fixed=_exponents(fixed or []),
         minus_layers=minus_layers,
     )
-    points = read_points(source, where)
+    points = read_points(source, where, cluster)
     law_fit = fit_law(exclude_highest(points, n_excluded), law, starts, seed)
     if source.is_dir() and (names := other_differences(source, where)):
         warning = f"runs also differ in {', '.join(names)}, which the law does not know; narrow with --where"

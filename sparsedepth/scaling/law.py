@@ -17,6 +17,7 @@ Shapes: K terms, N points, R fits at a time, P = 2 K + 1 parameters in the order
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -110,6 +111,54 @@ class Stated:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the points of a cluster have in common: a random effect u_c of ln L, normal with variance s_u^2, beside the
+    points' own error of variance s_e^2. Whitening takes from each residual the share lambda_c of its cluster's mean:
+
+        lambda_c = k_c s_u^2 / (k_c s_u^2 + s_e^2),   k_c points in the cluster      (generalised least squares)
+    """
+
+    index: np.ndarray
+    """The cluster of each point, (N,)."""
+    between: float
+    """s_u: standard deviation of ln L between clusters, beyond the law."""
+    within: float
+    """s_e."""
+
+    @cached_property
+    def members(self) -> np.ndarray:
+        """1 where a point is of a cluster, (N, C)."""
+        return (self.index[:, None] == np.arange(self.n_clusters)).astype(float)
+
+    @property
+    def n_clusters(self) -> int:
+        return int(self.index.max()) + 1
+
+    def mean_share(self, values: np.ndarray) -> np.ndarray:
+        """lambda_c times the mean of the cluster, at each of its points; values (..., N)."""
+        k_C = self.members.sum(axis=0)
+        share_C = self.between**2 / (k_C * self.between**2 + self.within**2) if self.between else np.zeros_like(k_C)
+        return (values @ self.members * share_C) @ self.members.T
+
+
+def shared(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> Shared:
+    """The variances from residuals, by the method of moments (analysis of variance): parameters are counted against
+    the clusters, since width and depth do not vary within one."""
+    draft = Shared(index=index, between=0.0, within=1.0)
+    k_C = draft.members.sum(axis=0)
+    mean_C = residual_N @ draft.members / k_C
+    n, n_clusters = len(index), len(k_C)
+    if n == n_clusters:
+        return draft
+    within = float(((residual_N - mean_C[index]) ** 2).sum()) / (n - n_clusters)
+    between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
+    k_mean = (n - float((k_C**2).sum()) / n) / max(1, n_clusters - 1)
+    return Shared(
+        index=index, between=float(np.sqrt(max(0.0, between - within) / k_mean)), within=float(np.sqrt(within))
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Design:
     """The points as a fit sees them."""
 
@@ -120,6 +169,8 @@ class Design:
     """mean ln x of each term, (K,)."""
     y: np.ndarray
     """ln loss, (N,)."""
+    shared: Shared | None = None
+    """What points of one cluster share; None where each stands for itself."""
 
     @property
     def n_points(self) -> int:

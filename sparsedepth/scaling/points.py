@@ -12,6 +12,7 @@ import pandas as pd
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.tuning import STANDS
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
@@ -20,23 +21,26 @@ OF_SIZE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "
 MAX_BYTES = 100_000_000
 
 _SQL = """
-SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss
+SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss{cluster}
 FROM runs WHERE outcome = 'ok' AND {stands} AND val_loss IS NOT NULL AND ({where}
 ) ORDER BY run_id
 """
 
 
-def read_points(source: Path, where: str | None = None) -> pd.DataFrame:
+def read_points(source: Path, where: str | None = None, cluster: str | None = None) -> pd.DataFrame:
     """The points of a CSV file with COLUMNS, or of a results folder's complete runs that finished.
 
-    `where` is an SQL condition over the columns of `runs`, for a folder only. Raises ValueError for a missing column,
-    a value that is no positive number, or no points at all.
+    `where` is an SQL condition over the columns of `runs`, for a folder only. `cluster` names the columns, separated by
+    commas, of which equal values make a cluster: a column of that name is added; of a folder, 'run' is the training run
+    (an imported row's own cluster). Raises ValueError for a missing column, a value that is no positive number, or no
+    points at all.
     """
+    names = [name.strip() for name in cluster.split(",")] if cluster else []
     if source.is_dir():
-        return _checked(_from_folder(source, where), str(source))
+        return _checked(_from_folder(source, where, names), str(source))
     if where is not None:
         raise ValueError(f"where={where!r} is a condition over runs, and {str(source)!r} is not a results folder")
-    return _checked(_from_csv(source), str(source))
+    return _checked(_from_csv(source, names), str(source))
 
 
 def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
@@ -63,16 +67,23 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
     return [name for name, count in zip(names, n_values, strict=True) if count > 1]
 
 
-def _from_folder(source: Path, where: str | None) -> pd.DataFrame:
+def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.DataFrame:
+    known = {column.name for column in RUN_COLUMNS} | {"run"}
+    if unknown := [name for name in cluster if name not in known]:
+        raise ValueError(
+            f"--cluster {unknown[0]!r} is no column of runs; name run, or columns such as d_model,n_layers"
+        )
+    parts = ["coalesce(cluster, run_id)" if name == "run" else f"CAST({name} AS VARCHAR)" for name in cluster]
+    clusters = f", concat_ws(' ', {', '.join(parts)}) AS cluster" if parts else ""
     with open_store(source) as store:
-        points = store.frame(_SQL.format(where=where or "true", stands=STANDS))
+        points = store.frame(_SQL.format(where=where or "true", stands=STANDS, cluster=clusters))
     if not len(points):
         condition = f" that meets {where!r}" if where else ""
         raise ValueError(f"{str(source)!r} holds no trained run{condition} that finished with a val_loss")
     return points
 
 
-def _from_csv(source: Path) -> pd.DataFrame:
+def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
     if not source.is_file():
         raise ValueError(
             f"{str(source)!r} does not exist; name a CSV file with columns {', '.join(COLUMNS)}, or a folder"
@@ -83,11 +94,13 @@ def _from_csv(source: Path) -> pd.DataFrame:
         points = pd.read_csv(source)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(source)!r} is not a CSV file: {error}") from None
-    missing = [name for name in COLUMNS if name not in points.columns and name != "model_size"]
+    missing = [name for name in (*COLUMNS, *cluster) if name not in points.columns and name != "model_size"]
     if missing:
         have = ", ".join(map(str, points.columns[:12]))
         raise ValueError(f"{str(source)!r} has no column {', '.join(missing)}; its columns are {have}")
-    return points.reindex(columns=list(COLUMNS))
+    clusters = points[cluster].astype(str).agg(" ".join, axis=1) if cluster else None
+    points = points.reindex(columns=list(COLUMNS))
+    return points if clusters is None else points.assign(cluster=clusters)
 
 
 def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -106,4 +119,4 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
             )
     if not len(numbers):
         raise ValueError(f"{source!r} holds no points")
-    return numbers
+    return numbers.assign(cluster=points["cluster"]) if "cluster" in points.columns else numbers

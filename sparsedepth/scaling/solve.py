@@ -1,10 +1,12 @@
 """Many weighted least-squares fits of the law at once, by Levenberg and Marquardt's method.
 
-    minimise  S(theta) = sum_n w_n (ln L(theta, x_n) - ln L_n)^2
+    minimise  S(theta) = sum_n w_n r_n (r_n - lambda_c mean_c r),   r_n = ln L(theta, x_n) - ln L_n
     step:     (H + lambda diag J'J) d = -J'r,    lambda shrinks where the step gained and grows where it did not
 
 H is the exact second derivative of S / 2, J'J and the residual's part: along the valley in which width trades against
 depth, J'J alone needs hundreds of steps.
+
+lambda is 0 where every point stands for itself (`law.Shared`: points of a cluster have one weight).
 
 One row is one fit: a start, a bootstrap replicate (w: how often each point was drawn), a fold (w: 0 or 1), a profile
 (an exponent not free), or a simulated data set (its own ln L). All rows step together, one (R, P, P) solve for each
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsedepth.scaling.law import Design, contributions, jacobian
+from sparsedepth.scaling.law import Design, Shared, contributions, jacobian
 
 GRADIENT = 1e-8
 ROUNDING = 1e-13
@@ -68,7 +70,7 @@ def solve(
     free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, start_RP.shape)
     y_RN = np.broadcast_to(plan.y if y_RN is None else y_RN, shape)
     parts = [
-        _solve(plan.z, start_RP[rows], root_RN[rows], free_RP[rows], y_RN[rows], max_steps)
+        _solve(plan, start_RP[rows], root_RN[rows], free_RP[rows], y_RN[rows], max_steps)
         for rows in (slice(i, i + ROWS_AT_A_TIME) for i in range(0, len(start_RP), ROWS_AT_A_TIME))
     ]
     theta_RP, cost_R, gradient_R, converged_R = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -76,17 +78,17 @@ def solve(
 
 
 def _solve(
-    z_KN: np.ndarray, start_RP: np.ndarray, root_RN: np.ndarray, free_RP: np.ndarray, y_RN: np.ndarray, max_steps: int
+    plan: Design, start_RP: np.ndarray, root_RN: np.ndarray, free_RP: np.ndarray, y_RN: np.ndarray, max_steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     theta_RP = start_RP.astype(float)
-    cost_R = _cost(theta_RP, z_KN, root_RN, y_RN)
+    cost_R = _cost(theta_RP, plan, root_RN, y_RN)
     gradient_R = np.full(len(theta_RP), np.inf)
     damping_R = np.full(len(theta_RP), 1e-2)
     weight_R = (root_RN**2).sum(axis=1)
     zero_R = ROUNDING**2 * weight_R
     left = np.arange(len(theta_RP))
     for _ in range(max_steps):
-        hessian_RPP, slope_RP, size_RP = _derivatives(theta_RP[left], z_KN, root_RN[left], y_RN[left], free_RP[left])
+        hessian_RPP, slope_RP, size_RP = _derivatives(theta_RP[left], plan, root_RN[left], y_RN[left], free_RP[left])
         moves_RP = size_RP > NEGLIGIBLE**2 * weight_R[left, None]
         gradient_R[left] = _cosine(slope_RP * moves_RP, size_RP, cost_R[left])
         keep = (gradient_R[left] > GRADIENT) & (cost_R[left] > zero_R[left]) & (damping_R[left] < STUCK)
@@ -95,7 +97,7 @@ def _solve(
         left = left[keep]
         step_RP = _step(hessian_RPP[keep], slope_RP[keep], size_RP[keep], damping_R[left])
         tried_RP = theta_RP[left] + step_RP
-        tried_R = _cost(tried_RP, z_KN, root_RN[left], y_RN[left])
+        tried_R = _cost(tried_RP, plan, root_RN[left], y_RN[left])
         gained = tried_R <= cost_R[left] * (1 + 1e-13)
         theta_RP[left[gained]], cost_R[left[gained]] = tried_RP[gained], tried_R[gained]
         damping_R[left] = np.where(gained, np.maximum(damping_R[left] / 8, 1e-12), damping_R[left] * 4)
@@ -103,15 +105,17 @@ def _solve(
 
 
 def _derivatives(
-    theta_RP: np.ndarray, z_KN: np.ndarray, root_RN: np.ndarray, y_RN: np.ndarray, free_RP: np.ndarray
+    theta_RP: np.ndarray, plan: Design, root_RN: np.ndarray, y_RN: np.ndarray, free_RP: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """H (R, P, P), J'r (R, P) and the squared length of J's columns (R, P); zero by what is not free."""
+    z_KN = plan.z
     log_loss_RN, by_RPN = jacobian(theta_RP, z_KN)
     residual_RN = log_loss_RN - y_RN
-    pull_RN = root_RN**2 * residual_RN
+    pull_RN = root_RN**2 * _whitened(residual_RN, plan.shared)
     by_RPN = by_RPN * free_RP[:, :, None]
+    white_RPN = root_RN[:, None] ** 2 * _whitened(by_RPN, plan.shared)
     # d2 ln L = d2 L / L - (dL / L)(dL / L)', and L's own second derivatives stay within a term.
-    hessian_RPP = (by_RPN * (root_RN**2 - pull_RN)[:, None]) @ by_RPN.transpose(0, 2, 1)
+    hessian_RPP = (white_RPN - by_RPN * pull_RN[:, None]) @ by_RPN.transpose(0, 2, 1)
     slope_RP = (by_RPN @ pull_RN[:, :, None])[:, :, 0]
     n_terms = len(z_KN)
     for k in range(n_terms):
@@ -122,16 +126,21 @@ def _derivatives(
         hessian_RPP[:, a, g] = hessian_RPP[:, g, a]
         hessian_RPP[:, a, a] -= by_a_RN @ z_KN[k]
     hessian_RPP[:, -1, -1] += slope_RP[:, -1]
-    size_RP = ((by_RPN * root_RN[:, None]) ** 2).sum(axis=2)
+    size_RP = np.einsum("rpn,rpn->rp", by_RPN, white_RPN)
     return hessian_RPP, slope_RP, size_RP
 
 
-def _cost(theta_RP: np.ndarray, z_KN: np.ndarray, root_RN: np.ndarray, y_RN: np.ndarray) -> np.ndarray:
+def _whitened(values: np.ndarray, shared: Shared | None) -> np.ndarray:
+    """The values (..., N) less the share of their cluster's mean that a random effect explains."""
+    return values if shared is None else values - shared.mean_share(values)
+
+
+def _cost(theta_RP: np.ndarray, plan: Design, root_RN: np.ndarray, y_RN: np.ndarray) -> np.ndarray:
     """S of each row; infinite where the law overflows, so that such a step is never taken."""
     with np.errstate(all="ignore"):
-        term_RKN, e_R = contributions(theta_RP, z_KN)
+        term_RKN, e_R = contributions(theta_RP, plan.z)
         residual_RN = root_RN * (np.log(term_RKN.sum(axis=1) + e_R[:, None]) - y_RN)
-        cost_R = np.einsum("rn,rn->r", residual_RN, residual_RN)
+        cost_R = np.einsum("rn,rn->r", residual_RN, _whitened(residual_RN, plan.shared))
     return np.where(np.isfinite(cost_R), cost_R, np.inf)
 
 
@@ -167,14 +176,16 @@ def covariance(
     weight_RN = np.broadcast_to(1.0 if weight_RN is None else weight_RN, (len(solution.theta), plan.n_points))
     free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, solution.theta.shape)
     by_RPN = jacobian(solution.theta, plan.z)[1] * np.sqrt(weight_RN)[:, None]
-    size_RP = np.sqrt((by_RPN**2).sum(axis=2))
+    gram_RPP = by_RPN @ _whitened(by_RPN, plan.shared).transpose(0, 2, 1)
+    size_RP = np.sqrt(np.einsum("rpp->rp", gram_RPP))
     weight_R = weight_RN.sum(axis=1)
     moves_RP = free_RP & (size_RP > NEGLIGIBLE * np.sqrt(weight_R)[:, None])
     out_RPP = np.where(free_RP[:, :, None] & free_RP[:, None, :], np.nan, 0.0)
     condition_R = np.full(len(free_RP), np.inf)
     for i, moves_P in enumerate(moves_RP):
-        unit_PN = by_RPN[i, moves_P] / size_RP[i, moves_P, None]
-        values, vectors = np.linalg.eigh(unit_PN @ unit_PN.T)
+        values, vectors = np.linalg.eigh(
+            gram_RPP[i][np.ix_(moves_P, moves_P)] / np.outer(size_RP[i, moves_P], size_RP[i, moves_P])
+        )
         if values[0] > 0:
             condition_R[i] = np.sqrt(values[-1] / values[0])
         df = weight_R[i] - free_RP[i].sum()

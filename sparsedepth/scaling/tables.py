@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsedepth.scaling.fit import Fit, log_correlations
+from sparsedepth.scaling.law import Shared
 from sparsedepth.scaling.optimum import Optimum
 from sparsedepth.scaling.uncertainty import Bootstrap, HeldOut, Profile
 from sparsedepth.store.query_result import QueryResult
@@ -53,12 +54,23 @@ def heading(report: Report) -> list[str]:
     fit = report.fit
     left_out = f" ({report.n_excluded} highest losses and their ties left out)" if report.n_excluded else ""
     units = ", ".join(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
+    of_clusters = [_cluster_text(fit.plan.shared)] if fit.plan.shared else []
     return [
         f"{fit.law.text()}   [{units}]",
         f"{fit.n_points} points of {report.source}{left_out}",
+        *of_clusters,
         f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
         f"gradient cosine {fit.gradient:.0e}; condition number {fit.condition:.3g}",
     ]
+
+
+def _cluster_text(of_clusters: Shared) -> str:
+    total = of_clusters.between**2 + of_clusters.within**2
+    return (
+        f"{of_clusters.n_clusters} clusters, each with a random effect on ln L of sd {of_clusters.between:.3g}, beside "
+        f"{of_clusters.within:.3g} within ({of_clusters.between**2 / total:.0%} of the variance is shared); resampled "
+        f"as wholes"
+    )
 
 
 def closing(report: Report) -> list[str]:
@@ -69,8 +81,9 @@ def closing(report: Report) -> list[str]:
     ]
     if report.boot:
         boot = report.boot
+        units = "clusters" if report.fit.plan.shared else "points"
         lines.append(
-            f"bootstrap over points: {boot.n_converged} of {boot.n_replicates} refits converged, {boot.n_moved} of "
+            f"bootstrap over {units}: {boot.n_converged} of {boot.n_replicates} refits converged, {boot.n_moved} of "
             f"them to a better optimum than the one next to the fit"
         )
     if report.held_out:
@@ -91,6 +104,7 @@ def as_object(report: Report) -> dict[str, Any]:
         "units": {term.symbol: term.unit for term in fit.law.terms},
         "source": report.source,
         "n_points": fit.n_points,
+        "n_clusters": fit.plan.shared and fit.plan.shared.n_clusters,
         "n_excluded": report.n_excluded,
         "objective": fit.objective,
         "convergence": {

@@ -1,10 +1,11 @@
 """How far a fitted depth law moves when the points do: bootstrap, profiles, held-out points, excluded points.
 
-- Bootstrap over points (pairs): every replicate is refitted to convergence, from the optimum and from perturbed starts.
-  A replicate that stops early stays near its start and makes an interval look tighter than it is.
+- Bootstrap over points (pairs), or over clusters where the fit has them: every replicate is refitted to convergence,
+  from the optimum and from perturbed starts. A replicate that stops early stays near its start and makes an interval
+  look tighter than it is.
 - Profile: the values a of an exponent at which the best fit of all others costs no more than
-  S(a) <= S_min (1 + t^2 / df), t Student's 97.5% point with df = n - p (Bates and Watts, 1988, section 6.1).
-- Held out: k folds, each predicted by the law fitted to the others.
+  S(a) <= S_min (1 + t^2 / (n - p)), t Student's 97.5% point (Bates and Watts, 1988, section 6.1).
+- Held out: k folds of points, or of clusters, each predicted by the law fitted to the others.
 - Exclusion scan: the fit again without the n highest losses.
 
 Shapes as in `law`.
@@ -67,8 +68,8 @@ def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bo
     if n_replicates < 20:
         raise ValueError(f"{n_replicates} bootstrap replicates have no 95% interval; take 200 or more")
     generator = np.random.default_rng(seed)
-    n = fitted.n_points
-    weight_RN = generator.multinomial(n, np.full(n, 1 / n), size=n_replicates).astype(float)
+    unit_N, n = _units(fitted)
+    weight_RN = generator.multinomial(n, np.full(n, 1 / n), size=n_replicates).astype(float)[:, unit_N]
     first = solve(fitted.plan, np.tile(fitted.theta, (n_replicates, 1)), weight_RN)
     theta_RP, cost_R, converged_R = first.theta, first.cost, first.converged
     spread_P = 2 * np.sqrt(np.nan_to_num(np.diag(fitted.covariance), nan=0.25))
@@ -94,6 +95,12 @@ def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bo
     )
 
 
+def _units(fitted: Fit) -> tuple[np.ndarray, int]:
+    """What is drawn as one: the cluster of each point, or itself; and how many there are."""
+    of_clusters = fitted.plan.shared
+    return (of_clusters.index, of_clusters.n_clusters) if of_clusters else (np.arange(fitted.n_points), fitted.n_points)
+
+
 def percentiles(values_R: np.ndarray) -> tuple[float, float]:
     """The ends of the 95% percentile interval of refits."""
     lo, hi = np.quantile(values_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -108,7 +115,7 @@ def profile(fitted: Fit, name: str) -> Profile:
     index = fitted.law.index(name)
     error = float(np.sqrt(fitted.covariance[index, index]))
     step = error / 2 if np.isfinite(error) and 0 < error < 1 else 0.1
-    limit = fitted.cost * (1 + fitted.t_critical**2 / fitted.df)
+    limit = fitted.cost * (1 + fitted.t_critical**2 / (fitted.n_points - int(fitted.law.free.sum())))
     below, above = (_side(fitted, index, sign * step, limit) for sign in (-1, 1))
     values = [*reversed(below), (centre, fitted.cost), *above]
     value_G, cost_G = np.array(values).T
@@ -166,12 +173,13 @@ def _crossing(side: list[tuple[float, float]], centre: float, least: float, limi
 
 def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
     """k-fold error. Deterministic in `seed`. Raises ValueError for folds that leave too few points to fit."""
-    n = fitted.n_points
+    unit_N, n = _units(fitted)
     n_free = int(fitted.law.free.sum())
     if not 2 <= n_folds <= n or n - -(-n // n_folds) <= n_free:
-        raise ValueError(f"{n} points in {n_folds} folds leave too few to fit {n_free} parameters")
+        kind = "clusters" if fitted.plan.shared else "points"
+        raise ValueError(f"{n} {kind} in {n_folds} folds leave too few to fit {n_free} parameters")
     generator = np.random.default_rng(seed)
-    fold_N = generator.permutation(n) % n_folds
+    fold_N = (generator.permutation(n) % n_folds)[unit_N]
     seen_FN = (fold_N != np.arange(n_folds)[:, None]).astype(float)
     others = starts(fitted.plan, 8, generator)
     start_SP = np.concatenate([fitted.theta[None], others])
@@ -179,11 +187,11 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
     cost_FS = solved.cost.reshape(n_folds, -1)
     theta_FP = solved.theta.reshape(n_folds, len(start_SP), -1)[np.arange(n_folds), cost_FS.argmin(axis=1)]
     error_FN = np.log(predict(theta_FP, fitted.plan, fitted.points)) - fitted.plan.y
-    error_N = error_FN[fold_N, np.arange(n)]
+    error_N = error_FN[fold_N, np.arange(fitted.n_points)]
     return HeldOut(
         n_folds=n_folds,
         rmse=float(np.sqrt((error_N**2).mean())),
-        rmse_fitted=float(np.sqrt(fitted.cost / n)),
+        rmse_fitted=float(np.sqrt((fitted.residuals**2).mean())),
         mean_abs=float(np.abs(error_N).mean()),
     )
 

@@ -1,0 +1,82 @@
+"""Points that share a training run: the random effect's algebra, its variances, intervals that rows make too narrow."""
+
+import numpy as np
+import pytest
+from laws import grid, planted, theta_of
+
+from sparsedepth.scaling.fit import fit
+from sparsedepth.scaling.law import Law, Shared, design, jacobian, predict, shared
+from sparsedepth.scaling.points import read_points
+from sparsedepth.scaling.solve import solve
+from sparsedepth.scaling.uncertainty import bootstrap, held_out
+
+SHAPE = ("d_model", "n_layers")
+
+
+def clustered(between, noise=0.004, seed=0):
+    """Five token counts of each shape as one run, whose ln loss is off by one normal draw."""
+    points = planted(grid(depths=(4, 8, 16, 32)), noise=noise, seed=seed)
+    points = points.assign(cluster=points["d_model"].astype(str) + " " + points["n_layers"].astype(str))
+    index = points.groupby("cluster", sort=False).ngroup().to_numpy()
+    shift = between * np.random.default_rng(seed + 1).standard_normal(index.max() + 1)
+    return points.assign(loss=points["loss"] * np.exp(shift[index]))
+
+
+def test_the_cost_is_that_of_the_inverse_covariance():
+    """S = s_e^2 r' V^-1 r with V = s_e^2 I + s_u^2 (1 where two points share a cluster); so is its minimum."""
+    points = clustered(0.02)
+    index = points.groupby("cluster", sort=False).ngroup().to_numpy()
+    plan = design(points, Law())
+    plan = type(plan)(
+        law=plan.law, z=plan.z, centre=plan.centre, y=plan.y, shared=Shared(index=index, between=0.02, within=0.004)
+    )
+    solution = solve(plan, theta_of(plan)[None])
+    assert solution.converged.all()
+    residual = np.log(predict(solution.theta, plan, points)[0]) - plan.y
+    inverse = np.linalg.inv(0.004**2 * np.eye(len(index)) + 0.02**2 * (index[:, None] == index))
+    assert solution.cost[0] == pytest.approx(0.004**2 * residual @ inverse @ residual, rel=1e-9)
+    by_PN = jacobian(solution.theta, plan.z)[1][0]
+    slope, scale = by_PN @ inverse @ residual, np.sqrt(np.einsum("pn,nm,pm->p", by_PN, inverse, by_PN))
+    assert np.abs(slope / scale).max() < 1e-5 * np.sqrt(residual @ inverse @ residual)
+
+
+def test_the_variances_of_planted_effects_are_found():
+    """400 clusters of four: the moments are unbiased, so that their mean error is small."""
+    generator = np.random.default_rng(0)
+    index = np.repeat(np.arange(400), 4)
+    residual = 0.02 * generator.standard_normal(400)[index] + 0.01 * generator.standard_normal(1600)
+    found = shared(index, residual, 0)
+    assert found.between == pytest.approx(0.02, rel=0.1) and found.within == pytest.approx(0.01, rel=0.05)
+    assert shared(np.arange(50), residual[:50], 3).between == 0
+    assert shared(index, 0.01 * generator.standard_normal(1600), 0).between < 0.002
+
+
+def test_resampled_clusters_give_the_width_that_rows_hide():
+    points = clustered(0.01)
+    rows, runs = fit(points.drop(columns="cluster"), n_starts=8), fit(points, n_starts=8)
+    assert runs.plan.shared is not None and runs.plan.shared.n_clusters == 16
+    assert runs.plan.shared.between == pytest.approx(0.01, rel=0.6)
+    assert runs.df == 16 - 7 and rows.df == 64 - 7 and any("16 clusters are fewer than 20" in w for w in runs.warnings)
+    widths = []
+    for fitted in (rows, runs):
+        lo, hi = bootstrap(fitted, 100).intervals["width_part"]
+        widths.append(hi - lo)
+        assert held_out(fitted, 4).rmse > 0
+    assert widths[1] > 1.2 * widths[0]
+
+
+def test_clusters_that_share_nothing_change_nothing():
+    points = planted(grid(depths=(4, 8, 16, 32)), noise=0.004).assign(cluster=[str(i) for i in range(64)])
+    alone, named = fit(points.drop(columns="cluster"), n_starts=4), fit(points, n_starts=4)
+    assert named.theta == pytest.approx(alone.theta, abs=1e-7) and named.df == alone.df
+
+
+def test_the_columns_that_name_a_cluster(tmp_path):
+    points = clustered(0.01)
+    path = tmp_path / "points.csv"
+    points.rename(columns={"cluster": "name"}).to_csv(path, index=False)
+    assert read_points(path, cluster="name")["cluster"].nunique() == 16
+    assert read_points(path, cluster=",".join(SHAPE))["cluster"].nunique() == 16
+    assert "cluster" not in read_points(path)
+    with pytest.raises(ValueError, match="has no column run"):
+        read_points(path, cluster="run")
