@@ -177,3 +177,25 @@ class Cluster:
         """The jobs in the queue: the task's name (12_3) and its state."""
         lines = self.call("squeue", "-h", "-r", "-o", "%i %T", *options, check=False).splitlines()
         return dict(line.split() for line in lines)
+
+    def work_of(self, node: str | None = None) -> list[int]:
+        """The living `sparsedepth work` processes, of one node or of all."""
+        return self.processes("cli.main work", f"SLURMD_NODENAME={node}\0" if node else "")
+
+    def kill_node(self, name: str) -> None:
+        """Everything on a node ends at once, as when its power is cut."""
+        self.kill(name)
+        for process in self.processes(environment=f"SLURMD_NODENAME={name}\0") + self._steps(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def _steps(self, node: str) -> list[int]:
+        """Slurm's own processes of the node's jobs: they share the node's namespace of mounts."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "comm").read_text().startswith("slurmstepd"):
+                    mounts = (entry / "mountinfo").read_text()
+                    if f"/{node}.boot " in mounts and str(self.place) in mounts:
+                        found.append(int(entry.name))
+        return found

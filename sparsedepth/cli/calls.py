@@ -106,9 +106,9 @@ def sweep(
     from sparsedepth.cli.sweep_args import define
 
     definition = define(file, scale, set, vary, seeds, base)  # a mistake is told before torch is imported
-    how = {"workers": workers, "gpus": gpus, "gpus_per_run": gpus_per_run, "max_attempts": max_attempts}
     wanted = runtime_of(runtime, device=device, compile=compile, stack=stack)
-    driver = make_driver(definition, Path(out), machine_of(wanted, **how), storage)
+    machine = machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
+    driver = make_driver(definition, Path(out), machine, storage)
     states = run_driver(driver, retry_failed=retry_failed)
     if driver.stop():
         raise StoppedAtCheckpoint("stopped at a checkpoint; the same call continues", driver.stop.exit_code)
@@ -275,11 +275,12 @@ def machine_of(
     gpus: str | None = None,
     gpus_per_run: int = 1,
     max_attempts: int = 2,
+    nodes: int = 1,
 ) -> "Machine":
     """What the workers of a command may use. Raises ValueError for GPUs that are not there."""
     from sparsedepth.sweep.machine import machine, parse_gpus
 
-    return machine(workers, runtime, max_attempts, parse_gpus(gpus) if gpus else None, gpus_per_run)
+    return machine(workers, runtime, max_attempts, parse_gpus(gpus) if gpus else None, gpus_per_run, nodes)
 
 
 @contextmanager

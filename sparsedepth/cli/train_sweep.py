@@ -204,6 +204,7 @@ def work(
     device: Device = "auto",
     stack: Stack = "auto",
     max_attempts: MaxAttempts = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="nodes of this Slurm task that one run computes on")] = 1,
     leave_when_idle: Annotated[
         bool, typer.Option("--leave-when-idle", help="end once nothing waits, though a run of others may yet come back")
     ] = False,
@@ -227,7 +228,7 @@ def work(
     from sparsedepth.sweep import driver
 
     wanted = calls.runtime_of(runtime, device=device, stack=parse_yaml(stack, "--stack"))
-    used = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
+    used = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts, nodes)
     with Watcher(definition, Plan(definition).expected, folder) as watcher:
         stop = driver.work(folder, used, watcher, storage, leaves_when_idle=leave_when_idle).stop
     if stop():

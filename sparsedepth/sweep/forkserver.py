@@ -13,6 +13,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+import socket
 import sys
 import time
 import types
@@ -46,13 +47,16 @@ def prepare_server(threads: int) -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-def start_run(arguments: Sequence[str], log: Path, *, processes: int = 1, gpus: Sequence[str] = ()) -> BaseProcess:
-    """`run.execute.main` with `arguments` in a process of its own, or in several `processes` under torchrun.
+def start_run(
+    arguments: Sequence[str], log: Path, *, processes: int = 1, nodes: int = 1, gpus: Sequence[str] = ()
+) -> BaseProcess:
+    """`run.execute.main` with `arguments` in a process of its own, or in several `processes` under torchrun, on each
+    of several `nodes` of a Slurm task.
 
     It sees `gpus` alone, where given, in the terms of CUDA_VISIBLE_DEVICES. Raises ServerDied.
     """
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_run, args=([*arguments], str(log), processes, ",".join(gpus)))
+    process = context.Process(target=_run, args=([*arguments], str(log), processes, nodes, ",".join(gpus)))
     try:
         with _nameless_main(), _time_limit(START_SECONDS):
             process.start()
@@ -107,7 +111,22 @@ def _time_limit(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _run(arguments: list[str], log: str, processes: int, gpus: str) -> None:
+def launcher(run_id: str, processes: int, nodes: int) -> list[str]:
+    """torchrun; for several nodes of a Slurm task under srun, which starts one on each. They meet on this node."""
+    torchrun = [sys.executable, "-m", LAUNCHER, "--nproc-per-node", str(processes)]
+    if nodes == 1:
+        return [*torchrun, "--standalone"]
+    with socket.socket() as free:
+        free.bind(("", 0))
+        meeting = f"{socket.gethostname()}:{free.getsockname()[1]}"
+    srun = ["srun", "--nodes", str(nodes), "--ntasks", str(nodes), "--ntasks-per-node", "1", "--kill-on-bad-exit=1"]
+    if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):  # which srun does not take over from sbatch
+        srun += ["--cpus-per-task", cpus]
+    return [*srun, *torchrun, "--nnodes", str(nodes), "--rdzv-id", run_id, "--rdzv-backend", "c10d", "--rdzv-endpoint",
+            meeting]  # fmt: skip
+
+
+def _run(arguments: list[str], log: str, processes: int, nodes: int, gpus: str) -> None:
     """The forked child."""
     end_with_parent(os.getppid())
     os.setsid()  # Ctrl-C reaches the driver alone, which then asks the runs in order
@@ -116,12 +135,12 @@ def _run(arguments: list[str], log: str, processes: int, gpus: str) -> None:
     os.dup2(output, 2)
     os.close(output)
     name_process(f"run {Path(log).parent.name}")
-    if gpus:
+    if gpus and nodes == 1:  # on several nodes Slurm says it to each
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-    if processes > 1:
-        launch = ["-m", LAUNCHER, "--standalone", "--nproc-per-node", str(processes), "-m", EXECUTE]
+    if processes * nodes > 1:
+        command = [*launcher(Path(log).parent.name, processes, nodes), "-m", EXECUTE, *arguments]
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the forkserver's pipes, which tell of a death when they close
-        os.execv(sys.executable, [sys.executable, *launch, *arguments])
+        os.execvp(command[0], command)
     from sparsedepth.run import execute  # what `preload` has imported in the parent
 
     sys.argv = [EXECUTE, *arguments]

@@ -29,6 +29,9 @@ class Machine:
     gpus: list[list[str]]
     """worker i sees gpus[i % len(gpus)] alone, as CUDA_VISIBLE_DEVICES names them; empty on a CPU"""
     processes_per_run: int = 1
+    """on each node"""
+    nodes: int = 1
+    """of a cluster's allocation, that one run computes on"""
     max_attempts: int = 2
 
     def stack_of(self, config: RunConfig) -> int:
@@ -46,7 +49,8 @@ class Machine:
         """Where the runs are computed, for a line of print."""
         where = "cpu" if not self.gpus else f"GPU {', '.join('+'.join(group) for group in self.gpus)}"
         each = f"{self.runtime.threads} threads each"
-        return f"{where} with {each}" + f" and {self.processes_per_run} processes a run" * (self.processes_per_run > 1)
+        processes = self.processes_per_run * self.nodes
+        return f"{where} with {each}" + f" and {processes} processes a run" * (processes > 1)
 
 
 def machine(
@@ -55,15 +59,24 @@ def machine(
     max_attempts: int = 2,
     gpus: list[int] | None = None,
     gpus_per_run: int = 1,
+    nodes: int = 1,
 ) -> Machine:
-    """The workers, GPUs and threads; by default one worker for each group of GPUs, or for each core.
+    """The workers, GPUs and threads; by default one worker for each group of GPUs, or for each core, and one for
+    several nodes.
 
-    Raises ValueError for GPUs that are not there.
+    Raises ValueError for GPUs that are not there, or nodes that the allocation has not.
     """
     groups = _groups(_visible(runtime.device, gpus), gpus_per_run)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if given := allocation():
+    given = allocation()
+    if given:
         cores = min(cores, given.cpus)  # not every Slurm binds a task to its cores
+    if nodes > 1 and (workers or 1) > 1:
+        raise ValueError(f"--workers {workers} and --nodes {nodes}: a run on several nodes has them for itself")
+    if nodes > (given.nodes if given else 1):
+        raise ValueError(f"--nodes {nodes} needs a task of Slurm with as many; give `sparsedepth sweep --on slurm`")
+    if nodes > 1:
+        workers = 1
     if workers is None:
         workers = len(groups) or max(1, cores // gpus_per_run)
     if workers < 1:
@@ -72,13 +85,14 @@ def machine(
         "threads": runtime.threads or max(1, cores // (workers * gpus_per_run)),
         "device": "cuda" if groups else str(find_device(runtime.device)),
     }
-    if gpus_per_run > 1 and runtime.parallel == "none":
+    if gpus_per_run * nodes > 1 and runtime.parallel == "none":
         changes["parallel"] = "ddp"
     return Machine(
         workers=workers,
         runtime=runtime.model_copy(update=changes),
         gpus=groups,
         processes_per_run=gpus_per_run,
+        nodes=nodes,
         max_attempts=max_attempts,
     )
 

@@ -212,7 +212,11 @@ class Worker:
             return
         if code == -9 and oom_kills() > kills:
             sequences = config.batch_tokens // config.seq_len
-            tried = before[0] or self.machine.runtime.micro_batch or -(-sequences // self.machine.processes_per_run)
+            tried = (
+                before[0]
+                or self.machine.runtime.micro_batch
+                or -(-sequences // (self.machine.processes_per_run * self.machine.nodes))
+            )
             scratch.lower_memory(tried, "killed by the kernel, which had run out of memory")
         else:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
@@ -229,7 +233,9 @@ class Worker:
         arguments = [str(self.results), *(str(scratch.folder / "config.yaml") for scratch in scratches)]
         arguments += ["--runtime", machine.runtime.model_dump_json()]
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []
-        process = forkserver.start_run(arguments, scratches[0].log, processes=machine.processes_per_run, gpus=gpus)
+        process = forkserver.start_run(
+            arguments, scratches[0].log, processes=machine.processes_per_run, nodes=machine.nodes, gpus=gpus
+        )
         self._process = process
         beats = [lease.Beat(scratch.lock) for scratch in scratches]
         asked = False

@@ -4,16 +4,19 @@ One controller and three nodes run on this machine (`slurm_cluster`); without De
 """
 
 import json
+import os
+import random
 import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from disturbed import Sweep, record_of
-from processes import until
-from slurm_cluster import Cluster, why_not
+from processes import markers, until
+from slurm_cluster import FAKETIME, Cluster, why_not
 from tiny import ENVIRONMENT, definition, sparsedepth, start
 
 from sparsedepth.run.lease import is_held
@@ -22,9 +25,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.skipif(bool(why_not()), reason=str(
 
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """A Slurm of three nodes, which the commands of this test see."""
-    cluster = Cluster(tmp_path / "slurm", nodes=3)
+def cluster(request, tmp_path, monkeypatch):
+    """A Slurm of three nodes, or of those that a test asks for, which the commands of this test see."""
+    cluster = Cluster(tmp_path / "slurm", **getattr(request, "param", {"nodes": 3}))
     for name, value in cluster.environment.items():
         monkeypatch.setitem(ENVIRONMENT, name, value)
     try:
@@ -154,3 +157,184 @@ def test_five_hundred_tasks_are_planned_and_submitted_in_ten_seconds(folder, clu
     out, _ = sparsedepth("stop", results)
     assert "ended: 500 tasks" in out and not cluster.jobs()
     assert seconds < 10
+
+
+class Chaos:
+    """Disturbances of a running array, one at a time."""
+
+    def __init__(self, cluster: Cluster, seed: int):
+        self.cluster, self.rng = cluster, random.Random(seed)
+        self.counts: Counter[str] = Counter()
+
+    def running(self) -> list[str]:
+        tasks = self.cluster.jobs("--states=RUNNING", "--partition=p")
+        return [task for task, state in tasks.items() if state == "RUNNING" and "_" in task]
+
+    def disturb(self, kind: str) -> bool:
+        """Returns whether there was something to disturb."""
+        done = getattr(self, kind)()
+        self.counts[kind] += bool(done)
+        return bool(done)
+
+    def kill_task(self) -> bool:
+        works = self.cluster.work_of()
+        if works:
+            os.kill(self.rng.choice(works), signal.SIGKILL)
+        return bool(works)
+
+    def requeue(self) -> bool:
+        tasks = self.running()
+        return bool(tasks) and not self.cluster.call("scontrol", "requeue", self.rng.choice(tasks), check=False)
+
+    def preempt(self) -> bool:
+        """An urgent job takes a node from a task, which has 20 s to leave."""
+        if not self.running():
+            return False
+        self.cluster.call("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+        return True
+
+    def restart_controller(self) -> bool:
+        self.cluster.kill("controller")
+        time.sleep(3)
+        self.cluster.start_controller()
+        return True
+
+    def restart_slurmd(self) -> bool:
+        """The node's tasks go on meanwhile, and are found again."""
+        name = self.rng.choice(self.cluster.names[:2])
+        self.cluster.kill(name)
+        time.sleep(2)
+        self.cluster.start_node(name)
+        return True
+
+    def node_dies(self) -> bool:
+        """Slurm notices after 15 s, and queues the node's task again; another may have its run after a minute."""
+        if not self.cluster.work_of("n1"):
+            return False
+        self.cluster.kill_node("n1")
+        until(lambda: self.cluster.node_states()["n1"].startswith("down"), 90)
+        self.cluster.start_node("n1")
+        return True
+
+    def node_is_cut_off(self) -> bool:
+        """Slurm takes the node for dead and queues its task again elsewhere, while the task lives and goes on."""
+        if not self.cluster.work_of("n2"):
+            return False
+        self.cluster.kill("n2")
+        until(lambda: self.cluster.node_states()["n2"].startswith("down"), 90)
+        time.sleep(10)
+        self.cluster.start_node("n2")
+        return True
+
+
+KINDS = ("kill_task", "requeue", "preempt", "restart_controller", "restart_slurmd", "node_dies", "node_is_cut_off")
+
+
+@pytest.mark.skipif(not FAKETIME.exists(), reason="no libfaketime (Debian's package of that name)")
+def test_thirty_runs_over_three_nodes_under_every_disturbance(folder, undisturbed, cluster, tmp_path):
+    """One node's clock is an hour ahead all the time. Each kind of disturbance comes at least once."""
+    runs = 30
+    expected = undisturbed(runs)
+    cluster.kill("n3")
+    cluster.start_node("n3", clock=3600.0)
+    results, sweep = tmp_path / "results", Sweep(folder, runs)
+    chaos = Chaos(cluster, 1)
+    planned = [*KINDS, *KINDS[:3]]
+    chaos.rng.shuffle(planned)
+    seen: dict[str, int] = {}
+    started = time.monotonic()
+    commands = 0
+    process = start(*command(sweep, results, "--array", 6))
+    while len(seen) < runs:
+        if process.poll() is not None:  # all tasks ended while runs were missing: the same command continues
+            out, err = process.communicate()
+            assert process.returncode in (0, 1) and "Traceback" not in err, out + err
+            if process.returncode == 0:
+                break
+            commands += 1
+            process = start(*command(sweep, results, "--array", 6))
+        assert time.monotonic() - started < 1500, "it never ended"
+        now = markers(results)
+        assert seen.items() <= now.items(), "a complete run was lost or repeated"
+        seen = now
+        hurry(cluster)
+        if planned and cluster.work_of() and chaos.disturb(planned[-1]):
+            planned.pop()
+        time.sleep(chaos.rng.uniform(0.5, 4.0))
+    out, err = finish(cluster, process, 300)
+    print(f"\n{runs} runs in {time.monotonic() - started:.0f} s; disturbed: {dict(chaos.counts)}, left: {planned}; "
+          f"commands given again: {commands}")  # fmt: skip
+    assert record_of(results) == expected
+    assert seen.items() <= markers(results).items()
+    assert not list(results.glob("work/*/failures.json")), "an attempt was counted"
+    assert process.returncode == 0, out + err
+    assert len(chaos.counts) == len(KINDS), "the sweep ended before it had been disturbed enough"
+
+
+def test_a_time_limit_too_short_for_a_run(tmp_path, cluster):
+    """The task is told to leave before the limit, queued again, and goes on where it stopped."""
+    base = {"measures": ["loss"], "train_tokens": 128 * 5000, "observe_every": 1000}
+    path = definition(tmp_path, base=base, space={"n_layers": [2]}, seeds=[0])
+    results = tmp_path / "results"
+    runtime = ("--runtime", "checkpoint_seconds=1", "--runtime", "threads=1")
+    process = start("sweep", path, "--out", results, "--on", "slurm", "--time", "1", *runtime)
+    started = time.monotonic()
+    out, err = finish(cluster, process, 540)
+    assert process.returncode == 0, out + err
+    (manifest,) = results.glob("runs/*/manifest.json")
+    restarts = json.loads(manifest.read_text())["allocation"]["restarts"]
+    assert restarts >= 1 and "longer than the limit" in out
+    print(f"\none run of {time.monotonic() - started:.0f} s under a limit of 60 s: queued again {restarts} times")
+    assert not list(results.glob("work/*/failures.json"))
+    sparsedepth("sweep", path, "--out", tmp_path / "local", "--workers", 1, "--runtime", "threads=1")
+    assert record_of(results) == record_of(tmp_path / "local")
+
+
+def test_a_full_folder_ends_the_tasks_and_the_same_command_continues(folder, undisturbed, tmp_path, monkeypatch):
+    runs = 5
+    expected = undisturbed(runs)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
+    cluster = Cluster(tmp_path / "slurm", nodes=2)
+    for name, value in cluster.environment.items():
+        monkeypatch.setitem(ENVIRONMENT, name, value)
+    try:
+        cluster.start()
+        results = disk / "results"
+        Sweep(folder, 1).run(results, 1, "--runtime", "threads=1")
+        facts = os.statvfs(disk)
+        used = (facts.f_blocks - facts.f_bfree) * facts.f_frsize // 1024
+        subprocess.run(["mount", "-o", f"remount,size={used + 400}k", disk], check=True)
+        process = start(*command(Sweep(folder, runs), results, "--array", 2))
+        out, err = finish(cluster, process, 200)
+        assert process.returncode in (1, 2), out + err
+        before = record_of(results)
+        assert before.items() <= expected.items() and len(before) < runs
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        process = start(*command(Sweep(folder, runs), results, "--array", 2, "--retry-failed"))
+        out, err = finish(cluster, process, 300)
+        assert process.returncode == 0, out + err
+        assert record_of(results) == expected
+    finally:
+        cluster.stop()
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize("cluster", [{"nodes": 2, "cpus": 2}], indirect=True)
+@pytest.mark.parametrize(
+    "options", [("--gpus-per-run", 2, "--sbatch", "cpus-per-task=2"), ("--nodes", 2)], ids=["one node", "two nodes"]
+)
+def test_one_run_in_two_processes(folder, undisturbed, cluster, tmp_path, options):
+    """Under torchrun on the task's node, and under srun and torchrun on two: the losses of one process, with gloo."""
+    (run_id,) = undisturbed(1)
+    results = tmp_path / "results"
+    process = start(*command(Sweep(folder, 1), results, "--device", "cpu", "--max-attempts", 1, *options))
+    out, err = finish(cluster, process, 200)
+    assert process.returncode == 0, out + err + "".join(path.read_text() for path in results.glob("work/*/log.txt"))
+    manifest = json.loads((results / "runs" / run_id / "manifest.json").read_text())
+    assert (manifest["parallel"], manifest["processes"]) == ("ddp", 2)
+    assert manifest["allocation"]["nodes"] == (2 if "--nodes" in options else 1)
+    (reference,) = (folder / "undisturbed" / "runs").glob(f"{run_id}/summary.json")
+    alone, spread = (json.loads(path.read_text()) for path in (reference, results / "runs" / run_id / "summary.json"))
+    assert spread["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-4)
