@@ -16,12 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+COMPLETE = "complete"
+"""The file that is written last into a folder, and says that it is whole."""
 MAX_TEXT_BYTES = 10_000_000
 """A text of ours above this is not read: none comes near."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path` atomically and durably; a crash leaves the old file or the new one."""
+    """Write `content` to `path` atomically and durably; a crash leaves the old file or the new one.
+
+    Raises ValueError in a complete folder, which never changes.
+    """
+    refuse_complete(path.parent)
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with open(aside, "wb") as file:
@@ -35,6 +41,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         error.filename = str(path)  # the name that the caller gave, not ours
         raise
     sync_folder(path.parent)
+
+
+def refuse_complete(folder: Path) -> None:
+    """Raises ValueError for a folder that carries the marker: what it holds is a result."""
+    if (folder / COMPLETE).is_file():
+        raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another place")
 
 
 def sync_folder(folder: Path) -> None:
@@ -53,6 +65,7 @@ def appearing(folder: Path) -> Generator[Path]:
     What is raised inside, or a crash, leaves no `folder`; readers pass over hidden ones.
     """
     whole = folder.resolve()
+    refuse_complete(whole.parent)
     aside = whole.with_name(f".{whole.name}.tmp-{os.getpid()}")
     aside.mkdir(parents=True)
     try:

@@ -22,13 +22,26 @@ MAX_FILES = 8
 Config = TypeVar("Config", bound=BaseModel)
 
 
+_NO_DECIMAL = re.compile(r"[-+]?0[\d_]|.*:")
+"""010 (YAML 1.1: 8) and 1:30 (90)"""
+
+
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses aliases and duplicate keys, and knows floats such as 1e-3."""
+    """SafeLoader that refuses aliases, duplicate keys and numbers to other bases, and knows floats such as 1e-3."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError(f"aliases (*name) are not allowed {self.peek_event().start_mark}")
         return super().compose_node(parent, index)
+
+    def construct_decimal(self, node: Any) -> Any:
+        number = self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
+        if _NO_DECIMAL.match(node.value) and not node.value.startswith(("0.", "-0.", "+0.")):
+            raise yaml.YAMLError(
+                f"{node.value} would be read as {number}; write that, or '{node.value}' in quotes for text, or leave "
+                f"out the leading zero {node.start_mark}"
+            )
+        return number
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -38,6 +51,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_decimal)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),

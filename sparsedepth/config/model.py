@@ -25,7 +25,9 @@ FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_exp
 class Section(BaseModel):
     """A part of a configuration: frozen, strict, without unknown keys; what its checks find is told at once."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @model_validator(mode="after")
     def _run_checks(self) -> Self:

@@ -37,6 +37,9 @@ Axis = Values | Interval
 Condition = Annotated[dict[str, Value | Values], Field(min_length=1)]
 """Field -> the value, or the values, that meet it; all fields must."""
 
+MAX_RUNS = 20_000
+"""Of one sweep. A results folder is read run by run: status and query would take minutes with more."""
+
 Bounded = Literal["params_total", "params_active", "flops_per_token", "train_flops"]
 """What is known of a run before it starts."""
 
@@ -65,6 +68,15 @@ class Prune(Section):
 
 TuneGrid = Annotated[list[Positive], Field(min_length=3)]
 """Ascending values to choose from, three at least: the best should have a worse one on either side."""
+
+
+def check_size(cells: int, runs_per_cell: int) -> None:
+    """Raises ValueError for a sweep beyond MAX_RUNS, before any cell of it is built."""
+    if cells * runs_per_cell > MAX_RUNS:
+        raise ValueError(
+            f"{cells:,} cells with {runs_per_cell:,} runs each are more than the {MAX_RUNS:,} runs that one results "
+            f"folder is for; shorten the axes, or let a sampler choose (sampler: random, n_trials: 1000)"
+        )
 
 
 def check_tune(tune: Mapping[str, Sequence[float]]) -> None:

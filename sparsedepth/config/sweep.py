@@ -11,6 +11,7 @@ noisy values is flattered by the seeds it was chosen with. `scales` holds named 
 laid over the definition.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,6 +34,7 @@ from sparsedepth.config.space import (
     TuneGrid,
     Value,
     Values,
+    check_size,
     check_tune,
     check_zip,
     crossed,
@@ -54,6 +56,7 @@ def _counted(first: int) -> Callable[[Any], Any]:
             return seeds
         if seeds < 1:
             raise ValueError(f"must be 1 or more, which stands for as many seeds from {first}")
+        check_size(1, seeds)
         return list(range(first, first + seeds))
 
     return listed
@@ -172,7 +175,11 @@ class SweepDefinition(Section):
 
     @check
     def _check_parts(self) -> None:
-        """Every part names fields of a run, with values that they can have."""
+        """Every part names fields of a run, with values that they can have, and there are not too many."""
+        points = math.prod(len(axis) for axis in self.axes.values() if not isinstance(axis, Interval))
+        cells = len(self.variants) * points + len(self.cells) if self.n_trials is None else self.n_trials
+        tuned = math.prod(map(len, self.tune.values())) * len(self.tuning_seeds)
+        check_size(cells, len(self.seeds) + tuned)
         if any("seed" in scope for scope in (self.base, *self._scopes())):
             raise ValueError("seed is a replicate, not a knob: list the seeds under 'seeds'")
         mistakes = [f"{part}: {told}" for part, values in self.parts() for told in field_mistakes(RunConfig, values)]
@@ -384,6 +391,6 @@ def ad_hoc(vary: Mapping[str, list[Value]], n_seeds: int, base: Mapping[str, Any
         "hypothesis": "none was written down before the runs",
         "base": {name: value for name, value in base.items() if name not in vary and name != "seed"},
         "space": dict(vary),
-        "seeds": list(range(n_seeds)),
+        "seeds": n_seeds,
     }
     return build(SweepDefinition, values, "--vary")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsedepth.config.plain_text import visible
-from sparsedepth.files import MAX_TEXT_BYTES, parse_json, read_regular, sha256, sync_folder, write_json
+from sparsedepth.files import COMPLETE, MAX_TEXT_BYTES, parse_json, read_regular, sha256, sync_folder, write_json
 
-MARKER = "complete"
+MARKER = COMPLETE
 RUN_ID = r"[0-9a-f]{12}"
 
 

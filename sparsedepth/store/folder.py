@@ -122,20 +122,17 @@ def run_folder(results: Path, run_id: str) -> Path:
 
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write config.yaml: every field, so that a later change of a default leaves the record as it was."""
-    _refuse_complete(folder)
     write_text(folder / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
 
 def write_manifest(folder: Path, facts: Row) -> None:
     """Write manifest.json: plain JSON facts about how the run was made. `device`, `started` (ISO 8601), `seconds` and
     `packages` (name: version) become columns of `runs`."""
-    _refuse_complete(folder)
     write_json(folder / "manifest.json", _finite(dict(facts)))
 
 
 def write_summary(folder: Path, summary: Row) -> None:
     """Write summary.json: the quantities of quantities.RUNS, those not given as null. NaN and Inf count as missing."""
-    _refuse_complete(folder)
     names = [column.name for column in quantities.RUNS]
     for name in summary:
         assert name in names, f"{name!r} is not in quantities.RUNS; nearest: {_nearest(name, names)}"
@@ -145,7 +142,6 @@ def write_summary(folder: Path, summary: Row) -> None:
 
 def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
     """Write `<table>.parquet` from one mapping per row. A value left out, None, NaN or Inf is stored as NULL."""
-    _refuse_complete(folder)
     rows = list(rows)
     _check_rows(table, rows)
     columns = {column.name: [_finite(row.get(column.name)) for row in rows] for column in FILE_COLUMNS[table]}
@@ -162,7 +158,6 @@ def table_bytes(rows: pa.Table) -> bytes:
 def finish(folder: Path) -> None:
     """Complete the run: checksum every file of the record, flush it, and write the marker. From here on the folder is
     read-only. Raises ValueError where a file is missing, is a link, or belongs to another run."""
-    _refuse_complete(folder)
     subjects = [name for name in SUBJECTS if (folder / name).exists()] or [CONFIG]
     first = subjects[0]
     for name in (first, *REQUIRED):
@@ -176,13 +171,6 @@ def finish(folder: Path) -> None:
     if first != MODEL and subject.run_id != folder.name:
         raise ValueError(f"{str(folder / first)!r} is run {subject.run_id}; its folder must have that name")
     write_marker(folder, subject.run_id, FILES)
-
-
-def _refuse_complete(folder: Path) -> None:
-    if is_complete(folder):
-        raise ValueError(
-            f"run folder {str(folder)!r} is complete and never changes; to repeat the run, choose another --out"
-        )
 
 
 def _check_rows(table: Table, rows: list[Row]) -> None:

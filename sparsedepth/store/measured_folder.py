@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparsedepth.files import appearing, write_json
+from sparsedepth.files import appearing, refuse_complete, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import folder as record
 from sparsedepth.store.measured_model import MeasuredModel
@@ -20,6 +20,7 @@ def check_place(out: Path) -> None:
     if aside.parent.name == "runs":
         place = aside.parent.with_name("models")
         raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(place)!r}")
+    refuse_complete(aside.parent)
     try:
         if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{str(out)!r} is not an empty folder; name a new one")

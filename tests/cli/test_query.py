@@ -85,12 +85,17 @@ def test_best_shows_recipe_score_and_baseline(results, more):
         (("query", "{results}", "select 1", "--format", "xml"), "xml"),
         (("query", "{results}", "select 1", "--format", "parquet"), "-o FILE.parquet"),
         (("query", "{results}/absent", "select 1"), "absent"),
+        (("query", "{results}", "select 1", "-o", "{run}/complete", "--format", "csv"), "complete and never changes"),
+        (("best", "{results}", "-o", "{run}/best.csv"), "complete and never changes"),
         (("best", "{results}", "--by", "val_los"), "val_loss"),
         (("best", "{results}", "--depth", "99"), "12"),
         (("best", "{results}", "--top", "0"), "--top"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(results, arguments, words):
-    _, err = sparsedepth(*[word.format(results=results) for word in arguments], code=2)
+    run = results / "runs" / RunConfig().run_id
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    _, err = sparsedepth(*[word.format(results=results, run=run) for word in arguments], code=2)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     assert err.startswith("sparsedepth: error: ") and err.count("\n") == 1, err
     assert words in err and "Traceback" not in err

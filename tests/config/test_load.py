@@ -14,6 +14,13 @@ def test_numbers_are_numbers(text, value):
     assert parse_yaml(text, "t") == value
 
 
+@pytest.mark.parametrize(("text", "number"), [("010", 8), ("1:30", 90), ("-012", -10), ("1:30.5", 90.5), ("0_7", 7)])
+def test_numbers_to_another_base_than_ten_are_refused(text, number):
+    with pytest.raises(ValueError, match=f"{text} would be read as {number}; write that, or '{text}' in quotes"):
+        parse_yaml(f"lr: {text}", "t")
+    assert parse_yaml(f"lr: '{text}'", "t") == {"lr": text}
+
+
 @pytest.mark.parametrize(
     "text",
     [

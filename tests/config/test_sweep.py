@@ -1,5 +1,7 @@
 """Sweep definitions: cells, scales, and what is refused."""
 
+import time
+
 import pytest
 
 from sparsedepth.config.load import build
@@ -101,13 +103,23 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ({"prune": {"by": "train_loss", "at": [0.5, 0.25]}}, "must be ascending"),
         ({"prune": {"by": "train_loss", "at": [1.5]}}, "prune.at"),
         ({"name": "../escape"}, "name="),
+        ({"sampler": "tpe", "n_trials": 2, "space": {"lr": {"low": 1e-4, "high": float("inf")}}}, "space.lr.high=inf"),
+        ({"space": {"lr": [1.0, float("nan")]}}, "space.lr.1=nan"),
+        ({"tolerance": float("nan")}, "tolerance=nan"),
+        ({"space": {"lr": [1.0 + n for n in range(100)], "n_layers": [*range(1, 1001)]}}, "100,000 cells with 1 runs"),
+        ({"space": {"lr": [1.0 + n for n in range(100_000)]}}, "shorten the axes, or let a sampler choose"),
+        ({"sampler": "random", "n_trials": 10**9, "space": {"lr": [1.0]}}, "1,000,000,000 cells with 1 runs each are"),
+        ({"seeds": 10**9}, "the 20,000 runs that one results folder is for"),
+        ({"question": "\x1b[2J"}, "question='\\x1b[2J' must be plain text"),
         ({"sampler": "magic"}, "sampler='magic'"),
     ],
 )
 def test_mistakes(fields, words):
+    began = time.process_time()
     with pytest.raises(ValueError) as caught:
         sweep(**fields)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert time.process_time() - began < 2
 
 
 def test_zipped_axes_move_together():
