@@ -65,12 +65,13 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.store.cache import read_columns
     from sparsedepth.store.checksums import DamagedRun
-    from sparsedepth.sweep.status import scan
+    from sparsedepth.store.packages import mixed
+    from sparsedepth.sweep.status import of_earlier, scan
 
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    rows = read_columns(folder, {*ACTUAL, objective}, damaged)
+    rows = read_columns(folder, {*ACTUAL, objective, "packages"}, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
     configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
@@ -100,6 +101,8 @@ def _report(folder: Path) -> tuple[list[str], bool]:
         lines.append(f"  best so far: {objective} {rows[run_id][objective]:.4g}, run {run_id}")
     if deviation := compare(folder, configs, rows):
         lines.append(f"  {describe(deviation)}")
+    remarks = (mixed(row["packages"] for row in rows.values()), of_earlier(rows, states))
+    lines += [f"  {remark}" for remark in remarks if remark]
     return [visible(line) for line in lines], any(
         state.state in ("running", "interrupted", "planned") for state in states
     )

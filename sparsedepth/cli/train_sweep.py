@@ -140,6 +140,8 @@ def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> Non
     """How a sweep ended, the ranking, and what to do next. Raises Exit unless every run is complete."""
     from sparsedepth.cli.progress import print_ended, print_results
     from sparsedepth.config.plain_text import visible
+    from sparsedepth.store.checksums import MARKER
+    from sparsedepth.sweep.status import of_earlier
 
     out = driver.results
     counts = Counter(state.state for state in states)
@@ -150,6 +152,8 @@ def _print_end(driver: "Driver", states: "list[RunState]", expected: int) -> Non
         complete = f"{counts['complete']} of {expected} runs complete"
         print(f"stopped with {complete}; the same command continues", file=sys.stderr)
         raise typer.Exit(driver.stop.exit_code)
+    if earlier := of_earlier((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), states):
+        print(earlier)
     if counts["complete"]:
         print_results(driver.definition, out)
     if driver.unfinished:

@@ -146,6 +146,7 @@ class SweepDefinition(Section):
     ] = False
     prune: Annotated[Prune | None, Field(description="when a sampler's run is ended early")] = None
     seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
+    same_packages: Annotated[bool, Field(description="refuse to mix runs made with other package versions")] = False
     scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
 
     fields_of_parts: ClassVar[Collection[str]] = RunConfig.model_fields

@@ -42,6 +42,7 @@ from sparsedepth.recipe.choose import comparison_of, derive, measure_settings, r
 from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.literature import compare_with_papers
 from sparsedepth.recipe.provenance import provenance_of
+from sparsedepth.store.packages import mixed
 from sparsedepth.store.tuning import standing
 
 
@@ -159,6 +160,8 @@ def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> 
                 f"{name} was tuned for each configuration, to {', '.join(values)}: an effect holds between best values "
                 f"and includes what moving {name} does, above all to residual variance."
             )
+    if "packages" in used.columns and (packages := mixed(used["packages"].dropna())):
+        lines.append(f"{packages}: a number may change with them.")
     return [*lines, *cautions(used)]
 
 

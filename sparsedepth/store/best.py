@@ -23,6 +23,7 @@ from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import SCORES, advice, columns_for
 from sparsedepth.store.imported_run import unknown_text
+from sparsedepth.store.packages import mixed
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import Cell, Settings, digits, settings_of
 from sparsedepth.store.student import MIN_VALUES, mean_interval
@@ -49,7 +50,7 @@ class Ranking:
     n_runs: int
     n_diverged: int
     caution: str
-    """What to know of the score before it is believed, and what to use instead; empty where all is well."""
+    """What to know of the score, and of the runs' packages, before it is believed; empty where all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,7 @@ def _caution(store: Store, by: str, conditions: Sequence[str]) -> str:
     if by in SCORES:
         found = store.sql(f"SELECT {', '.join(columns_for(by))} FROM runs WHERE {met}")
         cautions.append(advice(by, [dict(zip(found.columns, row, strict=True)) for row in found.rows]))
+    cautions.append(mixed(text for (text,) in store.sql(f"SELECT packages FROM runs WHERE {met}").rows))
     return "; ".join(filter(None, cautions))
 
 

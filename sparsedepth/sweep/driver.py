@@ -27,9 +27,12 @@ from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
 from sparsedepth.run.lease import Stopped, hold, last_beat
+from sparsedepth.run.manifest import package_versions
 from sparsedepth.run.process import Stop
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.train_and_measure import check_source
+from sparsedepth.store.cache import read_columns
+from sparsedepth.store.packages import mixed
 from sparsedepth.sweep import forkserver, storage
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.machine import Machine
@@ -118,6 +121,7 @@ class Driver:
 
     def run_waiting(self) -> None:
         """Run what waits, in a folder that is prepared. Raises ValueError for what made the sweep give up."""
+        self._compare_packages()
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
         with storage.explained(self.storage_url, self.results):
@@ -137,6 +141,15 @@ class Driver:
                 path.unlink(missing_ok=True)
             self.refused = queue.refused(study)
             self.unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
+
+    def _compare_packages(self) -> None:
+        """Warn where this machine's packages are not the runs'. Raises ValueError with `same_packages`."""
+        rows = read_columns(self.results, ("packages",), damaged=[])
+        difference = mixed((row["packages"] for row in rows.values()), package_versions())
+        if difference and self.definition.same_packages:
+            raise ValueError(f"{self.results}: {difference}; install those of the runs, or leave out same_packages")
+        if difference:
+            warnings.warn(f"{difference}; same_packages: true in the definition refuses that", stacklevel=2)
 
     def fill_queue(self, study: optuna.Study) -> None:
         """Make the study know what is finished, and queue what is missing: first what a dead process had in hand."""

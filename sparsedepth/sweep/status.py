@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -87,6 +87,20 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
     if definition and not definition.adaptive:
         found &= set(planned)  # runs of an earlier form of the definition are kept, and are not this sweep's
     return [state_of(results, run_id, planned.get(run_id)) for run_id in [*planned, *sorted(found - set(planned))]]
+
+
+def of_earlier(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
+    """One line on complete runs of the folder that an earlier form of its definition listed; '' where there are none.
+
+    The one rule: a sweep makes, and counts, what its definition lists; whoever reads results reads every complete run.
+    """
+    others = {*run_ids} - {state.run_id for state in states}
+    if not others:
+        return ""
+    return (
+        f"{len(others)} more complete runs are here, of an earlier form of the definition or of `train`: query, best, "
+        f"plot and recipe read them too; move them out of runs/ to leave them out"
+    )
 
 
 class Best:

@@ -123,6 +123,20 @@ def test_follow_goes_on_until_the_run_ends(standing):
     assert reader.communicate(timeout=60)[0] == "and more\n" and reader.returncode == 0
 
 
+def test_packages_that_differ_and_runs_of_an_earlier_definition_are_said_wherever_results_are_read(standing):
+    results, _ = standing
+    out = sparsedepth("status", results)[0] + sparsedepth("best", results)[0]
+    assert "packages differ" not in out and "earlier form" not in out
+    for seed, torch in ((7, "2.12.0"), (8, "2.12.0")):
+        make_run(results, RunConfig(seed=seed), {"val_loss": 2.0}, manifest={"packages": {"torch": torch}})
+    differ = "packages differ between the runs: torch 2.12.0 (2 runs), 2.13.0 (1 run)"
+    out, _ = sparsedepth("status", results)
+    assert "1 complete" in out and differ in out
+    assert "2 more complete runs are here, of an earlier form of the definition or of `train`: query, best, plot" in out
+    ranked, _ = sparsedepth("best", results)
+    assert "3 runs" in ranked and differ in ranked
+
+
 def test_no_text_of_a_folder_reaches_the_terminal_as_control_characters(standing):
     """Titles, colours, cleared screens and 8-bit sequences in whatever a run said; a question with them is refused."""
     results, works = standing

@@ -215,3 +215,11 @@ def test_values_tuned_apart_are_told_as_a_confound():
     assert len(told) == 1 and "to 0.002, 0.004" in told[0]
     alike = runs.assign(lr=2e-3)
     assert not any("tuned" in line for line in derive_card(alike).confounds)
+
+
+def test_packages_that_differ_are_told_as_a_confound():
+    runs = sweep(lr=2e-3).assign(packages='{"torch": "2.12.0"}')
+    assert not any("packages" in line for line in derive_card(runs).confounds)
+    runs.loc[runs["depth_scale"] == "lns", "packages"] = '{"torch": "2.13.0"}'
+    (told,) = [line for line in derive_card(runs).confounds if "packages" in line]
+    assert told.startswith("packages differ between the runs: torch 2.12.0 (") and "2.13.0 (" in told

@@ -1,8 +1,10 @@
 """Sweeps with real processes: they end, they continue after any death, and they never repeat or lose a run."""
 
 import os
+import shutil
 import signal
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from processes import markers, phases, processes, until
 from tiny import definition, sparsedepth, start, table
 
 from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.run.manifest import package_versions
 from sparsedepth.store.folder import read_run
+from sparsedepth.sweep import driver
+from sparsedepth.sweep.machine import Machine
 
 ONE = ("--runtime", "threads=1")
 """More threads than one only hinder a model of this size."""
@@ -51,6 +57,27 @@ def test_a_definition_that_grows_reuses_what_is_done(undisturbed, tmp_path):
     before = markers(results)
     sparsedepth("sweep", definition(tmp_path, seeds=[0]), "--out", results)
     assert len(markers(results)) == 2 and before.items() <= markers(results).items()
+
+
+def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undisturbed, tmp_path, monkeypatch):
+    """The driver in this process: what it finds installed is made up."""
+    runs = tmp_path / "results" / "runs"
+    shutil.copytree(undisturbed / "runs", runs)
+    monkeypatch.setattr(driver, "package_versions", lambda: {**package_versions(), "torch": "1.0"})
+
+    def run(**fields):
+        path = definition(undisturbed.parent, **fields)
+        sweep = build(SweepDefinition, read_yaml(path), str(path))
+        machine = Machine(workers=1, runtime=RuntimeConfig(device="cpu"), gpus=[])
+        return driver.Driver(sweep, runs.parent, machine, lambda states: None)
+
+    with pytest.raises(ValueError, match=r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install those of the"):
+        run(same_packages=True).run()
+    with pytest.warns(UserWarning, match=r"torch 1.0 \(here\).*; same_packages: true in the definition refuses that"):
+        run()._compare_packages()
+    monkeypatch.undo()
+    with warnings.catch_warnings(action="error"):
+        run(same_packages=True)._compare_packages()
 
 
 @pytest.mark.slow  # tests/chaos does the same at random moments
