@@ -19,14 +19,21 @@ def effects(
     ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
-        Literal["all", "knobs", "chain"],
-        typer.Option(help="knobs: effects by knob and depth; chain: links from sparsity to loss; a format takes one"),
+        Literal["all", "knobs", "chain", "scale"],
+        typer.Option(
+            help="knobs: effects by knob and depth; chain: links from sparsity to loss; scale: do effects persist over "
+            "widths and budgets; a format takes one"
+        ),
     ] = "all",
+    at: Annotated[
+        list[str] | None,
+        typer.Option(help="with --part scale, predict there: parameters=1e9, tokens=2e10; repeatable"),
+    ] = None,
     format: Format = None,
     out: Out = None,
 ) -> None:
     """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link."""
-    from sparsedepth.effects import causal_evidence, family, text_report
+    from sparsedepth.effects import causal_evidence, family, scale, scale_text, text_report
     from sparsedepth.effects.knobs import find_knobs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
@@ -36,8 +43,11 @@ def effects(
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
     by = loss_of(runs) if by in (None, "loss") else by
+    sizes = scale_text.wanted(at or [])
     if chosen != "table":
-        if part == "chain":
+        if part == "scale":
+            table = scale_text.scale_table(scale.trends(runs, by, knob, sizes))
+        elif part == "chain":
             table = text_report.chain_table(causal_evidence.weigh(runs))
         else:
             table = family.effects_table(family.measure_effects(runs, by, knob))
@@ -46,6 +56,8 @@ def effects(
     text = []
     if part in ("all", "knobs"):
         text += text_report.knob_lines(runs, by, knob)
+    if part == "scale":
+        text += scale_text.scale_lines(runs, by, knob, sizes)
     if part == "chain" or (part == "all" and knob is None):
         text += [*([""] if text else []), text_report.CHAIN_EXPLAINED, ""]
         text += text_report.chain_lines(runs, [one for one in find_knobs(runs) if one.is_pure])

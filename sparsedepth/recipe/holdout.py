@@ -12,7 +12,6 @@ With p_j the predicted (shrunk) and y_j the measured effect of setting j at the 
 The recipe is confirmed if its runs there are distinguishably better than the baseline's, seed by seed.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,6 +21,7 @@ from sparsedepth import quantities
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import Knob, Plain, labels
 from sparsedepth.effects.pairs import unit_of, values_of
+from sparsedepth.effects.scale import decisions
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
 from sparsedepth.recipe.choose import compare_cells, comparison_of, derive, rows_at, settings_with
 from sparsedepth.recipe.predict import measured
@@ -97,17 +97,6 @@ def _shallower(runs: pd.DataFrame, depth: int) -> tuple[int, ...]:
             f"holdout depth {depth} needs finished runs there and at two smaller depths; there are: {have}"
         )
     return smaller
-
-
-def decisions(predicted_C: np.ndarray, measured_C: np.ndarray) -> tuple[float, int]:
-    """How many pairs of configurations are ordered as predicted, a predicted tie counted half; and how many pairs."""
-    right, n = 0.0, 0
-    for a, b in itertools.combinations(range(len(predicted_C)), 2):
-        truth = np.sign(measured_C[a] - measured_C[b])
-        if truth:
-            n += 1
-            right += (1 + truth * np.sign(predicted_C[a] - predicted_C[b])) / 2
-    return float(right), n
 
 
 def _cells(runs: pd.DataFrame, knobs: Sequence[Knob], recipe: Recipe) -> pd.DataFrame:

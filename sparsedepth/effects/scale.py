@@ -1,0 +1,350 @@
+"""Does an effect persist with scale? Effects against ln parameters, ln tokens and ln tokens per parameter.
+
+At one depth, over the matched pairs of a setting (`effects.pairs`) at S >= 3 scales x (of the baseline's run) and G
+seeds, with y_sg the mean difference of seed g at scale s:
+
+    y_sg = a_g + b_g (ln x_s - mean ln x) + r_s + e_sg
+
+A line through each seed's effects (the seed is the unit); r_s is what the line misses at a scale. The slope, and the
+effect at a scale, have the wider of two Student's intervals: over the G lines, and from the scales' own residuals with
+S - 2 degrees of freedom. A *prediction* at a size that was not run adds the residual variance of one more scale. For
+parameters, tokens are held (each number of tokens has its own level), and for tokens parameters are, unless each size
+has tokens of its own.
+
+    reverses  the effects at the smallest and at the largest scale exclude 0, with opposite signs
+    shrinks   the slope excludes 0, towards no effect
+    persists  the effect at the largest scale excludes 0, with the sign of the smallest's
+    undecided none of these; too few scales: fewer than three
+
+Decision accuracy (DataDecide, 2504.11393): the share of pairs of configurations whose order at a smaller scale is that
+at the largest, a tie counted half.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth.effects.intervals import Estimate, student
+from sparsedepth.effects.knobs import Knob, find_knobs, keys
+from sparsedepth.effects.pairs import pairs, unit_of, values_of
+from sparsedepth.store.tuning import standing
+
+AXES: Mapping[str, str] = {
+    "parameters": "params_total",
+    "tokens": "tokens_trained",
+    "tokens per parameter": "tokens_per_param",
+}
+"""What a scale is measured by -> its column of `runs`."""
+HELD: Mapping[str, str] = {"parameters": "tokens", "tokens": "parameters"}
+_SIZE = {column: f"{column} of the baseline" for column in AXES.values()}
+MIN_SCALES = 3
+OF_SCALE = {"d_model", "train_tokens"}
+"""What runs of several scales differ in; fields that move with them are no choice of their own."""
+
+Word = Literal["persists", "shrinks", "reverses", "undecided", "too few scales"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """One setting's effect at one depth along one axis of scale."""
+
+    knob: str
+    setting: str
+    baseline: str
+    n_layers: int
+    outcome: str
+    unit: str
+    axis: str
+    scales: tuple[float, ...]
+    """Ascending."""
+    effects: tuple[float, ...]
+    """Mean over seeds at each scale."""
+    n_pairs: int
+    n_seeds: int
+    slope: Estimate
+    """Per doubling of the axis."""
+    smallest: Estimate
+    largest: Estimate
+    at: float | None
+    """The wanted size; None where none was asked for."""
+    predicted: Estimate | None
+    """There, with its 95% prediction interval."""
+    word: Word
+
+
+def trends(
+    runs: pd.DataFrame, outcome: str, knob: str | None = None, at: Mapping[str, float] | None = None
+) -> list[Trend]:
+    """Every setting at every depth along every axis that takes several values there. `at`: axis -> a wanted size."""
+    runs = standing(runs)
+    found = []
+    for each in _knobs(runs):
+        if knob is not None and knob not in each.fields:
+            continue
+        rows = pairs(runs, each, outcome).dropna(subset=["difference"])
+        base = runs.set_index("run_id")[list(AXES.values())].apply(pd.to_numeric, errors="coerce").astype(float)
+        rows = rows.join(base.rename(columns=_SIZE), on="run_id_baseline")
+        places = sorted(set(zip(rows["n_layers"].astype(int), rows["setting"], strict=True)))
+        for (depth, setting), axis in itertools.product(places, AXES):
+            here = rows[(rows["n_layers"] == depth) & (rows["setting"] == setting)]
+            if fields := _trend(here, axis, size := (at or {}).get(axis)):
+                names: dict[str, Any] = {
+                    "knob": each.name,
+                    "setting": setting,
+                    "baseline": each.baseline,
+                    "n_layers": depth,
+                }
+                found.append(Trend(**names, outcome=outcome, unit=unit_of(outcome), axis=axis, at=size, **fields))
+    return found
+
+
+def _knobs(runs: pd.DataFrame) -> list[Knob]:
+    """Those that are no scale."""
+    return [knob for knob in find_knobs(runs) if OF_SCALE.isdisjoint(knob.fields)]
+
+
+def _levels(values: pd.Series) -> pd.Series:
+    """ln, to 2%: sizes that a knob moves a little are one scale."""
+    return (np.log(values) / 0.02).round() * 0.02
+
+
+def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | None:
+    """The fields of a Trend that the data say; None where the axis takes one value."""
+    size, other = rows[_SIZE[AXES[axis]]], rows[_SIZE[AXES[HELD.get(axis, axis)]]]
+    if size.isna().any():
+        return None
+    cells = rows.assign(x=_levels(size), held=_levels(other), seed=rows["seed"].fillna(-1))
+    if axis not in HELD or other.isna().any() or len(cells.drop_duplicates(["x", "held"])) == cells["held"].nunique():
+        cells["held"] = 0.0  # no two sizes have one number of tokens: the two cannot be told apart
+    if cells["x"].nunique() < 2:
+        return None
+    means = cells.groupby(["x", "held", "seed"])["difference"].mean().reset_index()
+    whole = means.groupby(["x", "held"])["seed"].nunique()
+    seeds = sorted(means["seed"].unique())
+    means = means[[whole[key] == len(seeds) for key in zip(means["x"], means["held"], strict=True)]]
+    by_scale = means.groupby("x")["difference"].mean()
+    xs = by_scale.index.to_numpy()
+    fields: dict[str, Any] = {
+        "scales": tuple(np.exp(xs).tolist()),
+        "effects": tuple(by_scale.tolist()),
+        "n_pairs": len(rows),
+        "n_seeds": len(seeds),
+    }
+    unknown = Estimate(mean=None, lo=None, hi=None, p=None, n=len(xs))
+    lines = _lines(means, seeds) if len(xs) >= MIN_SCALES else None
+    if lines is None:
+        return {
+            **fields,
+            "slope": unknown,
+            "smallest": unknown,
+            "largest": unknown,
+            "predicted": None,
+            "word": "too few scales",
+        }
+    slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
+    smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
+    predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), one_more=True)
+    word = _word(slope, smallest, largest)
+    return {**fields, "slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted, "word": word}
+
+
+def _word(slope: Estimate, smallest: Estimate, largest: Estimate) -> Word:
+    assert slope.mean is not None and smallest.mean is not None and largest.mean is not None
+    if smallest.excludes_zero and largest.excludes_zero and smallest.mean * largest.mean < 0:
+        return "reverses"
+    if slope.excludes_zero and slope.mean * smallest.mean < 0 and smallest.excludes_zero:
+        return "shrinks"
+    if largest.excludes_zero and smallest.mean * largest.mean > 0:
+        return "persists"
+    return "undecided"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lines:
+    """A line per seed, and the residuals of the scales' means."""
+
+    theta_by_seed: np.ndarray
+    """Level at the centre and slope per unit of ln x, of each seed."""
+    gram: np.ndarray
+    """Inverse of X'X of one seed's scales."""
+    residual: float
+    """Variance of a scale's mean about the line."""
+    df: int
+    centre: float
+
+    def estimate(self, weights_2: np.ndarray, one_more: bool = False) -> Estimate:
+        """A sum of level and slope, with the wider of its intervals; of one more scale, its prediction interval."""
+        values_G = self.theta_by_seed @ weights_2
+        mean, n = float(values_G.mean()), len(values_G)
+        extra = self.residual * one_more
+        from_scales = self.residual * float(weights_2 @ self.gram @ weights_2) + extra
+        estimates = [student(mean, math.sqrt(from_scales), self.df, n)]
+        if n >= 3:
+            estimates.append(student(mean, math.sqrt(float(values_G.var(ddof=1)) / n + extra), n - 1, n))
+        return max(estimates, key=lambda each: (each.hi or 0.0) - (each.lo or 0.0))
+
+
+def _lines(means: pd.DataFrame, seeds: Sequence[float]) -> _Lines | None:
+    """Least squares per seed on the same scales; each level of what is held has its own intercept. None without a
+    degree of freedom."""
+    centre = float(np.mean(means["x"].unique()))
+    thetas = []
+    rest = []
+    for seed in seeds:
+        rows = means[means["seed"] == seed]
+        levels = pd.get_dummies(rows["held"]).to_numpy(float)
+        slope_N = (rows["x"] - centre).to_numpy()
+        design_NP = np.column_stack([levels, slope_N])
+        if len(rows) <= design_NP.shape[1] or np.linalg.matrix_rank(design_NP) < design_NP.shape[1]:
+            return None
+        theta = np.linalg.lstsq(design_NP, rows["difference"].to_numpy(), rcond=None)[0]
+        rest.append(rows["difference"].to_numpy() - design_NP @ theta)
+        thetas.append([float((levels @ theta[:-1]).mean()), float(theta[-1])])
+    df = len(rest[0]) - design_NP.shape[1]
+    mean_rest = np.mean(rest, axis=0)
+    to_line = np.zeros((2, design_NP.shape[1]))
+    to_line[0, :-1], to_line[1, -1] = levels.mean(axis=0), 1.0
+    gram = to_line @ np.linalg.inv(design_NP.T @ design_NP) @ to_line.T
+    return _Lines(
+        theta_by_seed=np.array(thetas), gram=gram, residual=float(mean_rest @ mean_rest) / df, df=df, centre=centre
+    )
+
+
+# Decisions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """How well a smaller scale orders the configurations of the largest."""
+
+    n_layers: int
+    params: float
+    tokens: float
+    compute: float
+    """Of one run, as a share of one at the largest scale."""
+    right: float
+    n: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.n
+
+
+def decision_accuracy(runs: pd.DataFrame, outcome: str) -> list[Decision]:
+    """Every scale but the largest of each depth, against the largest; configurations by their mean over seeds."""
+    runs = standing(runs)
+    chosen = [name for knob in _knobs(runs) for name in knob.fields]
+    sized = {
+        name: pd.to_numeric(runs[name], errors="coerce").astype(float) for name in ("params_total", "tokens_trained")
+    }
+    flops = pd.to_numeric(runs["train_flops"], errors="coerce").astype(float)
+    frame = pd.DataFrame(
+        {
+            "n_layers": runs["n_layers"].astype(int),
+            "configuration": keys(runs, chosen),
+            "width": keys(runs, ["d_model"]),
+            "tokens": sized["tokens_trained"],
+            "params": sized["params_total"],
+            "compute": flops.fillna(6 * sized["params_total"] * sized["tokens_trained"]),
+            "value": values_of(runs, outcome),
+        }
+    ).dropna(subset=["value", "compute"])
+    found = []
+    for depth in sorted(set(frame["n_layers"])):
+        here = frame[frame["n_layers"] == depth]
+        scales = here.groupby(["width", "tokens"])["compute"].mean().sort_values()
+        values = {key: rows.groupby("configuration")["value"].mean() for key, rows in here.groupby(["width", "tokens"])}
+        if len(scales) < 2:
+            continue
+        target = values[scales.index[-1]]
+        for key in scales.index[:-1]:
+            both = values[key].index.intersection(target.index)
+            right, n = decisions(values[key][both].to_numpy(), target[both].to_numpy())
+            if n:
+                at = here[(here["width"] == key[0]) & (here["tokens"] == key[1])]
+                share = float(scales[key] / scales.iloc[-1])
+                found.append(
+                    Decision(
+                        n_layers=int(depth),
+                        params=float(at["params"].mean()),
+                        tokens=key[1],
+                        compute=share,
+                        right=right,
+                        n=n,
+                    )
+                )
+    return found
+
+
+def decisions(predicted_C: np.ndarray, measured_C: np.ndarray) -> tuple[float, int]:
+    """How many pairs of configurations are ordered as predicted, a predicted tie counted half; and how many pairs."""
+    first, second = np.triu_indices(len(predicted_C), 1)
+    truth = np.sign(measured_C[first] - measured_C[second])
+    agree = (1 + truth * np.sign(predicted_C[first] - predicted_C[second])) / 2
+    return float(agree[truth != 0].sum()), int((truth != 0).sum())
+
+
+# The learning rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A shape's best learning rate, and what that of the smallest runs would have cost there."""
+
+    d_model: int
+    n_layers: int
+    params: float
+    tokens: float
+    best: float
+    optimum: float | None
+    """By a smooth curve (`store.landscape`), with its 95% interval; None where it tells none."""
+    lo: float | None
+    hi: float | None
+    at_edge: bool
+    moved: float
+    """The best lr of the smallest, by parameters x tokens."""
+    regret: float | None
+    """Loss there (linear in ln lr between the values tried) less the lowest; None outside the values tried."""
+
+
+def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
+    """Where lr was tuned: each width and depth, and the regret of the smallest's lr. Of other tuned fields each lr
+    takes the best value."""
+    if "tuned_fields" not in runs.columns or "lr" not in runs.columns:
+        return []
+    tuned = runs[runs["tuned_fields"].fillna("").str.split(",").map(lambda names: "lr" in names)]
+    tuned = tuned.assign(value=values_of(tuned, outcome), n=pd.to_numeric(tuned["params_total"], errors="coerce"))
+    tuned = tuned.dropna(subset=["value", "lr", "n", "d_model", "tokens_trained"])
+    curves = {
+        shape: (rows.groupby("lr")["value"].min().sort_index(), rows)
+        for shape, rows in tuned.groupby(["n", "tokens_trained", "d_model", "n_layers"])
+    }
+    curves = {shape: curve for shape, curve in curves.items() if len(curve[0]) > 1}
+    if not curves:
+        return []
+    moved = float(curves[min(curves, key=lambda shape: (shape[0] * shape[1], shape))][0].idxmin())
+    found = []
+    for (params, tokens, width, depth), (losses, rows) in curves.items():
+        inside = losses.index[0] <= moved <= losses.index[-1]
+        there = float(np.interp(math.log(moved), np.log(losses.index), losses.to_numpy()))
+        known = rows[rows["tuning"].isin(["best", "edge"])]
+        optimum, lo, hi = (_one(known, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
+        found.append(
+            Transfer(
+                d_model=int(width), n_layers=int(depth), params=params, tokens=tokens, best=float(losses.idxmin()),
+                optimum=optimum, lo=lo, hi=hi, at_edge=losses.idxmin() in (losses.index[0], losses.index[-1]),
+                moved=moved, regret=there - float(losses.min()) if inside else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _one(rows: pd.DataFrame, name: str) -> float | None:
+    """The mean of a column of one configuration's rows; of several configurations in a shape none is told."""
+    values = rows[name].dropna().unique() if name in rows.columns else []
+    return float(values[0]) if len(values) == 1 else None

@@ -1,0 +1,112 @@
+"""Effects across scale, in sentences and as a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from sparsedepth.effects.intervals import Estimate
+from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, transfers, trends
+from sparsedepth.store.query_result import QueryResult
+
+EXPLAINED = (
+    "Effects at one depth against the size of the baseline's runs; slopes per doubling, the wider of the intervals "
+    "over seeds and over scales; a prediction is for one more scale. A width or a budget alone has no trend."
+)
+
+
+def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[str, float]) -> Iterator[str]:
+    """Trends of every setting, decision accuracy against compute, and what transferring the lr costs."""
+    yield EXPLAINED
+    found = trends(runs, outcome, knob, at)
+    if not found:
+        yield "too few scales: no setting was run at two sizes or budgets of one depth"
+    for trend in found:
+        yield trend_text(trend)
+    decided = decision_accuracy(runs, outcome)
+    if decided:
+        yield "\nDo small runs order configurations as the largest do? (pairs of configurations, a tie counted half)"
+    yield from map(_decision_text, decided)
+    moved = transfers(runs, outcome)
+    if moved:
+        yield "\nThe best lr by width and depth, and the regret of the smallest runs' (by parameters x tokens)"
+    yield from (_transfer_text(one, outcome) for one in moved)
+
+
+def trend_text(trend: Trend) -> str:
+    by_scale = ", ".join(
+        f"{effect:+.3g} at {scale:.3g}" for effect, scale in zip(trend.effects, trend.scales, strict=True)
+    )
+    head = (
+        f"  n_layers={trend.n_layers}, {trend.setting} vs {trend.baseline}, over {trend.axis}: {trend.word}: "
+        f"{trend.outcome} {by_scale} [{trend.unit}]; {trend.n_pairs} pairs, {trend.n_seeds} seeds"
+    )
+    if trend.slope.mean is None:
+        return head
+    text = f"{head}; {_estimate(trend.slope)} per doubling; at the largest {_estimate(trend.largest)}"
+    return text if trend.predicted is None else f"{text}; predicted at {trend.at:.3g}: {_estimate(trend.predicted)}"
+
+
+def _estimate(estimate: Estimate) -> str:
+    return f"{estimate.mean:+.3g} (95% interval {estimate.lo:+.3g} to {estimate.hi:+.3g})"
+
+
+def _decision_text(decision: Decision) -> str:
+    return (
+        f"  n_layers={decision.n_layers}, {decision.params:.3g} parameters, {decision.tokens:.3g} tokens "
+        f"({decision.compute:.2%} of the compute): {decision.accuracy:.0%} of {decision.n} pairs"
+    )
+
+
+def _transfer_text(transfer: Transfer, outcome: str) -> str:
+    edge = ", the edge of the values tried" if transfer.at_edge else ""
+    smooth = (
+        ""
+        if transfer.optimum is None
+        else f"; smooth optimum {transfer.optimum:.3g} ({transfer.lo:.3g} to {transfer.hi:.3g})"
+    )
+    regret = "not tried there" if transfer.regret is None else f"regret {transfer.regret:.3g} of {outcome}"
+    return (
+        f"  d_model={transfer.d_model}, n_layers={transfer.n_layers}, {transfer.params:.3g} parameters, "
+        f"{transfer.tokens:.3g} tokens: best lr "
+        f"{transfer.best:.3g}{edge}{smooth}; at {transfer.moved:.3g}: {regret}"
+    )
+
+
+def scale_table(found: Sequence[Trend]) -> QueryResult:
+    """One row per setting, depth and axis."""
+    ends = [f"{name}{part}" for name in ("slope", "smallest", "largest", "predicted") for part in ("", "_lo", "_hi")]
+    columns = (
+        "knob",
+        "setting",
+        "baseline",
+        "n_layers",
+        "axis",
+        "word",
+        "scales",
+        "pairs",
+        "seeds",
+        *ends,
+        "at",
+        "unit",
+    )
+    rows = []
+    for trend in found:
+        place = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.word)
+        parts = (trend.slope, trend.smallest, trend.largest, trend.predicted)
+        numbers = [getattr(part, name, None) for part in parts for name in ("mean", "lo", "hi")]
+        rows.append((*place, len(trend.scales), trend.n_pairs, trend.n_seeds, *numbers, trend.at, trend.unit))
+    return QueryResult(columns=columns, rows=tuple(rows))
+
+
+def wanted(texts: Sequence[str]) -> dict[str, float]:
+    """'parameters=1e9' -> {'parameters': 1e9}. Raises ValueError."""
+    sizes = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            sizes[name] = float(value)
+        except ValueError:
+            sizes[name] = 0.0
+        if name not in AXES or not sizes[name] > 0:
+            raise ValueError(f"--at {text!r} must be a size, such as parameters=1e9; of {', '.join(AXES)}")
+    return sizes

@@ -1,0 +1,109 @@
+"""Effects across scale: what persists, shrinks or reverses gets its word; decisions and transfers by hand."""
+
+import numpy as np
+import pytest
+from frames import config_of, grid, runs_frame
+
+from sparsedepth.effects.scale import decision_accuracy, decisions, transfers, trends
+from sparsedepth.effects.scale_text import scale_lines, scale_table, wanted
+
+WIDTHS = (32, 64, 128, 256)
+
+
+def worlds(effect, widths=WIDTHS, seeds=3, noise=0.002):
+    """Runs with and without LNS at every width; `effect` of ln(width / 32) is what LNS does."""
+    generator = np.random.default_rng(0)
+
+    def outcome(config):
+        size = config.d_model**2 * 100
+        added = effect(np.log(config.d_model / 32)) if config.depth_scale == "lns" else 0.0
+        loss = 4 - 0.1 * np.log(size) + added + noise * generator.standard_normal()
+        return {
+            "val_loss": loss,
+            "params_total": size,
+            "tokens_per_param": config.train_tokens / size,
+            "train_flops": size * 6e6,
+        }
+
+    axes = {"d_model": widths, "depth_scale": ("none", "lns"), "seed": range(seeds)}
+    return grid(axes, outcome, n_layers=4, n_heads=2, fit_tokens=1024, measure_tokens=1024)
+
+
+def along(found, axis):
+    (trend,) = [trend for trend in found if trend.axis == axis]
+    return trend
+
+
+@pytest.mark.parametrize(
+    ("effect", "word"),
+    [
+        (lambda x: -0.1 + 0 * x, "persists"),
+        (lambda x: -0.1 + 0.03 * x, "shrinks"),
+        (lambda x: -0.1 + 0.1 * x, "reverses"),
+        (lambda x: 0 * x, "undecided"),
+    ],
+)
+def test_a_planted_trend_gets_its_word(effect, word):
+    trend = along(trends(worlds(effect), "val_loss", at={"parameters": 512**2 * 100}), "parameters")
+    assert trend.word == word and trend.n_seeds == 3 and len(trend.scales) == 4
+    slope = (effect(1.0) - effect(0.0)) * np.log(2) / 2  # parameters go with the width squared
+    assert trend.slope.lo <= slope <= trend.slope.hi and trend.slope.hi - trend.slope.lo < 0.02
+    assert trend.predicted.lo <= effect(np.log(16)) <= trend.predicted.hi
+    assert trend.predicted.hi - trend.predicted.lo > trend.largest.hi - trend.largest.lo
+
+
+def test_two_scales_have_no_trend_and_one_has_none_at_all():
+    assert along(trends(worlds(lambda x: -0.1, WIDTHS[:2]), "val_loss"), "parameters").word == "too few scales"
+    one = worlds(lambda x: -0.1, WIDTHS[:1])
+    assert not trends(one, "val_loss") and "too few scales" in list(scale_lines(one, "val_loss", None, {}))[1]
+
+
+def test_tokens_that_follow_from_parameters_are_not_held():
+    """Twenty tokens per parameter: the trend is that of both, and is found on either axis."""
+    runs = worlds(lambda x: -0.1 + 0.03 * x)
+    runs = runs.assign(tokens_trained=20 * runs["params_total"])
+    for axis in ("parameters", "tokens"):
+        assert along(trends(runs, "val_loss"), axis).word == "shrinks"
+
+
+def test_rough_scales_widen_a_prediction_that_seeds_alone_would_not():
+    rough = {32: 0.05, 64: -0.05, 128: 0.05, 256: -0.05}
+    found = along(trends(worlds(lambda x: rough[round(32 * np.exp(x))], noise=1e-4), "val_loss"), "parameters")
+    assert found.word == "undecided" and found.slope.hi - found.slope.lo > 0.05
+
+
+def test_decisions_by_hand():
+    assert decisions(np.array([1.0, 2.0, 2.0]), np.array([1.0, 3.0, 2.0])) == (2.5, 3)
+    assert decisions(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == (0.0, 0)
+    decided = decision_accuracy(worlds(lambda x: -0.1 + 0.1 * x, noise=0.0), "val_loss")
+    assert [decision.accuracy for decision in decided] == [0.0, 0.0, 1.0]  # better at 32 and 64, worse from 128 on
+    assert decided[0].compute == pytest.approx((32 / 256) ** 2) and decided[0].n == 1
+
+
+def test_the_regret_of_a_transferred_lr_by_hand():
+    rows = []
+    for width, best in ((32, 0.004), (64, 0.002)):
+        for lr in (0.001, 0.002, 0.004):
+            loss = 3 + np.log2(lr / best) ** 2
+            facts = {
+                "val_loss": loss,
+                "params_total": width**2,
+                "tuned_fields": "lr",
+                "tuning": "best" if lr == best else "rejected",
+            }
+            rows.append((config_of(d_model=width, n_heads=2, lr=lr), facts))
+    small, large = transfers(runs_frame(rows), "val_loss")
+    assert (small.best, small.moved, small.regret, small.at_edge) == (0.004, 0.004, 0.0, True)
+    assert (large.best, large.moved, large.regret, large.at_edge) == (0.002, 0.004, 1.0, False)
+
+
+def test_the_text_and_the_table_and_a_wrong_size():
+    runs = worlds(lambda x: -0.1 + 0 * x)
+    text = "\n".join(scale_lines(runs, "val_loss", None, {"parameters": 1e8}))
+    assert "persists" in text and "predicted at 1e+08" in text and "of the compute" in text
+    table = scale_table(trends(runs, "val_loss"))
+    assert {"slope_lo", "word", "predicted"} <= set(table.columns) and len(table.rows) == 2
+    assert wanted(["tokens per parameter=20"]) == {"tokens per parameter": 20}
+    for text in ("width=3", "parameters", "tokens=-1"):
+        with pytest.raises(ValueError, match="must be a size"):
+            wanted([text])
