@@ -42,7 +42,7 @@ from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
-from sparsedepth.train.optimizer import adamw, learning_rate
+from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, resolve
 
 PEAK_FLOPS = {"H200": 989.4e12, "H100 PCIe": 756e12, "H100": 989.4e12, "A100": 312e12}
@@ -96,7 +96,7 @@ def theirs(config: RunConfig, runtime: Runtime) -> Step:
         save_model(Decoder(config), architecture(config), Path(folder), eod=0)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, attn_implementation="sdpa")
     model.to(runtime.device).train()
-    optimizer = adamw(model, config)
+    optimizer = make_optimizer(model, config)
 
     def step(number: int) -> Tensor:
         given = batch(config, number).to(runtime.device)

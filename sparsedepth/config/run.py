@@ -61,7 +61,7 @@ class DataConfig(Section):
 
 
 class TrainConfig(Section):
-    """The optimiser and its schedule: AdamW, linear warm-up, cosine."""
+    """The optimiser and its schedule: linear warm-up, cosine."""
 
     train_tokens: Annotated[Count, Role(kind="capacity", bears_on="amount")] = 2_097_152
     """tokens to train on"""
@@ -69,6 +69,14 @@ class TrainConfig(Section):
     """tokens per optimiser step"""
     lr: Annotated[Positive, Role(naming=8)] = 1e-3
     """peak learning rate"""
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        Field(
+            description="muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's "
+            "are (rms 0.2), so that lr and weight_decay mean the same; AdamW for all else"
+        ),
+        Role(confound="Another optimiser has another best lr: compare each at its own."),
+    ] = "adamw"
     warmup_frac: Annotated[Fraction, KNOB] = 0.05
     """share of the steps that warm up linearly from 0"""
     min_lr_frac: Annotated[Fraction, KNOB] = 0.1
@@ -81,7 +89,7 @@ class TrainConfig(Section):
             confound="Weight decay changes AdamW's time scale, as a smaller lr would: see the learning rate.",
         ),
     ] = 0.1
-    """AdamW lambda; a step shrinks weights by lr * lambda"""
+    """lambda; a step shrinks weights by lr * lambda, with either optimizer"""
     weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], KNOB] = "matrices"
     """which parameters decay: all, every matrix, or all but embeddings and norms"""
     beta1: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.9
@@ -193,8 +201,16 @@ class RunConfig(
                 f"chunk_len={self.chunk_len} must be a multiple of seq_len={self.seq_len} "
                 f"and divide batch_tokens={self.batch_tokens}"
             )
+        self._check_optimizer()
         self._check_corpus()
         self._check_measures()
+
+    def _check_optimizer(self) -> None:
+        """Muon orthogonalises a matrix: experts are stacks of them, and a mask would be filled."""
+        if self.optimizer == "muon" and (self.n_experts or self.weight_density < 1):
+            what = f"n_experts={self.n_experts}" if self.n_experts else f"weight_density={self.weight_density:g}"
+            why = "whose weights are no matrices" if self.n_experts else "whose missing weights its updates would fill"
+            raise ValueError(f"optimizer='muon' cannot train {what}, {why}; use optimizer='adamw', or leave {what} out")
 
     def _check_corpus(self) -> None:
         """A task has its own fields and none of a text's; a text has none of a task's."""

@@ -147,10 +147,10 @@ def domain_of(runs: pd.DataFrame) -> Domain:
         if len(values)
     }
     texts = ("corpus", "tokenizer", "norm", "init", "precision", "seed", "beta1", "beta2", "weight_decay_on")
-    texts += ("grad_clip", "warmup_frac", "vocab_size", "device")
+    texts += ("grad_clip", "warmup_frac", "vocab_size", "device", "optimizer")
     values = {name: tuple(sorted({str(plain(v)) for v in runs[name]})) for name in texts if name in runs.columns}
     depths = tuple(sorted(set(map(int, runs["n_layers"]))))
-    return Domain(depths=depths, ranges=ranges, values={**values, "optimizer": ("AdamW",)})
+    return Domain(depths=depths, ranges=ranges, values=values)
 
 
 def _number(value: float) -> int | float:

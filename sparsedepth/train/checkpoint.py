@@ -1,7 +1,7 @@
 """Checkpoints that are whole or absent: safetensors for tensors, JSON for the position, no pickle.
 
-`step-N.safetensors` (weights, AdamW moments, RNG) is written first, `step-N.json` (position, curves, checksums) last:
-the JSON is the commit. The two newest are kept; a damaged one is passed over for the one before it.
+`step-N.safetensors` (weights, the optimizer's moments, RNG) is written first, `step-N.json` (position, curves,
+checksums) last: the JSON is the commit. The two newest are kept; a damaged one is passed over for the one before it.
 
 Of several processes the first writes, and what it writes is whole: a checkpoint knows nothing of how many there were.
 """
@@ -17,6 +17,7 @@ from torch import nn
 
 from sparsedepth import files
 from sparsedepth.train.devices import ALONE, Devices, sharded_like, whole
+from sparsedepth.train.optimizer import Together
 
 KEPT = 2
 
@@ -32,7 +33,11 @@ class Position:
 
 
 def write(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, devices: Devices = ALONE
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Together,
+    position: Position,
+    devices: Devices = ALONE,
 ) -> None:
     """Commit a checkpoint to `folder`, then drop all but the newest two."""
     kept = _tensors(model, optimizer, devices)
@@ -53,7 +58,9 @@ def write(
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def read(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, devices: Devices = ALONE) -> Position | None:
+def read(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | Together, devices: Devices = ALONE
+) -> Position | None:
     """Load the newest whole checkpoint into model and optimizer; None if there is none.
 
     Raises ValueError in a process that does not see the checkpoint that the first one found.
@@ -102,7 +109,9 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, devices: Devices) -> dict[str, torch.Tensor]:
+def _tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer | Together, devices: Devices
+) -> dict[str, torch.Tensor]:
     """What a checkpoint holds, on the host; empty in all processes but the first, which must take part all the same."""
     kept: dict[str, torch.Tensor] = {}
 
@@ -117,19 +126,19 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, devices: Device
     for name, parameter in model.named_parameters():
         keep(f"model.{name}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
-            keep(f"adamw.{key}.{name}", value)
+            keep(f"optimizer.{key}.{name}", value)
     return kept
 
 
 @torch.no_grad()
-def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer | Together) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])
     for name, parameter in model.named_parameters():
         parameter.copy_(sharded_like(tensors[f"model.{name}"], parameter))
-        for key in ("step", "exp_avg", "exp_avg_sq"):
+        for key in ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"):
             # A fresh clone: `step` must not share memory between parameters, and fused AdamW wants it on the device.
-            value = tensors.get(f"adamw.{key}.{name}")
+            value = tensors.get(f"optimizer.{key}.{name}")
             if value is not None:
                 optimizer.state[parameter][key] = sharded_like(value, parameter).clone()

@@ -30,7 +30,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import ALONE, Devices, whole
 from sparsedepth.train.feed import Batch, Feed
-from sparsedepth.train.optimizer import adamw, learning_rate
+from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, compile_blocks
 
 Result = TypeVar("Result")
@@ -99,10 +99,14 @@ class TrainingState:
 
     def __init__(self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices):
         self.model, self.config, self.runtime, self.devices = model, config, runtime, devices
+        if config.optimizer == "muon" and devices.parallel == "fsdp":
+            raise ValueError(
+                "optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'"
+            )
         if runtime.compile:
             compile_blocks(model)
         self.objective = devices.wrap(Objective(model, config), runtime.device)
-        self.optimizer = adamw(model, config)
+        self.optimizer = make_optimizer(model, config)
         self.step = 0
         self.curves: list[dict[str, Any]] = []
         self.observations: list[dict[str, Any]] = []

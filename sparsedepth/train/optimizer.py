@@ -1,15 +1,25 @@
-"""AdamW (1711.05101) with a linear warm-up and a cosine to min_lr_frac; which parameters decay is a config field.
+"""AdamW, or Muon for the blocks' matrices beside it, with a linear warm-up and a cosine to min_lr_frac.
 
-A step shrinks a decaying weight by lr * weight_decay, so the weights forget over 1 / (lr * weight_decay) steps
-(2405.13698): the learning rate and the decay are one knob seen from two sides.
+    adamw    w <- (1 - lr lambda) w - lr m / (sqrt(v) + eps)                                         (1711.05101)
+    muon     w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(M),  O(M) = U V' of M = U S V'      (2502.16982)
+
+M is the momentum, averaged over steps with MOMENTUM and Nesterov's look ahead; O by five Newton-Schulz steps in bf16
+(`torch.optim.Muon`). The factor gives its updates the rms of AdamW's, so lr and weight_decay mean the same in both:
+a step shrinks a decaying weight by lr * weight_decay, and the weights forget over 1 / (lr * weight_decay) steps
+(2405.13698). Embedding, head, norms and gates are AdamW's also with Muon.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sparsedepth.config.run import TrainConfig
+
+MOMENTUM = 0.95
+"""Of Muon (2502.16982)."""
 
 
 def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
@@ -20,23 +30,51 @@ def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
     return parameter.ndim > 1 and not is_table
 
 
-def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW over the model's parameters, fused where the device has it, in two groups: decaying and not."""
+class Together:
+    """Optimizers with parameters of their own, as one."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        self.optimizers = optimizers
+        self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> Mapping[Tensor, dict[str, Any]]:
+        """What each keeps of a parameter; an entry that is written to is the owner's."""
+        owned = {p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]}
+        return {p: optimizer.state[p] for p, optimizer in owned.items()}
+
+    def step(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer | Together:
+    """The optimizer of a run, fused where the device has it, each part in two groups: decaying and not."""
     named = list(model.named_parameters())
-    groups = [
-        {
-            "params": [p for name, p in named if decays(name, p, config.weight_decay_on) is decaying],
-            "weight_decay": config.weight_decay if decaying else 0.0,
+    is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
+
+    def groups(muon: bool) -> list[dict[str, Any]]:
+        chosen = [(name, p) for name, p in named if is_muon[name] is muon]
+        parts = {
+            decaying: [p for name, p in chosen if decays(name, p, config.weight_decay_on) is decaying]
+            for decaying in (True, False)
         }
-        for decaying in (True, False)
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.adam_eps,
-        fused=True,
-    )
+        return [
+            {"params": params, "weight_decay": config.weight_decay if decaying else 0.0}
+            for decaying, params in parts.items()
+            if params
+        ]
+
+    betas = (config.beta1, config.beta2)
+    adamw = torch.optim.AdamW(groups(muon=False), lr=config.lr, betas=betas, eps=config.adam_eps, fused=True)
+    if config.optimizer == "adamw":
+        return adamw
+    muon = torch.optim.Muon(groups(muon=True), lr=config.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
+    return Together(muon, adamw)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -20,7 +20,7 @@ from sparsedepth.store import folder as record
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train import checkpoint
 from sparsedepth.train.loop import Interrupted
-from sparsedepth.train.optimizer import adamw
+from sparsedepth.train.optimizer import make_optimizer
 
 CPU = RuntimeConfig(device="cpu", threads=1, checkpoint_seconds=1e-6)
 SMALL = {"measures": ["loss"], "n_layers": 2, "train_tokens": 128 * 12}
@@ -80,7 +80,7 @@ def test_a_hundred_damages_of_checkpoints_are_all_found(interrupted, config):
     """The checkpoint before is used, and is what it was; with both damaged there is none."""
     folder = Scratch(interrupted, config.run_id).checkpoints
     model = Decoder(config, config.seed)
-    optimizer = adamw(model, config)
+    optimizer = make_optimizer(model, config)
     whole = {path: path.read_bytes() for path in folder.iterdir()}
     assert checkpoint.read(folder, model, optimizer).step == 7
     for path in folder.glob("step-000000007.*"):

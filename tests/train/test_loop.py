@@ -17,7 +17,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import Interrupted, divergence, losses, train
-from sparsedepth.train.optimizer import adamw
+from sparsedepth.train.optimizer import make_optimizer
 from sparsedepth.train.runtime import resolve
 
 TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
@@ -44,7 +44,9 @@ def weights(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("fields", [{}, {"n_experts": 4, "top_k": 2}, {"depth_scale": "lns", "n_kv_heads": 1}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"n_experts": 4, "top_k": 2}, {"depth_scale": "lns", "n_kv_heads": 1}, {"optimizer": "muon"}]
+)
 def test_loss_falls(fields):
     _, trained = run(config(train_tokens=32 * 150, lr=1e-2, **fields))
     assert trained.outcome == "ok" and trained.steps == 150
@@ -72,7 +74,7 @@ def test_observed_at_the_start_and_every_tenth_step_but_not_the_last():
 
 
 @pytest.mark.parametrize("kill_step", [1, 4, 5, 12, 24])
-@pytest.mark.parametrize("fields", [{}, {"n_experts": 4, "top_k": 2}])
+@pytest.mark.parametrize("fields", [{}, {"n_experts": 4, "top_k": 2}, {"optimizer": "muon"}])
 def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
     cfg = config(**fields)
     whole_model, whole = run(cfg)
@@ -102,7 +104,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 def test_damaged_checkpoint_falls_back_to_the_one_before(tmp_path):
     cfg = config()
     model = Decoder(cfg)
-    optimizer = adamw(model, cfg)
+    optimizer = make_optimizer(model, cfg)
     for step in (1, 2, 3):
         checkpoint.write(tmp_path, model, optimizer, checkpoint.Position(step=step, curves=[], observations=[]))
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["step-000000002.json", "step-000000003.json"]
