@@ -43,6 +43,7 @@ def test_one_definition_for_each_question():
     names = {path.stem for path in FILES}
     assert names == {
         "depth",
+        "depth_knobs",
         "depth_law",
         "depth_study",
         "front",
