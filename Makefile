@@ -10,7 +10,7 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test smoke slow chaos lint install clean
+.PHONY: quickstart test smoke slow chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 18 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -49,6 +49,14 @@ slow: install
 chaos: install
 	@echo "== kills at every moment of a sweep, damage, a full disk, PostgreSQL: about 15 minutes on 2 cores =="
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/chaos tests/sweep/test_queue.py -m chaos -s
+
+# No network is needed. One piece alone, at most 9 minutes: `make gpu PIECE=training` (machine, training, sweeps, measures).
+PIECE ?= all
+gpu:
+	$(PY) benchmarks/gpu.py $(PIECE) --out build/gpu
+
+gpu-dry:
+	OMP_NUM_THREADS=1 $(PY) benchmarks/gpu.py $(PIECE) --dry --out build/gpu-dry
 
 lint:
 	$(BIN)ruff check .

@@ -99,7 +99,7 @@ def usefulness_obviously(stack: DecoderStack, fit_BS: Tensor, tokens_BS: Tensor)
     for layer in order:
         pairs = [(states[layer - 1], states[layer]) for states, _ in passes(stack, fit_BS, order)]
         x_nD, after_nD = (torch.cat(side).flatten(0, 1).double() for side in zip(*pairs, strict=True))
-        design = torch.cat((x_nD, torch.ones(len(x_nD), 1, dtype=torch.float64)), dim=1)
+        design = torch.cat((x_nD, torch.ones_like(x_nD[:, :1])), dim=1)
         solution = torch.linalg.lstsq(design, after_nD).solution.float()
 
         def affine(x_BTD: Tensor, solution: Tensor = solution) -> Tensor:
@@ -123,7 +123,7 @@ def jacobian_obviously(stack: DecoderStack, tokens_BS: Tensor, layer: int) -> fl
             rows.append(torch.autograd.grad(after_BTD, x_BTD, u_BTD, retain_graph=True)[0].sum((0, 1)))
         rows_DD = rows_DD + torch.stack(rows)
     mean_DD = torch.as_tensor(rows_DD) / tokens_BS[:, 1:].numel()
-    return (torch.linalg.matrix_norm(mean_DD - torch.eye(width)) / width).item()
+    return (torch.linalg.matrix_norm(mean_DD - torch.eye(width, device=stack.device)) / width).item()
 
 
 def rng() -> np.random.Generator:
@@ -157,13 +157,15 @@ def time_one(function: Callable, *arguments: object) -> tuple[float, np.ndarray]
 
 def build_stack(layers: int, options: argparse.Namespace) -> DecoderStack:
     fields = {"n_layers": layers, "d_model": options.width, "n_heads": options.heads, "seq_len": options.length}
-    stack = DecoderStack(Decoder(build(RunConfig, {**fields, "init_std": 0.05}, "benchmark")))
+    config = build(RunConfig, {**fields, "init_std": 0.05}, "benchmark")
+    stack = DecoderStack(Decoder(config).to(options.device))
     stack.model.requires_grad_(False).eval()
     return stack
 
 
 def sequences(options: argparse.Namespace, n: int, seed: int) -> Tensor:
-    return torch.randint(264, (n, options.length + 1), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(264, (n, options.length + 1), generator=torch.Generator().manual_seed(seed))
+    return drawn.to(options.device)
 
 
 @torch.no_grad()
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=32, help="pairs of blocks where permutation is sampled")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="8 layers of width 64, 4 x 64 tokens, 2 repeats")
     parser.add_argument("--growth", action="store_true", help="also the time of each score by depth")
     parser.add_argument("--memory", action="store_true", help="the peak memory of each score, and no times")

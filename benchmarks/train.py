@@ -1,19 +1,24 @@
-"""Training steps of ours against those of `transformers`, with the same weights, batches and optimizer, in one run.
+"""Training steps of ours against those of `transformers`, or of the same model from PyTorch's own parts (`plain`), with
+the same weights, batches and optimizer, in one run.
 
     python benchmarks/train.py                       # 12 layers, width 128, T 256, batch 16, fp32, on the CPU
     python benchmarks/train.py --preset experts      # the same with 8 experts, against Mixtral
+    python benchmarks/train.py --preset small        # width 32, 64, 4 to 32 layers, 2,048 tokens a step, against plain
     python benchmarks/train.py --preset gpu          # 1.2B, 32 layers, T 1024-4096, bf16, every kernel that can run
+    python benchmarks/train.py --preset gpu-250m     # one size (100m, 250m, 1.2b, experts), also against plain compiled
     python benchmarks/train.py --observe             # what observing the residual variance costs
 
 A step is forward, backward, clipping and fused AdamW. The ways take turns, in an order that alternates from repeat to
 repeat; a ratio is of times of one repeat, so that what else the machine does strikes both. Ours is the training loop's
 own step. Memory on a CPU is the growth of the resident set in a process of its own (Linux). Utilisation counts 3 times
-`model.cost`'s forward FLOPs, so no recomputation, of the device's dense bf16 peak.
+`model.cost`'s forward FLOPs, so no recomputation, of the device's dense bf16 peak. `--top` also profiles: the share of
+the time outside of matrix products, and the operations that take most.
 """
 
 import argparse
 import dataclasses
 import gc
+import json
 import statistics
 import subprocess
 import sys
@@ -25,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plain import PlainLlama
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -68,7 +74,28 @@ GPU = {
     "precision": "bf16",
 }
 GPU_EXPERTS = {**EXPERTS, "n_experts": 4}
+SIZES = {
+    "100m": {"n_layers": 12, "d_model": 768, "n_heads": 6, "d_ff": 2048},
+    "250m": {"n_layers": 24, "d_model": 1024, "n_heads": 8, "d_ff": 2816},
+    "1.2b": {},
+    "experts": GPU_EXPERTS,
+}
+SMALL = [
+    {
+        "d_model": width,
+        "n_heads": width // 16,
+        "n_layers": layers,
+        "seq_len": 32,
+        "batch_tokens": 2048,
+        "vocab_size": 64,
+    }
+    for width in (32, 64)
+    for layers in (4, 12, 32)
+]
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
 
+
+PRESETS = ("cpu", "experts", "quick", "small", "gpu", *(f"gpu-{name}" for name in SIZES))
 
 Step = Callable[[int], Tensor]
 """Takes the training step of that number; its cross-entropy, on the device."""
@@ -112,6 +139,56 @@ def theirs(config: RunConfig, runtime: Runtime) -> Step:
         return loss.detach()
 
     return step
+
+
+def plain(config: RunConfig, runtime: Runtime) -> Step:
+    model = PlainLlama(config).to(runtime.device).train()
+    optimizer = adamw(model, config)
+    objective = torch.compile(model, dynamic=False) if runtime.compile else model
+
+    def step(number: int) -> Tensor:
+        given = batch(config, number).to(runtime.device)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, number)
+        with runtime.autocast:
+            loss = objective(given.inputs, given.targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
+    """Eager and compiled, by name; the first is the one to be compared with."""
+    eager, compiled = (resolve(config, wanted.model_copy(update={"compile": on})) for on in (False, True))
+    own: dict[str, Callable[[], Step]] = {
+        "ours, eager": lambda: ours(config, eager),
+        "ours, compiled": lambda: ours(config, compiled),
+    }
+    if config.n_experts:
+        return own
+    return {"plain, eager": lambda: plain(config, eager), **own, "plain, compiled": lambda: plain(config, compiled)}
+
+
+def show_top(name: str, step: Step, device: torch.device, n_shown: int) -> float:
+    """Profile three steps: print the operations that take most; the share of the time outside of products."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    kinds += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
+    for number in range(2):
+        step(number)
+    with torch.profiler.profile(activities=kinds) as profile:
+        for number in range(3):
+            step(number).item()
+    key = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    events = sorted(profile.key_averages(), key=lambda event: -getattr(event, key))
+    total = sum(getattr(event, key) for event in events)
+    print(f"\n{name}: operations that take most")
+    for event in events[:n_shown]:
+        print(f"  {event.key[:60]:60} {getattr(event, key) / total:6.1%} {event.count:6}")
+    return 1 - sum(getattr(event, key) for event in events if event.key in PRODUCTS) / total
 
 
 def ways(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
@@ -198,7 +275,7 @@ def _resident(what: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
-def report(config: RunConfig, results: dict[str, Result], device: torch.device) -> None:
+def report(config: RunConfig, results: dict[str, Result], device: torch.device, rows: Path | None = None) -> None:
     flops = cost(config).train_flops(config.batch_tokens)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     peak = next((value for part, value in PEAK_FLOPS.items() if part in name), None)
@@ -214,7 +291,16 @@ def report(config: RunConfig, results: dict[str, Result], device: torch.device) 
         spread = f"{median:.2f} ({lower:.2f}-{upper:.2f}; {min(ratios):.2f}-{max(ratios):.2f})"
         off = max(abs(a - b) for a, b in zip(first.losses, result.losses, strict=True))
         speed = f"{config.batch_tokens / seconds:12,.0f} {used:9.1f} {result.memory / 1e9:9.2f}"
-        print(f"{name:30}{speed}  {spread:40}{off:.1e}")
+        print(f"{name:30}{speed}  {spread:40}{off:.1e}", flush=True)
+        if rows:
+            sizes = {"params": cost(config).params_total, "n_layers": config.n_layers, "d_model": config.d_model}
+            numbers = {
+                "tokens_per_second": round(config.batch_tokens / seconds),
+                unit: round(used, 2),
+                "times": round(median, 2),
+            }
+            with rows.open("a") as file:
+                file.write(json.dumps({**sizes, "seq_len": config.seq_len, "way": name, **numbers}) + "\n")
     tolerance = 1e-4 if config.precision == "fp32" else 5e-2
     worst = max(abs(a - b) for r in results.values() for a, b in zip(first.losses, r.losses, strict=True))
     if worst > tolerance:
@@ -242,6 +328,8 @@ def configs(preset: str) -> list[RunConfig]:
         "cpu": [CPU],
         "experts": [{**CPU, **EXPERTS}],
         "quick": [{**CPU, "n_layers": 2, "batch_tokens": 1024}],
+        "small": SMALL,
+        **{f"gpu-{name}": [{**GPU, **size, "seq_len": 1024}] for name, size in SIZES.items()},
         "gpu": [{**GPU, **more, "seq_len": seq_len} for more in ({}, GPU_EXPERTS) for seq_len in (1024, 2048, 4096)],
     }
     fixed = {"lr": 1e-3, "weight_decay_on": "all", "fit_tokens": 16384}
@@ -253,30 +341,40 @@ def configs(preset: str) -> list[RunConfig]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=("cpu", "experts", "quick", "gpu"), default="cpu")
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--observe", action="store_true")
+    parser.add_argument("--no-compile", action="store_true", help="leave the compiled ways out")
+    parser.add_argument("--top", type=int, default=0, help="profile each way and print so many operations")
+    parser.add_argument("--json", type=Path, help="append a line for each way to this file")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.preset == "gpu" and not torch.cuda.is_available():
-        sys.exit("--preset gpu needs a CUDA device, and there is none")
+    on_gpu = given.preset.startswith("gpu")
+    if on_gpu and not torch.cuda.is_available():
+        sys.exit(f"--preset {given.preset} needs a CUDA device, and there is none")
     torch.set_num_threads(given.threads)
-    wanted = RuntimeConfig(device="cuda" if given.preset == "gpu" else "cpu")
+    wanted = RuntimeConfig(device="cuda" if on_gpu else "cpu")
     for config in configs(given.preset):
         if given.observe:
             observation(config, resolve(config, wanted), given.repeats)
             continue
-        found = ways(config, wanted)
+        torch._dynamo.reset()  # the shapes of another size are no reason to compile with symbolic ones
+        against = given.preset == "small" or given.preset.startswith("gpu-")
+        found = (against_plain if against else ways)(config, wanted)
+        found = {name: make for name, make in found.items() if not (given.no_compile and "compiled" in name)}
         if given.memory_of:
             print(grown(found[given.memory_of]))
             return
         results = take_turns(found, given.repeats, torch.device(wanted.device))
-        if wanted.device == "cpu":
+        if wanted.device == "cpu" and given.preset != "small":
             same = ["--preset", given.preset, "--threads", str(given.threads)]
             for name, result in results.items():
                 result.memory = memory_of(name, same)
-        report(config, results, torch.device(wanted.device))
+        report(config, results, torch.device(wanted.device), given.json)
+        for name, make in found.items() if given.top else ():
+            share = show_top(name, make(), torch.device(wanted.device), given.top)
+            print(f"{name}: {share:.0%} of the time outside of matrix products", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,226 @@
+"""What to run first on a machine with a GPU and no network: `make gpu`, or one piece of it.
+
+    python benchmarks/gpu.py all --out build/gpu         # the four pieces, then the table
+    python benchmarks/gpu.py training --out build/gpu    # one piece, at most 9 minutes, that stands alone
+    python benchmarks/gpu.py table --out build/gpu       # gpu.json and gpu.md of the pieces that were run
+    python benchmarks/gpu.py all --dry --out build/gpu   # the same on a CPU at tiny sizes, some minutes
+
+A piece is a list of steps, each a command with a limit in seconds. A step that fails, hangs or finds no time left ends
+nothing else: its line in the table says so. What it prints is in OUT/PIECE-STEP.txt; numbers that a step leaves as
+lines of JSON in the file $ROWS are in gpu.json. Nothing changes a setting of the card.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PIECE_SECONDS = 540
+"""The longest that the steps of a piece may take together."""
+
+SWEEP = "-m sparsedepth.cli.main sweep sweeps/search.yaml --workers 6"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command: arguments of Python, with {out} and {rows} filled in."""
+
+    name: str
+    seconds: int
+    command: str
+    dry: str
+    """the command at tiny sizes on a CPU"""
+    killed_after: int | None = None
+    """kill -9 the command, with all that it started, after so many seconds: that is no failure"""
+
+
+def _train(name: str, size: str, seconds: int) -> Step:
+    ways = "benchmarks/train.py --repeats {n} --json {{rows}} --preset "
+    return Step(
+        name=name,
+        seconds=seconds,
+        command=ways.format(n=6) + f"{size} --top 12",
+        dry=ways.format(n=2) + "quick --no-compile --top 3",
+    )
+
+
+PIECES: dict[str, list[Step]] = {
+    "machine": [
+        Step(name="doctor", seconds=60, command="-m sparsedepth.cli.main doctor", dry="-m sparsedepth.cli.main doctor"),
+        Step(
+            name="tests",
+            seconds=240,
+            command="-m pytest tests/test_gpu.py -m gpu -q -rfE --timeout 200",
+            dry="-m pytest tests/test_gpu.py -m gpu -q --collect-only",
+        ),
+        Step(
+            name="kernels",
+            seconds=110,
+            command="benchmarks/kernels.py --threads 4",
+            dry="benchmarks/kernels.py --quick --repeats 1 --calls 1",
+        ),
+        Step(
+            name="kernels_large",
+            seconds=110,
+            command="benchmarks/kernels.py --threads 4 --sequences 4 --length 4096 --width 2048 --heads 16 "
+            "--kv-heads 4 --d-expert 1408 --calls 5 --repeats 3",
+            dry="benchmarks/kernels.py --quick --repeats 1 --calls 1",
+        ),
+    ],
+    "training": [
+        _train("1.2b", "gpu-1.2b", 180),
+        _train("250m", "gpu-250m", 110),
+        _train("100m", "gpu-100m", 100),
+        _train("experts", "gpu-experts", 150),
+    ],
+    "sweeps": [
+        Step(
+            name="killed",
+            seconds=90,
+            command=f"{SWEEP} --scale micro --out {{out}}/sweep",
+            dry="-m sparsedepth.cli.main sweep sweeps/quickstart.yaml --scale tiny --workers 1 --out {out}/sweep",
+            killed_after=60,
+        ),
+        Step(
+            name="resumed",
+            seconds=200,
+            command=f"{SWEEP} --scale micro --out {{out}}/sweep",
+            dry="-m sparsedepth.cli.main sweep sweeps/quickstart.yaml --scale tiny --workers 1 --out {out}/sweep",
+        ),
+        Step(
+            name="runs_per_gpu",
+            seconds=240,
+            command="benchmarks/stack.py --device cuda --widths 64 128 --layers 24 --tokens 8192 --seq-len 256 "
+            "--stacks 4 16 --processes 4 --repeats 3 --seconds 2 --json {rows}",
+            dry="benchmarks/stack.py --widths 16 --layers 2 --tokens 64 --seq-len 8 --stacks 2 --processes 1 "
+            "--repeats 2 --seconds 0.05 --json {rows}",
+        ),
+    ],
+    "measures": [
+        Step(
+            name="against_one_pass_each",
+            seconds=520,
+            command="benchmarks/measure.py --device cuda --layers 24 --width 2048 --heads 16 --sequences 8 "
+            "--length 512 --repeats 2 --threads 4",
+            dry="benchmarks/measure.py --layers 2 --width 16 --heads 2 --sequences 2 --length 16 --repeats 1",
+        ),
+    ],
+}
+
+
+def run_piece(piece: str, out: Path, dry: bool) -> list[dict[str, Any]]:
+    """A row for each step: how it ended, how long it took, and its numbers."""
+    began, results = time.monotonic(), []
+    for step in PIECES[piece]:
+        left = PIECE_SECONDS - (time.monotonic() - began)
+        print(f"== {piece}: {step.name}", flush=True)
+        row = run_step(piece, step, out, dry, min(step.seconds, left)) if left > 5 else {"end": "left out, no time"}
+        results.append({"piece": piece, "step": step.name, **row})
+        print(f"== {piece}: {step.name}: {results[-1]['end']}", flush=True)
+    (out / f"{piece}.json").write_text(json.dumps(results, indent=1))
+    return results
+
+
+def run_step(piece: str, step: Step, out: Path, dry: bool, limit: float) -> dict[str, Any]:
+    rows, log = out / f"{piece}-{step.name}.jsonl", out / f"{piece}-{step.name}.txt"
+    rows.unlink(missing_ok=True)
+    words = (step.dry if dry else step.command).format(out=out, rows=rows).split()
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    began = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+        try:
+            code: int | None = process.wait(step.killed_after or limit)
+        except subprocess.TimeoutExpired:
+            code = None
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    end = (
+        "ok"
+        if code == 0
+        else f"exit {code}"
+        if code is not None
+        else f"killed after {step.killed_after or limit:.0f} s"
+    )
+    numbers = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    return {"end": end, "seconds": round(time.monotonic() - began, 1), "rows": numbers}
+
+
+def facts() -> dict[str, Any]:
+    """Device, versions, commit and date."""
+    import torch
+
+    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "cuda": torch.version.cuda,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": git.stdout.strip() or None,
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
+    }
+
+
+def write_table(out: Path) -> None:
+    """gpu.json and gpu.md, of the pieces whose results are there."""
+    steps = [
+        row
+        for name in PIECES
+        if (out / f"{name}.json").exists()
+        for row in json.loads((out / f"{name}.json").read_text())
+    ]
+    about = facts()
+    (out / "gpu.json").write_text(json.dumps({**about, "steps": steps}, indent=1))
+    (out / "gpu.md").write_text(markdown(about, steps))
+    print(f"{out}/gpu.json, {out}/gpu.md: {sum(row['end'] == 'ok' for row in steps)} of {len(steps)} steps ended well")
+
+
+def markdown(about: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """One table of the steps, then one of each step's numbers."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    lines = [f"{about['device']}, {versions}, CUDA {about['cuda']}, {about['date']}, commit {about['commit']}", ""]
+    lines += ["| piece | step | end | seconds |", "|---|---|---|---|"]
+    lines += [f"| {row['piece']} | {row['step']} | {row['end']} | {row.get('seconds', '')} |" for row in steps]
+    for row in steps:
+        if row.get("rows"):
+            columns = list(dict.fromkeys(name for numbers in row["rows"] for name in numbers))
+            lines += [
+                "",
+                f"{row['piece']}: {row['step']}",
+                "",
+                f"| {' | '.join(columns)} |",
+                "|---" * len(columns) + "|",
+            ]
+            lines += [f"| {' | '.join(str(numbers.get(name, '')) for name in columns)} |" for numbers in row["rows"]]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("piece", choices=("all", "table", *PIECES))
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    parser.add_argument("--dry", action="store_true", help="on a CPU, at tiny sizes")
+    given = parser.parse_args()
+    given.out = given.out.resolve()
+    given.out.mkdir(parents=True, exist_ok=True)
+    for piece in PIECES if given.piece == "all" else [given.piece] if given.piece in PIECES else []:
+        if piece == "sweeps":
+            shutil.rmtree(given.out / "sweep", ignore_errors=True)
+        run_piece(piece, given.out, given.dry)
+    write_table(given.out)
+
+
+if __name__ == "__main__":
+    main()
