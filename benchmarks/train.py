@@ -143,7 +143,7 @@ def theirs(config: RunConfig, runtime: Runtime) -> Step:
 
 def plain(config: RunConfig, runtime: Runtime) -> Step:
     model = PlainLlama(config).to(runtime.device).train()
-    optimizer = adamw(model, config)
+    optimizer = make_optimizer(model, config)
     objective = torch.compile(model, dynamic=False) if runtime.compile else model
 
     def step(number: int) -> Tensor:

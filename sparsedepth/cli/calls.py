@@ -266,6 +266,7 @@ def runtime_of(settings: "Settings | None", **given: object) -> "RuntimeConfig":
     from sparsedepth.config.load import build, parse_settings
     from sparsedepth.config.runtime import RuntimeConfig
 
+    given |= {} if given.get("compile") else {"compile": "auto"}
     return build(RuntimeConfig, {**given, **parse_settings(settings or [], "--runtime")}, "--runtime")
 
 

@@ -51,9 +51,12 @@ def show(
     """Print the price; with `results` that of what they lack. Raises ValueError, with the ways to fit, where it is
     beyond the budget."""
     from sparsedepth.plan.budget import ways
-    from sparsedepth.plan.price import as_json, price
+    from sparsedepth.plan.gpu_shapes import slow_shapes
+    from sparsedepth.plan.price import as_json, expected_runs, price
 
     total = price(definition, setup)
+    for line in slow_shapes(expected_runs(definition)[0]) if setup.place.device == "cuda" else ():
+        print(f"note: {line}", file=sys.stderr)
     shortage = _shortage(definition, total)
     left = price_left(definition, setup, results) if results else None
     if format == "json":

@@ -27,10 +27,13 @@ def sdpa(
 ) -> Tensor:
     """out_BHTK by PyTorch's scaled_dot_product_attention, with a mask only where causality alone does not say it."""
     n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
-    if document_BT is None and (window is None or window >= n_tokens):
-        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=n_repeats > 1)
-    if n_repeats > 1:  # the fast CUDA kernel that takes a mask knows no groups; the one that does stores T x T scores
+    is_masked = document_BT is not None or (window is not None and window < n_tokens)
+    # The CUDA kernel that takes a mask or fp32 knows no groups; the one that does stores T x T scores.
+    if n_repeats > 1 and (is_masked or (q_BHTK.device.type == "cuda" and q_BHTK.dtype == torch.float32)):
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
+        n_repeats = 1
+    if not is_masked:
+        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=n_repeats > 1)
     mask = visible(n_tokens, window, document_BT, q_BHTK.device)
     return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=mask)
 

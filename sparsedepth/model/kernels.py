@@ -1,6 +1,7 @@
 """Which kernel computes attention and the experts here, why not another, and what would fix that.
 
-'auto' takes the first that can run: flash-attn, then PyTorch's attention; PyTorch's grouped product, then the loop.
+'auto' takes the first that can run: flash-attn under a mask (window, documents), which PyTorch's fast kernels do not
+take, else PyTorch's attention (cuDNN's on Hopper, faster than flash-attn 2); PyTorch's grouped product, then the loop.
 A kernel asked for by name that cannot run is refused before anything is computed. What was chosen is recorded with the
 run, since kernels round differently.
 """
@@ -40,11 +41,16 @@ class Setting:
     d_head: int = 64
     d_model: int = 64
     d_expert: int = 64
+    is_masked: bool = True
+    """whether attention has a window or documents"""
 
 
 class Obstacle(NamedTuple):
     reason: str
     fix: str
+
+
+UNMASKED = Obstacle("without a window or documents PyTorch's own attention is as fast or faster", "ask for it by name")
 
 
 class Choice(NamedTuple):
@@ -56,7 +62,9 @@ def setting(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Se
     """The setting of one decoder."""
     d_expert = config.d_expert or Setting.d_expert
     d_head = config.d_model // config.n_heads
-    return Setting(device=device, dtype=dtype, d_head=d_head, d_model=config.d_model, d_expert=d_expert)
+    is_masked = config.sliding_window is not None or config.mask_documents
+    sizes = {"d_head": d_head, "d_model": config.d_model, "d_expert": d_expert}
+    return Setting(device=device, dtype=dtype, is_masked=is_masked, **sizes)
 
 
 def choose(part: Part, wanted: str, here: Setting) -> Choice:
@@ -68,7 +76,7 @@ def choose(part: Part, wanted: str, here: Setting) -> Choice:
         return Choice(wanted, f"asked for by name{_note(wanted)}")
     passed: list[str] = []
     for kernel in AUTO[part]:
-        obstacle = OBSTACLES[part][kernel](here)
+        obstacle = OBSTACLES[part][kernel](here) or (UNMASKED if kernel == "flash" and not here.is_masked else None)
         if obstacle is None:
             return Choice(kernel, "; ".join(passed) or "the first choice, and it can run")
         passed.append(f"not {kernel}: {obstacle.reason}")

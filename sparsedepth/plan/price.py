@@ -119,7 +119,7 @@ def pricing_setup(runtime: RuntimeConfig, *, device: str, workers: int, processe
     place = Place(
         device="cpu" if device == "cpu" else "cuda",
         micro_batch=runtime.micro_batch,
-        compile=runtime.compile,
+        compile=runtime.compile is True or (runtime.compile == "auto" and device != "cpu"),
         processes=processes,
         threads=runtime.threads or 1,
         parallel=runtime.parallel,

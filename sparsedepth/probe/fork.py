@@ -85,7 +85,9 @@ def probing(stack: Stack, *, gradients: bool = False) -> Generator[None, None, N
     modes = [(module, module.training) for module in stack.model.modules()]
     weights = [(weight, weight.requires_grad) for weight in stack.model.parameters()]
     cuda = [stack.device] if stack.device.type == "cuda" else []
+    precision = torch.get_float32_matmul_precision()
     try:
+        torch.set_float32_matmul_precision("highest")  # no TF32, whatever the program around it allows itself
         stack.model.eval()
         if gradients:
             stack.model.requires_grad_(False)
@@ -97,6 +99,7 @@ def probing(stack: Stack, *, gradients: bool = False) -> Generator[None, None, N
         ):
             yield
     finally:
+        torch.set_float32_matmul_precision(precision)
         for module, mode in modes:
             module.training = mode
         for weight, needed in weights if gradients else []:

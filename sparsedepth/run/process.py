@@ -78,6 +78,9 @@ def stop_on_signals(*, is_announced: bool = False) -> Stop:
 def thread_environment(threads: int) -> dict[str, str]:
     """This process's environment with the thread pools of a child limited: contending pools cost a factor of ten."""
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    limits["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # by default one for each core, in each run
+    # Runs that share a GPU, and shapes that differ, leave no holes; the compiler's cache is one folder of the machine.
+    limits["PYTORCH_ALLOC_CONF"] = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
 
 

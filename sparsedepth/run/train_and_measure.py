@@ -33,7 +33,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.train.devices import Devices
 from sparsedepth.train.loop import Interrupted, Trained, Work, training
-from sparsedepth.train.runtime import Runtime, is_out_of_memory, resolve
+from sparsedepth.train.runtime import Runtime, is_out_of_memory, neighbours_bytes, resolve
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
 """Where the progress of a run stands when training, and measuring, are over; a display's guess, nothing is computed
@@ -57,6 +57,16 @@ class Options:
 
 
 DEFAULT_OPTIONS = Options()
+
+NEIGHBOUR_SECONDS, NEIGHBOUR_RETRIES = 30.0, 20
+"""A GPU's memory that another process holds may be free again soon: how long to wait for it, and how often."""
+
+MEASURING = "while measuring"
+"""Noted on what goes wrong there: smaller micro-batches of training would not mend it."""
+
+
+def _was_measuring(error: Exception) -> bool:
+    return MEASURING in getattr(error, "__notes__", ())
 
 
 class Infeasible(Exception):
@@ -83,6 +93,7 @@ class RunJob:
         """
         runtime = resolve(self.config, self.options.runtime)
         torch.set_num_threads(runtime.threads)
+        retries = 0
         while True:
             runtime = dataclasses.replace(runtime, micro_batch=self.scratch.micro_batch() or runtime.micro_batch)
             try:
@@ -91,15 +102,39 @@ class RunJob:
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._lower_memory(runtime, error)
+                wait = self._seconds_to_retry(runtime, error, retries)
+                if wait is None:
+                    self._lower_memory(runtime, error)
+                retries = 0 if wait is None else retries + 1
             # Only here, with the exception gone, are its frames and the tensors in them free.
             gc.collect()
             if runtime.device.type == "cuda":
                 torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(runtime.device)  # the peak is that of the try that succeeds
+            self._wait(wait or 0.0)
+
+    def _seconds_to_retry(self, runtime: Runtime, error: Exception, retries: int) -> float | None:
+        """How long to wait before the same is tried again; None: it is to be made smaller."""
+        if self.devices.size > 1:
+            return None
+        if neighbours_bytes(runtime.device) and retries < NEIGHBOUR_RETRIES:
+            return NEIGHBOUR_SECONDS
+        return 0.0 if retries == 0 and (runtime.device.type == "cuda" or _was_measuring(error)) else None
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._stop():
+                raise Interrupted
+            time.sleep(0.1)
 
     def _lower_memory(self, runtime: Runtime, error: Exception) -> None:
         """Halve what a forward pass holds, for the next try. Raises Infeasible where there is nothing to halve."""
         reason = " ".join(str(error).split())[:300]
+        if _was_measuring(error):
+            shortage = f"out of memory while measuring; lower measure_tokens, fit_tokens or val_tokens: {reason}"
+            self.scratch.lower_memory(1, shortage)
+            raise Infeasible(shortage) from None
         sequences = self.config.batch_tokens // self.config.seq_len
         tried = runtime.micro_batch or -(-sequences // self.devices.size)
         if not self.scratch.lower_memory(tried, reason):
@@ -123,7 +158,11 @@ class RunJob:
         training_seconds = clock() - began
         yield None  # so that all runs of a stack are at their last checkpoint before the first is measured
         loss = trained.curves[-1]["train_loss"]
-        measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
+        try:
+            measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
+        except Exception as error:
+            error.add_note(MEASURING)
+            raise
         self._report("writing", MEASURED_SHARE, loss)
         manifest = {
             "started": started.isoformat(timespec="seconds"),

@@ -191,6 +191,7 @@ def main() -> None:
         torch.set_num_threads(wanted.threads)
     for line in sys.stdin:
         config = build(RunConfig, json.loads(line), "a run")
+        torch._dynamo.reset()  # each shape is compiled as the only one
         timing = time_run(config, resolve(config, wanted), given["processes"])
         print(json.dumps({"shape_id": shape_id(config, step_only=True), **asdict(timing)}), flush=True)
 

@@ -6,6 +6,7 @@ checksums) last: the JSON is the commit. The two newest are kept; a damaged one 
 Of several processes the first writes, and what it writes is whole: a checkpoint knows nothing of how many there were.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +41,22 @@ def write(
     devices: Devices = ALONE,
 ) -> None:
     """Commit a checkpoint to `folder`, then drop all but the newest two."""
-    kept = _tensors(model, optimizer, devices)
-    if not devices.first:
-        return
+    kept = snapshot(model, optimizer, devices)
+    if devices.first:
+        commit(folder, kept, position)
+
+
+def commit(folder: Path, kept: dict[str, torch.Tensor], position: Position) -> None:
+    """Write what `snapshot` gave, in the first process."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = _tensors_of(folder, position.step)
-    files.write_bytes(tensors, save(kept))
+    whole_bytes = save(kept)
+    files.write_bytes(tensors, whole_bytes)
     content = {
         "step": position.step,
         "curves": position.curves,
         "observations": position.observations,
-        "sha256": files.sha256(tensors),
+        "sha256": hashlib.sha256(whole_bytes).hexdigest(),  # not by reading it again
     }
     files.write_json(tensors.with_suffix(".json"), {**content, "digest": files.digest(content)})
     for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
@@ -109,16 +115,24 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer | Together, devices: Devices
+def snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer | Together, devices: Devices = ALONE, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds, on the host; empty in all processes but the first, which must take part all the same."""
+    """What a checkpoint holds, on the host; empty in all processes but the first, which must take part all the same.
+
+    With `copy` nothing of it changes when training goes on.
+    """
     kept: dict[str, torch.Tensor] = {}
 
     def keep(name: str, tensor: torch.Tensor) -> None:
         gathered = whole(tensor.detach())
-        if devices.first:
-            kept[name] = gathered.cpu().contiguous()
+        if not devices.first:
+            return
+        if gathered.device.type == "cuda":  # into pinned memory, which PyTorch keeps for the next checkpoint
+            pinned = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
+            kept[name] = pinned.copy_(gathered, non_blocking=True)
+        else:
+            kept[name] = gathered.clone().contiguous() if copy else gathered.contiguous()
 
     keep("rng.cpu", torch.get_rng_state())
     if torch.cuda.is_available():
@@ -127,6 +141,8 @@ def _tensors(
         keep(f"model.{name}", parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
             keep(f"optimizer.{key}.{name}", value)
+    if any(parameter.device.type == "cuda" for parameter in model.parameters()):
+        torch.cuda.synchronize()
     return kept
 
 

@@ -17,6 +17,7 @@ Shapes: B sequences, T tokens of one sequence.
 import math
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -31,7 +32,7 @@ from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import ALONE, Devices, whole
 from sparsedepth.train.feed import Batch, Feed
 from sparsedepth.train.optimizer import learning_rate, make_optimizer
-from sparsedepth.train.runtime import Runtime, compile_blocks
+from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks
 
 Result = TypeVar("Result")
 
@@ -114,6 +115,10 @@ class TrainingState:
         self.logged_at = time.perf_counter()
         self.logged_step = 0
         self.diverged: tuple[int, str] | None = None
+        self.save_seconds = 0.0
+        """for how long the last checkpoint held up training"""
+        self.writer: ThreadPoolExecutor | None = None
+        self.writing: Future[None] | None = None
 
     def take_step(self, batch: Batch) -> None:
         for group in self.optimizer.param_groups:
@@ -182,9 +187,29 @@ class TrainingState:
                 if self.devices.first:
                     self.observations.extend(observe(self.model, self.step))
 
-    def save(self, folder: Path) -> None:
-        position = checkpoint.Position(step=self.step, curves=self.curves, observations=self.observations)
-        checkpoint.write(folder, self.model, self.optimizer, position, self.devices)
+    def save(self, folder: Path, *, aside: bool = False) -> None:
+        """Commit a checkpoint; `aside`: it is copied now, and written while training goes on."""
+        began = time.perf_counter()
+        self.finish_saving()
+        kept = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=aside)
+        position = checkpoint.Position(step=self.step, curves=[*self.curves], observations=[*self.observations])
+        if aside and self.devices.first:
+            self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            self.writing = self.writer.submit(checkpoint.commit, folder, kept, position)
+        elif self.devices.first:
+            checkpoint.commit(folder, kept, position)
+        self.save_seconds = time.perf_counter() - began
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint that is being written. Raises what writing it raised."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
+
+    def is_save_due(self, since: float) -> bool:
+        """Whether enough time has passed `since` the last checkpoint that another takes at most 5% of it."""
+        least = max(self.runtime.checkpoint_seconds, 20 * self.save_seconds)
+        return time.perf_counter() - since > least
 
     def resume(self, folder: Path) -> None:
         """Continue from the newest whole checkpoint, if there is one."""
@@ -228,13 +253,17 @@ def training(
     is called after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
     first process observes, and has observations to return. Yields before each step.
     """
+    choose_attention_backends(config)
     trained = devices.spread(model, runtime.device).train()
     trained.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
     state = TrainingState(trained, config, runtime, devices)
     if checkpoints:
         state.resume(checkpoints)
     with Feed(batch, config.n_steps, runtime.device, devices) as feed:
-        yield from _take_steps(state, feed, checkpoints, observe, progress, stop)
+        try:
+            yield from _take_steps(state, feed, checkpoints, observe, progress, stop)
+        finally:
+            state.finish_saving()
     devices.collect(trained, model)
     steps, cause = state.diverged or (state.step, None)
     return Trained(
@@ -280,12 +309,12 @@ def _take_steps(
         if state.step % state.config.log_every == 0 or state.step in (1, state.config.n_steps):
             state.log()
         state.watch(observe)
-        due = checkpoints is not None and time.perf_counter() - saved_at > state.runtime.checkpoint_seconds
+        due = checkpoints is not None and state.is_save_due(saved_at)
         stopping, due = state.devices.any(stop is not None and stop(), due)
         if checkpoints and (stopping or due):
             state.check_divergence()
             if not state.diverged:
-                state.save(checkpoints)
+                state.save(checkpoints, aside=state.runtime.saves_aside and not stopping)
             saved_at = time.perf_counter()
         if state.diverged:
             return

@@ -28,6 +28,8 @@ class Runtime:
     micro_batch: int | None = None
     compile: bool = False
     checkpoint_seconds: float = 30.0
+    saves_aside: bool = False
+    """Whether a thread writes checkpoints while training goes on: where a device computes, and the host has time."""
 
     @property
     def autocast(self) -> torch.autocast:
@@ -71,19 +73,45 @@ def resolve(config: RunConfig, wanted: RuntimeConfig = DEFAULT) -> Runtime:
         kernel_reasons={"attention": attention.reason, "experts": experts.reason},
         parallel=wanted.parallel,
         micro_batch=wanted.micro_batch,
-        compile=wanted.compile,
+        compile=wanted.compiles(config.n_steps, chosen.type == "cuda"),
         checkpoint_seconds=wanted.checkpoint_seconds,
+        saves_aside=chosen.type == "cuda",
     )
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block for the shapes that it meets; blocks of one kind share their code."""
+    """Compile each block for the shapes that it meets; blocks of one kind share their code.
+
+    Never with symbolic sizes, which a second shape in one process would get: they are slower.
+    """
     for block in model.blocks:
         block.compile(dynamic=False)
 
 
+def choose_attention_backends(config: RunConfig) -> None:
+    """Keep PyTorch's attention from cuDNN under a mask, where its backward pass can give NaN (pytorch issue 196678),
+    which would be recorded as divergence. For the whole process: a context is no part of a compiled graph."""
+    is_masked = config.sliding_window is not None or config.mask_documents
+    torch.backends.cuda.enable_cudnn_sdp(not is_masked)
+
+
+SHORTAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What errors say that are no OutOfMemoryError: a library of the GPU could not get its workspace."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on whatever device."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "out of memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in SHORTAGES)
+
+
+NEIGHBOURS_SHARE = 0.1
+"""of a GPU's memory, from which another process on it may be why there is too little."""
+
+
+def neighbours_bytes(device: torch.device) -> int:
+    """Memory of a GPU that other processes hold; 0 on a CPU, where the kernel kills and does not say."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    held = total - free - torch.cuda.memory_reserved(device)
+    return held if held > NEIGHBOURS_SHARE * total else 0

@@ -24,13 +24,34 @@ OWN_FIELDS = {"init", "init_std", "gate_init", "depth_scale", "allow"}
 """Fields of the model in which decoders of one stack may differ."""
 
 
+KNOWN_FIELDS = {
+    *(
+        "n_layers",
+        "d_model",
+        "n_heads",
+        "n_kv_heads",
+        "d_ff",
+        "activation",
+        "vocab_size",
+        "seq_len",
+        "norm",
+        "mix_frac",
+    ),
+    *("norm_kind", "norm_groups", "norm_eps", "residual_gate", "weight_density", "tie_embeddings", "logit_soft_cap"),
+    *("rope_theta", "sliding_window", "mask_documents", "eod", "qk_norm", "qk_norm_over"),
+}
+"""Fields of the model in which decoders of one stack agree, whatever they are; `tests/train/test_stack.py` shows it.
+One that is in neither list (experts', or a new one) must be at its default."""
+
+
 def can_stack(first: RunConfig, other: RunConfig) -> bool:
     """Whether two runs can train as one model: equal shapes, steps and precision, no experts, and of `depth_scale` one
     place at most besides 'none'. Seed, optimizer, initial weights, text and measures may differ."""
-    equal = {*ModelConfig.model_fields, "batch_tokens", "train_tokens", "precision"} - OWN_FIELDS
+    unknown = ModelConfig.model_fields.keys() - KNOWN_FIELDS - OWN_FIELDS
+    equal = KNOWN_FIELDS | unknown | {"batch_tokens", "train_tokens", "precision"}
     places = {first.depth_scale, other.depth_scale} - {"none"}
     return (
-        first.n_experts == 0
+        all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unknown)
         and len(places) <= 1
         and all(getattr(first, name) == getattr(other, name) for name in equal)
     )

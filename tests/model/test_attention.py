@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from standins import flash_attn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparsedepth.model import attention
 
@@ -113,6 +114,29 @@ def test_a_mask_made_while_measuring_serves_training():
     qkv = inputs(2)
     (attention.sdpa(*qkv, 5, document_BT) + attention.sdpa(*qkv, 5)).sum().backward()
     assert all(x.grad is not None for x in qkv)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "grouped"),
+    [
+        ("cuda", torch.float32, False),
+        ("cuda", torch.bfloat16, True),
+        ("cpu", torch.float32, True),
+    ],
+)
+def test_groups_are_left_to_the_kernel_where_it_knows_them(monkeypatch, device, dtype, grouped):
+    """On CUDA the fp32 kernel for groups would store every score. Tensors without values stand in for a GPU's."""
+    asked: list[tuple[bool, int]] = []
+
+    def kernel(q, k, v, is_causal, enable_gqa):
+        asked.append((enable_gqa, k.shape[1]))
+        return q
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", kernel)
+    with FakeTensorMode():
+        q, k = (torch.empty(1, heads, 4, 8, dtype=dtype, device=device) for heads in (4, 2))
+        attention.sdpa(q, k, k)
+    assert asked == [(grouped, 2 if grouped else 4)]
 
 
 @PACKED

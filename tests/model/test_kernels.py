@@ -1,5 +1,6 @@
 """Which kernel is chosen, and what is said where one cannot be."""
 
+import dataclasses
 import importlib.util
 import sys
 
@@ -47,6 +48,8 @@ def test_auto_takes_flash_where_it_can_run(monkeypatch):
     assert "not flash: flash-attn is not installed" in choose("attention", "auto", gpu()).reason
     flash_attn(monkeypatch)
     assert choose("attention", "auto", gpu()).kernel == "flash"
+    unmasked = choose("attention", "auto", dataclasses.replace(gpu(), is_masked=False))
+    assert unmasked.kernel == "sdpa" and "PyTorch's own attention is as fast or faster" in unmasked.reason
     assert choose("attention", "auto", gpu(torch.float32)).kernel == "sdpa"
     assert choose("attention", "auto", gpu(d_head=512)).kernel == "sdpa"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))

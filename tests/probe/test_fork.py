@@ -183,6 +183,17 @@ def test_gradients_reach_inputs_and_no_weight():
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
+def test_scores_are_computed_without_tf32():
+    stack = DecoderStack(Decoder(run_config(**FAMILIES["moe"])))
+    torch.set_float32_matmul_precision("high")
+    try:
+        with probing(stack):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_model_is_left_as_it_was_found(fails):
     model = Decoder(run_config(**FAMILIES["moe"]))

@@ -18,7 +18,7 @@ from sparsedepth.run.train_and_measure import Infeasible, Options
 from sparsedepth.store import folder as record
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train.loop import Interrupted, training
-from sparsedepth.train.runtime import is_out_of_memory
+from sparsedepth.train.runtime import is_out_of_memory, neighbours_bytes
 
 CPU = RuntimeConfig(device="cpu", threads=1)
 
@@ -83,11 +83,59 @@ def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
         (MemoryError(), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],
 )
 def test_what_counts_as_out_of_memory(error, expected):
     assert is_out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize("shortages", [1, 9])
+def test_out_of_memory_while_measuring_leaves_the_micro_batch(tmp_path, monkeypatch, shortages):
+    """It is tried again once; then it is infeasible, and says what would help."""
+    left = iter(range(shortages))
+
+    def measure(*arguments, **options):
+        if next(left, None) is not None:
+            raise MemoryError("no room")
+        return measure_run(*arguments, **options)
+
+    measure_run = train_and_measure.measure_run
+    monkeypatch.setattr(train_and_measure, "measure_run", measure)
+    cfg, results = config(tmp_path), tmp_path / "results"
+    if shortages == 1:
+        made = record.read_run(execute(cfg, results, Options(runtime=CPU)))
+        assert made.manifest["micro_batch"] is None
+        return
+    with pytest.raises(Infeasible, match=r"while measuring; lower measure_tokens, .* no room"):
+        execute(cfg, results, Options(runtime=CPU))
+    assert next(left) == 2 and "while measuring" in str(Scratch(results, cfg.run_id).infeasible())
+
+
+def test_a_neighbours_memory_is_waited_for(tmp_path, monkeypatch):
+    """Twice another process leaves too little: the same micro-batch is tried a third time."""
+    tried: list[int | None] = []
+
+    def briefly_short(model, config, runtime, *arguments, **options):
+        tried.append(runtime.micro_batch)
+        if len(tried) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return training(model, config, runtime, *arguments, **options)
+
+    monkeypatch.setattr(train_and_measure, "training", briefly_short)
+    monkeypatch.setattr(train_and_measure, "neighbours_bytes", lambda device: 2**33)
+    monkeypatch.setattr(train_and_measure, "NEIGHBOUR_SECONDS", 0.01)
+    made = record.read_run(execute(config(tmp_path), tmp_path / "results", Options(runtime=CPU)))
+    assert tried == [None] * 3 and made.manifest["micro_batch"] is None
+
+
+@pytest.mark.parametrize(("free", "expected"), [(60, 30), (85, 0)])
+def test_what_a_neighbour_holds(monkeypatch, free, expected):
+    """Of 100, 10 are this process's own; 5 for the context of whoever is no neighbour."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)
+    assert neighbours_bytes(torch.device("cuda")) == expected and neighbours_bytes(torch.device("cpu")) == 0
 
 
 def test_another_error_is_no_shortage(tmp_path, monkeypatch):

@@ -71,6 +71,7 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once():
 def test_thread_pools_are_limited():
     environment = thread_environment(3)
     assert environment["OMP_NUM_THREADS"] == environment["OPENBLAS_NUM_THREADS"] == "3"
+    assert environment["TORCHINDUCTOR_COMPILE_THREADS"] == "3" and environment["PYTORCH_ALLOC_CONF"]
     assert environment["PATH"] == os.environ["PATH"]
 
 

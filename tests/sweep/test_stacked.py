@@ -67,7 +67,7 @@ def test_kill_9_of_a_stack_loses_nothing(tmp_path, moment):
     results = tmp_path / "stacked"
     arguments = (*ONE, "--runtime", "checkpoint_seconds=0.2", "--stack", 4)
     driver = start("sweep", path, "--out", results, *arguments)
-    until(lambda: moment in phases(results))
+    until(lambda: moment in phases(results), 200)
     before = markers(results)
     (process,) = processes(results, "run")
     os.kill(process, signal.SIGKILL)
@@ -83,6 +83,13 @@ def test_kill_9_of_a_stack_loses_nothing(tmp_path, moment):
 
 @pytest.mark.slow
 def test_the_seeds_of_a_proposal_are_a_stack(tmp_path):
-    path = definition(tmp_path, sampler="tpe", n_trials=2, space={"lr": {"low": 1e-3, "high": 1e-2}}, seeds=[0, 1, 2])
-    sparsedepth("sweep", path, "--out", tmp_path / "results", *ONE, "--set", "base.n_layers=2")
+    path = definition(
+        tmp_path,
+        sampler="tpe",
+        n_trials=2,
+        space={"lr": {"low": 1e-3, "high": 1e-2}},
+        seeds=[0, 1, 2],
+        base={"n_layers": 2},
+    )
+    sparsedepth("sweep", path, "--out", tmp_path / "results", *ONE)
     assert [len(manifest["stacked_with"]) for manifest in manifests(tmp_path / "results").values()] == [2] * 6

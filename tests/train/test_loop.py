@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
+from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
-from sparsedepth.train.loop import Interrupted, divergence, losses, train
+from sparsedepth.train.loop import Interrupted, TrainingState, divergence, losses, train
 from sparsedepth.train.optimizer import make_optimizer
-from sparsedepth.train.runtime import resolve
+from sparsedepth.train.runtime import choose_attention_backends, resolve
 
 TINY = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
 CPU = RuntimeConfig(device="cpu")
@@ -86,6 +88,57 @@ def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
         assert torch.equal(weight, model.get_parameter(name)), name
     timing = "tokens_per_second"
     assert [{**row, timing: 0} for row in resumed.curves] == [{**row, timing: 0} for row in whole.curves]
+
+
+def test_a_checkpoint_that_is_written_aside_is_of_the_step_it_was_taken_at(tmp_path):
+    """Training goes on, in place, while a thread writes: the copy does not."""
+    cfg = config()
+    runtime = dataclasses.replace(resolve(cfg, CPU), saves_aside=True, checkpoint_seconds=0.0)
+    whole_model, _ = run(cfg)
+    calls = iter(range(1, 1000))
+    with pytest.raises(Interrupted):
+        stop = {"checkpoints": tmp_path, "stop": lambda: next(calls) == 7}
+        train(Decoder(cfg, cfg.seed), cfg, runtime, counting, **stop)
+    (tmp_path / "step-000000007.json").unlink()  # of the stop: what was written aside is continued from
+    assert [path.name for path in tmp_path.glob("step-*.json")]
+    model = Decoder(cfg, cfg.seed)
+    train(model, cfg, runtime, counting, checkpoints=tmp_path)
+    for name, weight in weights(whole_model).items():
+        assert torch.equal(weight, model.get_parameter(name)), name
+
+
+def test_what_goes_wrong_in_writing_aside_ends_the_run(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "commit", full)
+    runtime = dataclasses.replace(resolve(config(), CPU), saves_aside=True, checkpoint_seconds=0.0)
+    with pytest.raises(OSError, match="No space"):
+        train(Decoder(config()), config(), runtime, counting, checkpoints=tmp_path)
+
+
+def test_checkpoints_take_at_most_a_twentieth_of_the_time():
+    cfg = config()
+    state = TrainingState(Decoder(cfg), cfg, resolve(cfg, CPU), ALONE)
+    ago = time.perf_counter() - 50
+    assert state.is_save_due(ago)  # 30 seconds, where saving takes no time
+    state.save_seconds = 4.0
+    assert not state.is_save_due(ago) and state.is_save_due(ago - 40)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "n_steps", "on_gpu", "expected"),
+    [("auto", 1000, True, True), ("auto", 999, True, False), ("auto", 1000, False, False), (True, 1, False, True)],
+)
+def test_what_is_compiled(wanted, n_steps, on_gpu, expected):
+    assert RuntimeConfig(compile=wanted).compiles(n_steps, on_gpu) is expected
+
+
+@pytest.mark.parametrize("fields", [{}, {"sliding_window": 4}, {"mask_documents": True, "eod": 0}])
+def test_masked_attention_is_kept_from_cudnn(fields):
+    choose_attention_backends(config(**fields))
+    assert torch.backends.cuda.cudnn_sdp_enabled() is not bool(fields)
+    choose_attention_backends(config())
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
