@@ -80,6 +80,8 @@ class Cluster:
         self.place, self.names = place, [f"n{number + 1}" for number in range(nodes)]
         self.configuration = place / "slurm.conf"
         self.daemons: dict[str, subprocess.Popen] = {}
+        self.held: set[str] = set()
+        """requeued tasks whose start was brought forward already"""
         (place / "state").mkdir(parents=True)
         host = socket.gethostname()
         lines = [
