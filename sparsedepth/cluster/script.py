@@ -3,7 +3,7 @@
 What a task does when Slurm asks it to leave:
 
     USR1, USR2   the time limit is near        checkpoint, give the lease back, queue the task again
-    TERM         preempted or cancelled        the same, unless Slurm has ended the job, and so decides itself
+    TERM         preempted or cancelled        the same, unless Slurm was told to end the job, or to queue it
     INT          `sparsedepth stop`            the same, and the task ends
     killed (137)                               the task is queued again, at most MAX_KILLS times
 
@@ -36,24 +36,27 @@ OWN_KEYS = {
 
 BODY = """\
 # USR1: the time limit is near; TERM: preempted or cancelled. The run is checkpointed, its lease given back, and the
-# task queued again, unless Slurm has ended the job and so decides itself. INT (`sparsedepth stop`): the task ends.
+# task queued again, unless Slurm was told to end the job, or to queue it. INT (`sparsedepth stop`): the task ends.
 again=
-leave() {{ [ "$again" = never ] || again=$1; kill -TERM "$work" 2>/dev/null; }}
-trap 'leave always' USR1 USR2
-trap 'leave "${{again:-if-running}}"' TERM
-trap 'leave never' INT
+leave() {{ [ "$again" = no ] || again=$1; kill -TERM "$work" 2>/dev/null; }}
+trap 'leave yes' USR1 USR2 TERM
+trap 'leave no' INT
 
 {command} &
 work=$!
 [ -z "$again" ] || kill -TERM "$work"
-while wait "$work"; code=$?; kill -0 "$work" 2>/dev/null; do :; done
+while kill -0 "$work" 2>/dev/null; do wait "$work"; done
+wait "$work"; code=$?
 
-[ "$code" -le 128 ] || [ "$again" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {max_kills} ] || again=if-running
-if [ "$again" = if-running ]; then
-    state=$(squeue --noheader --states=all --format=%T --jobs="$SLURM_JOB_ID")
-    [ "$state" != RUNNING ] || again=always
+[ "$code" -le 128 ] || [ "$again" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {max_kills} ] || again=yes
+if [ "$code" -gt 128 ] && [ "$again" = yes ]; then
+    task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID  # SLURM_JOB_ID of the last task stands for the whole array
+    for pause in 2 5 10 20 0; do  # the controller may be starting again
+        state=$(squeue --noheader --states=all --format=%T:%r --jobs="$task") && [ "$state" ] && break
+        sleep "$pause"
+    done
+    case $state in RUNNING:* | *:TimeLimit) scontrol requeue "$task" ;; esac
 fi
-if [ "$code" -gt 128 ] && [ "$again" = always ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"
 """
 

@@ -60,7 +60,7 @@ def test_a_script_that_was_edited_is_seen(tmp_path):
     assert array.is_edited()
 
 
-WORK = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.02; done"
+WORK = "trap 'trap : TERM; exit 143' TERM; echo ready; while :; do sleep 0.02; done"
 
 
 @pytest.fixture
@@ -71,11 +71,13 @@ def task(tmp_path):
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
-    def started(command: str, state: str = "RUNNING", restarts: int = 0) -> subprocess.Popen:
+    def started(command: str, state: str = "RUNNING:None", restarts: int = 0) -> subprocess.Popen:
         (tmp_path / "state").write_text(state)
         environment = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_JOB_ID": "7",
+            "SLURM_ARRAY_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": "3",
             "SLURM_RESTART_COUNT": str(restarts),
         }
         body = BODY.format(command=f"bash -c {shlex.quote(command)}", max_kills=20)
@@ -90,20 +92,20 @@ def task(tmp_path):
 
 
 def requeued(folder: Path) -> bool:
-    return (folder / "asked").exists() and (folder / "asked").read_text() == "requeue 7\n"
+    return (folder / "asked").exists() and (folder / "asked").read_text() == "requeue 7_3\n"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 @pytest.mark.parametrize(
     ("signals", "state", "again"),
     [
-        (["USR1"], "RUNNING", True),  # the time limit is near
-        (["USR2"], "COMPLETING", True),  # the limit was reached while the checkpoint was written
-        (["TERM"], "RUNNING", True),  # preempted, with a grace
-        (["TERM"], "COMPLETING", False),  # Slurm has ended the job: requeued by Slurm, or cancelled by its user
-        (["INT"], "RUNNING", False),  # sparsedepth stop
-        (["INT", "TERM"], "RUNNING", False),
-        (["USR1", "TERM"], "COMPLETING", True),
+        (["USR1"], "RUNNING:None", True),  # the time limit is near
+        (["USR2"], "COMPLETING:TimeLimit", True),  # it was reached while the checkpoint was written
+        (["TERM"], "RUNNING:None", True),  # preempted, with a grace
+        (["TERM"], "COMPLETING:None", False),  # requeued by Slurm, or cancelled by its user
+        (["INT"], "RUNNING:None", False),  # sparsedepth stop
+        (["INT", "TERM"], "RUNNING:None", False),
+        (["USR1", "TERM"], "COMPLETING:None", False),  # cancelled after the warning
     ],
 )
 def test_a_task_that_is_asked_to_leave(task, tmp_path, signals, state, again):
