@@ -229,10 +229,15 @@ def recipe(
     from sparsedepth.recipe.card_text import write_yaml
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.search import search_of
 
     places = [Path(folder) for folder in folders]
     with open_store(*places) as store:
         runs = store.frame("select * from runs")
+        search = search_of(store.roots)
+    if search is not None:
+        shown = " ".join(map(str, folders))
+        raise ValueError(f"{shown} holds {search.text}; see sparsedepth best {shown} for how to run the best again")
     objective = loss_of(runs) if objective == "loss" else objective
     card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=places)
     if card.recipe.config is None:

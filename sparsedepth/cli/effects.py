@@ -32,16 +32,26 @@ def effects(
     format: Format = None,
     out: Out = None,
 ) -> None:
-    """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link."""
-    from sparsedepth.effects import causal_evidence, family, scale, scale_text, text_report
+    """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link.
+
+    Of a folder that a sampler filled: each axis's importance and partial dependence, with the surrogate's error.
+    """
+    from sparsedepth.effects import causal_evidence, family, scale, scale_text, search_text, text_report
     from sparsedepth.effects.knobs import find_knobs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, encode
+    from sparsedepth.store.search import search_of
 
     chosen = choose_format(format, out)
     with open_store(*folders) as store:
         runs = store.frame("select * from runs")
+        search = search_of(store.roots)
+    if search is not None and part in ("all", "knobs") and knob is None:
+        lines = search_text.search_lines(runs, search, by) if chosen == "table" else ()
+        table = None if chosen == "table" else search_text.search_table(runs, search, by)
+        show(encode(table, chosen) if table else "".join(f"{line}\n" for line in lines).encode(), out)
+        return
     by = loss_of(runs) if by in (None, "loss") else by
     sizes = scale_text.wanted(at or [])
     if chosen != "table":

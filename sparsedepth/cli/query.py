@@ -124,16 +124,36 @@ def best(
         str | None, typer.Option(help='only runs that meet this SQL condition: "params_active < 5e7"')
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="how many configurations")] = 5,
+    again: Annotated[
+        Path | None, typer.Option(help="of a search: write the sweep of the --top with new seeds into this YAML file")
+    ] = None,
     skip_damaged: SkipDamaged = False,
     format: Format = None,
     out: Out = None,
 ) -> None:
-    """Rank configurations by their mean over seeds, with interval, the baseline beside them."""
+    """Rank configurations by their mean over seeds, with interval, the baseline beside them; of a search, its front."""
     from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
     options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
+    if again is not None:
+        write_again(folders, options, again)
+        return
     show(sandbox.ask(folders, {"best": options}, choose_format(format, out), skip_damaged=skip_damaged), out)
+
+
+def write_again(folders: list[Path], options: dict[str, Any], out: Path) -> None:
+    """Write the sweep that runs the best proposals of a search again. Raises ValueError for another folder."""
+    from sparsedepth.store.best import best as rank
+    from sparsedepth.store.connection import open_store
+    from sparsedepth.store.search import again
+
+    with open_store(*folders) as store:
+        ranking = rank(store, **options)
+    if ranking.search is None:
+        raise ValueError("--again is for one folder that a sampler filled; a grid has its seeds in its definition")
+    definition = again(ranking.search, ranking.knobs[: options["top"]], out)
+    print(f"{out}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:

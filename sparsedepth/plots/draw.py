@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsedepth.plots import by_knob, forest, learning_rate, matrices, pareto
+from sparsedepth.plots import by_knob, forest, learning_rate, matrices, pareto, search
 from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
 from sparsedepth.plots.trajectories import trajectories
+from sparsedepth.store.search import search_of
 from sparsedepth.toy.figure import toys
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def _drawings(store: "Store", figure: str, run: str | None) -> tuple[dict[str, D
 
 
 def default_figure(store: "Store") -> str:
-    """The overview of trained runs; else the layer profile of a measured model; else the toys."""
+    """The slices of a search; the overview of other trained runs; else a measured model's profile; else the toys."""
+    if search_of(store.roots):
+        return "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
     return "overview" if runs[1] else "layer_profile" if runs[0] else "toy"
 
@@ -126,6 +129,9 @@ FIGURES: dict[str, FigureKind] = {
         forest.recipe_ladder, "the stacked recipe: each change added, the whole, each change left out"
     ),
     "learning_rate": FigureKind(learning_rate.learning_rate, "loss against learning rate, a line per configuration"),
+    "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
+    "parallel": FigureKind(search.parallel, "a search: a line per proposal through its values"),
+    "slices": FigureKind(search.slices, "a search: the objective against each axis, and its partial dependence"),
     "layer_profile": FigureKind(
         one_run, "every profile by layer and matrix by pair of layers of one run (--run)", True
     ),

@@ -5,14 +5,16 @@ that trained to the end; a diverged seed has no score, so a cell that has one is
 survived: it comes after all cells without. Its 95% interval is Student's over seeds, from three seeds on: at two, the
 half-width is 9 standard deviations.
 
-The *baseline* (`store.setting`) stands beside the best, at the end where it is none of them.
+The *baseline* (`store.setting`) stands beside the best, at the end where it is none of them. In a folder that a sampler
+filled (`store.search`) no proposal is a baseline: there the whole front of its objectives is shown.
 
 Where a sweep tuned fields, a configuration is ranked at its best values alone; those that were only tried do not count.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,13 @@ from sparsedepth.store.degeneracy import SCORES, advice, columns_for
 from sparsedepth.store.imported_run import unknown_text
 from sparsedepth.store.packages import mixed
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.search import Search, on_front, search_of
 from sparsedepth.store.setting import Cell, Settings, digits, settings_of
 from sparsedepth.store.student import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning import IS_CHOSEN
+
+MAX_FRONT = 30
+"""Ranks among which the front of a search is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,11 @@ class Ranking:
     n_cells: int
     n_runs: int
     n_diverged: int
+    search: Search | None
+    """The search that filled the folder; None where a grid did, or there are several folders."""
+    roots: tuple[Path, ...]
+    knobs: tuple[Mapping[str, Any], ...]
+    """Every field of each row's configuration."""
     caution: str
     """What to know of the score, and of the runs' packages, before it is believed; empty where all is well."""
 
@@ -61,6 +72,9 @@ class _Ranked(Cell):
     sources: frozenset[str]
     """The results folders that its runs lie in."""
     n_diverged: int
+    objectives: list[float | None] = field(default_factory=list)
+    """Means over seeds, of a search's objectives."""
+    is_on_front: bool = False
 
     @property
     def score(self) -> tuple[float | None, float | None, float | None]:
@@ -78,14 +92,16 @@ def best(
     means share a rank, and are in order of cell_id. Raises ValueError for a quantity that is unknown or has no better
     direction, for an SQL condition that is wrong, and where no run is left.
     """
-    by = by or loss_in(store)
+    search = search_of(store.roots)
+    by = by or (search.objectives[0] if search else loss_in(store))
     quantity = quantities.rankable(by)
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
     facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "train_flops", by)
-    columns = ", ".join((*facts, *CELL_FIELDS))
+    objectives = search.objectives if search else ()
+    columns = ", ".join((*facts, *CELL_FIELDS, *(f"{name} AS objective_{i}" for i, name in enumerate(objectives))))
     conditions.append(IS_CHOSEN)
     text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions)}"
     rows = store.sql(text).rows
@@ -102,11 +118,19 @@ def best(
     places = [place(cell)[:-1] for cell in ranked]
     ranks = [None if cell.score[0] is None else places.index(at) + 1 for cell, at in zip(ranked, places, strict=True)]
     settings = settings_of(ranked)
-    (baseline,) = [cell for cell in ranked if cell is settings.baseline]
-    shown = ranked[:top] if baseline in ranked[:top] else [*ranked[:top], baseline]
+    if search:
+        mark_front(ranked, objectives)
+        shown = [cell for i, cell in enumerate(ranked) if i < top or (cell.is_on_front and i < MAX_FRONT)]
+        baseline = None
+    else:
+        (baseline,) = [cell for cell in ranked if cell is settings.baseline]
+        shown = ranked[:top] if baseline in ranked[:top] else [*ranked[:top], baseline]
     return Ranking(
-        table=_table(shown, dict(zip(map(id, ranked), ranks, strict=True)), baseline, settings.varying, by),
-        settings=tuple(_setting(cell, settings) for cell in shown),
+        table=_table(shown, dict(zip(map(id, ranked), ranks, strict=True)), baseline, settings.varying, by, objectives),
+        settings=tuple(_setting(cell, settings, search) for cell in shown),
+        search=search,
+        roots=store.roots,
+        knobs=tuple(cell.knobs for cell in shown),
         tuned=settings.tuned,
         by=by,
         unit=quantity.unit,
@@ -116,6 +140,15 @@ def best(
         n_diverged=sum(cell.n_diverged for cell in cells),
         caution=_caution(store, by, conditions),
     )
+
+
+def mark_front(cells: list[_Ranked], objectives: Sequence[str]) -> None:
+    """Replace those on the front by ones that say so."""
+    import numpy as np
+
+    values = np.array([[math.nan if value is None else value for value in cell.objectives] for cell in cells])
+    for i, is_on_front in enumerate(on_front(values, objectives)):
+        cells[i] = replace(cells[i], is_on_front=bool(is_on_front))
 
 
 def _caution(store: Store, by: str, conditions: Sequence[str]) -> str:
@@ -137,10 +170,18 @@ def heading(ranking: Ranking) -> str:
     has_interval = any(row[columns.index("lo")] is not None for row in ranking.table.rows)
     interval = "with 95% interval (Student's)" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
     caution = f"\n{ranking.caution}" if ranking.caution else ""
+    advice = ""
+    if ranking.search:
+        folder = " ".join(map(str, ranking.roots))
+        advice = (
+            f"\nthese again, with seeds of their own: sparsedepth best {folder} --top {min(3, ranking.n_cells)} "
+            f"--again again.yaml && sparsedepth sweep again.yaml -o {folder}-again"
+        )
     cost = "; flops: of training, over the baseline's" if "flops" in columns else ""
+    searched = f"{ranking.search.text}\n" if ranking.search else ""
     return (
-        f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}:\n"
-        f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}{cost}{caution}"
+        f"{searched}{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}:\n"
+        f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}{cost}{caution}{advice}"
     )
 
 
@@ -158,7 +199,9 @@ def text(ranking: Ranking, width: int | None = None) -> str:
         ranking.by,
         "lo",
         "hi",
+        *(ranking.search.objectives[1:] if ranking.search else ()),
         "flops",
+        *(("note",) if ranking.search else ()),
     )
     columns = ranking.table.columns
     places = [columns.index(name) for name in names if name in columns]
@@ -171,8 +214,10 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     return render.compact(answer, ("cell_id",), width=width, max_rows=len(rows))
 
 
-def _setting(cell: _Ranked, settings: Settings) -> str:
-    """Its words, and what to know of it."""
+def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
+    """Its words, and what to know of it; of a search the value of every axis."""
+    if search:
+        return ", ".join(f"{name}={digits(cell.knobs[name])}" for name in search.axes if name != "n_layers")
     named = cell.model or settings.words(cell.knobs)
     remarks = ["tuned to the edge"] * (cell.tuning == "edge") + ["no value"] * (not cell.values)
     return named + f" ({', '.join(remarks)})" * bool(remarks)
@@ -188,7 +233,8 @@ def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Ranked]:
             model=model,
             tuning=tuning,
             tuned=frozenset(tuned.split(",") if tuned else ()),
-            knobs=dict(zip(CELL_FIELDS, runs[0][4:], strict=True)),
+            knobs=dict(zip(CELL_FIELDS, runs[0][4:], strict=False)),
+            objectives=[_mean(runs, 4 + len(CELL_FIELDS) + i) for i in range(len(runs[0]) - 4 - len(CELL_FIELDS))],
             values=[value for outcome, _, _, value, *_ in runs if outcome == "ok" and value is not None],
             flops=mean_interval([flops for outcome, _, flops, *_ in runs if outcome == "ok" and flops is not None])[0],
             sources=frozenset(str(Path(folder).parent.parent) for _, folder, *_ in runs),
@@ -198,11 +244,23 @@ def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Ranked]:
     ]
 
 
+def _mean(runs: Sequence[Sequence[Any]], at: int) -> float | None:
+    """Of the column there over seeds; None where a seed did not finish, or has no value."""
+    values = [run[at] for run in runs if run[0] == "ok" and run[at] is not None]
+    return mean_interval(values)[0] if len(values) == len(runs) else None
+
+
 def _table(
-    shown: list[_Ranked], ranks: dict[int, int | None], baseline: _Ranked, varying: Sequence[str], by: str
+    shown: list[_Ranked],
+    ranks: dict[int, int | None],
+    baseline: _Ranked | None,
+    varying: Sequence[str],
+    by: str,
+    objectives: Sequence[str],
 ) -> QueryResult:
     sources = frozenset[str]().union(*(cell.sources for cell in shown))
-    ratios = {cell.cell_id: cell.flops / baseline.flops for cell in shown if cell.flops and baseline.flops}
+    unit = baseline.flops if baseline else None
+    ratios = {cell.cell_id: cell.flops / unit for cell in shown if cell.flops and unit}
     optional = {
         "source": len(sources) > 1,
         "model": any(cell.model is not None for cell in shown),
@@ -211,11 +269,14 @@ def _table(
         "flops": bool(ratios),
     }
     names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "flops")
-    columns = tuple(name for name in (*names, by, "lo", "hi", "note") if optional.get(name, True))
+    others = [name for name in objectives if name != by]
+    columns = tuple(name for name in (*names, by, "lo", "hi", *others, "note") if optional.get(name, True))
     rows = []
     for cell in shown:
         mean, lo, hi = cell.score
+        notes = ["baseline"] * (cell is baseline) + ["front"] * cell.is_on_front + ["no value"] * (mean is None)
         values = {
+            **dict(zip(objectives, cell.objectives, strict=False)),
             **cell.knobs,
             "rank": ranks[id(cell)],
             "cell_id": cell.cell_id,
@@ -228,7 +289,7 @@ def _table(
             by: mean,
             "lo": lo,
             "hi": hi,
-            "note": ", ".join(["baseline"] * (cell is baseline) + ["no value"] * (mean is None)) or None,
+            "note": ", ".join(notes) or None,
         }
         rows.append(tuple(values[name] for name in columns))
     return QueryResult(columns=columns, rows=tuple(rows))

@@ -86,6 +86,8 @@ class Store:
         self._cached = cached
         self.time_limit = time_limit
         """Seconds that a query may take."""
+        self.roots: tuple[Path, ...] = ()
+        """The folders that it was opened with."""
         self.close = weakref.finalize(self, connection.close)
 
     def __enter__(self) -> Self:
@@ -189,6 +191,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list
         connection.close()
         raise
     store = Store(connection, cached, time_limit)
+    store.roots = tuple(roots)
     _add_tuning(store, connection, parts)
     return store
 

@@ -1,0 +1,213 @@
+"""What a search learned: a surrogate's importance of each axis, and its partial dependence with its held-out error.
+
+The surrogate is a Gaussian process over the axes, each scaled to 0..1 (logarithmic where it was searched so; of a
+choice 0 or 1 per option), with kernel exp(-|u - v|^2 / 2 l^2) + s 1(u = v); l and s are those of a grid that predict
+left-out proposals best, by the closed form of Rasmussen and Williams (2006, eq. 5.12): r_i = [K^-1 y]_i / [K^-1]_ii.
+
+    skill = 1 - sum r_i^2 / sum (y_i - mean of the others)^2     0: no better than the mean; below, worse
+
+Partial dependence at a value: the mean prediction over all proposals with their axis put there (Friedman 2001).
+Importances are Optuna's, on a study made of the same rows: PED-ANOVA (2304.10255), and fANOVA where scikit-learn is
+installed. An importance says where the objective varies, not which way, and holds within the space that was searched.
+"""
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.config.space import Interval
+from sparsedepth.effects.knobs import plain
+from sparsedepth.store.search import Search, on_front
+
+MIN_PROPOSALS = 8
+"""Fewer tell nothing of several axes."""
+MIN_BEST = 6
+"""Proposals that PED-ANOVA tells the best by; Optuna's tenth of them are two of twenty, and a matter of luck."""
+N_POINTS = 25
+LENGTHS = (0.2, 0.35, 0.6, 1.0, 2.0, 4.0)
+NOISES = (1e-3, 1e-2, 0.1, 0.5, 2.0)
+MIN_SKILL = 0.2
+"""Below this a partial dependence is not believed."""
+
+
+def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
+    """One row per proposal, oldest first: the axes, each objective's mean over seeds (NaN where a seed diverged or was
+    ended early), n_seeds, run_id of the first, on_front."""
+    rows = []
+    for cell_id, cell in runs.groupby("cell_id", sort=False):
+        first = cell.iloc[0]
+        ended = bool((cell["outcome"] != "ok").any())
+        means = {name: np.nan if ended else float(pd.to_numeric(cell[name]).mean()) for name in search.objectives}
+        started = min(map(str, cell["started"])) if "started" in cell.columns else ""
+        knobs = {name: plain(first[name]) for name in search.axes}
+        rows.append({"cell_id": cell_id, **knobs, **means, "n_seeds": len(cell), "started": started})
+    frame = pd.DataFrame(rows).sort_values("started", kind="stable").reset_index(drop=True)
+    return frame.assign(on_front=on_front(frame[list(search.objectives)].to_numpy(float), search.objectives))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """An axis of a search as columns of numbers."""
+
+    name: str
+    values: tuple
+    """Options of a choice; the ends of a range."""
+    is_range: bool
+    is_log: bool
+
+    def columns(self, values: Sequence) -> np.ndarray:
+        """(N, 1) of a range, (N, options) of a choice; missing values stand in the middle of a range."""
+        if not self.is_range:
+            return np.array([[float(value == option) for option in self.values] for value in values])
+        low, high = self._scale(np.array(self.values, dtype=float))
+        given = np.array([np.nan if value is None else value for value in values], dtype=float)
+        scaled = (self._scale(given) - low) / max(high - low, 1e-300)
+        return np.where(np.isfinite(scaled), scaled, 0.5)[:, None]
+
+    def _scale(self, values: np.ndarray) -> np.ndarray:
+        return np.log(values) if self.is_log else values
+
+    def grid(self) -> list:
+        """Where its partial dependence is asked for."""
+        if not self.is_range:
+            return list(self.values)
+        low, high = self._scale(np.array(self.values, dtype=float))
+        points = np.linspace(low, high, N_POINTS)
+        return (np.exp(points) if self.is_log else points).tolist()
+
+
+def axes_of(frame: pd.DataFrame, search: Search) -> list[Axis]:
+    """Those that take several values."""
+    axes = []
+    for name in search.axes:
+        values = frame[name].dropna().unique()
+        declared = search.definition.axes.get(name)
+        if len(set(map(repr, frame[name]))) < 2:
+            continue
+        if isinstance(declared, Interval):
+            axes.append(Axis(name=name, values=(declared.low, declared.high), is_range=True, is_log=declared.log))
+        else:
+            options = tuple(sorted({*values.tolist(), *([None] if frame[name].isna().any() else [])}, key=repr))
+            axes.append(Axis(name=name, values=options, is_range=False, is_log=False))
+    return axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrogate:
+    objective: str
+    axes: tuple[Axis, ...]
+    frame: pd.DataFrame
+    """The proposals that finished."""
+    design: np.ndarray
+    length: float
+    weights: np.ndarray
+    mean: float
+    skill: float
+    error: float
+    """Root mean squared error of a left-out proposal, in the objective's unit."""
+
+    def partial(self, name: str) -> list[tuple[object, float]]:
+        """(value, mean prediction with the axis there) over its grid."""
+        axis = next(axis for axis in self.axes if axis.name == name)
+        curve = []
+        for value in axis.grid():
+            moved = [
+                other.columns([value] * len(self.frame) if other is axis else self.frame[other.name].tolist())
+                for other in self.axes
+            ]
+            curve.append((value, float(self._predict(np.concatenate(moved, axis=1)).mean())))
+        return curve
+
+    def _predict(self, points: np.ndarray) -> np.ndarray:
+        return self.mean + _kernel(points, self.design, self.length) @ self.weights
+
+
+def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate | None:
+    """None with fewer than MIN_PROPOSALS finished, or without an axis that varies."""
+    frame = frame[np.isfinite(frame[objective].to_numpy(float))].reset_index(drop=True)
+    axes = axes_of(frame, search)
+    if len(frame) < MIN_PROPOSALS or not axes:
+        return None
+    design = np.concatenate([axis.columns(frame[axis.name].tolist()) for axis in axes], axis=1)
+    value_N = frame[objective].to_numpy(float)
+    mean, spread = float(value_N.mean()), float(value_N.std()) or 1.0
+    y_N = (value_N - mean) / spread
+    best = None
+    for length in LENGTHS:
+        kernel = _kernel(design, design, length)
+        for noise in NOISES:
+            inverse = np.linalg.inv(kernel + noise * np.eye(len(y_N)))
+            rest_N = (inverse @ y_N) / np.diag(inverse)
+            if best is None or rest_N @ rest_N < best[0]:
+                best = (float(rest_N @ rest_N), length, inverse @ y_N)
+    assert best is not None
+    squares, length, weights = best
+    n = len(y_N)
+    by_mean = float((y_N**2).sum()) * (n / (n - 1)) ** 2
+    return Surrogate(
+        objective=objective,
+        axes=tuple(axes),
+        frame=frame,
+        design=design,
+        length=length,
+        weights=weights * spread,
+        mean=mean,
+        skill=1 - squares / by_mean if by_mean else 0.0,
+        error=float(np.sqrt(squares / n)) * spread,
+    )
+
+
+def _kernel(one: np.ndarray, other: np.ndarray, length: float) -> np.ndarray:
+    distance = ((one[:, None] - other[None]) ** 2).sum(axis=2)
+    return np.exp(-distance / (2 * length**2))
+
+
+def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str, dict[str, float]]:
+    """Evaluator -> axis -> share; the shares of one evaluator sum to 1. Empty with too few proposals."""
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+    frame = frame[np.isfinite(frame[objective].to_numpy(float))]
+    axes = axes_of(frame, search)
+    if len(frame) < MIN_PROPOSALS or not axes:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    better = "maximize" if quantities.sign(objective) > 0 else "minimize"
+    study = optuna.create_study(direction=better)
+    spaces: dict[str, BaseDistribution] = {
+        axis.name: FloatDistribution(0.0, 1.0)
+        if axis.is_range
+        else CategoricalDistribution([str(option) for option in axis.values])
+        for axis in axes
+    }
+    columns = {axis.name: axis.columns(frame[axis.name].tolist())[:, 0] for axis in axes if axis.is_range}
+    for i in range(len(frame)):
+        params = {
+            axis.name: float(np.clip(columns[axis.name][i], 0, 1)) if axis.is_range else str(frame[axis.name].iloc[i])
+            for axis in axes
+        }
+        value = float(frame[objective].iloc[i])
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, value=value))
+    shares = {}
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        evaluators: dict[str, optuna.importance.BaseImportanceEvaluator] = {
+            "PED-ANOVA": optuna.importance.PedAnovaImportanceEvaluator(
+                target_quantile=min(0.5, max(0.1, MIN_BEST / len(frame)))
+            )
+        }
+        if importlib.util.find_spec("sklearn"):
+            evaluators["fANOVA"] = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        for name, evaluator in evaluators.items():
+            if len(axes) == 1:
+                shares[name] = {axes[0].name: 1.0}
+                continue
+            shares[name] = {
+                key: float(share)
+                for key, share in optuna.importance.get_param_importances(study, evaluator=evaluator).items()
+            }
+    return shares

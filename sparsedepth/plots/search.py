@@ -1,0 +1,153 @@
+"""A search: how the best came down (history), which values went together (parallel), each axis by itself (slices)."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from sparsedepth.effects.surrogate import MIN_SKILL, Axis, axes_of, proposals, surrogate
+from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.runs import trained_runs
+from sparsedepth.plots.style import GREY, caption, inert
+from sparsedepth.quantities import axis_label, sign
+from sparsedepth.store.search import Search, search_of
+
+if TYPE_CHECKING:
+    from sparsedepth.store.connection import Store
+
+COLOURS = "viridis_r"
+COLUMNS = 3
+
+
+def _searched(store: "Store") -> tuple[Search, pd.DataFrame]:
+    """Raises NothingToDraw for a folder that no sampler filled, or with fewer than two finished proposals."""
+    search = search_of(store.roots)
+    if search is None:
+        raise NothingToDraw("no sampler filled this folder alone, so there is no search to draw")
+    frame = proposals(trained_runs(store), search)
+    if frame[search.objectives[0]].notna().sum() < 2:
+        raise NothingToDraw("fewer than two proposals finished")
+    return search, frame
+
+
+def history(store: "Store") -> Drawing:
+    """Each proposal's objective in the order of their starts, and the best so far."""
+    search, frame = _searched(store)
+    data = frame[["cell_id", *search.objectives, "n_seeds", "on_front"]].assign(proposal=np.arange(1, len(frame) + 1))
+    for name in search.objectives:
+        best = data[name].cummax() if sign(name) > 0 else data[name].cummin()
+        data[f"best_{name}"] = best.ffill()
+    return Drawing(data=data, page=partial(page_of_history, search, data))
+
+
+def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
+    page = Figure(figsize=(6.4, 2.4 * len(search.objectives) + 0.6), layout="constrained")
+    panels = page.subplots(len(search.objectives), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, name in zip(panels, search.objectives, strict=True):
+        axes.plot(data["proposal"], data[f"best_{name}"], drawstyle="steps-post", color="black", label="best so far")
+        axes.scatter(data["proposal"], data[name], s=16, color=GREY, label="proposal")
+        front = data[data["on_front"]]
+        if len(search.objectives) > 1:
+            axes.scatter(front["proposal"], front[name], s=30, facecolors="none", edgecolors="C3", label="on the front")
+        axes.set_ylabel(axis_label(name))
+    panels[-1].set_xlabel("proposal, by its start")
+    panels[0].legend(frameon=False)
+    caption(page, "The best of many is lucky, too: run it again with other seeds before it is believed.")
+    return page
+
+
+def parallel(store: "Store") -> Drawing:
+    """A line per proposal through its values, coloured by the first objective."""
+    search, frame = _searched(store)
+    axes = axes_of(frame, search)
+    if len(axes) < 2:
+        raise NothingToDraw("fewer than two axes vary, so there are no parallel coordinates")
+    data = frame[["cell_id", *(axis.name for axis in axes), *search.objectives]].copy()
+    for axis in axes:
+        data[f"{axis.name}_place"] = _places(axis, frame[axis.name])
+    return Drawing(data=data, page=partial(page_of_parallel, search, axes, data))
+
+
+def _places(axis: Axis, values: pd.Series) -> np.ndarray:
+    """Where values stand on an axis, 0 to 1."""
+    if axis.is_range:
+        return axis.columns(values.tolist())[:, 0]
+    order = [repr(option) for option in axis.values]
+    return np.array([order.index(repr(_same(axis, value))) for value in values]) / max(1, len(order) - 1)
+
+
+def _same(axis: Axis, value: Any) -> Any:
+    """The option that a cell of a frame stands for."""
+    return next((option for option in axis.values if option == value), None)
+
+
+def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Figure:
+    objective = search.objectives[0]
+    page = Figure(figsize=(1.5 * len(axes) + 2.2, 3.6), layout="constrained")
+    panel = page.subplots()
+    known = data.dropna(subset=[objective]).sort_values(objective, ascending=sign(objective) > 0)
+    colours = ScalarMappable(Normalize(known[objective].min(), known[objective].max()), COLOURS)
+    for _, row in known.iterrows():
+        places = [row[f"{axis.name}_place"] for axis in axes]
+        panel.plot(range(len(axes)), places, color=colours.to_rgba(row[objective]), linewidth=1)
+    for x, axis in enumerate(axes):
+        panel.axvline(x, color=GREY, linewidth=0.6)
+        options = axis.values if not axis.is_range else tuple(axis.values)
+        for place, option in zip(np.linspace(0, 1, len(options)), options, strict=True):
+            text = f"{option:g}" if isinstance(option, float) else str(option)
+            panel.annotate(inert(text), (x, place), xytext=(3, 0), textcoords="offset points", fontsize="small")
+    panel.set_xticks(range(len(axes)), [axis.name for axis in axes])
+    panel.set_yticks([])
+    panel.set_xlim(-0.2, len(axes) - 0.5)
+    page.colorbar(colours, ax=panel, label=axis_label(objective))
+    return page
+
+
+def slices(store: "Store") -> Drawing:
+    """The first objective against each axis, with the surrogate's partial dependence where it is believed."""
+    search, frame = _searched(store)
+    axes, objective = axes_of(frame, search), search.objectives[0]
+    if not axes:
+        raise NothingToDraw("no axis varies among the proposals")
+    fitted = surrogate(frame, search, objective)
+    parts = [
+        pd.DataFrame({"axis": axis.name, "kind": "proposal", "value": frame[axis.name], "mean": frame[objective]})
+        for axis in axes
+    ]
+    if fitted is not None and fitted.skill >= MIN_SKILL:
+        for axis in axes:
+            curve = fitted.partial(axis.name)
+            values = {"value": [value for value, _ in curve], "mean": [mean for _, mean in curve]}
+            parts.append(pd.DataFrame({"axis": axis.name, "kind": "partial dependence", **values}))
+    data = pd.concat([part.astype(object) for part in parts], ignore_index=True)
+    told = "no surrogate: too few proposals" if fitted is None else f"skill on left-out proposals {fitted.skill:+.2f}"
+    return Drawing(data=data, page=partial(page_of_slices, axes, data, objective, told))
+
+
+def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, told: str) -> Figure:
+    n_rows = -(-len(axes) // COLUMNS)
+    page = Figure(figsize=(3.2 * min(COLUMNS, len(axes)), 2.6 * n_rows + 0.5), layout="constrained")
+    panels = page.subplots(n_rows, min(COLUMNS, len(axes)), squeeze=False, sharey=True)
+    for panel, axis in zip(panels.flat, axes, strict=False):
+        for kind, rows in data[data["axis"] == axis.name].groupby("kind"):
+            mean = rows["mean"].astype(float)
+            at = rows["value"].astype(float) if axis.is_range else rows["value"].map(str)
+            if kind == "proposal":
+                panel.scatter(at, mean, s=16, color=GREY)
+            else:
+                panel.plot(
+                    at, mean, color="black", marker="" if axis.is_range else "_", linestyle="-" if axis.is_range else ""
+                )
+        if axis.is_log:
+            panel.set_xscale("log")
+        panel.set_xlabel(axis.name)
+    for panel in panels.flat[len(axes) :]:
+        panel.set_visible(False)
+    for row in panels:
+        row[0].set_ylabel(axis_label(objective))
+    caption(page, f"Line: partial dependence of a Gaussian process; {told}.")
+    return page

@@ -1,0 +1,155 @@
+"""Searches: no proposal is a baseline; the front, importances and partial dependence of a planted landscape; again."""
+
+import math
+
+import numpy as np
+import pytest
+import yaml
+from synthetic import MANIFEST, make_run
+
+from sparsedepth.cli import main
+from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.effects.search_text import search_lines, search_table
+from sparsedepth.effects.surrogate import importances, proposals, surrogate
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.plots.draw import default_figure, draw
+from sparsedepth.store.best import best, heading, text
+from sparsedepth.store.connection import open_store
+from sparsedepth.store.search import on_front, search_of
+
+BASE = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "train_tokens": 1280}
+SEARCH = {
+    "name": "s",
+    "question": "q?",
+    "hypothesis": "h",
+    "base": BASE,
+    "space": {
+        "lr": {"low": 1e-3, "high": 1e-1, "log": True},
+        "weight_decay": {"low": 0.01, "high": 1.0, "log": True},
+        "depth_scale": ["none", "lns"],
+    },
+    "sampler": "tpe",
+    "n_trials": 24,
+    "objectives": ["val_loss", "train_flops"],
+    "seeds": [0],
+}
+
+
+def fill(root, definition=SEARCH, n=24):
+    """Proposals at random: val_loss is best at lr 0.01 and better by 0.3 with lns; weight decay does nothing."""
+    generator = np.random.default_rng(0)
+    root.mkdir()
+    (root / "sweep.yaml").write_text(yaml.safe_dump(definition))
+    for i in range(n):
+        lr, decay = 10 ** generator.uniform(-3, -1), 10 ** generator.uniform(-2, 0)
+        scale = ("none", "lns")[i % 2]
+        loss = 3 + 0.2 * math.log(lr / 0.01) ** 2 - 0.3 * (scale == "lns") + 0.002 * generator.standard_normal()
+        config = RunConfig(**BASE, n_layers=2, lr=lr, weight_decay=decay, depth_scale=scale)
+        summary = {"val_loss": loss, "train_flops": 1e9 + i, "params_total": 1000, "tokens_trained": 1280}
+        make_run(root, config, summary, manifest={**MANIFEST, "started": f"2026-01-02T03:04:{i:02}"})
+    return root
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    return fill(tmp_path_factory.mktemp("searches") / "s")
+
+
+def test_the_front_by_hand():
+    values = np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 3.0], [3.0, 1.0], [np.nan, 0.0], [1.0, 3.0]])
+    assert on_front(values, ["val_loss", "train_flops"]).tolist() == [True, True, False, True, False, True]
+    assert on_front(values[:, :1], ["usefulness"]).tolist() == [False, False, False, True, False, False]
+
+
+def test_best_shows_a_front_and_no_baseline(searched):
+    with open_store(searched) as store:
+        ranking = best(store, top=2)
+        shown = f"{heading(ranking)}\n{text(ranking, 200)}"
+    notes = [row[ranking.table.columns.index("note")] for row in ranking.table.rows]
+    assert "front" in notes and not any("baseline" in (note or "") for note in notes)
+    assert ranking.by == "val_loss" and "train_flops" in ranking.table.columns
+    assert "lr=" in ranking.settings[0] and "weight_decay=" in ranking.settings[0]
+    assert "none of them a baseline" in shown and "baseline" not in shown.replace("none of them a baseline", "")
+    assert len(ranking.table.rows) > 2  # the whole front, not the first two
+
+
+def test_a_grid_is_no_search(tmp_path):
+    grid = {**SEARCH, "sampler": "grid", "space": {"lr": [1e-3, 1e-2]}}
+    grid.pop("n_trials")
+    root = fill(tmp_path / "g", grid, n=2)
+    with open_store(root) as store:
+        assert search_of(store.roots) is None and best(store).search is None
+    assert search_of([root, root]) is None
+
+
+def test_importance_and_dependence_of_a_planted_landscape(searched):
+    with open_store(searched) as store:
+        search, runs = search_of(store.roots), store.frame("select * from runs")
+    frame = proposals(runs, search)
+    assert len(frame) == 24 and frame["started"].is_monotonic_increasing
+    fitted = surrogate(frame, search, "val_loss")
+    assert fitted.skill > 0.8 and fitted.error < 0.3
+    curve = fitted.partial("lr")
+    lowest = min(curve, key=lambda point: point[1])[0]
+    assert 0.004 < lowest < 0.025
+    by_choice = dict(fitted.partial("depth_scale"))
+    assert by_choice["none"] - by_choice["lns"] == pytest.approx(0.3, abs=0.15)
+    for shares in importances(frame, search, "val_loss").values():
+        assert sum(shares.values()) == pytest.approx(1) and max(shares, key=shares.get) == "lr"
+        assert shares["weight_decay"] < 0.2
+
+
+def test_noise_is_not_believed(searched):
+    with open_store(searched) as store:
+        search, runs = search_of(store.roots), store.frame("select * from runs")
+    noise = runs.assign(val_loss=np.random.default_rng(1).standard_normal(len(runs)))
+    fitted = surrogate(proposals(noise, search), search, "val_loss")
+    assert fitted.skill < 0.2
+    assert "not believed" in "\n".join(search_lines(noise, search, "val_loss"))
+    assert surrogate(proposals(runs.head(5), search), search, "val_loss") is None
+    assert not importances(proposals(runs.head(5), search), search, "val_loss")
+
+
+def test_effects_of_a_search_are_importances(searched, capfd):
+    with pytest.raises(SystemExit) as ended:
+        main.run(["effects", str(searched)])
+    told = capfd.readouterr().out
+    assert ended.value.code == 0 and "importance" in told and "PED-ANOVA" in told and "vs " not in told
+    with open_store(searched) as store:
+        table = search_table(store.frame("select * from runs"), search_of(store.roots), "val_loss")
+    assert {row[1] for row in table.rows} == {"lr", "weight_decay", "depth_scale"} and len(table.rows) == 25 + 25 + 2
+
+
+def test_a_search_gives_no_recipe(searched, capfd):
+    with pytest.raises(SystemExit) as ended:
+        main.run(["recipe", str(searched)])
+    assert ended.value.code == 2 and "run the best again" in capfd.readouterr().err
+
+
+def test_figures_of_a_search(searched, tmp_path):
+    with open_store(searched) as store:
+        assert default_figure(store) == "slices"
+        for name in ("history", "parallel", "slices"):
+            drawn = draw(store, name, tmp_path / f"{name}.png")
+            assert len(drawn.drawings[name].data) >= 24 and (tmp_path / f"{name}.png").stat().st_size > 5000
+        assert drawn.drawings["slices"].data["kind"].nunique() == 2
+        steps = draw(store, "history").drawings["history"].data["best_val_loss"]
+    assert steps.is_monotonic_decreasing
+
+
+def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
+    out = tmp_path / "again.yaml"
+    with pytest.raises(SystemExit) as ended:
+        main.run(["best", str(searched), "--top", "3", "--again", str(out)])
+    assert ended.value.code == 0 and "3 configurations, seeds 1, 2, 3, 4, 5" in capfd.readouterr().out
+    definition = build(SweepDefinition, read_yaml(out), "again.yaml")
+    runs = Plan(definition).runs()
+    assert len(runs) == 15 and {run.config.seed for run in runs} == {1, 2, 3, 4, 5}
+    with open_store(searched) as store:
+        first = store.frame("select * from runs order by val_loss limit 3")
+    assert {run.config.lr for run in runs} == set(first["lr"])
+    with pytest.raises(SystemExit) as ended:
+        main.run(["best", str(searched), "--again", str(out)])
+    assert ended.value.code == 2 and "exists" in capfd.readouterr().err
