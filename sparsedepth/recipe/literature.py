@@ -1,6 +1,6 @@
 """Lay a card's effects beside the published tables (papers.yaml): agrees, contradicts, or not comparable, with why.
 
-    published effect = ln(perplexity / perplexity of its baseline) in nat/token, or a difference of usefulness
+    published effect = ln(perplexity / perplexity of its baseline) in nat/token, or a difference of the outcome
 
 Signs are compared, sizes only shown: the models differ in size, data and training. A comparison needs the same choice
 (the same words; a weight decay or a factor of seq_len or group size within a factor of two) and the same kind of
@@ -30,10 +30,10 @@ FACTOR = 2.0
 class Published(Section):
     """One published table: the settings of one field."""
 
-    paper: Annotated[str, Field(description="arXiv number")]
+    paper: Annotated[str, Field(description="arXiv number, or project#issue")]
     source: str
     field: str
-    outcome: Literal["perplexity", "usefulness"]
+    outcome: Literal["perplexity", "loss", "bits_per_byte", "usefulness"]
     context: str
     baseline: Setting
     values: list[tuple[Setting, float]]
@@ -43,21 +43,23 @@ class Published(Section):
         return KNOBS.get(self.field, self.field)
 
     def effects(self) -> list[tuple[Setting, float]]:
-        """Every setting but the baseline with its effect: in nat/token, or of usefulness."""
+        """Every setting but the baseline with its effect, in the table's unit."""
         base = next(value for setting, value in self.values if setting == self.baseline)
         rest = [(setting, value) for setting, value in self.values if setting != self.baseline]
-        if self.outcome == "usefulness":
+        if self.outcome != "perplexity":
             return [(setting, value - base) for setting, value in rest]
         return [(setting, math.log(value / base)) for setting, value in rest]
 
 
 class Remark(Section):
-    """A published finding without two values to compare."""
+    """A published finding without two values to compare; where it says which way a setting goes, that is weighed."""
 
     field: str
     source: str
     finding: str
     why: str
+    setting: Setting | None = None
+    says: Literal["helps", "does not help"] | None = None
 
 
 class Papers(Section):
@@ -82,14 +84,33 @@ def compare_with_papers(recipe: Recipe) -> list[Compared]:
             rows += _rows(table, ours, recipe)
     for remark in papers().remarks:
         if remark.field in knobs:
-            rows.append(_nothing(remark.field, remark.why, remark.finding, remark.source))
+            rows.append(_weighed(remark, recipe) or _nothing(remark.field, remark.why, remark.finding, remark.source))
     order = ("contradicts", "agrees", "not comparable")
     return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
+def _weighed(remark: Remark, recipe: Recipe) -> Compared | None:
+    """A finding that says which way its setting goes, beside ours; None where there is nothing to weigh it by."""
+    same = [one for one in recipe.candidates if remark.says and one.values.get(remark.field) == remark.setting]
+    contrast = next((one.contrast for one in same if one.contrast.outcome in LOSSES), None)
+    if contrast is None or contrast.verdict == "not distinguishable" or contrast.effect.mean is None:
+        return None
+    agrees = (contrast.effect.mean < 0) == (remark.says == "helps")
+    return Compared(
+        verdict="agrees" if agrees else "contradicts",
+        why=f"in sign; {remark.why}",
+        knob=remark.field,
+        contrast=contrast,
+        published=remark.finding,
+        source=remark.source,
+    )
+
+
 def _rows(table: Published, ours: Sequence[Candidate], recipe: Recipe) -> list[Compared]:
     """A row for every setting of a table that the card has, too; one for all the others together."""
-    unit = "nat/token" if table.outcome == "perplexity" else "usefulness"
+    unit = {"perplexity": "nat/token", "loss": "nat/token", "bits_per_byte": "bit/byte"}.get(
+        table.outcome, "usefulness"
+    )
     source = f"{table.paper}: {table.source}"
     n_heads = recipe.baseline.n_heads if recipe.baseline else None
     rows, others = [], []
@@ -125,7 +146,7 @@ Verdict = Literal["contradicts", "agrees", "not comparable"]
 
 
 def _judge(table: Published, size: float, contrast: Contrast) -> tuple[Verdict, str]:
-    same = contrast.outcome in LOSSES if table.outcome == "perplexity" else contrast.outcome == "usefulness"
+    same = contrast.outcome == "usefulness" if table.outcome == "usefulness" else contrast.outcome in LOSSES
     if not same:
         return "not comparable", f"the card's objective is {contrast.outcome}, the table's {table.outcome}"
     if contrast.n_diverged and abs(size) > 1 and table.outcome == "perplexity":

@@ -82,5 +82,24 @@ def test_the_text_counts_and_puts_contradictions_first():
         lambda config: 3 + 0.1 * (config.depth_scale == "lns") - config.weight_decay,
     )
     text = list(literature_lines(compare_with_papers(recipe)))
-    assert text[0].startswith("1 agree, 5 contradict, ") and text[1].startswith("contradicts: depth_scale=lns")
+    assert text[0].startswith("2 agree, 5 contradict, ") and text[1].startswith("contradicts: depth_scale=lns")
     assert list(literature_lines([])) == ["no published table compares what this card does"]
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(-0.1, "contradicts"), (0.1, "agrees"), (0.0, "not comparable")])
+def test_a_finding_that_says_which_way_is_weighed(effect, verdict):
+    recipe = recipe_of({"depth_scale": ["none", "lns"]}, lambda config: 3 + effect * (config.depth_scale == "lns"))
+    assert verdicts(compare_with_papers(recipe), "LNS did not help") == [verdict]
+
+
+def test_grouped_heads_beside_the_findings_outside_the_papers():
+    """Halving the key/value heads costs here 0.02: as in marin's bits per byte, and against 2603.15389's perplexity."""
+    recipe = recipe_of({"n_heads": [4], "n_kv_heads": [4, 1]}, lambda config: 3 + 0.02 * (config.n_kv_heads == 1))
+    by = {
+        row.source.partition(":")[0]: row
+        for row in compare_with_papers(recipe)
+        if row.contrast and "usefulness" not in row.published
+    }
+    assert by["marin#4371"].verdict == by["marin#5151"].verdict == "agrees"
+    assert by["marin#4371"].published_effect == pytest.approx(0.004) and "bit/byte" in by["marin#4371"].published
+    assert by["2603.15389"].verdict == "contradicts"
