@@ -20,12 +20,13 @@ LEVELS = [
     {"run"},
     {"sweep"},
     {"report", "cluster", "trackers"},
+    {"serve"},
     {"cli"},
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""
 
 TENSORS = {"model", "data", "train", "probe", "measure", "toy", "exchange"}
-ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers")
+ROWS = ("config", "plan", "store", "effects", "scaling", "recipe", "plots", "report", "trackers", "serve")
 MAY_NOT = {part: TENSORS for part in ROWS}
 
 TOY = {"config": "config", "record": "store", "exponents": "effects", "figure": "plots"}

@@ -31,6 +31,7 @@ EXAMPLES: Mapping[str, str] = {
     "import": "sparsedepth import runs.csv --map map.yaml -o results/theirs",
     "pack": "sparsedepth pack results/mine -o mine.pack",
     "unpack": "sparsedepth unpack mine.pack -o results/mine",
+    "serve": "sparsedepth serve results/mine --port 8421",
     "sync": "sparsedepth sync results/mine --to mlflow --watch",
     "metrics": "sparsedepth metrics usefulness",
     "schema": "sparsedepth schema sweep",

@@ -3,13 +3,10 @@
 They write nothing but the cache of rows that `query` keeps, too.
 """
 
-import math
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,35 +53,16 @@ def status(
 
 def _report(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether something is running or to come."""
-    from sparsedepth import quantities
     from sparsedepth.cli.progress import counted, on_task, running_line
     from sparsedepth.config.plain_text import visible
-    from sparsedepth.config.sweep import read_definition
-    from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
-    from sparsedepth.plan.results_index import objective_as_loss
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.store.cache import read_columns
-    from sparsedepth.store.checksums import DamagedRun
-    from sparsedepth.store.packages import mixed
-    from sparsedepth.sweep.status import of_earlier, scan
+    from sparsedepth.sweep.standing import standing
 
-    definition = read_definition(folder)
-    objective = quantities.rankable(definition.objective).name if definition else "val_loss"
-    damaged: list[DamagedRun] = []
-    rows = read_columns(folder, {*ACTUAL, objective, "packages"}, damaged)
-    plan = Plan(definition) if definition else None
-    losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
-    configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
-    problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
-    states = [
-        replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
-        for state in scan(folder, definition, configs)
-    ]
+    now = standing(folder)
+    definition, states, is_grid = now.definition, now.states, now.is_grid
     if not states:
         raise ValueError(f"{folder} holds no runs; name the results folder of a sweep (--out)")
-    is_grid = definition is None or not definition.adaptive
     lines = [f"{definition.name}: {definition.question}"] if definition else []
-    at_most = "" if is_grid or not plan else f" (of {plan.expected} at most: equal proposals share their runs)"
+    at_most = "" if is_grid else f" (of {now.expected} at most: equal proposals share their runs)"
     lines.append(counted(states, is_grid=is_grid) + at_most)
     lines += [
         f"  running {running_line(state, state.run_id)}{on_task(state.allocation)}"
@@ -92,20 +70,11 @@ def _report(folder: Path) -> tuple[list[str], bool]:
         if state.state == "running"
     ]
     lines += _of_tasks(folder, definition, states)
-    without = ("failed", "infeasible", "pruned", "damaged")
-    ended = Counter((state.state, state.reason) for state in states if state.state in without)
-    lines += [f"  {state} {count}x: {reason}" for (state, reason), count in ended.most_common()]
-    ranked = sorted((losses[state.run_id], state.run_id) for state in states if state.run_id in losses)
-    if definition and ranked and math.isfinite(ranked[0][0]):
-        run_id = ranked[0][1]
-        lines.append(f"  best so far: {objective} {rows[run_id][objective]:.4g}, run {run_id}")
-    if deviation := compare(folder, configs, rows):
-        lines.append(f"  {describe(deviation)}")
-    remarks = (mixed(row["packages"] for row in rows.values()), of_earlier(rows, states))
-    lines += [f"  {remark}" for remark in remarks if remark]
-    return [visible(line) for line in lines], any(
-        state.state in ("running", "interrupted", "planned") for state in states
-    )
+    lines += [f"  {state} {count}x: {reason}" for (state, reason), count in now.ended.most_common()]
+    if now.best:
+        lines.append(f"  best so far: {now.best.objective} {now.best.value:.4g}, run {now.best.run_id}")
+    lines += [f"  {remark}" for remark in now.remarks]
+    return [visible(line) for line in lines], now.is_left
 
 
 def _of_tasks(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:

@@ -27,7 +27,7 @@ from sparsedepth.plots.style import (
     set_scale,
     setting_styles,
 )
-from sparsedepth.quantities import BY_LAYER
+from sparsedepth.quantities import BY_LAYER, IN_RUNS
 from sparsedepth.quantities.record import Quantity
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "skip_loss_increase", "jacobian_deviation")
+ALONG_TRAINING = {"training": "of the last layer, along training", "train_loss": "along training"}
+"""Panels over tokens, with their titles; the others are over layers."""
 ALL_RUNS = "n_layers"
 """Names the row of a store in which nothing but depth was varied."""
 
@@ -43,7 +45,8 @@ ALL_RUNS = "n_layers"
 class Lines:
     rows: pd.DataFrame
     """Columns: knob, setting, n_layers, panel, x, mean, low, high, n_runs. `panel` is a metric, with x the layer, or
-    'training', with x the tokens and the residual variance of the last layer."""
+    'training', with x the tokens and the residual
+    variance of the last layer, or 'train_loss', with x the tokens."""
     settings: dict[str, tuple[str, ...]]
     """By knob: its settings, the baseline first."""
 
@@ -62,6 +65,16 @@ def scores(store: "Store") -> Drawing:
     return _drawing(store, SCORES, over_training=False)
 
 
+def curves(store: "Store") -> Drawing:
+    """Training loss along training. Raises NothingToDraw."""
+    rows = store.frame("select run_id, tokens as x, train_loss as value from curves where train_loss is not null")
+    moved = single_moves(trained_runs(store))
+    by_setting = _lines(moved, rows.assign(panel="train_loss").merge(_at_ends(moved), on="run_id"))
+    if by_setting.rows.empty:
+        raise NothingToDraw("no finished run has a curve of its training loss")
+    return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
+
+
 def _drawing(store: "Store", metrics: Sequence[str], over_training: bool) -> Drawing:
     by_setting = lines(trained_runs(store), read_metrics(store, "layers", metrics), over_training)
     if by_setting.rows.empty:
@@ -73,8 +86,6 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     """The numbers, from the rows of `runs` (trained ones) and `layers`, at the shallowest and the deepest depth."""
     finished = runs[runs["outcome"] == "ok"]
     moved = single_moves(runs)
-    ends = {finished["n_layers"].min(), finished["n_layers"].max()}
-    chosen = moved[moved["n_layers"].isin(ends)]
     values = layers[(layers["layer"] >= 1) & layers["value"].notna()]
     parts = [at_last_step(values).rename(columns={"metric": "panel", "layer": "x"})]
     if over_training:
@@ -82,9 +93,18 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
         top = top[(top["layer"] == top["n_layers"]) & (top["metric"] == VARIANCE)]
         top = top.assign(panel="training", x=top["step"] * top["batch_tokens"])
         parts.append(top[["run_id", "panel", "x", "value"]])
-    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(chosen, on="run_id")
+    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_at_ends(moved), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
-    drawn = drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)]
+    return _lines(moved, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
+
+
+def _at_ends(moved: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the shallowest and the deepest depth."""
+    return moved[moved["n_layers"].isin([moved["n_layers"].min(), moved["n_layers"].max()])]
+
+
+def _lines(moved: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
+    """Mean and range of the values of each setting; `moved` are the runs of `single_moves`."""
     rows = mean_and_range(drawn, ["knob", "setting", "n_layers", "panel", "x"])
     settings = {str(knob): tuple(dict.fromkeys(part["setting"])) for knob, part in moved.groupby("knob", sort=False)}
     order = {panel: i for i, panel in enumerate((*SCORES, VARIANCE, "training"))}
@@ -129,7 +149,7 @@ def page_of_lines(by_setting: Lines) -> Figure:
             bbox_to_anchor=(1.01, 1.03), fontsize=7.5, title=inert(knob), title_fontsize=8, alignment="left",
         )  # fmt: skip
     for axis, panel in zip(axes[0], panels, strict=True):
-        axis.set_title("of the last layer, along training" if panel == "training" else "by layer")
+        axis.set_title(ALONG_TRAINING.get(panel, "by layer"))
     depths = sorted(set(rows["n_layers"]))
     ends = f" Full: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
     most = int(rows["n_runs"].max())
@@ -139,7 +159,7 @@ def page_of_lines(by_setting: Lines) -> Figure:
 
 
 def _quantity(panel: str) -> Quantity:
-    return BY_LAYER[VARIANCE if panel == "training" else panel]
+    return IN_RUNS[panel] if panel in IN_RUNS else BY_LAYER[VARIANCE if panel == "training" else panel]
 
 
 def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tuple[str, str, str]]) -> None:
@@ -154,14 +174,14 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tu
         )  # fmt: skip
         if full:
             axis.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.14, linewidth=0)
-    axis.set_xlabel("tokens" if panel == "training" else "layer")
+    axis.set_xlabel("tokens" if panel in ALONG_TRAINING else "layer")
     axis.set_ylabel(quantity.axis_label)
     axis.tick_params(labelbottom=True, labelleft=True)
     if shown.empty:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY, fontsize=8)
         return
     set_scale(axis, "y", quantity.scale, [*shown["low"], *shown["high"]])
-    if panel == "training":
+    if panel in ALONG_TRAINING:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     else:
         layer_ticks(axis.xaxis)

@@ -120,6 +120,7 @@ FIGURES: dict[str, FigureKind] = {
     "overview": FigureKind(partial(load_overview, "overview"), "the chain and the profiles on one page"),
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
     "profiles": FigureKind(partial(load_overview, "profiles"), _PROFILES),
+    "curves": FigureKind(by_knob.curves, "training loss along training, a line per setting of each knob"),
     "variance": FigureKind(by_knob.variance, _VARIANCE),
     "scores": FigureKind(by_knob.scores, "the layers' scores, a line per setting of each knob"),
     "effects": FigureKind(forest.effects, _EFFECTS),

@@ -34,17 +34,29 @@ LEFT_OUT = ("overview",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    name: str
-    meaning: str
-    image: str
-    """data URI"""
-    numbers: str
-    """data URI of the CSV"""
-    n_rows: int
+class Image:
+    """A figure as the bytes of an SVG, or of a PNG where the SVG would be large."""
+
+    content: bytes
+    kind: str
+    """media type"""
     width: int
     """CSS pixels at full size."""
     height: int
+
+    @property
+    def uri(self) -> str:
+        return data_uri(self.content, self.kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    name: str
+    meaning: str
+    image: Image
+    numbers: str
+    """data URI of the CSV"""
+    n_rows: int
 
 
 def write_report(
@@ -124,7 +136,8 @@ def draw_pictures(store: "Store") -> tuple[list[Picture], dict[str, str]]:
     return pictures, absent
 
 
-def _picture(name: str, meaning: str, drawing: Drawing) -> Picture:
+def draw_image(drawing: Drawing) -> Image:
+    """The figure, drawn."""
     from matplotlib.figure import Figure
 
     sizes: list[tuple[float, float]] = []
@@ -134,19 +147,16 @@ def _picture(name: str, meaning: str, drawing: Drawing) -> Picture:
         sizes.append(tuple(figure.get_size_inches()))
         return figure
 
-    image, kind = render(page, ".svg"), "image/svg+xml"
-    if len(image) > LARGEST_SVG:
-        image, kind = render(page, ".png"), "image/png"
+    content, kind = render(page, ".svg"), "image/svg+xml"
+    if len(content) > LARGEST_SVG:
+        content, kind = render(page, ".png"), "image/png"
     width, height = sizes[-1]
-    return Picture(
-        name=name,
-        meaning=meaning,
-        image=data_uri(image, kind),
-        numbers=data_uri(csv_bytes(drawing.data), "text/csv"),
-        n_rows=len(drawing.data),
-        width=round(96 * width),
-        height=round(96 * height),
-    )
+    return Image(content=content, kind=kind, width=round(96 * width), height=round(96 * height))
+
+
+def _picture(name: str, meaning: str, drawing: Drawing) -> Picture:
+    numbers = data_uri(csv_bytes(drawing.data), "text/csv")
+    return Picture(name=name, meaning=meaning, image=draw_image(drawing), numbers=numbers, n_rows=len(drawing.data))
 
 
 def data_uri(content: bytes, kind: str) -> str:

@@ -1,0 +1,244 @@
+"""The live page's HTTP server: a few fixed addresses, GET and HEAD alone, from the standard library.
+
+It hears this machine alone unless it is told to bind another address; then it asks for a token, which the first address
+carries and a cookie keeps. No address names a file. The Host header must be an IP address, localhost or the name it was
+bound to, so that no page elsewhere can reach it by a name of its own (DNS rebinding).
+"""
+
+import hmac
+import ipaddress
+import json
+import secrets
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from sparsedepth.config.sweep import read_definition
+from sparsedepth.plots.draw import FIGURES
+from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.serve.live import SHOWN, Live
+
+COOKIE = "sparsedepth-token"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""The report brings the rest: its only script by its hash, and nothing from elsewhere."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+MAX_WORDS = 200
+"""Characters of a filter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    content: bytes
+    kind: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refused(Exception):
+    """A request that gets no answer; the message says why."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Site:
+    """What stands at each address."""
+
+    def __init__(self, results: Path, host: str) -> None:
+        self.live = Live(results)
+        self.results, self.host = results, host
+        self.token = None if is_loopback(host) else secrets.token_urlsafe(24)
+
+    def answer(self, target: str, headers: Message) -> Answer:
+        """Raises Refused, and ValueError for a question that makes no sense."""
+        self._check_host(headers.get("Host") or "")
+        parts = urlsplit(target)
+        asked = {name: values[-1] for name, values in parse_qs(parts.query, max_num_fields=10).items()}
+        if self.token is not None and not self._knows(self.token, headers.get("Cookie") or ""):
+            if hmac.compare_digest(asked.get("token", "").encode(), self.token.encode()):
+                cookie = f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict"
+                return Answer(content=b"", status=HTTPStatus.SEE_OTHER, headers={"Location": "/", "Set-Cookie": cookie})
+            raise Refused(HTTPStatus.FORBIDDEN, "open the address that `sparsedepth serve` printed: it holds a token")
+        return self._at(parts.path, asked)
+
+    def _at(self, path: str, asked: Mapping[str, str]) -> Answer:
+        match path:
+            case "/":
+                return _html(page(self.results))
+            case "/page.css":
+                style = "".join((files(f"sparsedepth.{part}") / "page.css").read_text() for part in ("report", "serve"))
+                return Answer(content=style.encode(), kind="text/css; charset=utf-8")
+            case "/page.js":
+                script = (files("sparsedepth.serve") / "page.js").read_bytes()
+                return Answer(content=script, kind="text/javascript; charset=utf-8")
+            case "/status":
+                return _json(self.live.status())
+            case "/runs":
+                return _json(self._runs(asked))
+            case "/report":
+                return _html(self.live.reading().report(), REPORT_POLICY)
+        name = path.removeprefix("/figure/")
+        if path == f"/figure/{name}" and name in SHOWN:
+            try:
+                image = self.live.reading().image(name)
+            except NothingToDraw as reason:
+                raise Refused(HTTPStatus.NOT_FOUND, str(reason)) from None
+            return Answer(content=image.content, kind=image.kind)
+        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing at this address")
+
+    def _runs(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        number, size = (asked.get(name, default) for name, default in (("page", "0"), ("size", "50")))
+        if not (number.isdecimal() and size.isdecimal() and len(number) < 9 and len(size) < 9):
+            raise ValueError("page and size are whole numbers")
+        words = asked.get("filter", "")[:MAX_WORDS]
+        return self.live.reading().page(int(number), int(size), asked.get("sort", ""), "descending" in asked, words)
+
+    def _check_host(self, given: str) -> None:
+        """Raises Refused for a name that this server does not go by."""
+        name = given.rpartition(":")[0] if not given.endswith("]") and ":" in given else given
+        name = name.strip("[]").lower()
+        known = name == "localhost" or name == self.host.lower()
+        if not (known or (is_loopback(name) if self.token is None else is_address(name))):
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names another machine")
+
+    @staticmethod
+    def _knows(token: str, cookies: str) -> bool:
+        try:
+            known = SimpleCookie(cookies)
+        except CookieError:
+            return False
+        return COOKIE in known and hmac.compare_digest(known[COOKIE].value.encode(), token.encode())
+
+
+def page(results: Path) -> str:
+    """The page, whose script asks for all the rest."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("sparsedepth.serve", ".")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html.j2").render(
+        definition=read_definition(results),
+        folder=results.resolve().name,
+        figures={name: FIGURES[name].meaning for name in SHOWN},
+    )
+
+
+def _html(text: str, policy: str = POLICY) -> Answer:
+    return Answer(content=text.encode(), kind="text/html; charset=utf-8", headers={"Content-Security-Policy": policy})
+
+
+def _json(value: Any) -> Answer:
+    return Answer(content=json.dumps(value, allow_nan=False).encode(), kind="application/json")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "sparsedepth", ""
+    timeout = 30
+    """Seconds that a client may be silent."""
+
+    def __getattr__(self, name: str) -> Any:
+        """The base class asks for do_GET, do_POST, ...: every method, known or not, is answered at one place."""
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        assert isinstance(self.server, Server)
+        try:
+            if self.command not in ("GET", "HEAD"):
+                self.close_connection = True  # what it may carry is not read
+                raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
+            answer = self.server.site.answer(self.path, self.headers)
+        except Refused as refused:
+            answer = Answer(content=str(refused).encode(), status=refused.status)
+        except ValueError as error:
+            answer = Answer(content=str(error).encode(), status=HTTPStatus.BAD_REQUEST)
+        except Exception:
+            traceback.print_exc()
+            answer = Answer(content=b"an error, which the server's terminal shows", status=HTTPStatus(500))
+        self._send(answer)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class finds wrong with a request; in its own page it would repeat what was asked."""
+        self.close_connection, self.request_version = True, self.protocol_version
+        self._send(Answer(content=b"this is no request that a browser makes", status=HTTPStatus(code)))
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        given = {"Content-Security-Policy": POLICY, **HEADERS, **answer.headers}
+        sizes = {"Content-Type": answer.kind, "Content-Length": str(len(answer.content))}
+        for name, value in {**sizes, **given}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing: the terminal shows the address, and what goes wrong."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a results folder; port 0 takes a free one."""
+
+    daemon_threads = True
+
+    def __init__(self, results: Path, host: str = "127.0.0.1", port: int = 8421) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.site = Site(results, host)
+        super().__init__((host, port), Handler)
+
+    @property
+    def url(self) -> str:
+        """What to open; with the token, where one is needed."""
+        host = f"[{self.site.host}]" if ":" in self.site.host else self.site.host
+        token = f"?token={self.site.token}" if self.site.token else ""
+        return f"http://{host}:{self.server_address[1]}/{token}"
+
+    def server_close(self) -> None:
+        super().server_close()
+        self.site.live.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that has gone, or says nothing
+            super().handle_error(request, client_address)
+
+
+def is_address(host: str) -> bool:
+    """Whether it is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)

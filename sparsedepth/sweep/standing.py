@@ -1,0 +1,102 @@
+"""How a sweep stands as a whole, for `status` and the live page: runs by state, the best so far, plan and reality."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparsedepth import quantities
+from sparsedepth.config.sweep import SweepDefinition, read_definition
+from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
+from sparsedepth.plan.results_index import objective_as_loss
+from sparsedepth.plan.tasks import Plan
+from sparsedepth.store.cache import read_columns
+from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.packages import mixed
+from sparsedepth.sweep.status import RunState, State, of_earlier, scan
+
+WITHOUT_RESULT = ("failed", "infeasible", "pruned", "damaged")
+
+
+class BestRun(NamedTuple):
+    objective: str
+    value: float
+    run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    definition: SweepDefinition | None
+    states: list[RunState]
+    expected: int
+    """runs of the definition, as far as they are known; of an adaptive search at most"""
+    best: BestRun | None
+    remarks: tuple[str, ...]
+    """what the runs took beside what was planned, packages that differ, runs of an earlier definition"""
+
+    @property
+    def is_grid(self) -> bool:
+        return self.definition is None or not self.definition.adaptive
+
+    @property
+    def counts(self) -> Counter[State]:
+        return Counter(state.state for state in self.states)
+
+    @property
+    def ended(self) -> Counter[tuple[State, str | None]]:
+        """Runs that ended without a result, by state and reason."""
+        return Counter((state.state, state.reason) for state in self.states if state.state in WITHOUT_RESULT)
+
+    @property
+    def share(self) -> float:
+        """Done share of the runs, 0 to 1; one that ended without a result is done."""
+        done = sum(1.0 if state.state in WITHOUT_RESULT else state.done for state in self.states)
+        return done / max(self.expected, len(self.states), 1)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether something is running or to come."""
+        return any(state.state in ("running", "interrupted", "planned") for state in self.states)
+
+
+def standing(folder: Path) -> Standing:
+    """Read it from the folder; damaged runs are a state of their own. Raises ValueError for a damaged definition."""
+    definition = read_definition(folder)
+    objective = quantities.rankable(definition.objective).name if definition else "val_loss"
+    damaged: list[DamagedRun] = []
+    rows = read_columns(folder, {*ACTUAL, objective, "packages"}, damaged)
+    plan = Plan(definition) if definition else None
+    losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
+    configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
+    problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
+    states = [
+        replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state
+        for state in scan(folder, definition, configs)
+    ]
+    deviation = compare(folder, configs, rows)
+    remarks = (
+        describe(deviation) if deviation else "",
+        mixed(row["packages"] for row in rows.values()),
+        of_earlier(rows, states),
+    )
+    return Standing(
+        definition=definition,
+        states=states,
+        expected=plan.expected if plan else 0,
+        best=_best(definition, objective, states, losses, rows),
+        remarks=tuple(remark for remark in remarks if remark),
+    )
+
+
+def _best(
+    definition: SweepDefinition | None,
+    objective: str,
+    states: list[RunState],
+    losses: dict[str, float],
+    rows: dict[str, dict[str, Any]],
+) -> BestRun | None:
+    ranked = sorted((losses[state.run_id], state.run_id) for state in states if state.run_id in losses)
+    if definition is None or not ranked or not math.isfinite(ranked[0][0]):
+        return None
+    return BestRun(objective, rows[ranked[0][1]][objective], ranked[0][1])
