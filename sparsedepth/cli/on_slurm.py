@@ -282,6 +282,8 @@ def _print_end(definition: "SweepDefinition", states: "list[RunState]", array: "
     counts = Counter(state.state for state in states)
     missing = sum(counts[state] for state in ("failed", "interrupted", "planned", "running", "damaged"))
     ended = Counter(task.state.lower() for task in array.queued() if task.state != "COMPLETED")
+    if used := array.account():
+        print(used)
     if counts["complete"]:
         print_results(definition, array.results)
     if missing:

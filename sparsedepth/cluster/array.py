@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sparsedepth import files
@@ -175,6 +175,17 @@ class TaskArray:
             )
         state = facts.get("JobState", "").lower()
         return f"the probe task on {node} ended {state} (exit code {code}). Nothing was submitted"
+
+    def account(self) -> str | None:
+        """Keep what the tasks have used in DIR/slurm/accounting.json, and say it; None where accounting is off."""
+        used = slurm.accounting(self.name)
+        if used is None or not used.starts:
+            return None
+        files.write_json(self.folder / "accounting.json", asdict(used))
+        return (
+            f"used: {used.node_hours:.3g} node hours, {used.core_hours:.3g} core hours, in {used.starts} starts "
+            f"of tasks (sacct)"
+        )
 
     def cancel_waiting(self) -> None:
         """Cancel the tasks that have not started: every run is there."""

@@ -138,3 +138,30 @@ def show_job(job: str) -> dict[str, str]:
     except ValueError:
         return {}
     return dict(pair.partition("=")[::2] for pair in line.split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """What the tasks of a name have used, each start of a task counted by itself."""
+
+    starts: int
+    node_hours: float
+    core_hours: float
+
+
+def accounting(name: str) -> Accounting | None:
+    """The user's tasks of this name in the last year, as sacct has them; None where accounting is off."""
+    fields = "--format=ElapsedRaw,AllocNodes,AllocCPUS"
+    since = ("--starttime=now-365days", "--endtime=now")
+    try:
+        text = call(
+            "sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", f"--name={name}", *since, fields
+        )
+    except ValueError:
+        return None
+    rows = [[int(number or 0) for number in line.split("|")] for line in text.split()]
+    return Accounting(
+        starts=sum(seconds > 0 for seconds, _, _ in rows),
+        node_hours=sum(seconds * nodes for seconds, nodes, _ in rows) / 3600,
+        core_hours=sum(seconds * cores for seconds, _, cores in rows) / 3600,
+    )

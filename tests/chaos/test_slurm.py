@@ -46,7 +46,7 @@ def command(sweep: Sweep, results: Path, *more: object) -> list[object]:
 def hurry(cluster: Cluster) -> None:
     """Start tasks 8 s after they were queued again; Slurm would hold each back for two minutes."""
     lines = cluster.call("squeue", "-h", "-r", "--states=PENDING", "-o", "%i %r", check=False).splitlines()
-    held = {task for task, reason in map(str.split, lines) if reason == "BeginTime"}
+    held = {line.split()[0] for line in lines if line.endswith(" BeginTime")}
     for task in held:
         if task not in cluster.held:
             cluster.call("scontrol", "update", f"JobId={task}", "StartTime=now+8", check=False)
