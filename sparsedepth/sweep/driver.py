@@ -50,6 +50,9 @@ MAX_DEATHS = 5
 MAX_ROUNDS = 5
 """How often a task is queued before it is left alone, since running it changes nothing."""
 
+SHOW_SECONDS, SHOW_SHARE = 0.3, 0.05
+"""Between two looks at the states of all runs, and the share of the driver's time that looking takes at most: of many
+runs it takes a while, on cores that the runs need."""
 LOOK_SECONDS = 1.0
 """Between two looks at an empty queue, while runs of others may still be given back to it."""
 
@@ -185,7 +188,7 @@ class Driver:
         failures = Failures(self._failed_permanently)
         runs = self._runs()
         failures.see(scan(self.results, self.definition, runs), before=True)
-        looked = shown = float("-inf")
+        looked, show_at = float("-inf"), float("-inf")
         while True:
             ended = self._advance()
             idle = [worker for worker in self._workers if worker.is_idle]
@@ -199,9 +202,9 @@ class Driver:
                 looked = now
                 if self.definition.tune:
                     runs = self._runs()
-            if now > shown + 0.3:
-                shown = now
+            if now > show_at:
                 self._show(failures, runs)
+                show_at = now + max(SHOW_SECONDS, (time.monotonic() - now) / SHOW_SHARE)
             time.sleep(0.05)
         self._show(failures, runs)
         self._explain(failures)
