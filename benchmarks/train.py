@@ -342,6 +342,8 @@ def configs(preset: str) -> list[RunConfig]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--widths", type=int, nargs="+", help="of the preset's sizes those of these widths")
+    parser.add_argument("--layers", type=int, nargs="+", help="those of these depths")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--observe", action="store_true")
@@ -356,6 +358,10 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     wanted = RuntimeConfig(device="cuda" if on_gpu else "cpu")
     for config in configs(given.preset):
+        if (given.widths and config.d_model not in given.widths) or (
+            given.layers and config.n_layers not in given.layers
+        ):
+            continue
         if given.observe:
             observation(config, resolve(config, wanted), given.repeats)
             continue

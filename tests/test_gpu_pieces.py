@@ -42,7 +42,7 @@ def test_a_step_that_fails_or_hangs_stops_nothing(gpu, tmp_path, monkeypatch):
     gpu.run_piece("trial", tmp_path, True)
     gpu.write_table(tmp_path)
     rows = json.loads((tmp_path / "gpu.json").read_text())["steps"]
-    assert [row["end"] for row in rows] == ["ok", "exit 3", "killed after 1 s", "ok"]
+    assert [row["end"] for row in rows] == ["ok", "exit 3", "killed after 5 s", "ok"]
     page = (tmp_path / "gpu.md").read_text()
     assert rows[0]["rows"] == [{"ratio": 2}] and "| ratio |\n|---|\n| 2 |" in page
     assert "| trial | fails | exit 3 |" in page and (tmp_path / "trial-last.txt").read_text() == "end\n"
