@@ -3,7 +3,7 @@ these calls and print what they return.
 
 Names and defaults are those of the command line's options, progress is shown on stderr as there, and what would be exit
 code 2 is a ValueError with the same line. What the command line takes as KEY=VALUE may be a mapping, a YAML file the
-mapping that it holds.
+mapping that it holds. To queue on Slurm, to price, and `best --again` are the command line's alone.
 """
 
 import signal

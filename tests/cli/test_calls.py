@@ -19,13 +19,14 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "python.ipynb"
 
 FOR_TERMINALS = {
     "train": {"dry_run"},
-    "sweep": {"dry_run"},
+    "sweep": {"dry_run", "on", "partition", "time", "array", "account", "nodes", "sbatch"},
     "measure": {"format"},
-    "best": {"format", "out"},
+    "best": {"format", "out", "again"},
     "plot": {"list"},
     "recipe": set(),
 }
-"""Options that have no place in a call: how an answer is printed, or another question (`plan`)."""
+"""Options that have no place in a call: how an answer is printed, another question (`plan`), a file that is written
+(`best --again`), a queue elsewhere (Slurm)."""
 
 
 @pytest.fixture(scope="module")
