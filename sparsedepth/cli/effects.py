@@ -29,6 +29,10 @@ def effects(
         list[str] | None,
         typer.Option(help="with --part scale, predict there: parameters=1e9, tokens=2e10; repeatable"),
     ] = None,
+    holdout: Annotated[
+        Literal["params", "tokens"] | None,
+        typer.Option(help="with --part scale, predict the largest size, or budget, from the smaller ones, and score"),
+    ] = None,
     format: Format = None,
     out: Out = None,
 ) -> None:
@@ -66,7 +70,9 @@ def effects(
     text = []
     if part in ("all", "knobs"):
         text += text_report.knob_lines(runs, by, knob)
-    if part == "scale":
+    if part == "scale" and holdout:
+        text += scale_text.held_out_lines(runs, by, {"params": "parameters"}.get(holdout, holdout), knob)
+    elif part == "scale":
         text += scale_text.scale_lines(runs, by, knob, sizes)
     if part == "chain" or (part == "all" and knob is None):
         text += [*([""] if text else []), text_report.CHAIN_EXPLAINED, ""]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from sparsedepth.effects.intervals import Estimate
-from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, transfers, trends
+from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, held_out, transfers, trends
 from sparsedepth.store.query_result import QueryResult
 
 EXPLAINED = (
@@ -32,6 +32,30 @@ def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[
     yield from (_transfer_text(one, outcome) for one in moved)
 
 
+def held_out_lines(runs: pd.DataFrame, outcome: str, axis: str, knob: str | None) -> Iterator[str]:
+    """The largest scale as the smaller ones predict it, and what was measured there."""
+    found = held_out(runs, outcome, axis, knob)
+    yield f"The largest of each setting's {axis} held out, predicted from the smaller ones"
+    if not found:
+        yield "too few scales: no setting has four of them at one depth"
+        return
+    for one in found:
+        trend, predicted = one.trend, one.trend.predicted
+        assert predicted is not None
+        yield (
+            f"  n_layers={trend.n_layers}, {trend.setting} vs {trend.baseline} at {trend.at:.3g}: predicted "
+            f"{_estimate(predicted)}, measured {one.measured:+.3g} [{trend.unit}]"
+        )
+    errors = [one.error for one in found if one.error is not None]
+    signs = sum(one.measured * _mean(one.trend.predicted) > 0 for one in found)
+    without = sum(abs(one.measured) for one in found) / len(found)
+    yield (
+        f"mean error {sum(errors) / len(errors):.3g}, against {without:.3g} of predicting no effect; "
+        f"{sum(one.is_covered for one in found)} of {len(found)} in their 95% interval; "
+        f"{signs} of {len(found)} of the measured sign"
+    )
+
+
 def trend_text(trend: Trend) -> str:
     by_scale = ", ".join(
         f"{effect:+.3g} at {scale:.3g}" for effect, scale in zip(trend.effects, trend.scales, strict=True)
@@ -44,6 +68,10 @@ def trend_text(trend: Trend) -> str:
         return head
     text = f"{head}; {_estimate(trend.slope)} per doubling; at the largest {_estimate(trend.largest)}"
     return text if trend.predicted is None else f"{text}; predicted at {trend.at:.3g}: {_estimate(trend.predicted)}"
+
+
+def _mean(estimate: Estimate | None) -> float:
+    return 0.0 if estimate is None or estimate.mean is None else estimate.mean
 
 
 def _estimate(estimate: Estimate) -> str:

@@ -45,6 +45,7 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     yield EXPLAINED
     if caution := advice(outcome, rows_of(standing(runs), outcome)):
         yield caution
+    yield from _pooled(standing(runs))
     for each in choose(all_knobs(needed(runs, outcome)), knob):
         of_knob = [contrast for contrast in effects if contrast.knob == each.name]
         together = f" (with {', '.join(each.fields[1:])}: no effect can be ascribed to one of them)"
@@ -52,6 +53,16 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
         for place in dict.fromkeys((contrast.n_layers, contrast.setting) for contrast in of_knob):
             yield from _place_lines([c for c in of_knob if (c.n_layers, c.setting) == place])
     yield from _depth_lines(runs, outcome, knob)
+
+
+def _pooled(runs: pd.DataFrame) -> Iterator[str]:
+    """What a contrast at one depth is a mean over, where that is more than one width or budget."""
+    words = {"d_model": "widths", "train_tokens": "numbers of tokens"}
+    pooled = [
+        f"{n} {word}" for name, word in words.items() if (n := runs.groupby("n_layers")[name].nunique().max()) > 1
+    ]
+    if pooled:
+        yield f"Each contrast is a mean over up to {' and '.join(pooled)}; --part scale tells them apart."
 
 
 def _place_lines(contrasts: Sequence[Contrast]) -> Iterator[str]:
