@@ -19,6 +19,7 @@ EXAMPLES: Mapping[str, str] = {
     "toy": "sparsedepth toy sweeps/toy.yaml -o results/toy --scale micro",
     "query": 'sparsedepth query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv',
     "best": "sparsedepth best results/mine --by usefulness --depth 24",
+    "compare": "sparsedepth compare results/mine results/theirs --by val_loss",
     "effects": "sparsedepth effects results/mine --by loss --knob n_kv_heads",
     "recipe derive": "sparsedepth recipe results/mine --depth 24 -o recipe.yaml",
     "recipe verify": "sparsedepth recipe verify recipe.card.json -o results/trial",

@@ -1,4 +1,4 @@
-"""Commands that ask the store: query and best. None of them imports torch.
+"""Commands that ask the store: query, best and compare. None of them imports torch.
 
 What a user asks in SQL runs in a process of its own (`store.sandbox`); our own questions need no fence.
 """
@@ -34,6 +34,7 @@ class _Query(TyperCommand):
 def register(app: typer.Typer) -> None:
     app.command(cls=_Query)(query)
     app.command()(best)
+    app.command()(compare)
 
 
 def query(
@@ -154,6 +155,39 @@ def write_again(folders: list[Path], options: dict[str, Any], out: Path) -> None
         raise ValueError("--again is for one folder that a sampler filled; a grid has its seeds in its definition")
     definition = again(ranking.search, ranking.knobs[: options["top"]], out)
     print(f"{out}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="a results folder")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="another")],
+    by: Annotated[str, typer.Option("--by", "--objective", help="what is compared: loss (the default), ...")] = "loss",
+    skip_damaged: SkipDamaged = False,
+    format: Format = None,
+    out: Out = None,
+) -> None:
+    """Lay two results folders side by side: the same configurations' differences, and what only one has."""
+    from sparsedepth.store.checksums import DamagedRun, left_out
+    from sparsedepth.store.compare import compare as lay_beside
+    from sparsedepth.store.compare import counts
+    from sparsedepth.store.connection import open_store
+    from sparsedepth.store.render import choose_format, columns_of, compact, encode
+
+    chosen = choose_format(format, out)
+    damaged: list[DamagedRun] | None = [] if skip_damaged else None
+    with open_store(first, damaged=damaged) as one, open_store(second, damaged=damaged) as other:
+        sys.stderr.write(left_out(damaged or []))
+        quantity, table = lay_beside(one, other, None if by == "loss" else by)
+    if chosen != "table":
+        show(encode(table, chosen), out)
+        return
+    both, only_first, only_second, differ = counts(table)
+    fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting"}
+    head = (
+        f"{quantity}: {second} (second) less {first} (first), 95% interval, over pairs of one seed where there are any\n"
+        f"{both} configurations in both, {differ} of them apart beyond chance; {only_first} in the first "
+        f"alone, {only_second} in the second alone"
+    )
+    show(f"{head}\n{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:

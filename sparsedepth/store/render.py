@@ -14,7 +14,7 @@ import json
 import math
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,10 @@ def compact(
 def without_empty(result: QueryResult) -> QueryResult:
     """The columns in which anything is known."""
     return _columns(result, lambda _, values: any(value is not None for value in values))
+
+
+def columns_of(result: QueryResult, names: Container[str]) -> QueryResult:
+    return _columns(result, lambda name, _: name in names)
 
 
 def _columns(result: QueryResult, is_kept: Callable[[str, list[Any]], bool]) -> QueryResult:

@@ -70,6 +70,12 @@ def test_best_shows_recipe_score_and_baseline(results, more):
     assert baseline.endswith("baseline") and "2.6" in baseline
 
 
+def test_two_folders_side_by_side(results, more):
+    out, _ = sparsedepth("compare", results, more)
+    assert "configurations in both" in out and "in the first alone" in out and "setting" in out
+    assert sparsedepth("compare", results, more, "--format", "csv")[0].startswith("found_in,")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

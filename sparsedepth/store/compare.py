@@ -1,0 +1,100 @@
+"""Two results folders, configuration by configuration: what the same one measured in each, and what only one has.
+
+A configuration is every field of a run but the seed, what only says how a run is recorded, and what both folders tuned.
+The difference is the second folder's less the first's, mean over the seeds that finished in both; its 95% interval is
+Student's over these pairs, from three on. Without a common seed it is that of the two means, with Welch's interval
+(Biometrika 34, 1947) from three seeds on either side.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from sparsedepth import quantities
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.store.comparable_loss import COMMON, loss_in
+from sparsedepth.store.connection import Store
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.setting import Cell, settings_of
+from sparsedepth.store.student import MIN_VALUES, mean_interval, t_critical
+from sparsedepth.store.tuning import STANDS
+
+_RECORDED = {name for name, role in roles(RunConfig).items() if role.kind == "record"}
+BOTH, FIRST, SECOND = "both", "first", "second"
+
+
+def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, QueryResult]:
+    """The quantity that compares them, and one row per configuration: found_in (both, first or second), n_layers, every
+    field that varies, pairs (seeds that finished in both), first and second (means over seeds), difference, lo, hi,
+    setting.
+
+    Those of both come first, the largest difference on top. Raises ValueError for a quantity that has no better
+    direction, and where a folder has no trained run.
+    """
+    by = by or (COMMON if COMMON in (loss_in(first), loss_in(second)) else loss_in(first))
+    quantities.rankable(by)
+    sides = [_cells(store, by) for store in (first, second)]
+    tuned = frozenset.intersection(*(cell.tuned for side in sides for cell, _ in side))
+    held = [name for name in CELL_FIELDS if name not in tuned | _RECORDED]
+    by_key = [{tuple(cell.knobs[name] for name in held): (cell, values) for cell, values in side} for side in sides]
+    settings = settings_of([cell for side in sides for cell, _ in side])
+    fields = [name for name in settings.varying if name in held]
+    rows = []
+    for key in dict.fromkeys([*by_key[0], *by_key[1]]):
+        here = [side.get(key) for side in by_key]
+        cell = next(known[0] for known in here if known)
+        values = [known[1] if known else {} for known in here]
+        common = sorted(values[0].keys() & values[1].keys())
+        paired = mean_interval([values[1][seed] - values[0][seed] for seed in common])
+        difference = paired if common else _unpaired(*(list(side.values()) for side in values))
+        found_in = BOTH if all(here) else FIRST if here[0] else SECOND
+        means = [mean_interval(list(side.values()))[0] for side in values]
+        known_fields = [cell.knobs[name] for name in fields]
+        rows.append((found_in, *known_fields, len(common), *means, *difference, settings.words(cell.knobs)))
+    columns = ("found_in", *fields, "pairs", "first", "second", "difference", "lo", "hi", "setting")
+    at = columns.index("difference")
+    rows.sort(key=lambda row: ((BOTH, FIRST, SECOND).index(row[0]), row[at] is None, -abs(row[at] or 0)))
+    return by, QueryResult(columns=columns, rows=tuple(rows))
+
+
+def _unpaired(first: Sequence[float], second: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """The difference of two means, and its interval by Welch's degrees of freedom, rounded down."""
+    if not first or not second:
+        return None, None, None
+    difference = statistics.fmean(second) - statistics.fmean(first)
+    if min(len(first), len(second)) < MIN_VALUES:
+        return difference, None, None
+    errors = [statistics.variance(values) / len(values) for values in (first, second)]
+    if not sum(errors):
+        return difference, difference, difference
+    degrees = sum(errors) ** 2 / sum(e**2 / (len(v) - 1) for e, v in zip(errors, (first, second), strict=True))
+    half = t_critical(int(degrees)) * math.sqrt(sum(errors))
+    return difference, difference - half, difference + half
+
+
+def counts(table: QueryResult) -> tuple[int, int, int, int]:
+    """Configurations in both, in the first alone, in the second alone; and those whose difference is none of chance's:
+    the interval excludes 0."""
+    found_in = [row[0] for row in table.rows]
+    lo, hi = (table.columns.index(name) for name in ("lo", "hi"))
+    differ = sum(row[lo] is not None and (row[lo] > 0 or row[hi] < 0) for row in table.rows)
+    return found_in.count(BOTH), found_in.count(FIRST), found_in.count(SECOND), differ
+
+
+def _cells(store: Store, by: str) -> Sequence[tuple[Cell, dict[int, float]]]:
+    """Each trained configuration with its values by seed."""
+    names = ("cell_id", "tuned_fields", "seed", "outcome", by, *CELL_FIELDS)
+    by_cell: dict[str, tuple[Cell, dict[int, float]]] = {}
+    for cell_id, tuned, seed, outcome, value, *knobs in store.sql(
+        f"SELECT {', '.join(names)} FROM runs WHERE {STANDS} ORDER BY n_layers, cell_id, seed"
+    ).rows:
+        known: dict[str, Any] = dict(zip(CELL_FIELDS, knobs, strict=True))
+        cell = Cell(cell_id=cell_id, tuned=frozenset(tuned.split(",") if tuned else ()), knobs=known, flops=None)
+        _, values = by_cell.setdefault(cell_id, (cell, {}))
+        if outcome == "ok" and value is not None:
+            values[seed] = value
+    if not by_cell:
+        raise ValueError("no run of one of the folders has a training configuration: there is nothing to compare")
+    return list(by_cell.values())
