@@ -183,7 +183,7 @@ def compare(
     both, only_first, only_second, differ = counts(table)
     fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting"}
     head = (
-        f"{quantity}: {second} (second) less {first} (first), 95% interval, over pairs of one seed where there are any\n"
+        f"{quantity}: {second} (second) less {first} (first), 95% interval, over common seeds if any\n"
         f"{both} configurations in both, {differ} of them apart beyond chance; {only_first} in the first "
         f"alone, {only_second} in the second alone"
     )

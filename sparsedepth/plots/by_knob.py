@@ -6,7 +6,7 @@ shallowest pale.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +24,23 @@ from sparsedepth.plots.style import (
     inert,
     layer_ticks,
     line_handle,
-    set_scale,
+    set_layer_scale,
     setting_styles,
+    short,
 )
-from sparsedepth.quantities import BY_LAYER, IN_RUNS
+from sparsedepth.quantities import BY_LAYER, IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
+from sparsedepth.store.degeneracy import mark
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "skip_loss_increase", "jacobian_deviation")
-ALONG_TRAINING = {"training": "of the last layer, along training", "train_loss": "along training"}
-"""Panels over tokens, with their titles; the others are over layers."""
+ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
+"""Panels along training, with the names of their x axes; the others are over layers."""
+MOST_PANELS = 9
+"""On a page."""
 ALL_RUNS = "n_layers"
 """Names the row of a store in which nothing but depth was varied."""
 
@@ -49,6 +53,8 @@ class Lines:
     variance of the last layer, or 'train_loss', with x the tokens."""
     settings: dict[str, tuple[str, ...]]
     """By knob: its settings, the baseline first."""
+    degenerate: str = ""
+    """Which of the scores that sum these values up say nothing here, and why: a sentence."""
 
     @property
     def panels(self) -> tuple[str, ...]:
@@ -95,7 +101,9 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
         parts.append(top[["run_id", "panel", "x", "value"]])
     drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_at_ends(moved), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
-    return _lines(moved, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
+    by_setting = _lines(moved, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
+    scores_of = [score.name for score in PROFILED if score.rows in by_setting.panels]
+    return replace(by_setting, degenerate=mark(scores_of, finished))
 
 
 def _at_ends(moved: pd.DataFrame) -> pd.DataFrame:
@@ -133,28 +141,52 @@ def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def shown_knobs(by_setting: Lines, most: int) -> list[str]:
+    """The knobs with lines, in their order; of many, those whose settings lie furthest apart at the deepest depth: the
+    median over x of the settings' spread, over the median size, in the panel where that is largest."""
+    rows = by_setting.rows[by_setting.rows["n_layers"] == by_setting.rows["n_layers"].max()]
+    apart: dict[str, float] = {}
+    for (knob, _), part in groups(rows, "knob", "panel"):
+        means = part.groupby("x")["mean"]
+        size = float(part["mean"].abs().median()) or 1.0
+        apart[knob] = max(apart.get(knob, 0.0), float((means.max() - means.min()).median()) / size)
+    known = [knob for knob in by_setting.settings if (by_setting.rows["knob"] == knob).any()]
+    kept = sorted(known, key=lambda knob: -apart.get(knob, 0.0))[:most]
+    return [knob for knob in known if knob in kept]
+
+
 def page_of_lines(by_setting: Lines) -> Figure:
-    """A row of panels for each knob, a line for each of its settings."""
-    rows, panels = by_setting.rows, by_setting.panels
-    knobs = [knob for knob in by_setting.settings if (rows["knob"] == knob).any()]
-    page = Figure(figsize=(max(6.8, 3.1 * len(panels)), 2.35 * len(knobs) + 0.8), layout="constrained")
+    """A row of panels for each knob, a line for each of its settings; of many knobs those that tell apart."""
+    panels = by_setting.panels
+    knobs = shown_knobs(by_setting, MOST_PANELS // len(panels))
+    rows = by_setting.rows[by_setting.rows["knob"].isin(knobs)]
+    page = Figure(figsize=(max(6.8, 3.1 * len(panels)), 2.6 * len(knobs) + 0.8), layout="constrained")
     axes = page.subplots(len(knobs), len(panels), squeeze=False, sharex="col", sharey="col")
     for i, knob in enumerate(knobs):
         of_knob, settings = rows[rows["knob"] == knob], by_setting.settings[knob]
         styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
         for axis, panel in zip(axes[i], panels, strict=True):
             _draw_panel(axis, panel, of_knob[of_knob["panel"] == panel], styles)
-        axes[i][-1].legend(
-            handles=[line_handle(inert(setting), style) for setting, style in styles.items()], loc="upper left",
-            bbox_to_anchor=(1.01, 1.03), fontsize=7.5, title=inert(knob), title_fontsize=8, alignment="left",
+        n_columns = 2 if len(settings) < 5 else 3
+        height = -(-len(settings) // n_columns)
+        axes[i][0].set_title("\n".join(" " * height), fontsize=8.5)  # room for the legend, which may be wider
+        legend = axes[i][0].legend(  # on the left, above its row: a narrow window shows it
+            handles=[line_handle(inert(short(setting)), style) for setting, style in styles.items()],
+            loc="lower left", bbox_to_anchor=(-0.02, 1.0), fontsize=7.5, ncols=n_columns,
+            borderaxespad=0.2,
         )  # fmt: skip
-    for axis, panel in zip(axes[0], panels, strict=True):
-        axis.set_title(ALONG_TRAINING.get(panel, "by layer"))
+        legend.set_in_layout(False)
+    for column, panel in zip(axes.T, panels, strict=True):
+        shown = rows[rows["panel"] == panel]
+        if len(shown):  # one scale for the column, of all its rows
+            set_layer_scale(column[0], _quantity(panel).scale, [*shown["low"], *shown["high"]])
     depths = sorted(set(rows["n_layers"]))
     ends = f" Full: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
     most = int(rows["n_runs"].max())
     text = f"Mean and range over up to {most} runs; no other knob moved.{ends}" if most > 1 else f"One run each.{ends}"
-    caption(page, text)
+    if left_out := [knob for knob in by_setting.settings if knob not in knobs]:
+        text += f" Not shown, since their settings lie closer together: {', '.join(map(inert, left_out))}."
+    caption(page, text + by_setting.degenerate)
     return page
 
 
@@ -174,13 +206,12 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tu
         )  # fmt: skip
         if full:
             axis.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.14, linewidth=0)
-    axis.set_xlabel("tokens" if panel in ALONG_TRAINING else "layer")
+    axis.set_xlabel(ALONG_TRAINING.get(panel, "layer"))
     axis.set_ylabel(quantity.axis_label)
     axis.tick_params(labelbottom=True, labelleft=True)
     if shown.empty:
         axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", color=GREY, fontsize=8)
         return
-    set_scale(axis, "y", quantity.scale, [*shown["low"], *shown["high"]])
     if panel in ALONG_TRAINING:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     else:

@@ -1,7 +1,7 @@
 """Figures of a store, by name: compute the numbers, lay out the page, write picture and numbers whole or not at all."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +10,15 @@ from sparsedepth.plots import by_knob, forest, learning_rate, matrices, pareto, 
 from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
+from sparsedepth.plots.runs import results_folders
+from sparsedepth.plots.style import caption, inert
 from sparsedepth.plots.trajectories import trajectories
 from sparsedepth.store.search import search_of
 from sparsedepth.toy.figure import toys
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from sparsedepth.store.connection import Store
 
 
@@ -29,7 +33,17 @@ class FigureKind:
 
     def drawing(self, store: "Store", run: str | None = None) -> Drawing:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
-        return self.load(store, run) if self.of_one_run else self.load(store)
+        drawing = self.load(store, run) if self.of_one_run else self.load(store)
+        folders = results_folders(store)
+        return drawing if len(folders) < 2 else replace(drawing, page=partial(_with_folders, drawing.page, folders))
+
+
+def _with_folders(page: Callable[[], "Figure"], folders: Sequence[str]) -> "Figure":
+    """The page, with the results folders that its runs are from in its caption."""
+    figure = page()
+    text = f"{' '.join(figure.get_supxlabel().split())} From {len(folders)} folders: {', '.join(map(inert, folders))}."
+    caption(figure, text)
+    return figure
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -20,9 +20,10 @@ from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, MISSING, caption, depth_colours, depth_legend, inert
+from sparsedepth.plots.style import GREY, MISSING, caption, depth_colours, depth_legend, inert, short
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.degeneracy import mark
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 OUTCOMES = ("val_loss", "residual_variance_last", "usefulness_loss_increase", "causal_score")
 LADDER = ("val_loss", "usefulness_loss_increase")
 LOG_UNIT = "ln ratio"
-LONGEST = 30
-"""Characters of a setting's name beside the axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +49,13 @@ def effects(store: "Store") -> Drawing:
     if not known:
         raise NothingToDraw("no two finished runs differ in one knob alone, so there is no effect to draw")
     rows = [
-        Row(label=f"{_short(contrast.setting)}\nvs {_short(contrast.baseline)}", contrast=contrast)
-        for contrast in known
+        Row(label=f"{short(contrast.setting)}\nvs {short(contrast.baseline)}", contrast=contrast) for contrast in known
     ]
     panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
     panels = {name: rows for name, rows in panels.items() if rows}
-    return Drawing(data=table(panels), page=partial(page_of_effects, panels, sorted(set(runs["n_layers"]))))
+    degenerate = mark(panels, runs)
+    depths = sorted(set(runs["n_layers"]))
+    return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))
 
 
 def recipe_ladder(store: "Store") -> Drawing:
@@ -66,7 +66,8 @@ def recipe_ladder(store: "Store") -> Drawing:
         panels = {name: _rungs(here, name, depth) for name in in_terms_of(loss_of(runs), LADDER)}
         panels = {name: rows for name, rows in panels.items() if rows}
         if panels:
-            return Drawing(data=table(panels), page=partial(page_of_effects, panels, [depth], is_ladder=True))
+            page = partial(page_of_effects, panels, [depth], is_ladder=True, degenerate=mark(panels, here))
+            return Drawing(data=table(panels), page=page)
     raise NothingToDraw("no depth has runs that stack two changes, so there is no ladder to draw")
 
 
@@ -74,8 +75,8 @@ def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
     stack = ladder(runs, objective)
     if stack.whole is None:
         return []
-    rungs = [(f"+ {_short(contrast.setting)}", contrast) for contrast in stack.rungs]
-    last = [(f"{_short(contrast.setting)}\ninto the rest", contrast) for contrast in stack.last_in]
+    rungs = [(f"+ {short(contrast.setting)}", contrast) for contrast in stack.rungs]
+    last = [(f"{short(contrast.setting)}\ninto the rest", contrast) for contrast in stack.last_in]
     rows = [*rungs, ("all together\nvs the foot", stack.whole), *last]
     return [
         Row(label=label, contrast=replace(contrast, n_layers=depth))
@@ -110,7 +111,9 @@ def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
     )
 
 
-def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], is_ladder: bool = False) -> Figure:
+def page_of_effects(
+    panels: dict[str, list[Row]], depths: Sequence[int], is_ladder: bool = False, degenerate: str = ""
+) -> Figure:
     """A panel for each outcome: every effect as a point with its interval, over the noise floor's band."""
     colours = depth_colours(depths)
     shared = not is_ladder  # the ladder's order is each objective's own
@@ -130,10 +133,13 @@ def page_of_effects(panels: dict[str, list[Row]], depths: Sequence[int], is_ladd
         "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar) with an interval that "
         "excludes 0; hollow: not distinguishable. Not corrected for the number of comparisons."
     )
+    if any(row.contrast.effect.lo is None for rows in panels.values() for row in rows):
+        text += " No line: too few pairs for an interval."
     if is_ladder:
         text += " '+': added to the changes above it; 'into the rest': the whole against the whole without it."
     diverged = sum(row.contrast.n_diverged for row in next(iter(panels.values())))
-    caption(page, text + (f" Left out: {counted(diverged, 'pair')} with a diverged run." if diverged else ""))
+    left_out = f" Left out: {counted(diverged, 'pair')} with a diverged run." if diverged else ""
+    caption(page, text + left_out + degenerate)
     return page
 
 
@@ -184,7 +190,3 @@ def ratio_ticks(low: float, high: float) -> list[float]:
         if low <= at <= high and all(abs(at - math.log(other)) >= (high - low) / 6 for other in shown):
             shown.append(ratio)
     return sorted(shown)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -21,8 +21,8 @@ from sparsedepth.plots.style import (
     caption,
     inert,
     layer_ticks,
-    set_scale,
-    spans_decades,
+    linear_below,
+    set_layer_scale,
 )
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.quantities.record import Scale
@@ -103,7 +103,7 @@ def _draw_panel(axis: Any, panel: Panel, profile: LayerProfile) -> None:
     for layer in sorted({layer for _, line in lines for layer in line.loc[line["value"].isna(), "layer"]}):
         axis.axvspan(layer - 0.5, layer + 0.5, color=MISSING, alpha=0.5, linewidth=0)
     shown = pd.concat([line["value"] for _, line in lines]).dropna()
-    set_scale(axis, "y", panel.scale, shown)
+    set_layer_scale(axis, panel.scale, shown)
     layer_ticks(axis.xaxis)
     axis.set_xlim(-0.5, profile.n_layers + 0.5)
     if any(label for label, _ in lines):
@@ -164,8 +164,6 @@ def norm_of(values: np.ndarray, scale: Scale) -> Normalize:
         return LogNorm(low, high if high > low else 2 * low)
     low = min(low, 0.0)
     high = high if high > low else low + 1
-    return (
-        SymLogNorm(LINEAR_BELOW, vmin=low, vmax=high)
-        if scale == "symlog" and spans_decades(values)
-        else Normalize(low, high)
-    )
+    if scale == "symlog" and (threshold := linear_below(values) or (high > 10 * LINEAR_BELOW and LINEAR_BELOW)):
+        return SymLogNorm(threshold, vmin=low, vmax=high)
+    return Normalize(low, high)

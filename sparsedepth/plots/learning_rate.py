@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.knobs import changed, find_knobs, keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs
-from sparsedepth.plots.style import GREY, caption, groups, inert, line_handle, log_scale, setting_styles
+from sparsedepth.plots.style import GREY, caption, folded, groups, inert, line_handle, log_scale, setting_styles
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning import OF_CHOSEN, best_tried, chosen, trained
@@ -88,8 +89,12 @@ def page_of_curves(by_rate: Curves) -> Figure:
         axis.set_title(f"{depth} layers")
     for axis in axes[len(depths) :]:
         axis.remove()
-    handles = [line_handle(inert(kind), style) for kind, style in styles.items()]
-    page.legend(handles=handles, loc="outside upper left", ncols=4)
+    handles = [line_handle(inert(folded(kind)), style) for kind, style in styles.items()]
+    handles += [
+        Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
+        for mark, label in (("o", "chosen, or best"), ("x", "the same, at an end"))
+    ]
+    page.legend(handles=handles, loc="outside upper left", ncols=min(4, 1 + len(depths)))
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
     lost = int(points[by_rate.loss].isna().sum())
     text = f"{counted(n_configurations, 'configuration')}, mean over seeds. "

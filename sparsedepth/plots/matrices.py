@@ -19,14 +19,16 @@ from sparsedepth.plots.layer_profile import MAPS, pairs_that_exist, square
 from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, read_metrics, trained_runs
-from sparsedepth.plots.style import caption, inert
+from sparsedepth.plots.style import caption, inert, short
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 METRICS = ("causal_effect", "permutation_effect")
-MOST = 6
-"""Settings side by side."""
+MOST = 4
+"""Settings side by side: more are too small to read."""
+FEWEST = 0.25
+"""Of the pairs that exist: a matrix with fewer is grey."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class Matrices:
     settings: tuple[str, ...]
     n_left_out: int
     """Settings beyond MOST."""
+    left_out: tuple[str, ...] = ()
+    """Metrics of which fewer than FEWEST of the pairs are known."""
 
     def matrix(self, metric: str, setting: str) -> np.ndarray:
         """[L + 1, L + 1], row `other_layer`, column `layer`; NaN where missing."""
@@ -62,10 +66,37 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> Matrices:
     moved = moved.drop_duplicates(["run_id", "setting"])
     rows = at_last_step(pairs.loc[pairs["value"].notna()]).merge(moved[["run_id", "setting"]], on="run_id")
     settings = [name for name in dict.fromkeys(("baseline", *moved["setting"])) if name in set(rows["setting"])]
-    shown = tuple(settings[:MOST])
     by = ["metric", "setting", "layer", "other_layer"]
-    values = rows[rows["setting"].isin(shown)].groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
-    return Matrices(n_layers=depth, values=values, settings=shown, n_left_out=len(settings) - len(shown))
+    values = rows.groupby(by)["value"].agg(value="mean", n_runs="count").reset_index()
+    sparse = [metric for metric, part in values.groupby("metric") if _share_known(str(metric), part, depth) < FEWEST]
+    if len(sparse) < values["metric"].nunique():
+        values = values[~values["metric"].isin(sparse)]
+    shown = tuple(_furthest(values, settings))
+    return Matrices(
+        n_layers=depth,
+        values=values[values["setting"].isin(shown)].reset_index(drop=True),
+        settings=shown,
+        n_left_out=len(settings) - len(shown),
+        left_out=tuple(str(metric) for metric in sparse if metric not in set(values["metric"])),
+    )
+
+
+def _share_known(metric: str, values: pd.DataFrame, n_layers: int) -> float:
+    """Of the pairs that exist, those that any run measured."""
+    pairs = values[["layer", "other_layer"]].drop_duplicates()
+    return len(pairs) / max(1, int(pairs_that_exist(metric, n_layers).sum()))
+
+
+def _furthest(values: pd.DataFrame, settings: Sequence[str]) -> list[str]:
+    """The baseline and the settings furthest from it in the first metric, in their order: by the mean absolute
+    difference over the pairs."""
+    if values.empty:
+        return list(settings[:MOST])
+    first = values[values["metric"] == values["metric"].iloc[0]]
+    table = first.pivot_table(index=["layer", "other_layer"], columns="setting", values="value")
+    away = table.sub(table[settings[0]], axis=0).abs().mean() if settings[0] in table else table.mean()
+    others = sorted(settings[1:], key=lambda name: -away.get(name, 0.0))[: MOST - 1]
+    return [name for name in settings if name == settings[0] or name in others]
 
 
 def page_of_matrices(means: Matrices) -> Figure:
@@ -77,10 +108,14 @@ def page_of_matrices(means: Matrices) -> Figure:
     for row, metric in zip(axes, metrics, strict=True):
         _draw_row(page, row, metric, means)
     for axis, setting in zip(axes[0], means.settings, strict=True):
-        axis.set_title(inert(setting), fontsize=8)
+        axis.set_title(inert(short(setting)), fontsize=8)
     n_runs = int(means.values["n_runs"].max())
     text = f"{means.n_layers} layers; mean over {counted(n_runs, 'run')} each at most. Grey: missing pairs."
-    caption(page, text + (f" Not shown: {counted(means.n_left_out, 'further setting')}." if means.n_left_out else ""))
+    if means.n_left_out:
+        text += f" Not shown: {counted(means.n_left_out, 'further setting')}, nearer to the baseline."
+    if means.left_out:
+        text += f" Measured at too few pairs to draw: {', '.join(means.left_out)}."
+    caption(page, text)
     return page
 
 

@@ -10,7 +10,8 @@ from sparsedepth.plots.correlations import correlations, draw_correlations, knob
 from sparsedepth.plots.page import Drawing
 from sparsedepth.plots.profiles import METRICS, draw_profiles, profiles
 from sparsedepth.plots.runs import read_metrics, read_runs
-from sparsedepth.plots.style import caption, depth_colours, depth_legend, knob_legend, knob_markers
+from sparsedepth.plots.style import caption, depth_colours, depth_legend, knob_markers
+from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
 from sparsedepth.store.tuning import chosen, standing, trained
@@ -43,15 +44,16 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figur
             f" {len(runs) - len(known)} measured without a training configuration "
             f"(not shown; see --figure layer_profile)."
         )
-    depth_legend(page, colours)
+    depth_legend(page, colours, knob_markers(knob_names(chain)) if with_chain else None)
     if with_chain:
         draw_correlations(chain, list(axes[:2].ravel()))
-        knob_legend(page, knob_markers(knob_names(chain)))
         text += " ρ: Spearman, [95% interval, bootstrap over configurations]."
         text += mark((name for panel in chain.links for name in panel), known)
     if with_profiles:
         by_depth = profiles(known, layers)
         draw_profiles(by_depth, axes[-1], colours)
+        scores = [score.name for score in PROFILED if score.rows in METRICS and not with_chain]
+        text += mark(scores, known)
         text += " Profiles: runs at the baseline, or nearest to it; dashed: the threshold of usefulness."
         if by_depth.dropped:
             text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."

@@ -17,9 +17,10 @@ from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, caption, depth_colours, depth_legend, groups, knob_legend, knob_markers
+from sparsedepth.plots.style import GREY, caption, depth_colours, depth_legend, groups, knob_markers
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
+from sparsedepth.store.degeneracy import mark
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -40,6 +41,8 @@ class Front:
     (NAME_se, NaN for one seed), on_front."""
     n_diverged: int
     """Configurations with a diverged seed: not shown."""
+    degenerate: str = ""
+    """Which of the scores say nothing here, and why: a sentence."""
 
     @property
     def quantities(self) -> list[str]:
@@ -70,7 +73,7 @@ def front(runs: pd.DataFrame) -> Front:
     named = [name for name in names if cells[name].notna().any()]
     cells = cells.dropna(subset=named)
     cells["on_front"] = undominated(cells[named].to_numpy() * [-sign(name) for name in named])
-    return Front(cells=cells.reset_index(), n_diverged=len(diverged))
+    return Front(cells=cells.reset_index(), n_diverged=len(diverged), degenerate=mark(NAMES, runs))
 
 
 def undominated(costs_NQ: np.ndarray) -> np.ndarray:
@@ -94,15 +97,14 @@ def page_of_front(best: Front) -> Figure:
     markers = knob_markers(present)
     for axis, panel in zip(axes, panels, strict=True):
         _draw_front(axis, cells.assign(kind=kinds), panel, colours, markers)
-    depth_legend(page, colours)
-    knob_legend(page, markers, n_columns=5)
+    depth_legend(page, colours, markers)
     text = (
         f"{counted(len(cells), 'configuration')}, mean ± standard error over seeds. Ringed: the "
         f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(best.quantities)} at once. Line: the "
         f"front of the panel's two quantities."
     )
     left_out = f" Not shown: {counted(best.n_diverged, 'configuration')} with a diverged run."
-    caption(page, text + (left_out if best.n_diverged else ""))
+    caption(page, text + (left_out if best.n_diverged else "") + best.degenerate)
     return page
 
 

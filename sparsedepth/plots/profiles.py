@@ -12,7 +12,7 @@ import pandas as pd
 
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.runs import at_last_step, mean_and_range
-from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, set_scale
+from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, set_layer_scale
 from sparsedepth.quantities import BY_LAYER
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
@@ -70,11 +70,12 @@ def draw_profiles(by_depth: Profiles, axes: Sequence[Any], colours: dict[int, st
             axis.fill_between(
                 line["position"], line["low"], line["high"], color=colours[depth], alpha=0.18, linewidth=0
             )
-        set_scale(axis, "y", BY_LAYER[metric].scale, [*shown["low"], *shown["high"]])
-        if metric == "affine_loss_increase":
-            axis.set_yscale("symlog", linthresh=LINEAR_BELOW)  # even where no value needs it, the thresholds do
-            for threshold in by_depth.thresholds:
-                axis.axhline(threshold, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+        thresholds = by_depth.thresholds if metric == "affine_loss_increase" else ()
+        set_layer_scale(axis, BY_LAYER[metric].scale, [*shown["low"], *shown["high"]])
+        if thresholds and axis.get_yscale() == "linear":  # even where no value needs it, the thresholds do
+            axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
+        for threshold in thresholds:
+            axis.axhline(threshold, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
         n_runs = sorted(set(shown["n_runs"]))
         counts = " to ".join(str(n) for n in dict.fromkeys((n_runs[0], n_runs[-1])))
         text = f"mean and range of {counts} runs per depth" if n_runs[-1] > 1 else "one run per depth"

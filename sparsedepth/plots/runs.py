@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -32,6 +33,13 @@ def read_runs(store: "Store") -> pd.DataFrame:
     runs = store.frame("select * from runs")
     check_comparable(runs)
     return runs
+
+
+def results_folders(store: "Store") -> list[str]:
+    """The results folders that a store's runs lie in."""
+    return sorted(
+        {str(Path(folder).parent.parent) for (folder,) in store.sql("select folder from runs").rows if folder}
+    )
 
 
 def trained_runs(store: "Store") -> pd.DataFrame:

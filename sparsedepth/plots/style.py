@@ -4,6 +4,7 @@ Depth is ordered, so it has an ordered colour scale (viridis: lightness alone te
 few, so they have marker shapes.
 """
 
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,9 +28,19 @@ SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."),
 """Colour (Okabe and Ito's, for every eye), marker and dashes (for a grey printer) of the lines of one panel."""
 BASELINE = ("#222222", "o", "-")
 """The setting that others are compared with."""
-SETTINGS = (*SERIES[:3], ("#cc79a7", "D", ":"), ("#e69f00", "v", "--"))
+SETTINGS = (
+    *(*SERIES[:3], ("#cc79a7", "D", ":"), ("#e69f00", "v", "--"), ("#56b4e9", "P", "-")),
+    *(("#882255", "X", "-."), ("#999933", "<", ":"), ("#332288", ">", "--")),
+)
+"""Okabe and Ito's colours, then three of Tol's muted ones: names have no order, so their colours have none."""
 LINEAR_BELOW = 0.01
 """A relative loss increase may be negative and spans decades: logarithmic above this, linear below."""
+STANDS_OUT = 10
+"""A value this many times the median one sets a linear axis' scale alone: the first layer's, above all."""
+DECADES = 4
+"""Of a symlog axis above its linear part, at most."""
+LONGEST = 30
+"""Characters of a setting's name beside an axis."""
 
 RC: dict[Any, Any] = {
     "axes.edgecolor": "#444444",
@@ -81,12 +92,12 @@ def knob_markers(names: Sequence[str]) -> dict[str, str]:
 
 
 def setting_styles(n: int) -> list[tuple[str, str, str]]:
-    """Colour, marker and dashes of n settings of one knob, the baseline first; many are shades in order."""
+    """Colour, marker and dashes of n settings, the baseline first."""
     from seaborn import color_palette
 
     if n <= 1 + len(SETTINGS):
         return [BASELINE, *SETTINGS][:n]
-    shades = color_palette("flare", n - 1)
+    shades = color_palette("husl", n - 1)
     rest = [(to_hex(shade), MARKERS[i % len(MARKERS)], SERIES[i % len(SERIES)][2]) for i, shade in enumerate(shades)]
     return [BASELINE, *rest]
 
@@ -98,23 +109,18 @@ def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:
     return Line2D([], [], label=label, **line)
 
 
-def depth_legend(page: Figure, colours: dict[int, str], n_columns: int = 4) -> None:
-    """Above the page, on the left."""
-    _legend(page, "left", {f"{depth} layers": (colour, "o") for depth, colour in colours.items()}, n_columns)
-
-
-def knob_legend(page: Figure, markers: dict[str, str], n_columns: int = 6) -> None:
-    """Above the page, on the right."""
-    _legend(page, "right", {name: ("#444444", marker) for name, marker in markers.items()}, n_columns)
-
-
-def _legend(page: Figure, side: Literal["left", "right"], swatches: dict[str, tuple[str, str]], n_columns: int) -> None:
+def depth_legend(
+    page: Figure, colours: dict[int, str], markers: dict[str, str] | None = None, n_columns: int = 4
+) -> None:
+    """Above the page: a colour for each depth, a shape for each knob. On the left, where a narrow window shows it."""
+    swatches = {f"{depth} layers": (colour, "o") for depth, colour in colours.items()}
+    swatches |= {name: ("#444444", marker) for name, marker in (markers or {}).items()}
     handles = [
-        Line2D([], [], linestyle="", marker=marker, markersize=6, color=colour, label=label)
+        Line2D([], [], linestyle="", marker=marker, markersize=6, color=colour, label=inert(label))
         for label, (colour, marker) in swatches.items()
     ]
     spacing: Any = {"ncols": min(n_columns, len(handles)), "handletextpad": 0.1, "columnspacing": 1.2}
-    page.legend(handles=handles, loc="outside upper left" if side == "left" else "outside upper right", **spacing)
+    page.legend(handles=handles, loc="outside upper left", **spacing)
 
 
 def groups(frame: "pd.DataFrame", *names: str) -> Iterator[tuple[Any, "pd.DataFrame"]]:
@@ -125,6 +131,15 @@ def groups(frame: "pd.DataFrame", *names: str) -> Iterator[tuple[Any, "pd.DataFr
 def inert(text: str) -> str:
     """Text from a store as it stands: between dollar signs, matplotlib would take it for a formula."""
     return text.replace("$", r"\$")
+
+
+def short(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def folded(text: str) -> str:
+    """A long name over several lines."""
+    return "\n".join(textwrap.wrap(text, LONGEST, break_on_hyphens=False))
 
 
 def caption(page: Figure, *paragraphs: str) -> None:
@@ -139,17 +154,37 @@ def layer_ticks(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
 
 
-def spans_decades(values: Iterable[float]) -> bool:
-    """Whether loss increases reach so far above the linear part of their scale that it would squeeze them."""
-    return max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW
+def linear_below(values: Iterable[float]) -> float | None:
+    """Where a symlog axis of values by layer turns linear: the decade of the median size, so that what is typical is
+    seen beside what stands out; or of nine tenths of the negative ones, if that is higher: an increase of that size is
+    noise. None where a linear axis shows all."""
+    shown = np.array([value for value in values if value])
+    sizes = np.abs(shown)
+    if not len(sizes) or sizes.max() <= STANDS_OUT * np.median(sizes):
+        return None
+    negative = sizes[shown < 0]
+    noise = np.quantile(negative, 0.9) if len(negative) else 0.0
+    return float(10.0 ** math.floor(math.log10(max(np.median(sizes), noise, sizes.max() / 10**DECADES))))
 
 
 def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:
     """The scale of a quantity's axis; `values` are those shown, without NaN."""
     if scale == "log" and len(values):
         log_scale(axes, which, values)
-    elif scale == "symlog" and spans_decades(values):
+    elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW:
         (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=LINEAR_BELOW)
+
+
+def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
+    """The y scale of a quantity by layer: the first layer may be a thousand times the others, whose differences are the
+    question. Logarithmic then, where no value is negative or 0."""
+    threshold = None if scale == "log" else linear_below(values)
+    if threshold is None:
+        set_scale(axis, "y", scale, values)
+    elif min(values) > 0:
+        axis.set_yscale("log")
+    else:
+        axis.set_yscale("symlog", linthresh=threshold)
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:

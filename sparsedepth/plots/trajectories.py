@@ -20,7 +20,7 @@ from matplotlib.ticker import NullLocator
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run
-from sparsedepth.plots.style import MARKERS, MISSING, SERIES, caption, log_scale
+from sparsedepth.plots.style import MISSING, SERIES, caption, log_scale, setting_styles
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -194,18 +194,19 @@ def short_names(families: Sequence[str]) -> dict[str, str]:
 def _draw_depth(axis: Any, picture: Picture) -> None:
     families = list(dict.fromkeys(picture.angles["family"]))
     names = short_names(families)
-    for index, family in enumerate(families):
-        colour, _, dashes = SERIES[index % len(SERIES)]
+    families.sort(key=lambda family: names[family] != "baseline")
+    styles = setting_styles(len(families))
+    for index, (family, (colour, marker, dashes)) in enumerate(zip(families, styles, strict=True)):
+        front = 4 + len(families) - index  # the first, the baseline, in front
         shown = picture.angles[picture.angles["family"] == family]
         label = names[family]
         if (law := picture.laws.get(family)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b = {law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
-            axis.plot(depths, law(family, depths), color=colour, linestyle=dashes, linewidth=1.1)
-        marker = MARKERS[index % len(MARKERS)]
+            axis.plot(depths, law(family, depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
         label = "\n".join(textwrap.wrap(label, 58))
-        axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=3)
+        axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=front)
     depths, angles = sorted(set(picture.angles["n_layers"])), picture.angles[ANGLE].astype(float)
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])
     axis.plot([depths[0], depths[-1]], reference, color=MISSING, linewidth=2.5, zorder=0)

@@ -1,7 +1,7 @@
 """The report's tables: named columns, and cells that carry the words for people and the value to sort by."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -13,6 +13,7 @@ from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.effects.sentences import size_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.degeneracy import SCORES, reasons_in, rows_of
 from sparsedepth.store.render import readable
 from sparsedepth.store.tuning import trained
 
@@ -32,6 +33,7 @@ RESULTS = (
     "seconds",
 )
 """Columns of the table of runs, where any run has them."""
+DEGENERATE = "†"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,20 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
     names = ["run_id", *first, *same, *varied, "seed", "outcome", *results]
     columns = [(name, meaning_of(name)) for name in names]
-    return table_of(columns, (tuple(row) for row in runs[names].itertuples(index=False)))
+    said = {name: [reasons_in(name, run) for run in rows_of(runs, name)] for name in names if name in SCORES}
+    rows = [
+        [_with_mark(value, said[name][i]) if name in said else value for name, value in zip(names, row, strict=True)]
+        for i, row in enumerate(runs[names].itertuples(index=False))
+    ]
+    return table_of(columns, rows)
+
+
+def _with_mark(value: Any, reasons: Sequence[str]) -> Cell:
+    """A score, marked where it says nothing of its run."""
+    plain_cell = cell(value)
+    return (
+        replace(plain_cell, text=f"{plain_cell.text} {DEGENERATE}") if reasons and plain_cell.key != "" else plain_cell
+    )
 
 
 def _repeats(runs: pd.DataFrame, name: str) -> bool:

@@ -41,7 +41,7 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
     by_key = [{tuple(cell.knobs[name] for name in held): (cell, values) for cell, values in side} for side in sides]
     settings = settings_of([cell for side in sides for cell, _ in side])
     fields = [name for name in settings.varying if name in held]
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for key in dict.fromkeys([*by_key[0], *by_key[1]]):
         here = [side.get(key) for side in by_key]
         cell = next(known[0] for known in here if known)

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from frames import grid
 
-from sparsedepth.plots.by_knob import ALL_RUNS, lines, page_of_lines, single_moves
+from sparsedepth.plots.by_knob import ALL_RUNS, lines, page_of_lines, shown_knobs, single_moves
 
 AXES = {"n_layers": [2, 4, 8], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
@@ -57,7 +57,7 @@ def test_the_page_has_a_row_per_knob_and_a_column_per_panel(runs):
     page = page_of_lines(lines(runs, rows_of(runs), over_training=True))
     assert len(page.axes) == 4
     assert [len(axis.get_lines()) for axis in page.axes] == [4] * 4  # two settings at two depths
-    legend = page.axes[1].get_legend()
+    legend = page.axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["weight_decay=0", "weight_decay=0.3"]
 
 
@@ -73,3 +73,21 @@ def test_a_null_and_what_has_no_place_on_a_log_axis_are_left_out(runs):
     rows.loc[rows["layer"] == 1, "value"] = None
     rows.loc[rows["layer"] == 2, "value"] = 0.0
     assert lines(runs, rows).rows["x"].min() == 3
+
+
+def test_of_many_knobs_those_whose_settings_lie_apart_are_shown():
+    """Two panels leave room for four knobs of five; the one that doubles nothing is left out, and named."""
+    axes = {"weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "depth_scale": ["none", "lns"], "beta1": [0.9, 0.8]}
+    runs = grid({**axes, "beta2": [0.95, 0.9]}, lambda config: {"val_loss": 3.0}, n_layers=2, batch_tokens=1024)
+    factor = (1 + (runs["weight_decay"] > 0)) * (1 + (runs["n_kv_heads"] == 1)) * (1 + (runs["beta1"] < 0.9))
+    factor *= 1 + (runs["depth_scale"] == "lns")
+    sizes = dict(zip(runs["run_id"], factor, strict=True))
+    rows = pd.DataFrame(
+        [(run, step, layer, "residual_variance", size * layer) for run, size in sizes.items() for step in (0, 10)
+         for layer in (1, 2)],
+        columns=["run_id", "step", "layer", "metric", "value"],
+    )  # fmt: skip
+    found = lines(runs, rows, over_training=True)
+    assert shown_knobs(found, 4) == [knob for knob in found.settings if knob != "beta2"]
+    page = page_of_lines(found)
+    assert len(page.axes) == 8 and "closer together: beta2." in page.get_supxlabel()

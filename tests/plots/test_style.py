@@ -8,7 +8,14 @@ from matplotlib.figure import Figure
 
 from sparsedepth.plots.correlations import PANELS
 from sparsedepth.plots.profiles import METRICS
-from sparsedepth.plots.style import depth_colours, knob_markers, log_scale
+from sparsedepth.plots.style import (
+    depth_colours,
+    knob_markers,
+    linear_below,
+    log_scale,
+    set_layer_scale,
+    setting_styles,
+)
 from sparsedepth.quantities import axis_label
 
 
@@ -42,3 +49,24 @@ def test_logarithmic_labels_do_not_crowd(values):
     shown = [tick for tick in axes.yaxis.get_majorticklocs() if low <= tick <= high]
     assert axes.get_yscale() == "log"
     assert 2 <= len(shown) <= 10
+
+
+def test_the_first_layer_does_not_set_the_scale_alone():
+    """One value a thousand times the others, which differ: logarithmic, or where some are negative linear below the
+    decade of nine tenths of these; values of one size stay linear."""
+    axis = Figure().subplots()
+    set_layer_scale(axis, "linear", [1.0, 2e-3, 1e-3, 3e-3])
+    assert axis.get_yscale() == "log"
+    values = [1.0, 2e-5, 3e-5, -2e-3, -3e-3, 1e-5]
+    assert linear_below(values) == 1e-3
+    axis = Figure().subplots()
+    axis.plot(values)
+    set_layer_scale(axis, "symlog", values)
+    low, deep, first = axis.transData.transform([(0, 0.0), (0, 1e-3), (0, 1.0)])[:, 1]
+    assert axis.get_yscale() == "symlog" and deep - low > (first - low) / 10
+    assert linear_below([1.0, 0.5, 0.2]) is None and linear_below([]) is None
+
+
+@pytest.mark.parametrize("n", [2, 8, 10, 14])
+def test_settings_have_colours_of_their_own(n):
+    assert len({style[0] for style in setting_styles(n)}) == n
