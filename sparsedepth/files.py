@@ -7,6 +7,7 @@ Locks are files too: `locked`.
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -144,8 +145,7 @@ def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
             raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
         if facts.st_size > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
-        with open(handle, "rb", closefd=False) as file:
-            return file.read()
+        return io.FileIO(handle, closefd=False).readall()
     finally:
         os.close(handle)
 

@@ -3,14 +3,15 @@
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.folder import Record
 
+_NAMES = {score.name: {column.name for column in score.depth_columns()} for score in PROFILED}
+
 
 def depth_columns(record: Record) -> dict[str, float | None]:
     """Columns of `runs` that a record's summary lacks, from its rows at the last step; empty where it has them."""
     missing = [
         score
         for score in PROFILED
-        if record.summary.get(score.name) is not None
-        and not any(column.name in record.summary for column in score.depth_columns())
+        if record.summary.get(score.name) is not None and _NAMES[score.name].isdisjoint(record.summary)
     ]
     if not missing:
         return {}

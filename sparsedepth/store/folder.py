@@ -71,6 +71,8 @@ REQUIRED = ("manifest.json", "summary.json")
 FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
 """The names that make up the record; the weights alone may be absent from a copy."""
 
+_SEED = re.compile(r"^seed: (0|[1-9]\d{0,8})$", re.MULTILINE)
+
 MAX_ROWS = 50_000_000
 """A table above this is not read: no run of ours comes near."""
 
@@ -295,10 +297,20 @@ def _marker_of_complete(folder: Path) -> Marker:
 
 def _parse_config(folder: Path, content: bytes) -> RunConfig:
     try:
-        with warnings.catch_warnings(action="ignore"):  # said when the run was configured
-            return build(RunConfig, _parse_yaml(content.decode()), "config.yaml")
+        text = content.decode()
+        seeds = _SEED.findall(text)
+        if len(seeds) != 1:  # written by hand
+            return _build_config.__wrapped__(text)
+        return _build_config(_SEED.sub("seed: 0", text)).model_copy(update={"seed": int(seeds[0])})
     except ValueError as error:
         raise DamagedRun(folder, "config.yaml", f"is no configuration of this version ({error})") from None
+
+
+@functools.lru_cache(maxsize=2048)
+def _build_config(text: str) -> RunConfig:
+    """Replicates differ in their seed alone, which no check looks at, and are built once."""
+    with warnings.catch_warnings(action="ignore"):  # said when the run was configured
+        return build(RunConfig, _parse_yaml(text), CONFIG)
 
 
 def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Any:

@@ -44,6 +44,7 @@ from sparsedepth.store.folder import (
     parse_record,
     table_bytes,
 )
+from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.schema import COLUMNS, RUN_COLUMNS, TABLES
 
 if TYPE_CHECKING:
@@ -267,12 +268,20 @@ def _config_columns(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any
     if isinstance(run, ImportedRecord):
         named = {"cell_id": run.run.cell_id, "origin": run.run.origin, "cluster": run.run.cluster}
         return {**named, "unknown_fields": ",".join(run.run.unknown), **run.run.config}
-    subject = run.config if isinstance(run, Run) else run.model
-    named = (
-        {"cell_id": run.config.cell_id} if isinstance(run, Run) else {"cell_id": run.run_id, "model": run.model.model}
-    )
+    if isinstance(run, Run):
+        return {**_cell_columns(run.config.model_copy(update={"seed": 0})), "seed": run.config.seed}
+    return {"cell_id": run.run_id, "model": run.model.model, **_fields_of(run.model)}
+
+
+@functools.lru_cache(maxsize=2048)
+def _cell_columns(cell: RunConfig) -> dict[str, Any]:
+    """Of all runs that differ in the seed alone."""
+    return {"cell_id": cell.run_id, **_fields_of(cell)}
+
+
+def _fields_of(subject: RunConfig | MeasuredModel) -> dict[str, Any]:
     values = {name: getattr(subject, name, None) for name in RunConfig.model_fields}
-    return named | {name: json.dumps(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: json.dumps(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 _PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool}
