@@ -10,7 +10,7 @@ PY ?= $(VENV)/bin/python
 BIN = $(dir $(PY))
 SMOKE = build/smoke
 
-.PHONY: quickstart test smoke slow chaos gpu gpu-dry lint install clean
+.PHONY: quickstart test smoke audit slow chaos gpu gpu-dry lint install clean
 
 quickstart: install
 	@echo "== quickstart: 18 small decoders, about 4 minutes on 2 cores; Ctrl-C and the same command continue =="
@@ -42,6 +42,10 @@ smoke:
 	cd $(SMOKE) && venv/bin/sparsedepth plot results -o figure.png
 	cd $(SMOKE) && venv/bin/sparsedepth report results -o report.html
 	@echo "== smoke: installed into an empty environment; sweep, query, recipe, plot and report work there =="
+
+# The packages of `make smoke` against known holes, where a database of advisories can be reached.
+audit:
+	@$(PYTHON) .ci/audit
 
 slow: install
 	$(PY) -m pytest -m "slow or gpu"
