@@ -37,7 +37,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.sentences import NOTHING, counted, estimate_text
+from sparsedepth.effects.script import NOTHING
+from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.files import write_bytes
 
 CLAIM = (

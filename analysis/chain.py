@@ -6,8 +6,7 @@ python analysis/chain.py RESULTS_DIR [...]
 import sys
 
 from sparsedepth.effects.causal_evidence import weigh
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import NOTHING, read_runs
+from sparsedepth.effects.script import NOTHING, read_runs, run_script
 from sparsedepth.effects.text_report import evidence_lines, heading_of
 
 CLAIM = (

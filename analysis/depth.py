@@ -5,8 +5,7 @@ python analysis/depth.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import answer
+from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
     "from 12 to 16, 24, 32 layers usefulness falls 1.00, 0.81, 0.63, 0.56, the causal score .355, .336, .289, .259, "

@@ -5,10 +5,11 @@ python analysis/depth_exponent.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.depth_slope import depth_slope, depth_slopes, exponent_text, slope_sentence
+from sparsedepth.effects.depth_slope import depth_slope, exponent_text, slope_sentence
+from sparsedepth.effects.family import measure_slopes
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import NOTHING, chance_text, estimate_text, read_runs
+from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.sentences import estimate_text
 
 CLAIM = (
     "loss falls about as 1 / depth, exponent 1.2 +- 0.3 over dense models, because most layers average their errors "
@@ -30,14 +31,11 @@ def main(paths: list[str]) -> int:
         f"  depth slope of val_loss {estimate_text(whole.slope, 'nat/token per doubling of n_layers')}; "
         f"exponent {exponent_text(whole)}"
     )
-    knobs = find_knobs(runs)
-    slopes = [contrast for knob in knobs for contrast in depth_slopes(runs, knob)]
+    slopes = measure_slopes(runs) if find_knobs(runs) else []
     for contrast in slopes:
         print(f"  {slope_sentence(contrast)}")
     if not slopes:
         print("  no setting of a knob was run at two depths beside its baseline: recipes cannot be compared")
-    if len(slopes) > 1:
-        print(chance_text(len(slopes)))
     return 0
 
 

@@ -5,8 +5,7 @@ python analysis/gqa.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import answer
+from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
     "with 'group size' 1 (multi-head), 4, 16 perplexity is 14.52, 14.50, 14.47 and usefulness 0.81, 0.87, 0.87: one of "

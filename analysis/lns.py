@@ -7,8 +7,7 @@ The control of the whole chain: if LNS raises usefulness with sparsity unchanged
 
 import sys
 
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import answer
+from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
     "LNS takes perplexity from 26.73 to 25.76 at 130M (12 layers) and 21.92 to 20.35 at 250M (24 layers), and the last "

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.family import effects_of
 from sparsedepth.effects.knobs import find_knob, joint_knob
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import answer, contrast_sentence
+from sparsedepth.effects.script import answer, run_script
+from sparsedepth.effects.sentences import contrast_sentence
 
 CLAIM = (
     "usefulness 0.87 -> 0.94 and perplexity 17.56 -> 15.89 from Dense-400M to MoE-2B/400M; 0.81 -> 0.94 and 14.52 -> "
@@ -29,7 +29,7 @@ def against_wide_dense(runs: pd.DataFrame) -> Iterator[str]:
         return
     for wide in list(width.settings.values())[1:]:
         both = joint_knob(runs, (experts, width), {**experts.settings[experts.baseline], **wide})
-        for contrast in (one for outcome in OUTCOMES for one in contrasts(runs, both, outcome)):
+        for contrast in (one for outcome in OUTCOMES for one in effects_of(runs, [both], outcome)):
             if "n_experts=0" not in contrast.setting:
                 yield contrast_sentence(contrast)
 

@@ -7,8 +7,8 @@ import sys
 from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import NOTHING, contrast_sentence, read_runs
+from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.store.comparable_loss import loss_of
 
 CLAIM = (

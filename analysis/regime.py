@@ -6,8 +6,7 @@ python analysis/regime.py RESULTS_DIR [...]
 import sys
 
 from sparsedepth.effects.regime import regime_lines, regimes
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import NOTHING, read_runs
+from sparsedepth.effects.script import NOTHING, read_runs, run_script
 from sparsedepth.effects.token_kinds import kind_sentence, token_kinds
 from sparsedepth.store.connection import open_store
 

@@ -7,8 +7,7 @@ The loss is compared at the context that all runs share: at its own length a lon
 
 import sys
 
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import answer
+from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
     "for T = 256, 512, 1024, 2048, 4096, 8192 usefulness is 0.69, 0.75, 0.75, 0.81, 0.81, 0.75 and perplexity, each at "

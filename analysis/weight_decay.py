@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from sparsedepth.effects.script import run_script
-from sparsedepth.effects.sentences import answer
+from sparsedepth.effects.script import answer, run_script
 
 CLAIM = (
     "for lambda = 0, 0.01, 0.1, 1, 3 usefulness is 0.75, 0.75, 0.81, 0.69, 0.63 and perplexity 15.63, 15.20, 14.83, "

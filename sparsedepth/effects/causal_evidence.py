@@ -6,7 +6,8 @@ A recipe earns the same words by other rules, from its held-out tests (`sparsede
                 skill = 1 - sum_depths SSE(y - b_without_this_depth x) / sum_depths SST(y),  interval > 0,
                 x and y the ranks within depth, b the least-squares slope over the other depths
     causes      associated, and an intervention moved the cause, did not move what else could be behind it (by more than
-                EQUIVALENT of the baseline, interval included), and moved the effect: two verdicts of `contrast`
+                EQUIVALENT of the baseline, interval included), and moved the effect: two verdicts of
+                `family.effects_over_depths`, over all depths and corrected over all settings
 
 The interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
 sparsity; a random mask makes weights sparse without training having done so. 'causes' says that the link acts, under
@@ -33,8 +34,9 @@ from sparsedepth.effects.chain import (
     percentiles,
     resamples,
 )
-from sparsedepth.effects.contrast import Contrast, compare
-from sparsedepth.effects.knobs import find_knob, find_knobs
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.family import effects_over_depths
+from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning import standing
 
@@ -137,15 +139,19 @@ def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[Interve
     return "predicts" if skill.lo is not None and skill.lo > 0 else "associated"
 
 
+Known = dict[str, dict[str, Contrast]]
+"""Outcome -> setting -> its effect over all depths."""
+
+
 def weigh(runs: pd.DataFrame, seed: int = 0) -> list[LinkEvidence]:
     """The evidence on every link of the chain that was measured, from the runs that stand for a configuration. `seed`
     draws the bootstraps."""
-    runs = standing(runs)
-    return [weigh_link(runs, cause, effect, seed) for cause, effect in links_of(runs)]
+    runs, known = standing(runs), Known()
+    return [weigh_link(runs, cause, effect, seed, known) for cause, effect in links_of(runs)]
 
 
-def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> LinkEvidence:
-    """The evidence on one link."""
+def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0, known: Known | None = None) -> LinkEvidence:
+    """The evidence on one link; `known` as in `interventions`."""
     knobs = [knob for knob in find_knobs(runs) if knob.is_pure]
     links = [link(runs, cause, effect, "pooled", seed), link(runs, cause, effect, "within depth", seed)]
     loss = loss_of(runs)
@@ -153,7 +159,7 @@ def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Li
         links.append(link(runs, cause, effect, "within depth", seed, given=loss))
     links += [link_within(runs, knob, cause, effect, seed) for knob in knobs]
     links.append(link_between(runs, knobs, cause, effect, seed))
-    predicted, tried = skill(runs, cause, effect, seed), interventions(runs, cause, effect)
+    predicted, tried = skill(runs, cause, effect, seed), interventions(runs, cause, effect, known)
     return LinkEvidence(
         cause=cause,
         effect=effect,
@@ -164,19 +170,24 @@ def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Li
     )
 
 
-def interventions(runs: pd.DataFrame, cause: str, effect: str) -> list[InterventionEffect]:
-    """Every setting of every intervention on this cause that was run beside its baseline, nothing else changed."""
+def interventions(runs: pd.DataFrame, cause: str, effect: str, known: Known | None = None) -> list[InterventionEffect]:
+    """Every setting of every intervention on this cause that was run beside its baseline, nothing else changed. `known`
+    holds the effects of these runs by outcome, and is added to."""
+    known = {} if known is None else known
     tried = []
     for intervention in INTERVENTIONS:
-        knob = find_knob(runs, intervention.field) if intervention.moves == cause and intervention.leaves else None
-        if knob is None or not knob.is_pure:
+        if intervention.moves != cause or not intervention.leaves:
             continue
-        for setting in list(knob.settings)[1:]:
-            moved, moving = (compare(runs, knob, setting, name) for name in (cause, effect))
-            left = [compare(runs, knob, setting, name) for name in intervention.leaves]
+        names = (cause, effect, *intervention.leaves)
+        for name in (name for name in names if name not in known):
+            contrasts = effects_over_depths(runs, find_knobs(runs), name)
+            known[name] = {contrast.setting: contrast for contrast in contrasts}
+        pure = (knob for knob in find_knobs(runs) if intervention.field in knob.fields and knob.is_pure)
+        for setting in (setting for knob in pure for setting in list(knob.settings)[1:]):
+            moved, moving, *left = (known[name].get(setting) for name in names)
             if moved is not None and moving is not None:
-                known = tuple(contrast for contrast in left if contrast is not None)
-                tried.append(InterventionEffect(intervention=intervention, moved=moved, left=known, effect=moving))
+                still = tuple(contrast for contrast in left if contrast is not None)
+                tried.append(InterventionEffect(intervention=intervention, moved=moved, left=still, effect=moving))
     return tried
 
 

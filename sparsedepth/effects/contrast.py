@@ -1,13 +1,14 @@
 """Paired contrasts: what one knob does to an outcome, over runs that differ in nothing else.
 
-With d_i = outcome(setting) - outcome(baseline) of pair i = 1..n (see `pairs`):
+The seed is the unit. With d_s the mean of outcome(setting) - outcome(baseline) over the pairs of seed s = 1..S (see
+`pairs`; pairs of one seed share its noise and count once together), and y_ks the mean outcome of side k over them:
 
-    effect = mean(d)                 95% interval: Student's, over pairs (see `intervals`)
-    noise  = sqrt(sum over cells of sum_s (y_cs - mean_c)^2 / sum over cells of (S_c - 1)),  S_c seeds in cell c
-    floor  = t(df, 0.975) noise sqrt(2 / n):  the smallest difference of two means of n runs that seeds do not explain
+    effect = mean(d)                 95% interval: Student's, over seeds; in a family, moderated (see `intervals`)
+    noise  = sqrt(sum over k of sum_s (y_ks - mean_k)^2 / 2 (S - 1)),  k = setting, baseline
+    floor  = t(2 (S - 1), 0.975) noise sqrt(2 / S):  the smallest difference of two means that seeds do not explain
 
-An effect is called 'lower' or 'higher' only if its interval excludes 0 *and* it exceeds the floor. Diverged runs are
-counted and never averaged.
+An effect is called 'lower' or 'higher' only if its interval excludes 0 *and* it exceeds the floor, and in a family if
+Holm's p is at most ALPHA besides. Diverged runs are counted and never averaged.
 """
 
 import math
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.intervals import Estimate, Judged, estimate, t_critical, verdict_of
+from sparsedepth.effects.intervals import Estimate, Judged, estimate, floor_of
 from sparsedepth.effects.knobs import Design, Knob, design_of
 from sparsedepth.effects.pairs import (
     BASES,
@@ -41,12 +42,8 @@ class Contrast(Judged):
     n_layers: int | None
     """None: all depths, as where depth itself is the knob."""
     outcome: str
-    unit: str
-    """Of `effect` and `floor`; 'ln ratio' where the outcome is compared on a log scale."""
     baseline_mean: float | None
     """Over the same pairs, in the outcome's own unit (the geometric mean on a log scale)."""
-    noise: float | None
-    """Standard deviation over seeds, pooled over the cells of these pairs; None without two seeds in any cell."""
     noise_df: int
     n_seeds: int
     n_diverged: int
@@ -81,7 +78,7 @@ class Contrast(Judged):
 @dataclass(frozen=True, kw_only=True)
 class Interaction(Judged):
     """What depth does to an effect: effect(deep) - effect(shallow), paired by seed and everything else. Its floor is 0:
-    seeds are in the interval already."""
+    seeds are in the interval already. The seed is the unit."""
 
     knob: str
     setting: str
@@ -89,7 +86,6 @@ class Interaction(Judged):
     shallow: int
     deep: int
     outcome: str
-    unit: str
 
 
 def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None) -> list[Contrast]:
@@ -163,10 +159,11 @@ def _contrast(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth:
         unit=unit_of(outcome),
         baseline_mean=math.exp(baseline) if baseline is not None and is_ratio(outcome) else baseline,
         effect=uncertainty.effect,
+        by_seed=uncertainty.by_seed,
+        least_sd=uncertainty.least_sd,
         noise=uncertainty.noise,
         noise_df=uncertainty.noise_df,
         floor=uncertainty.floor,
-        verdict=verdict_of(uncertainty.effect, uncertainty.floor),
         n_seeds=int(usable["seed"].nunique()),
         n_diverged=int(diverged.sum()),
         n_baseline_diverged=int(baseline_diverged.sum()),
@@ -182,6 +179,8 @@ class Uncertainty:
     """The effect of some pairs with its interval, and the floor beneath it."""
 
     effect: Estimate
+    by_seed: tuple[float, ...]
+    least_sd: float
     noise: float | None
     noise_df: int
     floor: float | None
@@ -192,16 +191,26 @@ def uncertainty_of(rows: pd.DataFrame, outcome: str) -> Uncertainty:
     nowhere else, for contrasts at one depth and over all."""
     usable = rows[rows["difference"].notna()]
     least_sd = rounding_sd(outcome, rows["n_layers"].min(), rows["n_layers_baseline"].min())
-    effect = estimate(usable["difference"].to_numpy(), least_sd)
-    base = usable[~usable["run_id_baseline"].duplicated()]  # without a basis, several settings' runs share a baseline's
-    spread, df = _noise(
-        np.concatenate([usable["cell_id"], base["cell_id_baseline"]]),
-        np.concatenate([usable["value"], base["value_baseline"]]),
+    by_seed = usable.groupby("seed")[["difference", "value", "value_baseline"]].mean()
+    spread, floor = noise_and_floor(by_seed, least_sd)
+    differences = tuple(map(float, by_seed["difference"]))
+    return Uncertainty(
+        effect=replace(estimate(differences, least_sd), n=len(usable)),
+        by_seed=differences,
+        least_sd=least_sd,
+        noise=spread,
+        noise_df=2 * max(len(by_seed) - 1, 0),
+        floor=floor,
     )
-    floor = None
-    if spread is not None:
-        floor = t_critical(df) * max(spread * math.sqrt(2), least_sd) / math.sqrt(effect.n)
-    return Uncertainty(effect=effect, noise=spread, noise_df=df, floor=floor)
+
+
+def noise_and_floor(by_seed: pd.DataFrame, least_sd: float = 0.0) -> tuple[float | None, float | None]:
+    """The noise and the floor of two sides, `value` and `value_baseline`, one row per seed; None of one seed."""
+    n = len(by_seed)
+    if n < 2:
+        return None, None
+    spread = math.sqrt(float(by_seed[["value", "value_baseline"]].var(ddof=1).mean()))
+    return spread, floor_of(spread, 2 * (n - 1), n, least_sd)
 
 
 def noise(runs: pd.DataFrame, outcome: str) -> tuple[float | None, int]:
@@ -233,7 +242,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
         at_shallow, at_deep = (rows[rows["n_layers"] == depth] for depth in (shallow, deep))
         both = at_deep.merge(at_shallow, on="match", suffixes=("", "_shallow"))
         least_sd = rounding_sd(outcome, shallow, shallow, deep, deep)
-        effect = estimate((both["difference"] - both["difference_shallow"]).to_numpy(), least_sd)
+        change = (both["difference"] - both["difference_shallow"]).groupby(both["seed"]).mean()
         by_setting.append(
             Interaction(
                 knob=knob.name,
@@ -243,9 +252,10 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
                 deep=deep,
                 outcome=outcome,
                 unit=unit_of(outcome),
-                effect=effect,
+                effect=replace(estimate(change.to_numpy(), least_sd), n=len(both)),
+                by_seed=tuple(map(float, change)),
+                least_sd=least_sd,
                 floor=0.0,
-                verdict=verdict_of(effect, 0.0),
             )
         )
     return by_setting

@@ -4,29 +4,38 @@ A *line* is the runs that differ in n_layers alone (with the fields that it dete
 else. Two lines are a pair if they differ in one knob's setting; both are cut to the depths that they share.
 
     slope    = least-squares slope of the outcome over log2 n_layers: its unit per doubling of depth
-    effect   = mean over pairs of slope(setting) - slope(baseline), Student's 95% interval over pairs (see `intervals`)
-    floor    = t(df, 0.975) noise sqrt(sum over pairs of 2 / Sxx) / n:  what seeds alone explain (see `contrast`),
-               Sxx = sum over the line's depths of (log2 l - mean)^2
+    effect   = mean over seeds of slope(setting) - slope(baseline), each the mean over the seed's pairs; 95% interval:
+               Student's over seeds, moderated in a family (see `intervals`)
+    floor    = t(2 (S - 1), 0.975) noise sqrt(2 / S):  what S seeds alone explain, noise that of a seed's mean slope
 
 The exponent a of  outcome = E_line + c n_layers^-a  (c and a common to a setting's lines, c > 0) is given where four or
 more depths identify it: where the profile S(a) <= S_min (1 + t^2 / df) is bounded on both sides inside A_RANGE. Loss
 against depth bends little, so that few depths seldom do. The difference of two exponents has the jackknife's interval
-over pairs: pseudo-values n d - (n - 1) d_without_i (Tukey, 1958).
+over seeds: pseudo-values n d - (n - 1) d_without_i (Tukey, 1958).
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
 
-from sparsedepth.effects.contrast import noise
-from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, Judged, estimate, t_critical, verdict_of
+from sparsedepth.effects.contrast import noise_and_floor
+from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
 from sparsedepth.effects.pairs import unit_of, values_of
-from sparsedepth.effects.sentences import counted, estimate_text, floor_text, number_text
+from sparsedepth.effects.sentences import (
+    counted,
+    df_text,
+    estimate_text,
+    floor_text,
+    holm_text,
+    number_text,
+    seen_text,
+)
+from sparsedepth.store.student import t_critical
 from sparsedepth.store.tuning import standing
 
 MIN_DEPTHS = 4
@@ -61,8 +70,6 @@ class SlopeContrast(Judged):
 
     knob: str
     outcome: str
-    unit: str
-    """Of the slopes, `effect` and `floor`."""
     at_setting: DepthSlope
     at_baseline: DepthSlope
     exponent_difference: Estimate | None
@@ -88,7 +95,7 @@ def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> l
         usable = usable[usable.groupby("match")["n_layers"].transform("nunique") >= 2]
         if len(usable):
             diverged = int(pairs["diverged"].sum() + pairs["diverged_baseline"].sum())
-            slopes.append(_contrast(runs, knob, outcome, setting, usable, diverged))
+            slopes.append(_contrast(knob, outcome, setting, usable, diverged))
     return slopes
 
 
@@ -119,42 +126,40 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
     ).drop_duplicates(["setting", "match", "n_layers"])
 
 
-def _contrast(
-    runs: pd.DataFrame, knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int
-) -> SlopeContrast:
-    by_line = pairs.groupby("match", sort=True)
-    slopes = by_line.apply(lambda line: _line_slope(line, "value") - _line_slope(line, "value_baseline"))
+def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int) -> SlopeContrast:
+    sides = ("value", "value_baseline")
+    by_line = pairs.groupby(["seed", "match"], sort=True)
+    slopes = pd.DataFrame({side: by_line.apply(lambda line, side=side: _line_slope(line, side)) for side in sides})
+    by_seed = slopes.groupby("seed").mean()
+    n_seeds = len(by_seed)
+    difference = by_seed["value"] - by_seed["value_baseline"]
+    noise, floor = noise_and_floor(by_seed)
     run_ids = {*pairs["run_id"], *pairs["run_id_baseline"]}
-    spread, df = noise(runs[runs["run_id"].isin(run_ids)], outcome)
-    floor = None
-    if spread is not None:
-        variance = sum(2 / _sxx(line) for _, line in by_line)
-        floor = t_critical(df) * spread * math.sqrt(variance) / len(slopes)
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
     identified = at_setting.exponent and at_baseline.exponent
-    effect = estimate(slopes.to_numpy())
     return SlopeContrast(
         knob=knob.name,
         outcome=outcome,
         unit=f"{unit_of(outcome)} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        effect=effect,
+        effect=replace(estimate(difference.to_numpy()), n=len(slopes)),
+        by_seed=tuple(map(float, difference)),
+        noise=noise,
         floor=floor,
-        verdict=verdict_of(effect, floor),
         exponent_difference=_exponent_difference(pairs) if identified else None,
-        n_seeds=int(pairs["seed"].nunique()),
+        n_seeds=n_seeds,
         n_diverged=n_diverged,
         run_ids=tuple(sorted(run_ids)),
     )
 
 
 def _slope(setting: str, lines: pd.DataFrame, column: str) -> DepthSlope:
-    slopes = [_line_slope(line, column) for _, line in lines.groupby("match")]
+    slopes = lines.groupby(["seed", "match"]).apply(lambda line: _line_slope(line, column))
     return DepthSlope(
         setting=setting,
-        slope=estimate(slopes),
+        slope=replace(estimate(slopes.groupby("seed").mean().to_numpy()), n=len(slopes)),
         exponent=_exponent(lines, column),
         depths=tuple(sorted(set(map(int, lines["n_layers"])))),
     )
@@ -220,9 +225,9 @@ def _exponent_difference(pairs: pd.DataFrame) -> Estimate | None:
         here, there = _exponent(rows, "value"), _exponent(rows, "value_baseline")
         return None if here is None or there is None else here.value - there.value
 
-    names = sorted(set(pairs["match"]))
+    names = sorted(set(pairs["seed"]))
     whole = difference(pairs)
-    without = [difference(pairs[pairs["match"] != name]) for name in names] if len(names) >= MIN_PAIRS else [None]
+    without = [difference(pairs[pairs["seed"] != name]) for name in names] if len(names) >= MIN_VALUES else [None]
     if whole is None or any(jackknifed is None for jackknifed in without):
         return None
     n = len(names)
@@ -237,9 +242,10 @@ def slope_sentence(contrast: SlopeContrast) -> str:
     here, there = contrast.at_setting, contrast.at_baseline
     parts = [
         f"{here.setting} vs {there.setting}: depth slope of {contrast.outcome} {contrast.verdict}: "
-        f"{estimate_text(contrast.effect, contrast.unit)}",
+        f"{estimate_text(contrast.effect, contrast.unit)}{seen_text(contrast)}",
         f"{counted(contrast.effect.n, 'pair')} of lines over n_layers {', '.join(map(str, here.depths))}, "
-        f"{counted(contrast.n_seeds, 'seed')}, {floor_text(contrast.floor, contrast.unit)}",
+        f"{counted(contrast.n_seeds, 'seed')}{df_text(contrast)}, {floor_text(contrast.floor, contrast.unit)}"
+        f"{holm_text(contrast.p_holm)}",
         f"slopes {number_text(here.slope.mean)} and {number_text(there.slope.mean)}",
         f"exponents {exponent_text(here)} and {exponent_text(there)}",
     ]

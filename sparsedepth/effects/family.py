@@ -1,12 +1,11 @@
 """Every effect that a store shows: each knob at each depth on four bases, and its interaction with depth.
 
-Many comparisons are made at once, so that some stand out by chance. p-values are Holm's, over all contrasts of one
-outcome on one basis (over all interactions; over all depth slopes): in at most 5% of stores without any effect is a
-single one called 'lower' or 'higher' on that basis. A corrected verdict needs three things: the interval excludes 0,
-the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not distinguishable'.
-
-Intervals are Student's, over pairs. A bootstrap over 3 to 8 seeds covers too seldom (see `intervals`); with many pairs
-the two agree.
+One verdict, for every page and script. Variances are moderated over all contrasts of an outcome on a basis, whatever
+their depth (`moderated`). Many comparisons are made at once, so that some stand out by chance: p-values are Holm's over
+all contrasts at one depth, which are what a recipe chooses from (over all interactions; over all depth slopes). At most
+5% of depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict needs three things:
+the interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not
+distinguishable', which is said with the size of effect that would have been seen (`Judged.detectable`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +14,9 @@ from dataclasses import replace
 import pandas as pd
 
 from sparsedepth.config.model import FILLED_FROM
-from sparsedepth.effects.contrast import Contrast, Interaction, contrasts_on_bases, interactions
+from sparsedepth.effects.contrast import Contrast, Interaction, compare, contrasts, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.intervals import correct, estimate
+from sparsedepth.effects.intervals import correct, estimate, moderate
 from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store import render
@@ -49,18 +48,40 @@ def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contras
         order = list(knob.settings)
         for place in sorted(places, key=lambda place: (place[0] or 0, order.index(place[1]))):
             family.append(here.get(place) or _without_pairs(places[place], basis))
-    return correct(family)
+    return judge(family)
+
+
+def judge(family: Sequence[Contrast]) -> list[Contrast]:
+    """The same contrasts of one outcome, with moderated errors, and Holm's p over those of each depth."""
+    by_depth: dict[int | None, list[Contrast]] = {}
+    for contrast in moderate(family):
+        by_depth.setdefault(contrast.n_layers, []).append(contrast)
+    judged = {depth: iter(correct(contrasts)) for depth, contrasts in by_depth.items()}
+    return [next(judged[contrast.n_layers]) for contrast in family]
+
+
+def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:
+    """Every setting of these knobs at every depth, all else equal, judged as one family; those without a pair are
+    absent. Raises ValueError for an outcome that is no number of `runs`."""
+    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome)])
+
+
+def effects_over_depths(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:
+    """Every setting of these knobs over all depths together, judged as one family; those without a pair are absent."""
+    settings = ((knob, setting) for knob in knobs for setting in list(knob.settings)[1:])
+    compared = (compare(runs, knob, setting, outcome) for knob, setting in settings)
+    return judge([contrast for contrast in compared if contrast is not None])
 
 
 def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
     """The same setting at the same depth on a basis on which no two runs match."""
     nothing = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing", "noise_df"), 0)
-    unknown = dict.fromkeys(("baseline_mean", "noise", "floor"))
+    unknown = dict.fromkeys(("baseline_mean", "noise", "floor", "p_holm"))
     return replace(
         contrast,
         basis=basis,
         effect=estimate([]),
-        verdict="not distinguishable",
+        by_seed=(),
         ratios=dict.fromkeys(BASES),
         run_ids=(),
         **nothing,
@@ -72,15 +93,22 @@ def measure_interactions(runs: pd.DataFrame, outcome: str = "val_loss", knob: st
     """Every knob x depth interaction, corrected over all knobs; of one knob, with a name. Raises as above."""
     runs = needed(runs, outcome)
     wanted = {each.name for each in choose(all_knobs(runs), knob)}
-    family = correct([interaction for each in find_knobs(runs) for interaction in interactions(runs, each, outcome)])
+    family = interactions_of(runs, find_knobs(runs), outcome)
     return [interaction for interaction in family if interaction.knob in wanted]
 
 
+def interactions_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Interaction]:
+    """The interactions of these knobs with depth, judged as one family."""
+    return correct(moderate([interaction for knob in knobs for interaction in interactions(runs, knob, outcome)]))
+
+
 def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:
-    """Every setting's slope in depth against its baseline's, corrected over the knobs shown. Raises as above."""
+    """Every setting's slope in depth against its baseline's, corrected over all knobs; of one knob, with a name. Raises
+    as above."""
     runs = needed(runs, outcome)
     wanted = {each.name for each in choose(all_knobs(runs), knob)}
-    return correct([s for each in find_knobs(runs) if each.name in wanted for s in depth_slopes(runs, each, outcome)])
+    family = correct(moderate([s for each in find_knobs(runs) for s in depth_slopes(runs, each, outcome)]))
+    return [slope for slope in family if slope.knob in wanted]
 
 
 def all_knobs(runs: pd.DataFrame) -> list[Knob]:
@@ -116,10 +144,11 @@ def choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
 def effects_table(effects: Iterable[Contrast]) -> QueryResult:
     """One row per effect; NULL where there is no matched pair, or too few."""
     columns = ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict", "effect", "lo", "hi", "unit")
-    columns += ("p", "p_holm", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged", "at_edge")
+    columns += ("p", "p_holm", "df", "detectable", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged")
+    columns += ("at_edge",)
     rows = []
     for contrast in effects:
-        verdict = contrast.corrected_verdict if contrast.has_pairs else "no matched runs"
+        verdict = contrast.verdict if contrast.has_pairs else "no matched runs"
         place = (
             contrast.knob,
             contrast.setting,
@@ -136,6 +165,8 @@ def effects_table(effects: Iterable[Contrast]) -> QueryResult:
             contrast.unit,
             contrast.effect.p,
             contrast.p_holm,
+            contrast.effect.df,
+            contrast.detectable,
         )
         left_out = (contrast.n_diverged, contrast.n_at_edge) if contrast.has_pairs else (None, None)
         rows.append(

@@ -1,8 +1,13 @@
-"""What a handful of paired differences can tell: mean, 95% interval, p, verdict, and the correction for asking often.
+"""What a handful of seeds can tell: mean, 95% interval, p, verdict, and the correction for asking often.
 
     mean +- t(n-1, 0.975) s / sqrt(n)          p = P(|T_(n-1)| > |mean| / (s / sqrt(n)))
 
-The distribution is that of `store.student`. Holm (1979), 'A simple sequentially rejective multiple test procedure'.
+In a family of contrasts s and its degrees of freedom are the moderated ones (`moderated`). Holm (1979), 'A simple
+sequentially rejective multiple test procedure'.
+
+What would have been seen: an effect that is called 'lower' or 'higher' in 80% of such sweeps,
+
+    max(t(df, 1 - 0.05 / 2m) se, floor) + t(df, 0.8) se,     m effects in the family (Holm's first step)
 
 Why not a bootstrap: sweeps have 3 to 8 seeds, and a percentile bootstrap of n values never leaves their range, so it
 covers at most 1 - 2^(1-n) of the time (75% at n = 3). Student's interval covers 95% at every n >= 2 for normal noise;
@@ -15,25 +20,33 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
+from scipy.special import stdtr, stdtrit
 
-from sparsedepth.store.student import MIN_VALUES as MIN_PAIRS
-from sparsedepth.store.student import t_critical, two_sided_p
+from sparsedepth.effects.moderated import shared_correlation, squeeze
+from sparsedepth.store.student import MIN_VALUES
 
 Verdict = Literal["lower", "higher", "not distinguishable"]
 
 ALPHA = 0.05
 """The share of families without any effect in which Holm's correction lets one stand out."""
+POWER = 0.8
+"""The share of sweeps in which an effect that 'would have been seen' is seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean with its 95% interval. `lo`, `hi` and `p` are None with fewer than MIN_PAIRS values, `mean` with none."""
+    """A mean with its 95% interval. `lo`, `hi`, `p`, `error`, `df` are None with too few values, `mean` with none."""
 
     mean: float | None
     lo: float | None
     hi: float | None
     p: float | None
     n: int
+    """Values, or pairs."""
+    error: float | None = None
+    """Standard error."""
+    df: float | None = None
+    """Its degrees of freedom, with those that it borrows."""
 
     def covers(self, value: float) -> bool:
         """Whether there is an interval and the value lies in it."""
@@ -56,16 +69,16 @@ def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0) -> Est
     if n == 0:
         return Estimate(mean=None, lo=None, hi=None, p=None, n=0)
     mean = float(values_N.mean())
-    if n < MIN_PAIRS:
+    if n < MIN_VALUES:
         return Estimate(mean=mean, lo=None, hi=None, p=None, n=n)
     return student(mean, max(float(values_N.std(ddof=1)), least_sd) / math.sqrt(n), n - 1, n)
 
 
-def student(mean: float, error: float, df: int, n: int) -> Estimate:
+def student(mean: float, error: float, df: float, n: int) -> Estimate:
     """The interval and the p-value against 0 of a mean of n values with a standard error of df degrees of freedom."""
-    half = t_critical(df) * error
-    t = mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
-    return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=two_sided_p(t, df), n=n)
+    half = float(stdtrit(df, 0.975)) * error
+    p = 2 * float(stdtr(df, -abs(mean) / error)) if error else 0.0 if mean else 1.0
+    return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=p, n=n, error=error, df=df)
 
 
 def verdict_of(effect: Estimate, floor: float | None) -> Verdict:
@@ -76,31 +89,109 @@ def verdict_of(effect: Estimate, floor: float | None) -> Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Added:
+    """A variance of an effect that its seeds do not show."""
+
+    variance: float
+    df: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Judged:
     """An effect and what may be said of it."""
 
     effect: Estimate
+    unit: str
+    """Of `effect` and `floor`; 'ln ratio' where the outcome is compared on a log scale."""
+    by_seed: tuple[float, ...]
+    """Its mean in each seed, by seed: the seed is the unit, however many pairs it has."""
+    least_sd: float = 0.0
+    """Standard deviation over seeds below which their agreement is not believed."""
+    noise: float | None = None
+    """Standard deviation over seeds of a side's mean, setting or baseline; None without two seeds, or two sides."""
+    added: tuple[Added, ...] = ()
+    """What its error carries beside the seeds' variance, once it is moderated."""
     floor: float | None
     """The smallest effect that seeds do not explain; None where they cannot tell."""
-    verdict: Verdict
-    """Of this effect by itself (`verdict_of`)."""
     p_holm: float | None = None
-    """Holm's p over the family that the effect was tested in; None outside a family, and with too few pairs."""
+    """Holm's p over the family that the effect was tested in; None outside a family, and with too few seeds."""
+    n_tested: int = 1
+    """Effects with a p-value in that family."""
 
     @property
-    def corrected_verdict(self) -> Verdict:
-        """The verdict among all of its family."""
-        beyond_chance = self.p_holm is not None and self.p_holm <= ALPHA
-        return self.verdict if beyond_chance else "not distinguishable"
+    def verdict(self) -> Verdict:
+        """What is said of it, everywhere: among all of its family, where it was tested in one."""
+        by_chance = self.p_holm is not None and self.p_holm > ALPHA
+        return "not distinguishable" if by_chance else self.verdict_alone
+
+    @property
+    def verdict_alone(self) -> Verdict:
+        """As if nothing else had been tested."""
+        return verdict_of(self.effect, self.floor)
+
+    @property
+    def detectable(self) -> float | None:
+        """The size of effect that is called 'lower' or 'higher' in 80% of such sweeps; None where none would be."""
+        error, df = self.effect.error, self.effect.df
+        if error is None or df is None or self.floor is None:
+            return None
+        return detectable(error, df, self.floor, self.n_tested)
+
+
+def detectable(error: float, df: float, floor: float, n_tested: int) -> float:
+    """The effect that a design sees with probability POWER; see the module."""
+    beyond = float(stdtrit(df, POWER)) * error
+    return max(float(stdtrit(df, 1 - ALPHA / (2 * n_tested))) * error, floor) + beyond
 
 
 J = TypeVar("J", bound=Judged)
 
 
+def moderate(family: Sequence[J], beside: Sequence[Judged] = ()) -> list[J]:
+    """The same effects of one outcome, each with the error that it has as one of the family (`moderated`); so, too,
+    those of two seeds, if with what they borrow they know as much as three seeds by themselves. Those `beside` lend
+    without being returned."""
+    known = [judged for judged in (*family, *beside) if len(judged.by_seed) > 1]
+    if not known:
+        return list(family)
+    s2 = [max(float(np.var(judged.by_seed, ddof=1)), judged.least_sd**2) for judged in known]
+    pooled = squeeze(s2, [len(judged.by_seed) - 1 for judged in known], shared_correlation([j.by_seed for j in known]))
+    errors = iter(zip(*pooled, strict=True))
+    noisy = [judged for judged in known if judged.noise is not None]
+    noises = squeeze([(j.noise or 0.0) ** 2 for j in noisy], [2 * (len(j.by_seed) - 1) for j in noisy])
+    floors = iter(zip(*noises, strict=True))
+    moderated = [_moderated(judged, *next(errors)) if len(judged.by_seed) > 1 else judged for judged in family]
+    return [judged if judged.noise is None else _with_floor(judged, *next(floors)) for judged in moderated]
+
+
+def _with_floor(judged: J, variance: float, df: float) -> J:
+    return replace(judged, floor=floor_of(math.sqrt(variance), float(df), len(judged.by_seed), judged.least_sd))
+
+
+def floor_of(noise: float, df: float, n_seeds: int, least_sd: float) -> float:
+    """The smallest difference of two means over seeds that a noise of df degrees of freedom does not explain."""
+    return float(stdtrit(df, 0.975)) * max(noise * math.sqrt(2), least_sd) / math.sqrt(n_seeds)
+
+
+def _moderated(judged: J, variance: float, df: float) -> J:
+    n_seeds, mean = len(judged.by_seed), judged.effect.mean
+    if df < MIN_VALUES - 1 or mean is None:
+        return judged
+    terms = [Added(variance=max(variance, judged.least_sd**2) / n_seeds, df=float(df)), *judged.added]
+    total = sum(term.variance for term in terms)
+    # Satterthwaite (1946): the degrees of freedom of a sum of variances
+    df = total**2 / sum(term.variance**2 / term.df for term in terms) if total else float(df)
+    return replace(judged, effect=student(mean, math.sqrt(total), float(df), judged.effect.n))
+
+
 def correct(family: Sequence[J]) -> list[J]:
     """The same effects, each with Holm's p over all of them that have a p-value."""
-    adjusted = iter(holm([judged.effect.p for judged in family if judged.effect.p is not None]))
-    return [replace(judged, p_holm=None if judged.effect.p is None else next(adjusted)) for judged in family]
+    p_values = [judged.effect.p for judged in family if judged.effect.p is not None]
+    adjusted = iter(holm(p_values))
+    return [
+        replace(judged, p_holm=None if judged.effect.p is None else next(adjusted), n_tested=max(len(p_values), 1))
+        for judged in family
+    ]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.contrast import Contrast, compare
+from sparsedepth.effects.family import judge
 from sparsedepth.effects.knobs import Knob, find_knobs, joint_knob, labels, setting_text
 
 ORDER = ("seq_len", "weight_decay", "n_kv_heads", "n_experts")
@@ -47,11 +48,17 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
             top[knob.name] = max(measured, key=lambda contrast: sign * (contrast.effect.mean or 0.0)).setting
     moved = [knob for knob in knobs if top[knob.name] != foot[knob.name]]
     if len(moved) < 2:
-        return Ladder(rungs=tuple(rungs), last_in=(), whole=None)
+        return Ladder(rungs=tuple(judge(rungs)), last_in=(), whole=None)
     last = [compare(_only(runs, knobs, top, knob), knob, top[knob.name], objective) for knob in moved]
     both = joint_knob(runs, knobs, _values(knobs, foot))
     whole = compare(runs, both, setting_text(_values(knobs, top)), objective)
-    return Ladder(rungs=tuple(rungs), last_in=tuple(contrast for contrast in last if contrast is not None), whole=whole)
+    known = [contrast for contrast in last if contrast is not None]
+    judged = judge([*rungs, *known, *([whole] if whole else [])])
+    return Ladder(
+        rungs=tuple(judged[: len(rungs)]),
+        last_in=tuple(judged[len(rungs) : len(rungs) + len(known)]),
+        whole=judged[-1] if whole else None,
+    )
 
 
 def _only(runs: pd.DataFrame, knobs: Sequence[Knob], standing: Mapping[str, str], free: Knob) -> pd.DataFrame:

@@ -12,7 +12,7 @@ and noise in the mediator pulls b, and so the share, towards 0.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
@@ -89,7 +89,7 @@ def mediation(
     """One path at one setting, from the knob's `pairs` in either quantity. `seed` draws the bootstrap."""
     both = of_outcome.assign(of_mediator=of_mediator["difference"])
     both = both[both["setting"] == setting].dropna(subset=["difference", "of_mediator"])
-    total = estimate(both["difference"].to_numpy())
+    total = replace(estimate(both.groupby("seed")["difference"].mean().to_numpy()), n=len(both))
     context_N, contexts = pd.factorize(both["cell_id"] + both["cell_id_baseline"])
     n_contexts = len(contexts)
     share = lo = hi = None

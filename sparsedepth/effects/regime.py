@@ -33,9 +33,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.depth_slope import DepthExponent, depth_slope
-from sparsedepth.effects.intervals import t_critical
 from sparsedepth.effects.knobs import chosen_fields, depth_knob, plain
 from sparsedepth.effects.pairs import values_of
+from sparsedepth.store.student import t_critical
 from sparsedepth.store.tuning import standing
 
 Regime = Literal["compositional", "procedural", "ensemble averaging", "undecided"]

@@ -1,9 +1,20 @@
-"""The end of the scripts in `analysis/`: an exit status, also where the reader of a pipe has gone."""
+"""The scripts in `analysis/`: results folders in, one verdict per depth, setting and outcome out, and an exit status,
+also where the reader of a pipe has gone."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
+
+import pandas as pd
+
+from sparsedepth.effects.family import all_knobs, effects_of, interactions_of
+from sparsedepth.effects.knobs import find_knob
+from sparsedepth.effects.sentences import contrast_sentence, interaction_sentence
+from sparsedepth.store.connection import open_store
+
+NOTHING = 2
+"""Exit status of a question that these runs cannot answer."""
 
 
 def run_script(body: Callable[[], int]) -> NoReturn:
@@ -15,3 +26,50 @@ def run_script(body: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     sys.exit(status)
+
+
+def answer(
+    paths: Sequence[str],
+    field: str,
+    outcomes: Sequence[str],
+    claim: str,
+    details: Callable[[pd.DataFrame], Iterable[str]] | None = None,
+) -> int:
+    """Print what the paper claims about a field and what these runs say, one line per contrast.
+    Returns the exit status: 0, or 2 where no two runs differ in that field alone."""
+    runs = read_runs(paths)
+    if runs is None:
+        return NOTHING
+    knob = find_knob(runs, field)
+    if knob and not knob.is_pure and field != "n_layers":
+        print(
+            f"{' and '.join(knob.fields)} change only together: no effect can be ascribed to {field}", file=sys.stderr
+        )
+        return NOTHING
+    knobs = all_knobs(runs) if knob else []
+    measured = [c for outcome in outcomes for c in effects_of(runs, knobs, outcome) if knob and c.knob == knob.name]
+    if knob is None or not measured:
+        print(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}", file=sys.stderr)
+        return NOTHING
+    print(f"Claimed: {claim}\nMeasured, against {knob.baseline} ({', '.join(knob.fields)} differ, nothing else):")
+    for contrast in measured:
+        print(f"  {contrast_sentence(contrast)}")
+    for interaction in (each for outcome in outcomes for each in interactions_of(runs, knobs, outcome)):
+        if interaction.knob == knob.name:
+            print(f"  {interaction_sentence(interaction)}")
+    for line in details(runs) if details else ():
+        print(f"  {line}")
+    return 0
+
+
+def read_runs(paths: Sequence[str]) -> pd.DataFrame | None:
+    """The `runs` view of results folders; None, with the reason on stderr, where there is none."""
+    if not paths:
+        print("name at least one results folder: python analysis/NAME.py RESULTS_DIR [...]", file=sys.stderr)
+        return None
+    try:
+        with open_store(*paths) as store:
+            return store.frame("select * from runs")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return None

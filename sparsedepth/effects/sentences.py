@@ -1,23 +1,11 @@
-"""Effects as sentences that say no more than was measured: direction, size, unit, interval, sample, noise floor, basis.
-
-`answer` is the body of the scripts in `analysis/`: results folders in, one verdict per depth, setting and outcome out.
-"""
+"""Effects as sentences that say no more than was measured: direction, size, interval, sample, floor, basis."""
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
-
-import pandas as pd
 
 from sparsedepth.effects.chain import Link
-from sparsedepth.effects.contrast import Contrast, Interaction, contrasts, interactions
-from sparsedepth.effects.intervals import Estimate
-from sparsedepth.effects.knobs import find_knob
+from sparsedepth.effects.contrast import Contrast, Interaction
+from sparsedepth.effects.intervals import Estimate, Judged
 from sparsedepth.effects.pairs import BASES
-from sparsedepth.store.connection import open_store
-
-NOTHING = 2
-"""Exit status of a question that these runs cannot answer."""
 
 
 def contrast_sentence(contrast: Contrast) -> str:
@@ -27,16 +15,16 @@ def contrast_sentence(contrast: Contrast) -> str:
     return f"{depth}{contrast.setting} vs {contrast.baseline}: {effect_text(contrast)}{basis}"
 
 
-def effect_text(contrast: Contrast, verdict: str | None = None) -> str:
-    """Outcome, verdict, size with interval, pairs, seeds, floor; divergences and missing values where there are any.
-    `verdict` stands in place of the contrast's own."""
+def effect_text(contrast: Contrast) -> str:
+    """Outcome, verdict, size with interval, pairs, seeds, degrees of freedom, floor, Holm's p, and where nothing can be
+    told what would have been seen; divergences and missing values where there are any."""
     parts = [f"{contrast.outcome} unknown"]
     if contrast.effect.n:
         size = estimate_text(contrast.effect, contrast.unit)
-        floor = floor_text(contrast.floor, contrast.unit)
+        sample = f"{counted(contrast.effect.n, 'pair')}, {counted(contrast.n_seeds, 'seed')}{df_text(contrast)}"
         parts = [
-            f"{contrast.outcome} {verdict or contrast.verdict}: {size}",
-            f"{counted(contrast.effect.n, 'pair')}, {counted(contrast.n_seeds, 'seed')}, {floor}",
+            f"{contrast.outcome} {contrast.verdict}: {size}{seen_text(contrast)}",
+            f"{sample}, {floor_text(contrast.floor, contrast.unit)}{holm_text(contrast.p_holm)}",
         ]
     if contrast.n_diverged or contrast.n_baseline_diverged:
         parts.append(f"diverged: {contrast.n_diverged} of the setting, {contrast.n_baseline_diverged} of the baseline")
@@ -59,6 +47,23 @@ def estimate_text(effect: Estimate, unit: str) -> str:
     if effect.lo is None or effect.hi is None:
         return f"{shown} (no interval from so few)"
     return f"{shown} (95% interval {number(effect.lo)} to {number(effect.hi)})"
+
+
+def seen_text(judged: Judged) -> str:
+    """'; effects above 0.05 would have been seen', where nothing can be told apart; else nothing."""
+    if judged.verdict != "not distinguishable":
+        return ""
+    if judged.detectable is None:
+        return "; no effect would have been seen: too few seeds"
+    return f"; effects above {size_text(judged.detectable, judged.unit)} would have been seen"
+
+
+def df_text(judged: Judged) -> str:
+    """', 11.2 df (9.2 borrowed)': of the interval; nothing without one."""
+    if judged.effect.df is None:
+        return ""
+    borrowed = judged.effect.df - (len(judged.by_seed) - 1)
+    return f", {judged.effect.df:.3g} df" + (f" ({borrowed:.2g} borrowed)" if borrowed > 0.05 else "")
 
 
 def size_text(value: float, unit: str, sign: str = "", times: str = "x") -> str:
@@ -96,7 +101,9 @@ def interaction_sentence(interaction: Interaction) -> str:
     return (
         f"{interaction.setting} vs {interaction.baseline}, effect at n_layers={interaction.deep} less that at "
         f"n_layers={interaction.shallow}: {interaction.outcome} {interaction.verdict}: "
-        f"{estimate_text(interaction.effect, interaction.unit)}; {counted(interaction.effect.n, 'pair')} of pairs"
+        f"{estimate_text(interaction.effect, interaction.unit)}{seen_text(interaction)}; "
+        f"{counted(interaction.effect.n, 'pair')} of pairs, {counted(len(interaction.by_seed), 'seed')}"
+        f"{df_text(interaction)}{holm_text(interaction.p_holm)}"
     )
 
 
@@ -116,54 +123,3 @@ def link_text(link: Link) -> str:
 
 def counted(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def chance_text(n: int) -> str:
-    return f"{n} contrasts at 95% each: chance alone makes about {0.05 * n:.1f} of them stand out"
-
-
-def answer(
-    paths: Sequence[str],
-    field: str,
-    outcomes: Sequence[str],
-    claim: str,
-    details: Callable[[pd.DataFrame], Iterable[str]] | None = None,
-) -> int:
-    """Print what the paper claims about a field and what these runs say, one line per contrast.
-    Returns the exit status: 0, or 2 where no two runs differ in that field alone."""
-    runs = read_runs(paths)
-    if runs is None:
-        return NOTHING
-    knob = find_knob(runs, field)
-    if knob and not knob.is_pure and field != "n_layers":
-        print(
-            f"{' and '.join(knob.fields)} change only together: no effect can be ascribed to {field}", file=sys.stderr
-        )
-        return NOTHING
-    measured = [contrast for outcome in outcomes for contrast in contrasts(runs, knob, outcome)] if knob else []
-    if knob is None or not measured:
-        print(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}", file=sys.stderr)
-        return NOTHING
-    print(f"Claimed: {claim}\nMeasured, against {knob.baseline} ({', '.join(knob.fields)} differ, nothing else):")
-    for contrast in measured:
-        print(f"  {contrast_sentence(contrast)}")
-    for interaction in (each for outcome in outcomes for each in interactions(runs, knob, outcome)):
-        print(f"  {interaction_sentence(interaction)}")
-    for line in details(runs) if details else ():
-        print(f"  {line}")
-    if len(measured) > 1:
-        print(chance_text(len(measured)))
-    return 0
-
-
-def read_runs(paths: Sequence[str]) -> pd.DataFrame | None:
-    """The `runs` view of results folders; None, with the reason on stderr, where there is none."""
-    if not paths:
-        print("name at least one results folder: python analysis/NAME.py RESULTS_DIR [...]", file=sys.stderr)
-        return None
-    try:
-        with open_store(*paths) as store:
-            return store.frame("select * from runs")
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return None

@@ -9,7 +9,7 @@ from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.family import all_knobs, choose, measure_effects, measure_interactions, measure_slopes, needed
-from sparsedepth.effects.intervals import ALPHA
+from sparsedepth.effects.intervals import ALPHA, POWER
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.mediation import Mediation, mediations
 from sparsedepth.effects.pairs import BASES
@@ -18,7 +18,6 @@ from sparsedepth.effects.sentences import (
     counted,
     effect_text,
     estimate_text,
-    holm_text,
     interaction_sentence,
     link_text,
 )
@@ -27,9 +26,10 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning import standing
 
 EXPLAINED = (
-    "Pairs of runs that differ in the knob alone, at one depth and seed; 95% intervals are Student's, over pairs (a "
-    "bootstrap of so few seeds covers too seldom). 'lower' and 'higher' need an interval without 0, more than the "
-    f"noise floor of seeds, and Holm's p of at most {ALPHA} over all contrasts on the basis."
+    "Pairs of runs that differ in the knob alone, at one depth and seed; 95% intervals are Student's, over seeds (the "
+    "pairs of a seed count once together), of a variance that borrows degrees of freedom (df) from other contrasts. "
+    "'lower' and 'higher' need an interval without 0, more than the noise floor of seeds, and Holm's p of at most "
+    f"{ALPHA} over the contrasts at that depth on the basis. 'would have been seen': in {POWER:.0%} of such sweeps."
 )
 
 CHAIN_EXPLAINED = (
@@ -75,14 +75,12 @@ def _place_lines(contrasts: Sequence[Contrast]) -> Iterator[str]:
         by_runs.setdefault(contrast.run_ids, []).append(contrast)
     for same in by_runs.values():
         bases = ", ".join(f"equal {contrast.basis}" for contrast in same)
-        yield f"    {bases}: {_corrected_text(same[0]) if same[0].has_pairs else 'no matched runs'}"
+        yield f"    {bases}: {_basis_text(same[0]) if same[0].has_pairs else 'no matched runs'}"
 
 
-def _corrected_text(contrast: Contrast) -> str:
-    by_chance = contrast.corrected_verdict != contrast.verdict
-    text = effect_text(contrast, "not distinguishable among so many" if by_chance else None)
+def _basis_text(contrast: Contrast) -> str:
     matched = all(contrast.matches(basis) for basis in BASES)
-    return f"{text}{holm_text(contrast.p_holm)}{'' if matched else f'. {basis_text(contrast)}'}"
+    return f"{effect_text(contrast)}{'' if matched else f'. {basis_text(contrast)}'}"
 
 
 def _depth_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator[str]:
@@ -90,14 +88,12 @@ def _depth_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator
     if family:
         yield f"\nDo effects on {outcome} change with depth? (Holm over {counted(len(family), 'interaction')})"
     for interaction in family:
-        by_chance = interaction.corrected_verdict != interaction.verdict
-        chance = "; not distinguishable among so many" if by_chance else ""
-        yield f"  {interaction_sentence(interaction)}{holm_text(interaction.p_holm)}{chance}"
+        yield f"  {interaction_sentence(interaction)}"
     slopes = measure_slopes(runs, outcome, knob)
     if slopes:
         yield f"\nDoes {outcome} run differently with depth? (Holm over {counted(len(slopes), 'slope')})"
     for slope in slopes:
-        yield f"  {slope_sentence(slope)}{'' if slope.p_holm is None else f'; Holm p {slope.p_holm:.2g}'}"
+        yield f"  {slope_sentence(slope)}"
 
 
 # The chain

@@ -14,7 +14,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sparsedepth.effects.contrast import Contrast, contrasts
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.family import effects_of
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.sentences import counted
@@ -44,7 +45,7 @@ def effects(store: "Store") -> Drawing:
     runs = trained_runs(store)
     knobs = find_knobs(runs)
     outcomes = in_terms_of(loss_of(runs), OUTCOMES)
-    measured = [contrast for name in outcomes for knob in knobs for contrast in contrasts(runs, knob, name)]
+    measured = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
     known = [contrast for contrast in measured if contrast.effect.mean is not None]
     if not known:
         raise NothingToDraw("no two finished runs differ in one knob alone, so there is no effect to draw")
@@ -130,8 +131,8 @@ def page_of_effects(
         axis.set_title(axis_label(name), fontsize=8.5)
     depth_legend(page, colours, n_columns=6)
     text = (
-        "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar) with an interval that "
-        "excludes 0; hollow: not distinguishable. Not corrected for the number of comparisons."
+        "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar), with an interval that "
+        "excludes 0 and Holm's p of at most 0.05 among those of its outcome and depth; hollow: not distinguishable."
     )
     if any(row.contrast.effect.lo is None for rows in panels.values() for row in rows):
         text += " No line: too few pairs for an interval."

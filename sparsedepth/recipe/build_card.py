@@ -21,7 +21,8 @@ from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, weigh
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.contrast import Contrast, contrasts, interactions
+from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.family import interactions_of, judge
 from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.recipe.beside import measured_beside
@@ -75,12 +76,12 @@ def build_card(
     diverged = used[used["outcome"] == "diverged"]
     return Card(
         recipe=recipe,
-        matched=tuple(on_bases(used, knobs[one.contrast.knob], one.contrast) for one in recipe.candidates),
+        matched=on_bases(used, knobs, recipe),
         learning_rate=learning_rate_of(runs, used),
         mechanism=mechanism,
         confounds=tuple(confounds_of(used, tested, recipe)),
         held_out=held_out,
-        interactions=tuple(one for knob in tested for one in interactions(known, knob, recipe.objective)),
+        interactions=tuple(interactions_of(known, tested, recipe.objective)),
         diverged=tuple(
             Divergence(run_id=run.run_id, cause=run.diverged_cause if isinstance(run.diverged_cause, str) else None)
             for run in diverged.itertuples()
@@ -100,15 +101,22 @@ def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
     return holdout.outcome if same else "not confirmed"
 
 
-def on_bases(used: pd.DataFrame, knob: Knob, tested: Contrast) -> OnBases:
-    """A setting among pairs that agree in each basis, at the same depth (at the deepest run, where it is predicted)."""
-    equal = {}
-    for basis in BASES:
-        same = [one for one in contrasts(used, knob, tested.outcome, basis) if one.setting == tested.setting]
-        there = [contrast for contrast in same if contrast.n_layers == tested.n_layers]
-        equal[basis] = next(iter(there or same[-1:]), None)
-    seconds = _wall_clock(used[used["run_id"].isin(tested.run_ids)], knob, tested.setting)
-    return OnBases(setting=tested.setting, equal=equal, wall_clock=seconds)
+def on_bases(used: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> tuple[OnBases, ...]:
+    """Every candidate among pairs that agree in each basis, at its depth (at the deepest, where it is predicted)."""
+    by_basis = {
+        basis: judge([one for knob in knobs.values() for one in contrasts(used, knob, recipe.objective, basis)])
+        for basis in BASES
+    }
+    rows = []
+    for tested in (candidate.contrast for candidate in recipe.candidates):
+        equal = {}
+        for basis, family in by_basis.items():
+            same = [contrast for contrast in family if contrast.setting == tested.setting]
+            there = [contrast for contrast in same if contrast.n_layers == tested.n_layers]
+            equal[basis] = next(iter(there or same[-1:]), None)
+        seconds = _wall_clock(used[used["run_id"].isin(tested.run_ids)], knobs[tested.knob], tested.setting)
+        rows.append(OnBases(setting=tested.setting, equal=equal, wall_clock=seconds))
+    return tuple(rows)
 
 
 def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:

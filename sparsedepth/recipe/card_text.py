@@ -58,12 +58,11 @@ def headline(card: Card) -> list[Statement]:
 def statements(card: Card) -> list[Statement]:
     """The card, a statement per fact: gain, grade, verification, domain, effects, what was refused and why, tests."""
     recipe, holdout = card.recipe, card.held_out.depth_test
-    n_tested = sum(candidate.contrast.p_holm is not None for candidate in recipe.candidates)
     refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
     return [
         *headline(card),
-        *(("Recommended", candidate_text(change, n_tested)) for change in recipe.changes),
-        *(("Not recommended", candidate_text(candidate, n_tested)) for candidate in refused),
+        *(("Recommended", candidate_text(change)) for change in recipe.changes),
+        *(("Not recommended", candidate_text(candidate)) for candidate in refused),
         ("Together", stack_text(recipe)),
         ("Diverged", f"{counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"),
         *(holdout_statements(holdout, recipe) if holdout else []),
@@ -118,16 +117,15 @@ def _end(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def candidate_text(candidate: Candidate, n_tested: int) -> str:
+def candidate_text(candidate: Candidate) -> str:
     contrast = candidate.contrast
     why = f" ({candidate.refused})" if candidate.refused else ""
-    p = "none" if contrast.p_holm is None else f"{max(contrast.p_holm, 1e-12):.2g}"
     kept = ""
     if candidate.shrunk is not None:
         kept = f"; shrunk {candidate.shrunk:+.3g}, reliability {candidate.reliability:.2f}"
     return (
-        f"{contrast.setting} vs {contrast.baseline}{why}: {effect_text(contrast)}{kept}; "
-        f"Holm p {p} over {counted(n_tested, 'setting')}. {basis_text(contrast)}"
+        f"{contrast.setting} vs {contrast.baseline}{why}: {effect_text(contrast)} over "
+        f"{counted(contrast.n_tested, 'setting')}{kept}. {basis_text(contrast)}"
     )
 
 

@@ -22,7 +22,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast, compare, noise
-from sparsedepth.effects.intervals import ALPHA, correct
+from sparsedepth.effects.intervals import moderate
 from sparsedepth.effects.knobs import (
     DERIVED,
     Knob,
@@ -38,7 +38,7 @@ from sparsedepth.effects.knobs import (
 )
 from sparsedepth.effects.pairs import BASES, unit_of, values_of
 from sparsedepth.recipe.card import Candidate, Comparison, Domain, Place, Recipe, Stack, Values
-from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects, standard_error
+from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
 from sparsedepth.store.degeneracy import advice, degeneracy, rows_of, weakness
 from sparsedepth.store.imported_run import in_whole_steps, is_imported, unknown_of
 from sparsedepth.store.tuning import standing
@@ -55,6 +55,8 @@ class Rows:
 
     runs: pd.DataFrame
     """At the depth where it was run, else at all depths."""
+    every: pd.DataFrame
+    """At all depths: those at others tell how noisy contrasts are."""
     knobs: tuple[Knob, ...]
     depth: int | None
     depths: tuple[int, ...]
@@ -133,7 +135,7 @@ def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain
         place = "interpolation" if depths[0] < depth < depths[-1] else "extrapolation"
     here = known[known["n_layers"] == depth] if depths and place == "inside" else known
     knobs = tuple(find_knobs(here, baselines)) if depths else ()
-    return Rows(runs=here, knobs=knobs, depth=depth, depths=tuple(depths), place=place)
+    return Rows(runs=here, every=known, knobs=knobs, depth=depth, depths=tuple(depths), place=place)
 
 
 def domain_of(runs: pd.DataFrame) -> Domain:
@@ -164,7 +166,7 @@ def measure_settings(rows: Rows, outcome: str) -> list[Contrast]:
     """Every setting's effect at the depth of the rows, measured there or predicted from other depths."""
     assert rows.depth is not None
     estimates = measured if rows.place == "inside" else predicted
-    return [contrast for knob in rows.knobs for contrast in estimates(rows.runs, knob, outcome, rows.depth)]
+    return estimates(rows.every, rows.knobs, outcome, rows.depth)
 
 
 # Candidates
@@ -175,14 +177,13 @@ def judge_candidates(
 ) -> tuple[tuple[Candidate, ...], float | None]:
     """Every setting with the first reason against it, if any; and the spread of their true effects."""
     family = [c for c in contrasts if c.effect.p is not None and c.knob not in BUDGET]
-    spent = 1 if rows.place == "inside" else 2  # degrees of freedom that the mean, or the line, takes
-    errors = [standard_error(c.effect, c.effect.n - spent) or 0.0 for c in family]
+    errors = [c.effect.error or 0.0 for c in family]
     tau = spread_of_effects([c.effect.mean or 0.0 for c in family], errors) if family else None
-    corrected = {c.setting: (c, reliability(tau or 0.0, e)) for c, e in zip(correct(family), errors, strict=True)}
+    reliabilities = {c.setting: reliability(tau or 0.0, error) for c, error in zip(family, errors, strict=True)}
     settings = {knob.name: knob.settings for knob in rows.knobs}
     candidates = []
     for contrast in contrasts:
-        contrast, kept = corrected.get(contrast.setting, (contrast, None))
+        kept = reliabilities.get(contrast.setting)
         candidates.append(
             Candidate(
                 contrast=contrast,
@@ -209,10 +210,10 @@ def reason_against(contrast: Contrast, matched: str) -> str:
     if contrast.n_diverged:
         return f"{contrast.n_diverged} of its runs diverged"
     if contrast.p_holm is None:
-        return f"too few pairs for an interval ({contrast.effect.n})"
-    if contrast.verdict == "not distinguishable":
+        return f"too few seeds for an interval ({contrast.n_seeds})"
+    if contrast.verdict_alone == "not distinguishable":
         return "not distinguishable from the baseline"
-    if contrast.p_holm > ALPHA:
+    if contrast.verdict == "not distinguishable":
         return f"not distinguishable among so many settings tested (Holm p = {contrast.p_holm:.2g})"
     if comparison_of(contrast) == "worse":
         return f"worse: {contrast.outcome} {contrast.verdict}"
@@ -273,8 +274,8 @@ def check_stack(rows: Rows, recipe: Recipe) -> Recipe:
     best = max(changes, key=_gain)
     stack = Stack(
         best=best.contrast.setting,
-        against_baseline=compare_cells(rows.runs, rows.knobs, (), changes, recipe.objective),
-        against_best=compare_cells(rows.runs, rows.knobs, (best,), changes, recipe.objective),
+        against_baseline=compare_cells(rows.runs, rows.knobs, (), changes, recipe),
+        against_best=compare_cells(rows.runs, rows.knobs, (best,), changes, recipe),
     )
     recipe = _but(recipe, stack=stack)
     if comparison_of(stack.against_baseline) == "worse":
@@ -332,9 +333,10 @@ def compare_cells(
     knobs: Sequence[Knob],
     before: Iterable[Candidate],
     after: Iterable[Candidate],
-    objective: str,
+    recipe: Recipe,
 ) -> Contrast | None:
-    """Two whole configurations against each other, paired by seed: all knobs as one. None if they share no seed."""
+    """Two whole configurations against each other, paired by seed: all knobs as one, with an error that the recipe's
+    candidates moderate. None if they share no seed."""
 
     def values(changes: Iterable[Candidate]) -> dict[str, Plain]:
         wanted = settings_with(knobs, changes)
@@ -344,7 +346,9 @@ def compare_cells(
         whole = joint_knob(runs, knobs, values(before))
     except ValueError:  # the rival was not run
         return None
-    return compare(runs, whole, setting_text(values(after)), objective)
+    contrast = compare(runs, whole, setting_text(values(after)), recipe.objective)
+    beside = [candidate.contrast for candidate in recipe.candidates]
+    return None if contrast is None else moderate([contrast], beside)[0]
 
 
 def comparison_of(contrast: Contrast | None) -> Comparison:

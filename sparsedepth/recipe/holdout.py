@@ -53,14 +53,14 @@ def hold_out(
     recipe = derive(shallower, depth, objective, matched, baselines)
     tested = {candidate.contrast.knob for candidate in recipe.candidates}
     knobs = [knob for knob in rows_at(shallower, depth, baselines).knobs if knob.name in tested]
-    by_setting = {c.setting: c for knob in knobs for c in measured(there, knob, objective, depth)}
+    by_setting = {c.setting: c for c in measured(known, knobs, objective, depth)}
     predictions = tuple(Prediction(candidate=c, measured=by_setting.get(c.contrast.setting)) for c in recipe.candidates)
     both = [(p.candidate.shrunk, p.measured) for p in predictions]
     seen = [(shrunk, c.effect.mean, c) for shrunk, c in both if shrunk is not None and c and c.effect.mean is not None]
     signed = [(shrunk, mean) for shrunk, mean, contrast in seen if contrast.verdict != "not distinguishable"]
     cells = _cells(there, knobs, recipe)
     right, n_decisions = decisions(cells["predicted"].to_numpy(float), cells["measured"].to_numpy(float))
-    gain = compare_cells(there, knobs, (), recipe.changes, objective) if recipe.changes else None
+    gain = compare_cells(there, knobs, (), recipe.changes, recipe) if recipe.changes else None
     return Holdout(
         depth=depth,
         fitted_on=fitted_on,

@@ -1,12 +1,18 @@
 """What each setting does at a depth: measured there or predicted from other depths, then shrunk towards no effect.
 
-Measured: the paired contrast of that depth (`effects.contrast`). Predicted, from pairs i = 1..n at depths L_i,
+Measured: the paired contrast of that depth (`effects.contrast`). Predicted: with x = ln L, for each seed s = 1..S the
+least-squares line through its paired differences at depths l = 1..D, taken at the depth that is asked about,
 
-    d_i = a + b ln L_i + error,  least squares;        effect(L) = a + b ln L,  n - 2 degrees of freedom
-    se(L)^2 = s^2 h,  h = 1/n + (ln L - m)^2 / sum_i (ln L_i - m)^2,  m = mean_i ln L_i
+    d_s = mean_l d_sl + b_s (x - mean x_l),      effect = mean_s d_s,     se^2 = var_s(d_s) / S + tau^2 (1 + h)
+    h = 1 / D + (x - mean x_l)^2 / sum_l (x_l - mean x_l)^2
 
-so that the interval widens with the distance from the depths that were run. b is the interaction of knob and depth: it
-cannot be known from one depth, from which nothing is predicted.
+so that the interval widens with the distance from the depths that were run. tau^2 is the variance between depths: how
+far effects lie off their line for no reason of seeds. With r_sl the residual of seed s at depth l, over all settings j,
+
+    tau^2 = mean_j max(0, S sum_l (mean_s r_sl)^2 / (D - 2) - sum_sl (r_sl - mean_s r_sl)^2 / ((S - 1) (D - 2))) / S
+
+of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. Two depths cannot tell it:
+none is added. b is the interaction of knob and depth: from one depth, which cannot know it, nothing is predicted.
 
 Shrunk (empirical Bayes): the true effects of a store's settings are taken as draws from N(0, tau^2); an effect e_j with
 standard error se_j is multiplied by its reliability,
@@ -17,63 +23,84 @@ standard error se_j is multiplied by its reliability,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.contrast import Contrast, compare, contrasts
-from sparsedepth.effects.intervals import MIN_PAIRS, Estimate, student, t_critical, verdict_of
+from sparsedepth.effects.contrast import Contrast, compare, noise_and_floor
+from sparsedepth.effects.family import effects_of, judge
+from sparsedepth.effects.intervals import Added, estimate
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
 
-
-def measured(runs: pd.DataFrame, knob: Knob, objective: str, depth: int) -> list[Contrast]:
-    """The contrasts of the runs at one depth."""
-    return contrasts(runs[runs["n_layers"] == depth], knob, objective)
+SIDES = ["difference", "value", "value_baseline"]
 
 
-def predicted(runs: pd.DataFrame, knob: Knob, objective: str, depth: int) -> list[Contrast]:
-    """Each setting's effect at a depth, from the runs at others; ratios, noise and counts are over all their pairs.
+def measured(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:
+    """The contrasts at one depth; the runs at others lend their noise."""
+    return [contrast for contrast in effects_of(runs, knobs, objective) if contrast.n_layers == depth]
 
-    Its interval is None where its pairs stand at one depth only, or are fewer than four.
+
+def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:
+    """Each setting's effect at a depth, from the runs at others; ratios and counts are over all their pairs.
+
+    Its interval is None where its pairs stand at one depth only.
     """
-    rows = pairs(runs, knob, objective)
-    predictions = []
-    for setting in list(knob.settings)[1:]:
-        contrast = compare(runs, knob, setting, objective)
-        if contrast is None:
-            continue
-        usable = rows[rows["setting"] == setting].dropna(subset=["difference"])
-        effect, leverage = line(usable["n_layers"].to_numpy(float), usable["difference"].to_numpy(float), depth)
-        floor = None
-        if contrast.floor is not None and leverage is not None:
-            floor = contrast.floor * math.sqrt(effect.n * leverage)
-        predictions.append(
-            replace(contrast, n_layers=depth, effect=effect, floor=floor, verdict=verdict_of(effect, floor))
-        )
-    return predictions
+    lines, offsets = list[tuple[Contrast, float]](), list[tuple[float, int]]()
+    for knob in knobs:
+        rows = pairs(runs, knob, objective)
+        for setting in list(knob.settings)[1:]:
+            contrast = compare(runs, knob, setting, objective)
+            if contrast is not None:
+                usable = rows[rows["setting"] == setting].dropna(subset=["difference"])
+                by_seed = at_depth(usable, depth)
+                lines.append((_predicted(contrast, by_seed, depth), leverage(usable["n_layers"], depth)))
+                offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 2 else []
+    df = sum(each_df for _, each_df in offsets)
+    tau2 = float(np.mean([tau2 for tau2, _ in offsets])) if offsets else 0.0
+    added = [replace(c, added=(Added(variance=tau2 * (1 + h), df=df),)) if tau2 else c for c, h in lines]
+    return judge(added)
 
 
-def line(depth_N: np.ndarray, difference_N: np.ndarray, depth: int) -> tuple[Estimate, float | None]:
-    """The regression on ln depth, at a depth, and its leverage h; no number where one depth alone was run."""
-    n = len(depth_N)
-    if len(np.unique(depth_N)) < 2 or n < MIN_PAIRS + 1:
-        return Estimate(mean=None, lo=None, hi=None, p=None, n=n), None
-    x_N = np.log(depth_N) - np.log(depth_N).mean()
-    at = math.log(depth) - float(np.log(depth_N).mean())
-    spread = float(x_N @ x_N)
-    slope = float(x_N @ difference_N) / spread
-    mean = float(difference_N.mean()) + slope * at
-    rest_N = difference_N - difference_N.mean() - slope * x_N
-    leverage = 1 / n + at**2 / spread
-    return student(mean, math.sqrt(float(rest_N @ rest_N) / (n - 2) * leverage), n - 2, n), leverage
+def _predicted(contrast: Contrast, by_seed: pd.DataFrame, depth: int) -> Contrast:
+    differences = tuple(map(float, by_seed["difference"]))
+    noise, floor = noise_and_floor(by_seed, contrast.least_sd)
+    effect = replace(estimate(differences), n=contrast.effect.n)
+    return replace(contrast, n_layers=depth, by_seed=differences, effect=effect, noise=noise, floor=floor)
 
 
-def standard_error(effect: Estimate, df: int) -> float | None:
-    """What the half-width of a 95% interval implies; None without one."""
-    return None if effect.hi is None or effect.lo is None else (effect.hi - effect.lo) / 2 / t_critical(df)
+def at_depth(rows: pd.DataFrame, depth: int) -> pd.DataFrame:
+    """SIDES by seed, each on its line in ln n_layers, at a depth; seeds that were run at one depth alone are absent."""
+    x = np.log(rows["n_layers"].astype(float))
+    grouped = x.groupby(rows["seed"])
+    off = x - grouped.transform("mean")
+    sxx = (off**2).groupby(rows["seed"]).transform("sum")
+    weight = 1 / grouped.transform("size") + off * (math.log(depth) - grouped.transform("mean")) / sxx
+    kept = sxx > 0
+    return rows.loc[kept, SIDES].mul(weight[kept], axis=0).groupby(rows["seed"]).sum()
+
+
+def leverage(depths: Iterable[int], depth: int) -> float:
+    """h of a depth beside those that were run."""
+    x_D = np.log(sorted({float(each) for each in depths}))
+    spread = float(((x_D - x_D.mean()) ** 2).sum())
+    return 1 / len(x_D) + (math.log(depth) - x_D.mean()) ** 2 / spread if spread else math.inf
+
+
+def between_depths(rows: pd.DataFrame) -> tuple[float, int]:
+    """tau^2 of one setting and its degrees of freedom, from the seeds that were run at every depth."""
+    d_SD = rows.pivot_table(index="seed", columns="n_layers", values="difference").dropna()
+    x_D = np.log(d_SD.columns.to_numpy(dtype=float))
+    n_seeds, df = len(d_SD), len(x_D) - 2
+    if n_seeds < 2:
+        return 0.0, df
+    design_D2 = np.column_stack([np.ones(len(x_D)), x_D])
+    r_SD = d_SD.to_numpy() @ (np.eye(len(x_D)) - design_D2 @ np.linalg.pinv(design_D2))
+    of_depths = n_seeds * float((r_SD.mean(0) ** 2).sum()) / df
+    of_seeds = float(((r_SD - r_SD.mean(0)) ** 2).sum()) / ((n_seeds - 1) * df)
+    return max(0.0, of_depths - of_seeds) / n_seeds, df
 
 
 def spread_of_effects(effects: Sequence[float], errors: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ import pandas as pd
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
+from sparsedepth.effects.intervals import moderate
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
 from sparsedepth.recipe.choose import comparison_of
@@ -95,12 +96,12 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
         knob = _knob(fields, configs, rival)
         return compare(runs, knob, list(knob.settings)[1], card.recipe.objective) if len(runs) else None
 
-    gain = gain_over("baseline")
-    gains = {
-        change.contrast.setting: gain_over(f"without {change.contrast.setting}")
-        for change in card.recipe.changes
-        if len(card.recipe.changes) > 1
-    }
+    settings = [change.contrast.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
+    raw = {rival: gain_over(rival) for rival in ("baseline", *(f"without {setting}" for setting in settings))}
+    known = [contrast for contrast in raw.values() if contrast is not None]
+    moderated = dict(zip((rival for rival in raw if raw[rival]), moderate(known), strict=True))
+    gain = moderated.get("baseline")
+    gains = {setting: moderated.get(f"without {setting}") for setting in settings}
     verification = Verification(
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),

@@ -141,8 +141,8 @@ def summarise(
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:
         sentences.append(
-            f"{len(distinct)} of {counted(len(effects), 'effect')} are distinguishable from seed noise, each at 95%; "
-            f"chance alone would make about {0.05 * len(effects):.1f} of them stand out."
+            f"{len(distinct)} of {counted(len(effects), 'effect')} are distinguishable from seed noise, among all "
+            "that were tested on an outcome at a depth (Holm)."
         )
     on_loss = [effect for effect in distinct if effect.outcome in (OWN, COMMON)]
     deepest = max((effect.n_layers or 0 for effect in on_loss), default=0)

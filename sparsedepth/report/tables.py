@@ -8,7 +8,8 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import Contrast, contrasts
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.family import effects_of
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.effects.sentences import size_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
@@ -131,7 +132,7 @@ def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
     """Every setting of every knob at every depth, on the outcomes of the forest plot; `runs` are trained ones."""
     knobs = find_knobs(runs)
     outcomes = in_terms_of(loss_of(runs), OUTCOMES)
-    every = [contrast for name in outcomes for knob in knobs for contrast in contrasts(runs, knob, name)]
+    every = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
     return [contrast for contrast in every if contrast.effect.mean is not None]
 
 
@@ -145,7 +146,8 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
         ("effect", "mean paired difference, setting less baseline; with ×: their ratio"),
         ("95% interval", ""),
         ("unit", ""),
-        ("verdict", "lower or higher: the interval excludes 0 and the effect exceeds the noise floor"),
+        ("verdict", "lower or higher: the interval excludes 0, the effect exceeds the noise floor, Holm's p <= 0.05"),
+        ("would have been seen", "the effect that is told apart in 80% of such sweeps"),
         ("noise floor", "the smallest difference (ratio) that seeds do not explain"),
         ("pairs", "pairs of runs that differ in nothing else"),
         ("seeds", ""),
@@ -157,8 +159,9 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
         low, high = (_size(end, unit, "+").text for end in (effect.lo, effect.hi))
         place = [contrast.outcome, contrast.setting, contrast.baseline, contrast.n_layers]
         size = [_size(effect.mean, unit, "+"), None if effect.lo is None else f"{low} to {high}"]
-        judged = ["ratio" if unit == LOG_UNIT else unit, contrast.verdict, _size(contrast.floor, unit)]
-        return [*place, *size, *judged, effect.n, contrast.n_seeds, contrast.n_diverged]
+        judged = ["ratio" if unit == LOG_UNIT else unit, contrast.verdict]
+        limits = [_size(contrast.detectable, unit), _size(contrast.floor, unit)]
+        return [*place, *size, *judged, *limits, effect.n, contrast.n_seeds, contrast.n_diverged]
 
     return table_of(columns, map(row, effects))
 

@@ -33,16 +33,17 @@ def test_a_slope_contrast_by_hand():
     assert found.at_setting.slope.mean == pytest.approx(-0.12)
     assert found.effect.mean == pytest.approx(-0.02)
     assert found.effect.hi == pytest.approx(-0.02 + 4.30265 * 0.01 / math.sqrt(3), abs=1e-6)
-    # noise: cells of 4 heads have sd .02, those of 1 head .02, .01, 0; Sxx = 1 + 0 + 1 = 2, so a difference has noise^2
-    noise = math.sqrt((3 * 0.0004 + 0.0004 + 0.0001 + 0) / 6)
-    assert found.floor == pytest.approx(2.17881 * noise * math.sqrt(3 * 2 / 2) / 3, rel=1e-4)  # t with 12 df
+    # noise: the seeds' slopes have sd 0 at 4 heads and .01 at 1
+    noise = math.sqrt((0 + 0.0001) / 2)
+    assert found.floor == pytest.approx(2.77645 * noise * math.sqrt(2 / 3), rel=1e-4)  # t with 4 df
     assert found.verdict == "not distinguishable"
     assert (found.n_seeds, found.effect.n, found.at_setting.depths) == (3, 3, (4, 8, 16))
     assert (found.at_setting.exponent, found.exponent_difference) == (None, None)
     said = slope_sentence(found)
     assert said.startswith(
         "n_kv_heads=1 vs n_kv_heads=4: depth slope of val_loss not distinguishable: -0.02 nat/token per doubling of "
-        "n_layers (95% interval -0.0448 to +0.00484); 3 pairs of lines over n_layers 4, 8, 16, 3 seeds, noise floor"
+        "n_layers (95% interval -0.0448 to +0.00484); effects above 0.031 would have been seen; 3 pairs of lines over "
+        "n_layers 4, 8, 16, 3 seeds, 2 df, noise floor 0.016"
     )
     assert "not identified (3 depths, 4 needed)" in said
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedepth.effects.intervals import estimate, holm, t_critical, two_sided_p
+from sparsedepth.effects.intervals import estimate, holm
+from sparsedepth.store.student import t_critical, two_sided_p
 
 
 @pytest.mark.parametrize(

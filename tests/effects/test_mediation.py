@@ -60,7 +60,12 @@ def test_a_planted_share_is_covered():
         moved = 1 + generator.normal(size=16)[np.arange(n) // 3] * 0.3 + 0.3 * generator.normal(size=n)
         changed = 0.4 + 0.6 * moved + 0.2 * generator.normal(size=n)
         frame = pd.DataFrame(
-            {"setting": "depth_scale=lns", "n_layers": 12, "cell_id": [f"a{i // 3}" for i in range(n)]}
+            {
+                "setting": "depth_scale=lns",
+                "n_layers": 12,
+                "cell_id": [f"a{i // 3}" for i in range(n)],
+                "seed": np.arange(n) % 3,
+            }
         ).assign(cell_id_baseline=lambda rows: rows["cell_id"] + "b")
         found = mediation(
             frame.assign(difference=moved), frame.assign(difference=changed), knob, "depth_scale=lns", "m", "y", store

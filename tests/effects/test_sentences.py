@@ -7,7 +7,8 @@ from synthetic import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import contrasts, interactions
-from sparsedepth.effects.sentences import answer, contrast_sentence, interaction_sentence, link_text
+from sparsedepth.effects.script import answer
+from sparsedepth.effects.sentences import contrast_sentence, interaction_sentence, link_text
 
 SIZES = {"params_total": 1000, "params_active": 1000, "train_flops": 1e9, "tokens_trained": 2048}
 
@@ -26,7 +27,7 @@ def test_a_distinguishable_effect():
     runs = runs_with(lambda lns, seed: {"val_loss": 3 + 0.01 * seed - (0.1 + 0.001 * seed) * lns})
     assert contrast_sentence(only(runs, "val_loss")) == (
         "n_layers=12, depth_scale=lns vs depth_scale=none: val_loss lower: -0.101 nat/token (95% interval -0.103 to "
-        "-0.0985); 3 pairs, 3 seeds, noise floor 0.0216. Matched: tokens, params_total, params_active, flops"
+        "-0.0985); 3 pairs, 3 seeds, 2 df, noise floor 0.0216. Matched: tokens, params_total, params_active, flops"
     )
 
 
@@ -43,8 +44,8 @@ def test_divergence_and_missing_numbers_are_said():
     runs = runs_with(lambda lns, seed: {"val_loss": 3.0 - lns, "causal_score": None})
     runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] > 0), "outcome"] = "diverged"
     assert (
-        "(no interval from so few); 1 pair, 1 seed, no noise floor (one seed); diverged: 2 of the setting, 0"
-        in contrast_sentence(only(runs, "val_loss"))
+        "(no interval from so few); no effect would have been seen: too few seeds; 1 pair, 1 seed, no noise floor (one "
+        "seed); diverged: 2 of the setting, 0" in contrast_sentence(only(runs, "val_loss"))
     )
     unknown = contrast_sentence(only(runs, "causal_score"))
     assert unknown.endswith(

@@ -1,7 +1,6 @@
 """The card: thirteen fields that say what the runs said, the grade they earn, and a file that is read back strictly."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +8,7 @@ import pytest
 from frames import grid
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.family import effects_of
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
@@ -102,8 +101,8 @@ def test_recipe_and_effects_are_unrounded(runs, card):
     assert {change.contrast.setting for change in recipe.changes} == {"depth_scale=lns", "weight_decay=0.1"}
     assert recipe.expected_gain == sum(change.shrunk for change in recipe.changes)
     knobs = find_knobs(runs[runs["n_layers"] == 24])
-    measured = [one for knob in knobs for one in contrasts(runs[runs["n_layers"] == 24], knob, "val_loss")]
-    assert [replace(one.contrast, p_holm=None) for one in recipe.candidates] == measured
+    measured = [one for one in effects_of(runs, knobs, "val_loss") if one.n_layers == 24]
+    assert [one.contrast for one in recipe.candidates] == measured
     for one in recipe.candidates:
         assert one.contrast.n_seeds == 3 and one.contrast.noise is not None
         assert 0 <= one.reliability <= 1 and one.shrunk == pytest.approx(one.reliability * one.contrast.effect.mean)

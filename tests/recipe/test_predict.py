@@ -1,41 +1,65 @@
 """The line on ln depth and the shrinkage, against answers worked out by hand and by scipy."""
 
+import itertools
+
 import numpy as np
+import pandas as pd
 import pytest
+from frames import grid
 from scipy import stats
 
-from sparsedepth.recipe.predict import line, reliability, spread_of_effects, standard_error
+from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.recipe.predict import at_depth, between_depths, leverage, predicted, reliability, spread_of_effects
 
 
-def test_the_line_is_least_squares_with_its_own_interval():
-    depth_N = np.array([12.0, 12, 16, 16, 24, 24])
-    y_N = np.array([0.1, 0.3, 0.2, 0.5, 0.6, 0.55])
-    effect, leverage = line(depth_N, y_N, 48)
-    fit = stats.linregress(np.log(depth_N), y_N)
-    assert effect.mean == pytest.approx(fit.intercept + fit.slope * np.log(48))
-    x_N = np.log(depth_N)
-    design_N2 = np.column_stack([np.ones(6), x_N])
+def rows(depths, seeds, difference):
+    """Paired differences of every seed at every depth; the baseline's side is 0."""
+    table = [(seed, depth, difference(seed, depth)) for seed in seeds for depth in depths]
+    frame = pd.DataFrame(table, columns=["seed", "n_layers", "difference"])
+    return frame.assign(value=frame["difference"], value_baseline=0.0)
+
+
+def test_every_seed_has_its_own_line():
+    noise = np.random.default_rng(0).normal(size=(3, 3))
+    frame = rows([12, 16, 24], range(3), lambda seed, depth: noise[seed, (depth - 12) // 4 % 3])
+    by_seed = at_depth(frame, 48)
+    for seed, of_seed in frame.groupby("seed"):
+        fit = stats.linregress(np.log(of_seed["n_layers"]), of_seed["difference"])
+        assert by_seed["difference"][seed] == pytest.approx(fit.intercept + fit.slope * np.log(48))
+    design_32 = np.column_stack([np.ones(3), np.log([12.0, 16, 24])])
     at_2 = np.array([1.0, np.log(48)])
-    assert leverage == pytest.approx(at_2 @ np.linalg.inv(design_N2.T @ design_N2) @ at_2)
-    s2 = ((y_N - fit.intercept - fit.slope * x_N) ** 2).sum() / 4
-    assert effect.hi - effect.mean == pytest.approx(stats.t.ppf(0.975, 4) * np.sqrt(s2 * leverage))
-    assert standard_error(effect, 4) == pytest.approx(np.sqrt(s2 * leverage))
+    assert leverage([12, 12, 16, 24], 48) == pytest.approx(at_2 @ np.linalg.inv(design_32.T @ design_32) @ at_2)
 
 
-@pytest.mark.parametrize("depths", [[12, 12, 12, 12], [12, 16, 24], []])
-def test_one_depth_or_few_pairs_predict_nothing(depths):
-    effect, leverage = line(np.array(depths, float), np.arange(len(depths), dtype=float), 48)
-    assert (effect.mean, effect.lo, leverage) == (None, None, None) and effect.n == len(depths)
+def test_one_depth_predicts_nothing():
+    assert at_depth(rows([12], range(3), lambda seed, depth: 1.0), 48).empty
 
 
-def test_the_interval_of_an_extrapolation_covers():
+def test_what_lies_off_the_line_in_every_seed_is_variance_between_depths():
+    """At x = -1, 0, 1 the effects +1, -2, +1 lie off every line: S sum of squares / 1 df = 6 S, so tau^2 is 6."""
+    off = {1: 1.0, 10: -2.0, 100: 1.0}
+    assert between_depths(rows(off, range(3), lambda seed, depth: off[depth])) == (pytest.approx(6.0), 1)
+    apart = rows(off, range(3), lambda seed, depth: (seed - 1) * off[depth])  # the mean over seeds is on the line
+    assert between_depths(apart) == (0.0, 1)
+
+
+def test_an_extrapolation_covers_effects_that_lie_off_the_line():
+    """Effects at 12, 16, 24 and 32 layers lie off their line with sd .02, seeds with .01: 45 intervals."""
     generator = np.random.default_rng(0)
-    depth_N = np.repeat([12.0, 16, 24], 3)
-    hits = [
-        line(depth_N, 0.02 * np.log(depth_N) + 0.01 * generator.normal(size=9), 32)[0].covers(0.02 * np.log(32))
-        for _ in range(500)
-    ]
-    assert 0.92 <= np.mean(hits) <= 0.98
+    axes = {"n_layers": [12, 16, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "seed": range(3)}
+    runs, hits = grid(axes, lambda config: {}), []
+    knobs = find_knobs(runs)
+    for _ in range(15):
+        off = 0.02 * generator.normal(size=(4, 4))
+        truth = dict(zip(itertools.product([12, 16, 24, 32], ["lns", 0.1, 0.3]), off[:, :3].ravel(), strict=True))
+        effect = [
+            truth[n, "lns"] * (scale == "lns") + truth.get((n, decay), 0.0)
+            for n, scale, decay in zip(runs["n_layers"], runs["depth_scale"], runs["weight_decay"], strict=True)
+        ]
+        runs["val_loss"] = 3 + np.array(effect) + 0.01 * generator.normal(size=len(runs))
+        keys = {"depth_scale=lns": "lns", "weight_decay=0.1": 0.1, "weight_decay=0.3": 0.3}
+        hits += [c.effect.covers(truth[32, keys[c.setting]]) for c in predicted(runs, knobs, "val_loss", 32)]
+    assert np.mean(hits) >= 0.85  # of 45; seeds alone give .4
 
 
 def test_spread_by_hand():

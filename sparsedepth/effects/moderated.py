@@ -1,0 +1,92 @@
+"""Variances that borrow strength from each other: three seeds tell little of one contrast's noise, twenty contrasts do.
+
+The model is limma's (Smyth 2004, 'Linear models and empirical Bayes methods', section 3):
+
+    s_j^2 | sigma_j^2 ~ sigma_j^2 chi^2(d_j) / d_j          1 / sigma_j^2 ~ chi^2(d0) / (d0 v0),   j = 1..J contrasts
+    sigma_j^2 | s_j^2, d0, v0 ~ scaled inverse chi^2(d0 + d_j), scale (d0 v0 + d_j s_j^2) / (d0 + d_j)
+
+Deviates: limma plugs in moment estimates of d0 and v0 (`squeezeVar`), made for thousands of genes. From 2 to 20
+contrasts they promise too much: such intervals cover 91 to 94%. Here (d0, ln v0) are integrated over a grid of equal
+weights, each point weighed by the likelihood of all s_j^2 (s_j^2 / v0 is an F of d_j and d0 degrees of freedom). What
+comes of it is a mixture of Student's distributions; the one Student's distribution with its two-sided 5% and 1% points
+stands for it, and gives the error and its degrees of freedom. One contrast alone keeps its own.
+
+Contrasts that share a baseline are not independent: the others' likelihood counts 1 / (1 + (J - 1) r^2) of its size,
+r^2 the mean squared correlation of two contrasts over their seeds, less what chance gives it.
+
+Shapes: J contrasts, K points of the grid, S seeds.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import gammaln, stdtr, stdtrit
+
+PRIOR_DF = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e4)
+LOG_VARIANCES = np.linspace(-3.0, 4.0, 15)
+"""ln v0, about the median of the ln s_j^2."""
+TAILS = (0.05, 0.01)
+"""Where a mixture and the Student's distribution that stands for it agree: the interval, and Holm's over five."""
+_DFS = np.geomspace(1e5, 1.0, 400)
+_RATIOS = (stdtrit(_DFS, 1 - TAILS[1] / 2) / stdtrit(_DFS, 1 - TAILS[0] / 2), _DFS)
+SHARED = 0.25
+"""r^2 of two contrasts with one baseline and equal noise, where two seeds cannot tell."""
+
+
+def squeeze(variances: Sequence[float], dfs: Sequence[int], shared: float = SHARED) -> tuple[np.ndarray, np.ndarray]:
+    """The variances of J estimates, each of its own degrees of freedom (1 or more), as one family: moderated, and with
+    the degrees of freedom that they have then, borrowed ones included. `shared` is r^2."""
+    own_J, df_J = np.asarray(variances, dtype=float), np.asarray(dfs, dtype=float)
+    n = len(own_J)
+    if n < 2 or not (own_J > 0).any():
+        return own_J, df_J
+    s2_J = np.maximum(own_J, 1e-5 * np.median(own_J[own_J > 0]))  # agreement by chance is not certainty
+    prior_df_K1, prior_K1 = (
+        axis.reshape(-1, 1)
+        for axis in np.meshgrid(PRIOR_DF, np.exp(np.median(np.log(s2_J)) + LOG_VARIANCES), indexing="ij")
+    )
+    likelihood_KJ = _log_f(s2_J / prior_K1, df_J, prior_df_K1)
+    weight = 1 / (1 + (n - 1) * shared)
+    log_KJ = likelihood_KJ.sum(axis=1, keepdims=True) * weight + likelihood_KJ * (1 - weight)
+    weight_KJ = np.exp(log_KJ - log_KJ.max(axis=0))
+    weight_KJ /= weight_KJ.sum(axis=0)
+    total_KJ = prior_df_K1 + df_J
+    error_KJ = np.sqrt((prior_df_K1 * prior_K1 + df_J * s2_J) / total_KJ)
+    inner_J, outer_J = (_half_width(weight_KJ, error_KJ, total_KJ, level) for level in TAILS)
+    total_J = np.maximum(np.interp(outer_J / inner_J, *_RATIOS), df_J)
+    return (inner_J / stdtrit(total_J, 1 - TAILS[0] / 2)) ** 2, total_J
+
+
+def _half_width(weight_KJ: np.ndarray, error_KJ: np.ndarray, df_KJ: np.ndarray, level: float) -> np.ndarray:
+    """What a mixture of Student's distributions exceeds, on either side, with probability `level`; by bisection."""
+    low_J = np.zeros(error_KJ.shape[1])
+    high_J = (error_KJ * stdtrit(df_KJ, 1 - level / 2)).max(axis=0)
+    for _ in range(20):
+        middle_J = (low_J + high_J) / 2
+        is_low_J = 2 * (weight_KJ * stdtr(df_KJ, -middle_J / error_KJ)).sum(axis=0) > level
+        low_J, high_J = np.where(is_low_J, middle_J, low_J), np.where(is_low_J, high_J, middle_J)
+    return high_J
+
+
+def _log_f(ratio_KJ: np.ndarray, df_J: np.ndarray, prior_df_K1: np.ndarray) -> np.ndarray:
+    """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to what d and s^2 alone decide."""
+    a_J, c_K1 = df_J / 2, prior_df_K1 / 2
+    return (
+        gammaln(a_J + c_K1) - gammaln(c_K1) + a_J * np.log(ratio_KJ * df_J / (2 * c_K1))
+        - (a_J + c_K1) * np.log1p(ratio_KJ * df_J / (2 * c_K1))
+    )  # fmt: skip
+
+
+def shared_correlation(by_seed: Sequence[Sequence[float]]) -> float:
+    """r^2 over the contrasts with as many seeds as most have; SHARED where these are two."""
+    counts = [len(values) for values in by_seed]
+    n_seeds = max(set(counts), key=counts.count)
+    values_JS = np.array([values for values in by_seed if len(values) == n_seeds], dtype=float)
+    values_JS = values_JS - values_JS.mean(axis=1, keepdims=True)
+    values_JS = values_JS[(values_JS**2).sum(axis=1) > 0]
+    if n_seeds < 3 or len(values_JS) < 2:
+        return SHARED
+    r_JJ = np.corrcoef(values_JS)
+    chance = 1 / (n_seeds - 1)
+    mean = float((r_JJ[np.triu_indices(len(r_JJ), 1)] ** 2).mean())
+    return max(0.0, (mean - chance) / (1 - chance))
