@@ -202,7 +202,7 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None) -> str:
         field, _, value = first.baseline.partition("=")
         is_short = first.setting.startswith(f"{field}=") and "," not in first.setting + first.baseline
         setting = f"{first.setting} vs {value if is_short else first.baseline}"
-        rows.append((first.n_layers, mean, lo, hi, first.p_holm, pairs, equal, first.corrected_verdict, setting))
-    head = f"{first.outcome} [{first.unit}]: effect, 95% interval (Student's, over pairs); equal: what both spend"
+        rows.append((first.n_layers, mean, lo, hi, first.p_holm, pairs, equal, first.verdict, setting))
+    head = f"{first.outcome} [{first.unit}]: effect, 95% interval (Student's, over seeds); equal: what both spend"
     names = ("n_layers", "effect", "lo", "hi", "p_holm", "pairs", "equal", "verdict", "setting")
     return f"{head}\n{render.compact(QueryResult(columns=names, rows=tuple(rows)), ('pairs', 'p_holm'), width)}"

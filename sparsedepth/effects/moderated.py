@@ -83,10 +83,11 @@ def shared_correlation(by_seed: Sequence[Sequence[float]]) -> float:
     n_seeds = max(set(counts), key=counts.count)
     values_JS = np.array([values for values in by_seed if len(values) == n_seeds], dtype=float)
     values_JS = values_JS - values_JS.mean(axis=1, keepdims=True)
-    values_JS = values_JS[(values_JS**2).sum(axis=1) > 0]
+    norm_J = np.sqrt((values_JS**2).sum(axis=1))
+    values_JS = values_JS[norm_J > 0] / norm_J[norm_J > 0, None]
     if n_seeds < 3 or len(values_JS) < 2:
         return SHARED
-    r_JJ = np.corrcoef(values_JS)
+    r_JJ = values_JS @ values_JS.T
     chance = 1 / (n_seeds - 1)
     mean = float((r_JJ[np.triu_indices(len(r_JJ), 1)] ** 2).mean())
     return max(0.0, (mean - chance) / (1 - chance))
