@@ -76,7 +76,7 @@ def build_card(
     diverged = used[used["outcome"] == "diverged"]
     return Card(
         recipe=recipe,
-        matched=on_bases(used, knobs, recipe),
+        matched=on_bases(known, knobs, recipe),
         learning_rate=learning_rate_of(runs, used),
         mechanism=mechanism,
         confounds=tuple(confounds_of(used, tested, recipe)),
@@ -101,10 +101,10 @@ def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
     return holdout.outcome if same else "not confirmed"
 
 
-def on_bases(used: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> tuple[OnBases, ...]:
+def on_bases(runs: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> tuple[OnBases, ...]:
     """Every candidate among pairs that agree in each basis, at its depth (at the deepest, where it is predicted)."""
     by_basis = {
-        basis: judge([one for knob in knobs.values() for one in contrasts(used, knob, recipe.objective, basis)])
+        basis: judge([one for knob in knobs.values() for one in contrasts(runs, knob, recipe.objective, basis)])
         for basis in BASES
     }
     rows = []
@@ -114,7 +114,7 @@ def on_bases(used: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> t
             same = [contrast for contrast in family if contrast.setting == tested.setting]
             there = [contrast for contrast in same if contrast.n_layers == tested.n_layers]
             equal[basis] = next(iter(there or same[-1:]), None)
-        seconds = _wall_clock(used[used["run_id"].isin(tested.run_ids)], knobs[tested.knob], tested.setting)
+        seconds = _wall_clock(runs[runs["run_id"].isin(tested.run_ids)], knobs[tested.knob], tested.setting)
         rows.append(OnBases(setting=tested.setting, equal=equal, wall_clock=seconds))
     return tuple(rows)
 

@@ -85,8 +85,9 @@ def at_depth(rows: pd.DataFrame, depth: int) -> pd.DataFrame:
 def leverage(depths: Iterable[int], depth: int) -> float:
     """h of a depth beside those that were run."""
     x_D = np.log(sorted({float(each) for each in depths}))
-    spread = float(((x_D - x_D.mean()) ** 2).sum())
-    return 1 / len(x_D) + (math.log(depth) - x_D.mean()) ** 2 / spread if spread else math.inf
+    if len(x_D) < 2:
+        return math.inf
+    return 1 / len(x_D) + (math.log(depth) - x_D.mean()) ** 2 / float(((x_D - x_D.mean()) ** 2).sum())
 
 
 def between_depths(rows: pd.DataFrame) -> tuple[float, int]:

@@ -111,7 +111,7 @@ def test_recipe_and_effects_are_unrounded(runs, card):
 def test_domain_basis_and_learning_rate(card):
     domain = card.recipe.domain
     assert (card.recipe.place, domain.depths, domain.ranges["n_layers"]) == ("inside", (24,), (24, 24))
-    assert (domain.values["optimizer"], domain.values["beta1"]) == (("AdamW",), ("0.9",))
+    assert (domain.values["optimizer"], domain.values["beta1"]) == (("adamw",), ("0.9",))
     by = {one.setting: one for one in card.matched}
     contrast = next(one.contrast for one in card.recipe.candidates if one.contrast.setting == "n_kv_heads=1")
     assert contrast.ratios["params_total"] == (0.9, 0.9) and by["n_kv_heads=1"].wall_clock == 0.8
