@@ -1,5 +1,6 @@
 """`sparsedepth serve`: a results folder as a page that refreshes while its sweep runs. Imports no torch."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -31,4 +32,5 @@ def serve(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("ended")
+            print("ended", flush=True)
+            os._exit(0)  # nothing is being written, and threads that still wait for a reader need no farewell
