@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.intervals import Estimate, Judged, estimate, floor_of
-from sparsedepth.effects.knobs import Design, Knob, design_of
+from sparsedepth.effects.intervals import Added, Estimate, Judged, estimate, floor_of, with_added
+from sparsedepth.effects.knobs import Design, Knob, design_of, tuned_fields
 from sparsedepth.effects.pairs import (
     BASES,
     COMPENSATES,
+    EQUAL_LR,
     MATCH_TOLERANCE,
     is_ratio,
     pairs,
@@ -30,6 +31,8 @@ from sparsedepth.effects.pairs import (
     unit_of,
     values_of,
 )
+from sparsedepth.effects.tuned import flaw_of, terms, values_text
+from sparsedepth.store.tuning import standing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,10 @@ class Contrast(Judged):
     ratios: dict[str, tuple[float, float] | None]
     """Smallest and largest setting / baseline over these pairs, by basis; None where a run does not say."""
     run_ids: tuple[str, ...]
+    tuned: str = ""
+    """'each at its own lr (0.0015 -> 0.006)', baseline first; '' where nothing was tuned."""
+    tuning_flaw: str = ""
+    """Why the two sides were not tuned alike."""
     basis: str | None = None
     """What every pair agrees in; None: the pairs differ in nothing but the knob, whatever that costs."""
 
@@ -113,6 +120,9 @@ def contrasts_on_bases(
             continue
         matched = pairs(runs, knob, outcome, basis, design) if moves else strict[agreeing]
         by_basis[basis] = _by_depth(matched, knob, outcome, basis, known)
+    if tuned_fields(standing(runs)) == {EQUAL_LR}:
+        at_equal_lr = pairs(runs, knob, outcome, EQUAL_LR, design)
+        by_basis[EQUAL_LR] = _by_depth(at_equal_lr, knob, outcome, EQUAL_LR, {})
     return by_basis
 
 
@@ -161,6 +171,7 @@ def _contrast(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth:
         effect=uncertainty.effect,
         by_seed=uncertainty.by_seed,
         least_sd=uncertainty.least_sd,
+        added=uncertainty.added,
         noise=uncertainty.noise,
         noise_df=uncertainty.noise_df,
         floor=uncertainty.floor,
@@ -170,6 +181,8 @@ def _contrast(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth:
         n_at_edge=int(usable["at_edge"].sum()),
         n_missing=int((rows["difference"].isna() & ~diverged & ~baseline_diverged).sum()),
         ratios={basis: _range(usable[basis]) for basis in BASES},
+        tuned=values_text(usable),
+        tuning_flaw=flaw_of(usable),
         run_ids=tuple(sorted({*usable["run_id"], *usable["run_id_baseline"]})),
     )
 
@@ -181,6 +194,8 @@ class Uncertainty:
     effect: Estimate
     by_seed: tuple[float, ...]
     least_sd: float
+    added: tuple[Added, ...]
+    """By what was tuned."""
     noise: float | None
     noise_df: int
     floor: float | None
@@ -194,10 +209,12 @@ def uncertainty_of(rows: pd.DataFrame, outcome: str) -> Uncertainty:
     by_seed = usable.groupby("seed")[["difference", "value", "value_baseline"]].mean()
     spread, floor = noise_and_floor(by_seed, least_sd)
     differences = tuple(map(float, by_seed["difference"]))
+    added = terms(usable)
     return Uncertainty(
-        effect=replace(estimate(differences, least_sd), n=len(usable)),
+        effect=replace(with_added(estimate(differences, least_sd), added), n=len(usable)),
         by_seed=differences,
         least_sd=least_sd,
+        added=added,
         noise=spread,
         noise_df=2 * max(len(by_seed) - 1, 0),
         floor=floor,
@@ -243,6 +260,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
         both = at_deep.merge(at_shallow, on="match", suffixes=("", "_shallow"))
         least_sd = rounding_sd(outcome, shallow, shallow, deep, deep)
         change = (both["difference"] - both["difference_shallow"]).groupby(both["seed"]).mean()
+        added = (*terms(at_deep), *terms(at_shallow))
         by_setting.append(
             Interaction(
                 knob=knob.name,
@@ -252,7 +270,8 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
                 deep=deep,
                 outcome=outcome,
                 unit=unit_of(outcome),
-                effect=replace(estimate(change.to_numpy(), least_sd), n=len(both)),
+                effect=replace(with_added(estimate(change.to_numpy(), least_sd), added), n=len(both)),
+                added=added,
                 by_seed=tuple(map(float, change)),
                 least_sd=least_sd,
                 floor=0.0,

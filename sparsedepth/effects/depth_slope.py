@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
 
 from sparsedepth.effects.contrast import noise_and_floor
-from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate
+from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, with_added
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.sentences import (
@@ -35,6 +35,7 @@ from sparsedepth.effects.sentences import (
     number_text,
     seen_text,
 )
+from sparsedepth.effects.tuned import terms, tuned_side
 from sparsedepth.store.student import t_critical
 from sparsedepth.store.tuning import standing
 
@@ -120,6 +121,8 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "n_layers": runs["n_layers"].astype(int),
             "seed": runs["seed"],
             "run_id": runs["run_id"],
+            "cell_id": runs["cell_id"],
+            **tuned_side(runs, outcome),
             "value": values_of(runs, outcome),
             "diverged": runs["outcome"] == "diverged",
         }
@@ -138,14 +141,16 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
     identified = at_setting.exponent and at_baseline.exponent
+    added = terms(pairs, line_weights(pairs))
     return SlopeContrast(
         knob=knob.name,
         outcome=outcome,
         unit=f"{unit_of(outcome)} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        effect=replace(estimate(difference.to_numpy()), n=len(slopes)),
+        effect=replace(with_added(estimate(difference.to_numpy()), added), n=len(slopes)),
         by_seed=tuple(map(float, difference)),
+        added=added,
         noise=noise,
         floor=floor,
         exponent_difference=_exponent_difference(pairs) if identified else None,
@@ -168,6 +173,15 @@ def _slope(setting: str, lines: pd.DataFrame, column: str) -> DepthSlope:
 def _line_slope(line: pd.DataFrame, column: str) -> float:
     x_N, y_N = np.log2(line["n_layers"].to_numpy(dtype=float)), line[column].to_numpy(dtype=float)
     return float((x_N - x_N.mean()) @ y_N / _sxx(line))
+
+
+def line_weights(pairs: pd.DataFrame) -> pd.Series:
+    """What each pair counts in the mean slope over the lines of a seed, then over seeds."""
+    x_N = np.log2(pairs["n_layers"].astype(float))
+    of_line = x_N.groupby([pairs["seed"], pairs["match"]])
+    x_N = x_N - of_line.transform("mean")
+    per_line = x_N / (x_N**2).groupby([pairs["seed"], pairs["match"]]).transform("sum")
+    return per_line / pairs.groupby("seed")["match"].transform("nunique") / pairs["seed"].nunique()
 
 
 def _sxx(line: pd.DataFrame) -> float:

@@ -1,4 +1,5 @@
-"""Every effect that a store shows: each knob at each depth on four bases, and its interaction with depth.
+"""Every effect that a store shows: each knob at each depth on four bases, and its interaction with depth. Where lr was
+tuned, each side is at its own, and equal lr is a fifth basis.
 
 One verdict, for every page and script. Variances are moderated over all contrasts of an outcome on a basis, whatever
 their depth (`moderated`). Many comparisons are made at once, so that some stand out by chance: p-values are Holm's over
@@ -17,11 +18,12 @@ from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.effects.contrast import Contrast, Interaction, compare, contrasts, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.intervals import correct, estimate, moderate
-from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs
+from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.tuning import standing
+from sparsedepth.store.schema import TUNING_COLUMNS
+from sparsedepth.store.tuning import standing, trained
 
 
 def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
@@ -36,7 +38,8 @@ def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | N
     wanted = {each.name for each in choose(knobs, knob)}
     design = design_of(runs)
     by_knob = [(each, contrasts_on_bases(runs, each, outcome, design)) for each in knobs]
-    return [effect for basis in BASES for effect in family_of(by_knob, basis) if effect.knob in wanted]
+    bases = dict.fromkeys(basis for _, by_basis in by_knob for basis in by_basis if basis)
+    return [effect for basis in bases for effect in family_of(by_knob, basis) if effect.knob in wanted]
 
 
 def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contrast]]]], basis: str) -> list[Contrast]:
@@ -44,7 +47,7 @@ def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contras
     family = []
     for knob, by_basis in by_knob:
         places = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
-        here = {(c.n_layers, c.setting): c for c in by_basis[basis]}
+        here = {(c.n_layers, c.setting): c for c in by_basis.get(basis, ())}
         order = list(knob.settings)
         for place in sorted(places, key=lambda place: (place[0] or 0, order.index(place[1]))):
             family.append(here.get(place) or _without_pairs(places[place], basis))
@@ -82,8 +85,11 @@ def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
         basis=basis,
         effect=estimate([]),
         by_seed=(),
+        added=(),
         ratios=dict.fromkeys(BASES),
         run_ids=(),
+        tuned="",
+        tuning_flaw="",
         **nothing,
         **unknown,
     )
@@ -119,10 +125,12 @@ def all_knobs(runs: pd.DataFrame) -> list[Knob]:
 
 def needed(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     """The rows and columns that contrasts look at: frames of 200 columns are slow to cut."""
-    runs = standing(runs)
+    runs = trained(runs)
     sizes = ("n_layers", *FILLED_FROM, *DERIVED)
-    facts = ("run_id", "cell_id", "seed", "outcome", "model", "tuning", "tuned_fields")
-    names = dict.fromkeys((*facts, outcome, *BASES.values(), *sizes, *chosen_fields(runs)))
+    facts = ("run_id", "cell_id", "seed", "outcome", "model", *(column.name for column in TUNING_COLUMNS))
+    names = dict.fromkeys(
+        (*facts, outcome, *BASES.values(), *sizes, *tuned_fields(standing(runs)), *chosen_fields(runs))
+    )
     runs = runs[[name for name in names if name in runs.columns]]
     # Arrow's strings are slow to walk one by one, which is what keys and labels do.
     return runs.astype({name: object for name, kind in runs.dtypes.items() if isinstance(kind, pd.StringDtype)})

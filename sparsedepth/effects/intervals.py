@@ -96,6 +96,16 @@ class Added:
     df: float
 
 
+def with_added(effect: Estimate, added: Sequence[Added]) -> Estimate:
+    """The estimate with further variances in its error; the degrees of freedom of a sum are Satterthwaite's (1946)."""
+    if effect.mean is None or effect.error is None or effect.df is None or not added:
+        return effect
+    terms = [Added(variance=effect.error**2, df=effect.df), *added]
+    total = sum(term.variance for term in terms)
+    df = total**2 / sum(term.variance**2 / term.df for term in terms) if total else effect.df
+    return student(effect.mean, math.sqrt(total), float(df), effect.n)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """An effect and what may be said of it."""
@@ -177,11 +187,9 @@ def _moderated(judged: J, variance: float, df: float) -> J:
     n_seeds, mean = len(judged.by_seed), judged.effect.mean
     if df < MIN_VALUES - 1 or mean is None:
         return judged
-    terms = [Added(variance=max(variance, judged.least_sd**2) / n_seeds, df=float(df)), *judged.added]
-    total = sum(term.variance for term in terms)
-    # Satterthwaite (1946): the degrees of freedom of a sum of variances
-    df = total**2 / sum(term.variance**2 / term.df for term in terms) if total else float(df)
-    return replace(judged, effect=student(mean, math.sqrt(total), float(df), judged.effect.n))
+    error = math.sqrt(max(variance, judged.least_sd**2) / n_seeds)
+    effect = student(mean, error, float(df), judged.effect.n)
+    return replace(judged, effect=with_added(effect, judged.added))
 
 
 def correct(family: Sequence[J]) -> list[J]:

@@ -7,6 +7,10 @@ logarithms.
 On a *basis* (equal tokens, FLOPs, total or active parameters) only pairs that agree in it to 1% count, and the fields
 that a sweep moves to get there (COMPENSATES) may differ as well: a setting that costs more per token may stand beside a
 baseline that trained longer. Every comparison is between ends of schedules; nothing is interpolated along a curve.
+
+Where lr was tuned, runs stand for a configuration at its own value. At *equal lr* both sides have the baseline's: there
+the setting's runs are those of its tuning, and the baseline's, too, but for the seeds of its results; so the baseline
+alone is flattered by the choice.
 """
 
 import math
@@ -16,7 +20,8 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels
-from sparsedepth.store.tuning import standing
+from sparsedepth.effects.tuned import SIDE, tuned_side
+from sparsedepth.store.tuning import standing, trained
 
 BASES = {
     "tokens": "tokens_trained",
@@ -25,6 +30,8 @@ BASES = {
     "flops": "train_flops",
 }
 """What two runs can have in common, by the name that a sweep's `matched` uses -> the column that tells."""
+EQUAL_LR = "lr"
+"""A basis beside the others, where lr was tuned."""
 MATCH_TOLERANCE = 0.01
 """A basis counts as matched if every pair agrees to 1%."""
 COMPENSATES: dict[str, tuple[str, ...]] = {
@@ -61,34 +68,39 @@ def values_of(runs: pd.DataFrame, outcome: str) -> pd.Series:
 def pairs(
     runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None, design: Design | None = None
 ) -> pd.DataFrame:
-    """Every matched pair of a knob, one row each; on a basis, those that agree in it, every run in one pair at most.
-    `design` is that of these runs, where it is known already.
+    """Every matched pair of a knob, one row each; on a basis, those that agree in it, every run in one pair at most;
+    at EQUAL_LR those at the baseline's lr. `design` is that of these runs, where it is known already.
 
     Columns: setting, n_layers, seed, match (everything else but depth, as a key), run_id, cell_id, value (on the
-    compared scale), difference, diverged, at_edge (of either run), one ratio per basis; n_layers_baseline,
-    run_id_baseline, cell_id_baseline, value_baseline, diverged_baseline.
+    compared scale), difference, diverged, at_edge (of either run), one ratio per basis, SIDE; n_layers_baseline,
+    run_id_baseline, cell_id_baseline, value_baseline, diverged_baseline, SIDE again.
     """
     unit_of(outcome)
-    side = _sides(standing(runs), knob, outcome, basis, design or design_of(runs))
+    at_equal_lr = basis == EQUAL_LR
+    rows = trained(runs) if at_equal_lr else standing(runs)
+    side = _sides(rows, knob, outcome, basis, design or design_of(runs))
     base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "seed"])
     rest = side[side["setting"] != knob.baseline]
     matched = rest.merge(base, on="other_fields", suffixes=("", "_baseline"))
     for name in BASES:
         matched[name] = matched[name] / matched[f"{name}_baseline"]
-    if basis is not None:
+    if at_equal_lr:
+        matched = matched[matched["role_baseline"] != "rejected"].assign(at_edge=False, at_edge_baseline=False)
+    elif basis is not None:
         matched = _nearest(matched, basis)
     matched["difference"] = matched["value"] - matched["value_baseline"]
     matched["at_edge"] = matched["at_edge"] | matched["at_edge_baseline"]
     kept = ["setting", "n_layers", "n_layers_baseline", "seed", "match", "run_id", "run_id_baseline", "cell_id"]
     kept += ["cell_id_baseline", "value", "value_baseline", "difference", "diverged", "diverged_baseline", "at_edge"]
-    return matched[[*kept, *BASES]]
+    matched["matched_lr"] = at_equal_lr
+    return matched[[*kept, "matched_lr", *BASES, *SIDE, *(f"{name}_baseline" for name in SIDE)]]
 
 
 def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, design: Design) -> pd.DataFrame:
     """One row per run that can be half of a pair; two runs of one `other_fields` may be paired."""
     at_depth = {"n_layers", *design.with_depth}
-    free = {*knob.fields, *(COMPENSATES[basis] if basis else ())}
-    others = [name for name in design.chosen if name not in free]
+    free = {*knob.fields, *(COMPENSATES.get(basis, ()) if basis else ())}
+    others = [name for name in (*design.chosen, *(["lr"] if basis == EQUAL_LR else [])) if name not in free]
     side = pd.DataFrame(
         {
             "setting": labels(runs, knob),
@@ -101,7 +113,9 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
             "cell_id": runs["cell_id"],
             "value": values_of(runs, outcome),
             "diverged": runs["outcome"] == "diverged",
+            "role": runs["tuning"] if "tuning" in runs.columns else None,
             "at_edge": runs["tuning"] == "edge" if "tuning" in runs.columns else False,
+            **tuned_side(runs, outcome),
             **{name: pd.to_numeric(runs[column], errors="coerce").astype(float) for name, column in BASES.items()},
         }
     )

@@ -24,11 +24,14 @@ def effect_text(contrast: Contrast) -> str:
         sample = f"{counted(contrast.effect.n, 'pair')}, {counted(contrast.n_seeds, 'seed')}{df_text(contrast)}"
         parts = [
             f"{contrast.outcome} {contrast.verdict}: {size}{seen_text(contrast)}",
+            *([contrast.tuned] if contrast.tuned else []),
             f"{sample}, {floor_text(contrast.floor, contrast.unit)}{holm_text(contrast.p_holm)}",
         ]
     if contrast.n_diverged or contrast.n_baseline_diverged:
         parts.append(f"diverged: {contrast.n_diverged} of the setting, {contrast.n_baseline_diverged} of the baseline")
-    if contrast.n_at_edge:
+    if contrast.tuning_flaw:
+        parts.append(contrast.tuning_flaw)
+    elif contrast.n_at_edge:
         parts.append(f"tuned to the edge of the values tried in {counted(contrast.n_at_edge, 'pair')}")
     if contrast.n_missing:
         parts.append(f"not measured in {counted(contrast.n_missing, 'pair')}")
@@ -63,7 +66,9 @@ def df_text(judged: Judged) -> str:
     if judged.effect.df is None:
         return ""
     borrowed = judged.effect.df - (len(judged.by_seed) - 1)
-    return f", {judged.effect.df:.3g} df" + (f" ({borrowed:.2g} borrowed)" if borrowed > 0.05 else "")
+    return f", {judged.effect.df:.3g} df" + (
+        f" ({borrowed:.2g} borrowed)" if borrowed > 0.05 and not judged.added else ""
+    )
 
 
 def size_text(value: float, unit: str, sign: str = "", times: str = "x") -> str:

@@ -1,0 +1,120 @@
+"""What tuning says of a contrast: the value of either side, what choosing it adds to the error, what is uneven in it.
+
+A side's mean over n pairs has cells with shares w_c of them; each was run at a value of its own, whose choice adds
+(`store.landscape`)
+
+    sum over c of w_c^2 variance_c      for the setting, and the same for the baseline
+
+to the variance of the effect: the seeds of the results, all at one value, do not show it. It is known for the objective
+that was tuned by, and for either loss where that is a loss.
+"""
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+
+from sparsedepth.effects.intervals import Added
+from sparsedepth.store.comparable_loss import COMMON, OWN
+
+SIDE = ("tuned_fields", "tuned_at", "tuned_values", "tuning_variance", "tuning_df")
+"""What a run says of its tuning, as columns of a side of pairs."""
+LOSSES = {OWN, COMMON}
+
+
+def tuned_side(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """The columns of SIDE, a row per run: `tuned_at` is the value in words, the variance that of the outcome."""
+    side = pd.DataFrame(None, index=runs.index, columns=[*SIDE], dtype=object)
+    if "tuned_fields" not in runs.columns:
+        return side
+    side["tuned_fields"] = runs["tuned_fields"]
+    for text in runs["tuned_fields"].dropna().unique():
+        rows = runs[runs["tuned_fields"] == text]
+        names = text.split(",")
+        values = rows[names].itertuples(index=False)
+        side.loc[rows.index, "tuned_at"] = [" and ".join(f"{value:g}" for value in row) for row in values]
+    if "tuning_variance" in runs.columns:
+        known = (runs["tuned_by"] == outcome) | (runs["tuned_by"].isin(LOSSES) & (outcome in LOSSES))
+        side["tuned_values"] = runs["tuned_values"]
+        side["tuning_variance"] = pd.to_numeric(runs["tuning_variance"]).where(known)
+        side["tuning_df"] = pd.to_numeric(runs["tuning_df"]).where(known)
+    return side
+
+
+def terms(rows: pd.DataFrame, weights: pd.Series | None = None) -> tuple[Added, ...]:
+    """The variances that tuning adds to the mean difference of these pairs, or to their sum with other `weights`, one
+    for either side; none where nothing was tuned, or both sides have one lr, of which nothing was chosen."""
+    added: list[Added] = []
+    if at_equal_lr(rows) or rows["tuning_variance"].isna().all():
+        return ()
+    weights = pd.Series(1 / len(rows), rows.index) if weights is None else weights
+    for end in ("", "_baseline"):
+        known = rows[rows[f"tuning_variance{end}"].notna()]
+        weight_C = weights[known.index].groupby(known[f"cell_id{end}"]).sum()
+        variance_C = known.groupby(f"cell_id{end}")[f"tuning_variance{end}"].first().astype(float)
+        variance = float((weight_C**2 * variance_C).sum())
+        if variance > 0:
+            added.append(Added(variance=variance, df=float(known[f"tuning_df{end}"].min())))
+    return tuple(added)
+
+
+def values_text(rows: pd.DataFrame) -> str:
+    """'each at its own lr (0.0015 -> 0.006)', baseline first, or 'both at lr 0.0015'; '' where nothing was tuned."""
+    fields = {*rows["tuned_fields"].dropna()} & {*rows["tuned_fields_baseline"].dropna()}
+    if len(fields) != 1:
+        return ""
+    field = " and ".join(fields.pop().split(","))
+    before, after = (_distinct(rows[f"tuned_at{end}"].dropna()) for end in ("_baseline", ""))
+    return f"both at {field} {before}" if at_equal_lr(rows) else f"each at its own {field} ({before} -> {after})"
+
+
+def at_equal_lr(rows: pd.DataFrame) -> bool:
+    """Whether these are pairs that were matched in lr, rather than by what tuning chose."""
+    return "matched_lr" in rows.columns and bool(rows["matched_lr"].any())
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return " or ".join(sorted({*values}, key=lambda text: [float(part) for part in text.split(" and ")]))
+
+
+def flaw_of(rows: pd.DataFrame) -> str:
+    """Why the two sides of these pairs were not tuned alike; '' where they were, or nothing was."""
+    if at_equal_lr(rows):
+        return ""
+    flaws = [flaw for row in _distinct_choices(rows) if (flaw := _flaw(*row))]
+    return flaws[0] if flaws else ""
+
+
+def _distinct_choices(rows: pd.DataFrame) -> list[tuple[str, ...]]:
+    names = [f"{name}{end}" for end in ("", "_baseline") for name in ("tuned_fields", "tuned_at", "tuned_values")]
+    known = rows[names].dropna().drop_duplicates()
+    return [tuple(row) for row in known.itertuples(index=False)]
+
+
+def _flaw(field: str, at: str, values: str, field_baseline: str, at_baseline: str, values_baseline: str) -> str:
+    if field != field_baseline:
+        return f"{field} was tuned for the setting, {field_baseline} for the baseline"
+    sides = {"setting": (float(at), _numbers(values)), "baseline": (float(at_baseline), _numbers(values_baseline))}
+    for side, (value, tried) in sides.items():
+        if value in (tried[0], tried[-1]):
+            end = "lowest" if value == tried[0] else "highest"
+            return f"the best {field} of the {side} is the {end} tried ({value:g}): a better one may lie beyond"
+    step = max(_step(*choice) for choice in sides.values())
+    near, near_baseline = (_count(*choice, step) for choice in sides.values())
+    if near != near_baseline:
+        return f"{near} values of {field} were tried around the best of the setting, {near_baseline} of the baseline"
+    return ""
+
+
+def _numbers(values: str) -> list[float]:
+    return [float(value) for value in values.split(",")]
+
+
+def _step(value: float, tried: list[float]) -> float:
+    """The larger ratio to a neighbour of an inner value, as a logarithm."""
+    place = tried.index(value)
+    return max(math.log(tried[place + 1] / value), math.log(value / tried[place - 1]))
+
+
+def _count(value: float, tried: list[float], step: float) -> int:
+    return sum(abs(math.log(other / value)) <= 1.01 * step for other in tried)

@@ -1,0 +1,201 @@
+"""Effects of tuned configurations, in worlds that are known: without an effect, and with one."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from frames import knob_of, runs_frame
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.contrast import contrasts, contrasts_on_bases, interactions
+from sparsedepth.effects.depth_slope import line_weights
+from sparsedepth.effects.family import effects_of
+from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.pairs import EQUAL_LR, pairs
+from sparsedepth.effects.sentences import effect_text
+from sparsedepth.effects.tuned import terms
+from sparsedepth.recipe.choose import derive
+from sparsedepth.store.tuning import Tuned, tuning_columns
+
+RATES = tuple(float(f"{0.0015 * 2.0**i:g}") for i in range(-2, 5))
+"""Five to choose from, and one beyond either end."""
+TUNING, RESULTS = (101, 102, 103), (0, 1, 2)
+SETTINGS = ({}, {"depth_scale": "lns"}, {"weight_decay": 1.0}, {"n_kv_heads": 1}, {"qk_norm": True}, {"init": "scaled"})
+TUNED = Tuned(fields=("lr",), tuning_seeds=TUNING, seeds=RESULTS, objective="val_loss")
+BEND = 0.05
+"""nat a step of lr away from the best, squared."""
+SEED_SD = 0.03
+
+
+@cache
+def every_run() -> pd.DataFrame:
+    """Each setting at each lr with each seed; losses are to come."""
+    configs = [
+        RunConfig(n_layers=12, n_heads=4, lr=lr, seed=seed, **setting)
+        for setting in SETTINGS
+        for lr in RATES
+        for seed in (*TUNING, *RESULTS)
+    ]
+    frame = runs_frame([(config, {}) for config in configs])
+    return frame.assign(val_loss=np.nan, params_total=1, params_active=1)
+
+
+def world(draw: int, *, rough: float = 0.0, beyond: float | None = None, grid=range(1, 6), effect: float = 0.0):
+    """One sweep as it would be run: tuned on `grid` (extended once), then the results at the best value.
+
+    `rough`: standard deviation of what a value does to a configuration besides, all seeds alike. `beyond`: the
+    baseline's optimum lies past the extended grid, whose best is so much above it. `effect`: of the first setting.
+    """
+    rng = np.random.default_rng(draw)
+    runs, rows = every_run(), []
+    middle = (min(grid) + max(grid)) / 2
+    for setting in range(len(SETTINGS)):
+        best = middle + rng.uniform(-0.5, 0.5)
+        if beyond is not None and setting == 0:
+            best = max(grid) + 1 + math.sqrt(beyond / BEND)
+        smooth_K = BEND * (np.arange(len(RATES)) - best) ** 2 + rough * rng.standard_normal(len(RATES))
+        noise_KS = SEED_SD * rng.standard_normal((len(RATES), len(TUNING) + len(RESULTS)))
+        loss_KS = 3 + effect * (setting == 1) + smooth_K[:, None] + noise_KS
+        mean_K = loss_KS[:, : len(TUNING)].mean(axis=1)
+        tried = sorted(grid)
+        first = min(tried, key=lambda i: mean_K[i])
+        tried += [first - 1] if first == tried[0] else [first + 1] if first == tried[-1] else []
+        chosen = min(tried, key=lambda i: mean_K[i])
+        for i in tried:
+            at = (setting * len(RATES) + i) * loss_KS.shape[1]
+            n_seeds = loss_KS.shape[1] if i == chosen else len(TUNING)
+            rows += [(at + s, loss_KS[i, s]) for s in range(n_seeds)]
+    places, losses = zip(*rows, strict=True)
+    return with_tuning(runs.iloc[list(places)].assign(val_loss=losses).reset_index(drop=True))
+
+
+def with_tuning(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows with what the store would say of their tuning."""
+    columns = tuning_columns(TUNED, runs[list(TUNED.columns)].to_dict("records"))
+    return runs.join(pd.DataFrame.from_dict(columns, orient="index"), on="run_id")
+
+
+def coverage(worlds) -> tuple[float, float]:
+    """Of the intervals that hold 0, and of the sweeps in which something was recommended."""
+    covered, recommended = [], []
+    for runs in worlds:
+        effects = effects_of(runs, find_knobs(runs), "val_loss")
+        covered += [contrast.effect.covers(0.0) for contrast in effects]
+        recommended.append(bool(derive(runs).changes))
+    return float(np.mean(covered)), float(np.mean(recommended))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rough", [0.0, 0.05, 0.08])
+def test_intervals_hold_on_a_rough_landscape(rough):
+    covered, recommended = coverage(world(draw, rough=rough) for draw in range(60))
+    assert 0.92 <= covered <= 0.99 and recommended <= 0.1
+
+
+def test_what_choosing_adds_grows_with_the_roughness():
+    """Two sides of one configuration each, at less than the variance of the roughness: the lowest is chosen."""
+    added = {}
+    for rough in (0.0, 0.08):
+        runs = world(3, rough=rough)
+        rows = pairs(runs, knob_of(runs, "depth_scale"), "val_loss")
+        added[rough] = sum(term.variance for term in terms(rows))
+    assert added[0.0] < 2 * 0.02**2 and 2 * 0.04**2 < added[0.08] < 2 * 0.1**2
+
+
+def test_a_slope_weighs_the_depths_by_hand():
+    """Two depths, a doubling apart, each side of each with .01: its slope is the difference of the two ends."""
+    rows = pd.DataFrame({"n_layers": [6, 12] * 2, "seed": [0, 0, 1, 1], "match": ""})
+    rows = rows.assign(cell_id=["a", "b"] * 2, cell_id_baseline=["c", "d"] * 2)
+    rows = rows.assign(**dict.fromkeys(["tuning_variance", "tuning_variance_baseline"], 0.01))
+    rows = rows.assign(**dict.fromkeys(["tuning_df", "tuning_df_baseline"], 5.0))
+    weights = line_weights(rows)
+    assert weights.tolist() == [-0.5, 0.5, -0.5, 0.5]
+    assert [term.variance for term in terms(rows, weights)] == [pytest.approx(0.02)] * 2
+
+
+@pytest.mark.parametrize("beyond", [0.04, 0.08, 0.12])
+def test_a_baseline_whose_optimum_lies_beyond_the_grid_bars_a_recommendation(beyond):
+    """Every setting looks better by that much, and none is."""
+    recipe = derive(world(1, beyond=beyond, grid=range(2, 5)))
+    reasons = [candidate.refused for candidate in recipe.candidates]
+    assert recipe.abstained and not recipe.changes
+    assert all("not tuned like the baseline" in reason or "not distinguishable" in reason for reason in reasons)
+    contrast = recipe.candidates[0].contrast
+    assert (
+        contrast.tuning_flaw == "the best lr of the baseline is the highest tried (0.012): a better one may lie beyond"
+    )
+    assert contrast.tuning_flaw in effect_text(contrast)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beyond", [0.04, 0.08, 0.12])
+def test_nothing_is_recommended_over_an_under_tuned_baseline(beyond):
+    recipes = [derive(world(draw, beyond=beyond, grid=range(2, 5))) for draw in range(60)]
+    assert np.mean([bool(recipe.changes) for recipe in recipes]) <= 0.05
+
+
+def test_an_effect_that_is_there_is_found():
+    recipe = derive(world(2, rough=0.02, effect=-0.3))
+    assert [change.contrast.setting for change in recipe.changes] == ["depth_scale=lns"]
+
+
+def by_hand(baseline, setting, grid=(0.0015, 0.003, 0.006)):
+    """Two configurations; a loss by lr for the tuning seeds, and the results, seeds 0 to 2, at the lowest."""
+    rows = []
+    for scale, losses in (("none", baseline), ("lns", setting)):
+        rates = dict(zip(grid, losses, strict=True))
+        for lr, loss in rates.items():
+            for seed in (*TUNING, *(RESULTS if loss == min(losses) else ())):
+                config = RunConfig(n_layers=12, depth_scale=scale, lr=lr, seed=seed)
+                rows.append((config, {"val_loss": loss + 0.01 * (seed % 3) ** 2}))
+    runs = with_tuning(runs_frame(rows))
+    return runs, knob_of(runs, "depth_scale")
+
+
+def test_each_at_its_own_lr_and_at_equal_lr():
+    """The baseline is best at .0015, the setting at .003: at the baseline's lr it has the runs of its tuning."""
+    runs, knob = by_hand([3.0, 3.1, 3.3], [2.95, 2.9, 3.0])
+    by_basis = contrasts_on_bases(runs, knob, "val_loss")
+    ((own,), (equal,)) = by_basis["tokens"], by_basis[EQUAL_LR]
+    assert own.effect.mean == pytest.approx(-0.1) and own.effect.n == 3
+    assert "each at its own lr (0.0015 -> 0.003)" in effect_text(own)
+    assert equal.effect.mean == pytest.approx(-0.05) and (equal.effect.n, equal.n_seeds) == (3, 3)
+    assert "both at lr 0.0015" in effect_text(equal) and not equal.tuning_flaw
+
+
+def test_an_end_of_the_grid_is_named_with_its_side():
+    runs, knob = by_hand([3.0, 3.1, 3.3], [2.95, 2.9, 3.0])
+    (contrast,) = contrasts(runs, knob, "val_loss")
+    assert contrast.tuning_flaw.startswith("the best lr of the baseline is the lowest tried (0.0015)")
+
+
+def test_a_finer_grid_on_one_side_is_named():
+    runs, knob = by_hand([3.1, 3.0, 3.1], [2.95, 2.9, 3.0])
+    finer = [
+        (RunConfig(n_layers=12, depth_scale="lns", lr=lr, seed=seed), {"val_loss": 2.93})
+        for lr in (0.002, 0.004)
+        for seed in TUNING
+    ]
+    names = [name for name in runs.columns if not name.startswith("tun")]
+    more = with_tuning(pd.concat([runs[names], runs_frame(finer)[names]], ignore_index=True))
+    (contrast,) = contrasts(more, knob, "val_loss")
+    assert contrast.tuning_flaw == "5 values of lr were tried around the best of the setting, 3 of the baseline"
+    (alike,) = contrasts(runs, knob, "val_loss")
+    assert alike.tuning_flaw == ""
+
+
+def test_other_outcomes_take_no_variance_of_the_loss():
+    runs = world(3, rough=0.08).assign(usefulness=lambda rows: 0.5 + 0.01 * rows["seed"])
+    (contrast,) = contrasts(runs, knob_of(runs, "depth_scale"), "usefulness")
+    assert contrast.effect.lo == pytest.approx(contrast.effect.hi, abs=0.2)
+    assert contrast.tuned.startswith("each at its own lr (")
+
+
+def test_nothing_was_tuned_nothing_is_said():
+    runs = every_run().query("lr == 0.0015").assign(val_loss=lambda rows: 3 + 0.01 * rows["seed"])
+    (contrast,) = contrasts(runs, knob_of(runs, "depth_scale"), "val_loss")
+    assert (contrast.tuned, contrast.tuning_flaw) == ("", "")
+    assert EQUAL_LR not in contrasts_on_bases(runs, knob_of(runs, "depth_scale"), "val_loss")
+    assert not interactions(runs, knob_of(runs, "depth_scale"), "val_loss")
