@@ -18,14 +18,16 @@ def test_write_replaces_whole_files_and_leaves_nothing_beside(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, step):
+    """A file system may fill while a file is flushed, or at the rename itself, which needs room for a name."""
     path = tmp_path / "a.txt"
     files.write_text(path, "old")
 
-    def full(handle):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr(step, full)
     with pytest.raises(OSError, match="No space"):
         files.write_text(path, "new")
     assert path.read_text() == "old"

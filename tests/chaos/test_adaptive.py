@@ -22,7 +22,7 @@ from sparsedepth.store.folder import verify
 pytestmark = pytest.mark.chaos
 
 LR = {"lr": {"low": 1e-3, "high": 1e-1, "log": True}}
-SHAPE = {**BASE, "n_layers": 2}
+SHAPE = {**BASE, "n_layers": 2, "log_every": 2}
 
 
 def command(folder: Path, results: Path, workers: int, **fields) -> list[object]:

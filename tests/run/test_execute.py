@@ -1,10 +1,13 @@
 """One run in its process: out of memory, taken by another, and left whole."""
 
+import errno
+import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from tiny import BASE, corpus
+from tiny import BASE, corpus, table
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -185,6 +188,27 @@ def test_the_first_record_in_its_place_stands(tmp_path):
         publish(second, target, held)
     assert (target / "complete").stat().st_mtime_ns == before and second.exists()
     record.verify(target)
+
+
+def test_a_file_system_that_fills_at_the_rename_of_the_record_costs_one_attempt(tmp_path, monkeypatch):
+    cfg = config(tmp_path)
+    results, undisturbed = tmp_path / "results", tmp_path / "undisturbed"
+    rename, full = os.rename, [True]
+
+    def fills_up(source, target):
+        if Path(target).parent.name == "runs" and full:
+            full.clear()
+            raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        rename(source, target)
+
+    monkeypatch.setattr("os.rename", fills_up)
+    with pytest.raises(OSError, match="No space left"):
+        execute(cfg, results, Options(runtime=CPU))
+    assert not list(results.glob("runs/*"))
+    target = execute(cfg, results, Options(runtime=CPU))
+    record.verify(target)
+    assert table(results) == table(execute(cfg, undisturbed, Options(runtime=CPU)).parent.parent)
+    assert not list(results.glob("work/*/record-*"))
 
 
 def test_a_cut_short_copy_is_set_aside_and_made_again(tmp_path):

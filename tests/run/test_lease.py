@@ -126,3 +126,18 @@ def test_looking_needs_no_permission_to_write(tmp_path):
     with hold(path):
         path.chmod(0o400)
         assert is_held(path)
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_jumps_takes_no_lease_and_frees_none(tmp_path, monkeypatch, impatient, jump):
+    """The wall clock of the holder's beats and of whoever looks: flock decides, and whether the beat moves."""
+    path = tmp_path / "lock"
+    clock, touch = time.time, os.utime
+    with hold(path) as held:
+        monkeypatch.setattr(time, "time", lambda: clock() + jump)
+        monkeypatch.setattr(os, "utime", lambda handle: touch(handle, (clock() + jump, clock() + jump)))
+        deadline = time.monotonic() + 3 * lease.GRACE_SECONDS
+        with pytest.raises(Stopped), hold(path, lambda: time.monotonic() > deadline):
+            pass
+        assert held.is_valid() and not held.lost and is_held(path)
+    assert not is_held(path)
