@@ -58,11 +58,11 @@ def patch_scratch(module) -> None:
 
 
 def patch_checkpoint(module) -> None:
-    write, read = module.write, module.read
+    commit, read = module.commit, module.read
 
-    def written(folder, *rest, **options):
+    def committed(folder, *rest, **options):
         reached(folder.parent.name, "before a checkpoint")
-        write(folder, *rest, **options)
+        commit(folder, *rest, **options)
         reached(folder.parent.name, "after a checkpoint")
 
     def resumed(folder, *rest, **options):
@@ -71,7 +71,7 @@ def patch_checkpoint(module) -> None:
             reached(folder.parent.name, "while resuming")
         return position
 
-    module.write, module.read = written, resumed
+    module.commit, module.read = committed, resumed
 
 
 def patch_batches(module) -> None:
