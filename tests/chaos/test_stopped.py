@@ -73,7 +73,7 @@ def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, kind
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
     stopped_at = time.monotonic()
-    until(lambda: not set(stopped) & set(processes(results)), 60)
+    until(lambda: not set(stopped) & set(processes(results)), 180)  # a stack of four goes on to its end
     print(f"\nreplaced {time.monotonic() - stopped_at:.1f} s after it was stopped; the grace period was 2 s")
     _, err = driver.communicate(timeout=300)
     assert driver.returncode == 0, err
