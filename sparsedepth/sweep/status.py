@@ -50,8 +50,6 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
     reason = None
     if is_complete_run(results, run_id):
         state = "complete"
-    elif not scratch.folder.exists():
-        return RunState(run_id=run_id, state="planned", progress=None, reason=None, config=config)
     elif is_held(scratch.lock):
         state = "running"
     elif pruned := scratch.pruned():

@@ -1,7 +1,9 @@
 """Truncations and bit flips in what a run wrote: each is found, and what is used instead is right."""
 
+import functools
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,13 +54,18 @@ def complete(config, tmp_path_factory) -> Path:
     return results
 
 
+def _reaches(asked: Iterator[int], steps: int) -> bool:
+    return next(asked) >= steps
+
+
 @pytest.fixture(scope="module")
 def interrupted(config, tmp_path_factory) -> Path:
     """Results with one run that stopped at step 7, with checkpoints of steps 6 and 7."""
     results = tmp_path_factory.mktemp("interrupted")
-    asked = iter(range(100))
-    with pytest.raises(Interrupted):
-        execute(config, results, Options(runtime=CPU, stop=lambda: next(asked) >= 6))
+    for steps in (6, 1):
+        asked = iter(range(1, 100))
+        with pytest.raises(Interrupted):
+            execute(config, results, Options(runtime=CPU, stop=functools.partial(_reaches, asked, steps)))
     commits = sorted(path.stem for path in Scratch(results, config.run_id).checkpoints.glob("*.json"))
     assert commits == ["step-000000006", "step-000000007"]
     return results

@@ -131,8 +131,9 @@ def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatc
         assert any("baseline" in line for line in lines) or name in ("best_per_depth", "pareto")
 
 
-def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_knobs):
+def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_knobs, monkeypatch):
     """The baseline is RunConfig's defaults at 12 layers; both settings cost twice as much, at 24 layers four times."""
+    monkeypatch.setenv("COLUMNS", "100")
     lines = text(six_knobs, "best_per_depth", ask(six_knobs, "best_per_depth")).splitlines()
     header, _, first, second = lines[-4:]
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
