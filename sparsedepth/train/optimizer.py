@@ -36,12 +36,13 @@ class Together:
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
         self.param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-
-    @property
-    def state(self) -> Mapping[Tensor, dict[str, Any]]:
+        self.state: Mapping[Tensor, dict[str, Any]] = {
+            parameter: optimizer.state[parameter]
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         """What each keeps of a parameter; an entry that is written to is the owner's."""
-        owned = {p: optimizer for optimizer in self.optimizers for g in optimizer.param_groups for p in g["params"]}
-        return {p: optimizer.state[p] for p, optimizer in owned.items()}
 
     def step(self) -> None:
         for optimizer in self.optimizers:
