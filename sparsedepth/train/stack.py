@@ -24,22 +24,13 @@ OWN_FIELDS = {"init", "init_std", "gate_init", "depth_scale", "allow"}
 """Fields of the model in which decoders of one stack may differ."""
 
 
+# fmt: off
 KNOWN_FIELDS = {
-    *(
-        "n_layers",
-        "d_model",
-        "n_heads",
-        "n_kv_heads",
-        "d_ff",
-        "activation",
-        "vocab_size",
-        "seq_len",
-        "norm",
-        "mix_frac",
-    ),
-    *("norm_kind", "norm_groups", "norm_eps", "residual_gate", "weight_density", "tie_embeddings", "logit_soft_cap"),
-    *("rope_theta", "sliding_window", "mask_documents", "eod", "qk_norm", "qk_norm_over"),
+    "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "activation", "vocab_size", "seq_len", "tie_embeddings",
+    "norm", "norm_kind", "norm_groups", "norm_eps", "mix_frac", "qk_norm", "qk_norm_over", "residual_gate",
+    "weight_density", "logit_soft_cap", "rope_theta", "sliding_window", "mask_documents", "eod",
 }
+# fmt: on
 """Fields of the model in which decoders of one stack agree, whatever they are; `tests/train/test_stack.py` shows it.
 One that is in neither list (experts', or a new one) must be at its default."""
 
