@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from plain import PlainLlama
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from sparsedepth.config.cost import cost
@@ -118,47 +118,42 @@ def ours(config: RunConfig, runtime: Runtime) -> Step:
     return step
 
 
+def stepped(model: nn.Module, loss_of: Callable[[Batch], Tensor], config: RunConfig, runtime: Runtime) -> Step:
+    """The step of a model that is not ours: the optimizer, schedule and clipping of ours."""
+    optimizer = make_optimizer(model, config)
+
+    def step(number: int) -> Tensor:
+        given = batch(config, number).to(runtime.device)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, number)
+        with runtime.autocast:
+            loss = loss_of(given)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
 def theirs(config: RunConfig, runtime: Runtime) -> Step:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Decoder(config), architecture(config), Path(folder), eod=0)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, attn_implementation="sdpa")
     model.to(runtime.device).train()
-    optimizer = make_optimizer(model, config)
 
-    def step(number: int) -> Tensor:
-        given = batch(config, number).to(runtime.device)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, number)
+    def loss_of(given: Batch) -> Tensor:
         targets_BT = given.targets.contiguous()
-        with runtime.autocast:
-            loss = model(input_ids=given.inputs, labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return model(input_ids=given.inputs, labels=targets_BT, shift_labels=targets_BT, use_cache=False).loss
 
-    return step
+    return stepped(model, loss_of, config, runtime)
 
 
 def plain(config: RunConfig, runtime: Runtime) -> Step:
     model = PlainLlama(config).to(runtime.device).train()
-    optimizer = make_optimizer(model, config)
     objective = torch.compile(model, dynamic=False) if runtime.compile else model
-
-    def step(number: int) -> Tensor:
-        given = batch(config, number).to(runtime.device)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, number)
-        with runtime.autocast:
-            loss = objective(given.inputs, given.targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return stepped(model, lambda given: objective(given.inputs, given.targets), config, runtime)
 
 
 def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
