@@ -206,7 +206,7 @@ def best(
     from sparsedepth.store.best import heading
     from sparsedepth.store.connection import open_store
 
-    with open_store(*folders, damaged=[] if skip_damaged else None) as store:
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
         ranking = rank(store, None if by == "loss" else by, depth, top, where)
     table = pd.DataFrame([*ranking.table.rows], columns=[*ranking.table.columns])
     table.insert(1, "setting", [*ranking.settings])
@@ -221,6 +221,7 @@ def recipe(
     objective: str = "loss",
     matched: str = "tokens",
     holdout_depth: int | None = None,
+    skip_damaged: bool = False,
 ) -> "Card":
     """Derive a configuration from paired effects: its card; `out` also writes the RunConfig (YAML) and, beside it, the
     card's page and data. Raises ValueError where there is neither a recipe nor a baseline to fall back on."""
@@ -232,7 +233,7 @@ def recipe(
     from sparsedepth.store.search import search_of
 
     places = [Path(folder) for folder in folders]
-    with open_store(*places) as store:
+    with open_store(*places, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
     if search is not None:
@@ -254,6 +255,7 @@ def plot(
     figure: str | None = None,
     format: str = "png",
     run: str | None = None,
+    skip_damaged: bool = False,
 ) -> "Figures":
     """Draw one figure (default: the overview), or 'all'; with `out` into a picture, or a folder of pictures.
 
@@ -262,7 +264,7 @@ def plot(
     from sparsedepth.plots.draw import draw
     from sparsedepth.store.connection import open_store
 
-    with open_store(*folders) as store:
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
         return draw(store, figure, None if out is None else Path(out), run, format)
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparsedepth.cli.query import Folders, Format, Out, show
+from sparsedepth.cli.query import Folders, Format, Out, SkipDamaged, show
 
 
 def register(app: typer.Typer) -> None:
@@ -33,6 +33,7 @@ def effects(
         Literal["params", "tokens"] | None,
         typer.Option(help="with --part scale, predict the largest size, or budget, from the smaller ones, and score"),
     ] = None,
+    skip_damaged: SkipDamaged = False,
     format: Format = None,
     out: Out = None,
 ) -> None:
@@ -48,7 +49,7 @@ def effects(
     from sparsedepth.store.search import search_of
 
     chosen = choose_format(format, out)
-    with open_store(*folders) as store:
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
     if search is not None and part in ("all", "knobs") and knob is None:

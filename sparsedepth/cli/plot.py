@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sparsedepth.cli.query import SkipDamaged
+
 
 def register(app: typer.Typer) -> None:
     app.command()(plot)
@@ -26,6 +28,7 @@ def plot(
         str | None,
         typer.Option(help="run_id of a figure of one run; default the lowest val_loss at the deepest depth"),
     ] = None,
+    skip_damaged: SkipDamaged = False,
     show_list: Annotated[bool, typer.Option("--list", help="name every figure, and what it shows")] = False,
 ) -> None:
     """Draw how sparsity, variance and effectiveness move together, with the numbers as CSV beside each picture."""
@@ -38,7 +41,7 @@ def plot(
         return
     if not folders or out is None:
         raise ValueError("name a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
-    figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run)
+    figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run, skip_damaged=skip_damaged)
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), numbers in {path.with_suffix('.csv').name}")
     for name, reason in figures.left_out.items():

@@ -4,7 +4,6 @@ What a user asks in SQL runs in a process of its own (`store.sandbox`); our own 
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,13 +78,10 @@ def _is_sql(word: str) -> bool:
 def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
     """The schema, the list of questions, or the answer to one."""
     from sparsedepth.store import questions
-    from sparsedepth.store.checksums import DamagedRun, left_out
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import encode
 
-    damaged: list[DamagedRun] | None = [] if skip_damaged else None
-    with open_store(*folders, damaged=damaged) as store:
-        sys.stderr.write(left_out(damaged or []))
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
         if ask == "list":
             asks = {one.name: one.asks for one in questions.QUESTIONS.values()} | {EFFECTS: EFFECTS_ASK}
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
@@ -138,18 +134,18 @@ def best(
 
     options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
     if again is not None:
-        write_again(folders, options, again)
+        write_again(folders, options, again, skip_damaged)
         return
     show(sandbox.ask(folders, {"best": options}, choose_format(format, out), skip_damaged=skip_damaged), out)
 
 
-def write_again(folders: list[Path], options: dict[str, Any], out: Path) -> None:
+def write_again(folders: list[Path], options: dict[str, Any], out: Path, skip_damaged: bool) -> None:
     """Write the sweep that runs the best proposals of a search again. Raises ValueError for another folder."""
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import again
 
-    with open_store(*folders) as store:
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
         ranking = rank(store, **options)
     if ranking.search is None:
         raise ValueError("--again is for one folder that a sampler filled; a grid has its seeds in its definition")
@@ -166,16 +162,13 @@ def compare(
     out: Out = None,
 ) -> None:
     """Lay two results folders side by side: the same configurations' differences, and what only one has."""
-    from sparsedepth.store.checksums import DamagedRun, left_out
     from sparsedepth.store.compare import compare as lay_beside
     from sparsedepth.store.compare import counts
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, columns_of, compact, encode
 
     chosen = choose_format(format, out)
-    damaged: list[DamagedRun] | None = [] if skip_damaged else None
-    with open_store(first, damaged=damaged) as one, open_store(second, damaged=damaged) as other:
-        sys.stderr.write(left_out(damaged or []))
+    with open_store(first, skip_damaged=skip_damaged) as one, open_store(second, skip_damaged=skip_damaged) as other:
         quantity, table = lay_beside(one, other, None if by == "loss" else by)
     if chosen != "table":
         show(encode(table, chosen), out)

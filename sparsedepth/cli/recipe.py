@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import calls
+from sparsedepth.cli.query import SkipDamaged
 from sparsedepth.cli.train_sweep import Device, Gpus, Out, Runtime, Workers
 
 if TYPE_CHECKING:
@@ -55,15 +56,15 @@ def derive(
     holdout_depth: Annotated[
         int | None, typer.Option(help="fit on smaller n_layers only, predict this one, and score against its runs")
     ] = None,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import page_path
     from sparsedepth.recipe.card_text import card_text
 
-    card = calls.recipe(
-        *folders, out=out, depth=depth, objective=objective, matched=matched, holdout_depth=holdout_depth
-    )
+    advice: dict[str, Any] = {"depth": depth, "objective": objective, "matched": matched}
+    card = calls.recipe(*folders, out=out, **advice, holdout_depth=holdout_depth, skip_damaged=skip_damaged)
     print(card_text(card))
     if out is not None:
         data, page = card_path(out), page_path(out)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from sparsedepth.cli.query import SkipDamaged
+
 
 def register(app: typer.Typer) -> None:
     app.command()(report)
@@ -21,11 +23,12 @@ def report(
     card: Annotated[
         Path | None, typer.Option(help="the recipe's card after its trial, which `recipe verify` wrote: shown with it")
     ] = None,
+    skip_damaged: SkipDamaged = False,
 ) -> None:
     """Write summary, recipe, runs, figures with their data, effects, failures, methods and provenance as a page."""
     from sparsedepth.report.page import write_report
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{str(out)!r} must end in .html")
-    size = write_report(folders, out, depth, objective, card)
+    size = write_report(folders, out, depth, objective, card, skip_damaged)
     print(f"{out} ({size / 1e6:.2f} MB)")

@@ -21,6 +21,7 @@ from sparsedepth.recipe.card_text import rule_text, verification_sentence
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
+from sparsedepth.store.checksums import left_out
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.pack import is_pack
 from sparsedepth.store.tuning import standing, trained
@@ -78,10 +79,11 @@ def content(
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
+    skipped = (f"{left_out(store.damaged)}.",) if store.damaged else ()
     return Content(
         title=", ".join(one.name for one in definitions) or ", ".join(map(str, folders)),
         definitions=definitions,
-        summary=tuple(summarise(runs, known, card, effects, links, failures)),
+        summary=(*summarise(runs, known, card, effects, links, failures), *skipped),
         card=card,
         runs=runs_table,
         effects=table_of_effects(effects) if effects else None,

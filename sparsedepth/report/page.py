@@ -65,13 +65,14 @@ def write_report(
     depth: int | None = None,
     objective: str = "loss",
     card: Path | None = None,
+    skip_damaged: bool = False,
 ) -> int:
     """Write the page, whole or not at all; returns its size in bytes. `card` is the recipe's, verified or not.
 
     Raises ValueError as `open_store`, `read_card` and `content` do.
     """
     tried = read_card(card) if card else None
-    with open_store(*folders) as store:
+    with open_store(*folders, skip_damaged=skip_damaged) as store:
         page = html(store, folders, depth, objective, tried)
     text = page.encode()
     write_bytes(out, text)

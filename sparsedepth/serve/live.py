@@ -16,7 +16,7 @@ from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
 from sparsedepth.report.tables import Cell, Table, table_of, table_of_runs
-from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.checksums import left_out
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.folder import MARKER
 from sparsedepth.store.tables import INDEX
@@ -69,13 +69,12 @@ class Reading:
 
     def __init__(self, results: Path, version: str) -> None:
         self.version = version
-        damaged: list[DamagedRun] = []
         self._results = results
         self._images: dict[str, Image | str] = {}
         try:
-            self._store = open_store(results, damaged=damaged)
+            self._store = open_store(results, skip_damaged=True)
             self.runs: Table = table_of_runs(self._store.frame("select * from runs order by run_id"))
-            self.problem = f"{len(damaged)} damaged runs are left out" if damaged else ""
+            self.problem = left_out(self._store.damaged)
         except ValueError as error:
             is_empty = not any(_markers(results))
             self.problem = "no run is complete yet" if is_empty else str(error)

@@ -44,10 +44,10 @@ def passing_over(damaged: list[DamagedRun] | None) -> Generator[None]:
 
 
 def left_out(damaged: Sequence[DamagedRun]) -> str:
-    """One line, or nothing, on the records that were passed over."""
+    """'1 damaged run left out: ...', or nothing, on the records that were passed over."""
     names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-    return f"{len(damaged)} damaged run{'s' * (len(damaged) > 1)} left out: {names}{more}\n" if damaged else ""
+    return f"{len(damaged)} damaged run{'s' * (len(damaged) > 1)} left out: {names}{more}" if damaged else ""
 
 
 @dataclass(frozen=True, kw_only=True)

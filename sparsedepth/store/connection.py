@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
-from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.checksums import DamagedRun, left_out
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.find import Part, find_runs
@@ -88,6 +88,8 @@ class Store:
         """Seconds that a query may take."""
         self.roots: tuple[Path, ...] = ()
         """The folders that it was opened with."""
+        self.damaged: tuple[DamagedRun, ...] = ()
+        """Those that were left out."""
         self.close = weakref.finalize(self, connection.close)
 
     def __enter__(self) -> Self:
@@ -158,13 +160,14 @@ class Store:
             self._connection.register(name, self._cached.pop(name).dataset())
 
 
-def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list[DamagedRun] | None = None) -> Store:
+def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged: bool = False) -> Store:
     """Open the complete runs of results folders, folders of run folders, or single run folders, as one store.
 
     A run that is met twice counts once. `time_limit` is in seconds per query. Raises ValueError where there is no
     complete run, toy or evaluation, or two runs of one run_id differ, DamagedRun where a file is not the one that was
-    written. Given a list of `damaged`, damaged runs are left out and added to it.
+    written. With `skip_damaged`, damaged runs are left out, with a warning that counts them.
     """
+    damaged: list[DamagedRun] | None = [] if skip_damaged else None
     roots = list(dict.fromkeys(Path(path) for path in paths))
     parts = find_runs(roots, damaged)
     others: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
@@ -191,7 +194,9 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, damaged: list
         connection.close()
         raise
     store = Store(connection, cached, time_limit)
-    store.roots = tuple(roots)
+    store.roots, store.damaged = tuple(roots), tuple(damaged or ())
+    if damaged:
+        warnings.warn(left_out(damaged), stacklevel=2)
     _add_tuning(store, connection, parts)
     return store
 

@@ -89,7 +89,7 @@ def child() -> None:
     import signal
     import warnings
 
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # ty: ignore[invalid-assignment] - fewer names
+    warnings.formatwarning = lambda message, *_: f"sparsedepth: warning: {message}\n"  # ty: ignore[invalid-assignment] - fewer names
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     request = json.loads(sys.stdin.readline())
     try:
@@ -107,12 +107,10 @@ def child() -> None:
 
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
     from sparsedepth.store import best, render
-    from sparsedepth.store.checksums import DamagedRun, left_out
     from sparsedepth.store.connection import open_store
 
-    damaged: list[DamagedRun] | None = [] if request["skip_damaged"] else None
-    with open_store(*request["paths"], time_limit=request["time_limit"], damaged=damaged) as store:
-        sys.stderr.write(left_out(damaged or []))
+    limits = {"time_limit": request["time_limit"], "skip_damaged": request["skip_damaged"]}
+    with open_store(*request["paths"], **limits) as store:
         question, format = request["question"], request["format"]
         out.write(_OPEN)
         out.flush()

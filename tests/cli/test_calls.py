@@ -109,6 +109,25 @@ def test_mappings_stand_for_files_and_options(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    "words", ["effects R --knob depth_scale", "recipe R", "plot R -o R/x.png --figure pareto", "report R -o R/x.html"]
+)
+def test_a_damaged_run_is_refused_by_name_or_left_out_with_a_count(tmp_path, words, capsys, monkeypatch):
+    monkeypatch.setattr("sparsedepth.report.page.draw_pictures", lambda store: ([], {}))
+    fill(tmp_path)
+    summary = min(tmp_path.glob("runs/*/summary.json"))
+    summary.write_text(summary.read_text().replace("1234567", "1234568"))
+    arguments = [word.replace("R", str(tmp_path), 1) if word[0] == "R" else word for word in words.split()]
+    for option, code in (([], 2), (["--skip-damaged"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            run([*arguments, *option])
+        said = capsys.readouterr().err
+        assert ended.value.code == code and summary.parent.name in said
+    skipped = f"1 damaged run left out: {summary.parent.name} (summary.json)"
+    assert said == f"sparsedepth: warning: {skipped}\n"
+    assert skipped in (tmp_path / "x.html").read_text() if "report" in words else True
+
+
 def test_rows_come_as_tables(results):
     ranking = sd.best(results, depth=4, top=1)
     assert ranking.attrs["heading"].startswith("val_loss [nat/token], low is better")

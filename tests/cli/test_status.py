@@ -51,11 +51,12 @@ def test_status_and_query_agree_on_damage(standing):
     assert "summary.json is not the file that was written" in err
     make_run(results, RunConfig(seed=9), {"val_loss": 3.0})
     out, err = sparsedepth("query", results, "select count(*) as n from runs", "--skip-damaged", "--format", "csv")
-    assert out == "n\n1\n" and err == f"1 damaged run left out: {works[0].run_id} (summary.json)\n"
+    skipped = f"sparsedepth: warning: 1 damaged run left out: {works[0].run_id} (summary.json)\n"
+    assert out == "n\n1\n" and err == skipped
     _, err = sparsedepth("best", results, code=2)
     assert "summary.json is not the file that was written" in err
     _, err = sparsedepth("best", results, "--skip-damaged")
-    assert err == f"1 damaged run left out: {works[0].run_id} (summary.json)\n"
+    assert err == skipped
 
 
 def test_status_loads_neither_torch_nor_a_database(standing):
@@ -110,6 +111,18 @@ def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(sta
     assert out == f"this is {works[1].run_id}\n"
     _, err = sparsedepth("logs", results, "zz", code=2)
     assert "RUN 'zz' must begin one run_id" in err and err.count("\n") == 1
+
+
+def test_the_log_of_a_run_in_a_stack_is_that_of_the_process(standing):
+    results, works = standing
+    works[0].refer_to(works[1])
+    out, _ = sparsedepth("logs", results, works[0].run_id)
+    pointer = f"trains in one process with other runs, log: ../{works[1].run_id}/log.txt"
+    assert out == f"this is {works[0].run_id}\n{pointer}\nthis is {works[1].run_id}\n"
+    assert works[1].leader() is None
+    works[1].log.unlink()
+    out, _ = sparsedepth("logs", results, works[0].run_id)
+    assert out == f"this is {works[0].run_id}\n{pointer}\n"
 
 
 def test_follow_goes_on_until_the_run_ends(standing):

@@ -157,6 +157,8 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
     runs["model"] = "gpt2"
 
     class Models:
+        damaged = ()
+
         def frame(self, text):
             return runs
 
