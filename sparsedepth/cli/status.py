@@ -153,7 +153,12 @@ def _read(work: "Scratch", follow: bool) -> Iterator[str]:
     from sparsedepth.config.plain_text import visible
     from sparsedepth.run.lease import is_held
 
-    with open(work.log, encoding="utf-8", errors="replace") as file:
+    leader = work.leader()
+    if leader and leader.log.is_file():
+        yield visible(work.log.read_text(encoding="utf-8", errors="replace"), keep="\n\r\t")
+    else:
+        leader = work
+    with open(leader.log, encoding="utf-8", errors="replace") as file:
         while True:
             lives = follow and is_held(work.lock)  # asked before the read: nothing said until then is missed
             yield visible(file.read(), keep="\n\r\t")

@@ -12,6 +12,7 @@ so a run is never left locked (`lease`); what decides is the rename of the recor
 import dataclasses
 import json
 import os
+import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ from typing import Any
 from sparsedepth import files
 from sparsedepth.config.plain_text import visible
 from sparsedepth.run.allocation import Allocation
+from sparsedepth.store.checksums import RUN_ID
 from sparsedepth.store.find import read_file
+
+STACKED = "trains in one process with other runs, log: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,16 @@ class Scratch:
         except OSError:
             lines = []
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+
+    def refer_to(self, leader: "Scratch") -> None:
+        """Note in the log that the run trains in one process with others, whose log lies with the first of them."""
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{STACKED}../{leader.run_id}/log.txt\n")
+
+    def leader(self) -> "Scratch | None":
+        """Whose log says what this run said last, if it is another's."""
+        named = re.fullmatch(rf"{STACKED}\.\./({RUN_ID})/log\.txt", self.last_log_line())
+        return Scratch(self.results, named[1]) if named else None
 
     def write_progress(self, phase: str, done: float, loss: float | None = None, left: float | None = None) -> None:
         """Replace progress.json. Not flushed to disk: it is worth nothing after a crash."""

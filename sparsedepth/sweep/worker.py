@@ -232,6 +232,8 @@ class Worker:
                 scratch.write_allocation(given)
         arguments = [str(self.results), *(str(scratch.folder / "config.yaml") for scratch in scratches)]
         arguments += ["--runtime", machine.runtime.model_dump_json()]
+        for scratch in scratches[1:]:
+            scratch.refer_to(scratches[0])
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []
         process = forkserver.start_run(
             arguments, scratches[0].log, processes=machine.processes_per_run, nodes=machine.nodes, gpus=gpus
