@@ -37,7 +37,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NOTHING
+from sparsedepth.effects.script import NOTHING, run_script
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.files import write_bytes
 
@@ -370,4 +370,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_script(lambda: main(sys.argv[1:]))

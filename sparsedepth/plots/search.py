@@ -45,6 +45,7 @@ def history(store: "Store") -> Drawing:
 
 
 def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
+    """A panel per objective over the order of the proposals' starts."""
     page = Figure(figsize=(6.4, 2.4 * len(search.objectives) + 0.6), layout="constrained")
     panels = page.subplots(len(search.objectives), 1, squeeze=False, sharex=True)[:, 0]
     for axes, name in zip(panels, search.objectives, strict=True):
@@ -86,6 +87,7 @@ def _same(axis: Axis, value: Any) -> Any:
 
 
 def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Figure:
+    """An upright line per axis, its values from low to high; the better the first objective, the later it is drawn."""
     objective = search.objectives[0]
     page = Figure(figsize=(1.5 * len(axes) + 2.2, 3.6), layout="constrained")
     panel = page.subplots()
@@ -124,11 +126,12 @@ def slices(store: "Store") -> Drawing:
             values = {"value": [value for value, _ in curve], "mean": [mean for _, mean in curve]}
             parts.append(pd.DataFrame({"axis": axis.name, "kind": "partial dependence", **values}))
     data = pd.concat([part.astype(object) for part in parts], ignore_index=True)
-    told = "no surrogate: too few proposals" if fitted is None else f"skill on left-out proposals {fitted.skill:+.2f}"
-    return Drawing(data=data, page=partial(page_of_slices, axes, data, objective, told))
+    skill = "no surrogate: too few proposals" if fitted is None else f"skill on left-out proposals {fitted.skill:+.2f}"
+    return Drawing(data=data, page=partial(page_of_slices, axes, data, objective, skill))
 
 
-def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, told: str) -> Figure:
+def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: str) -> Figure:
+    """A panel per axis: the proposals' objective at each value, and the partial dependence."""
     n_rows = -(-len(axes) // COLUMNS)
     page = Figure(figsize=(3.2 * min(COLUMNS, len(axes)), 2.6 * n_rows + 0.5), layout="constrained")
     panels = page.subplots(n_rows, min(COLUMNS, len(axes)), squeeze=False, sharey=True)
@@ -149,5 +152,5 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, told: s
         panel.set_visible(False)
     for row in panels:
         row[0].set_ylabel(axis_label(objective))
-    caption(page, f"Line: partial dependence of a Gaussian process; {told}.")
+    caption(page, f"Line: partial dependence of a Gaussian process; {skill}.")
     return page

@@ -76,13 +76,14 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
         wanted = len(frame)
         frame, values = _values(frame, table_map, parsed)
-        runs = _imported_runs(frame, values, table_map)
+        rows = list(_rows_of(frame, values, table_map))
+        runs = _imported_runs(rows, table_map.source)
     except Mistakes as mistakes:
         told = mistakes.mistakes[:SHOWN]
         more = [f"and {len(mistakes.mistakes) - SHOWN} more"] if len(mistakes.mistakes) > SHOWN else []
         raise ValueError(f"{table}: {'; '.join([*told, *more])}") from None
     origin = {"table": table.name, "table_sha256": hashlib.sha256(table.read_bytes()).hexdigest()}
-    _write(out, runs, list(_rows_of(frame, values, table_map)), origin, map_path.read_bytes())
+    _write(out, runs, rows, origin, map_path.read_bytes())
     return Imported(
         rows=n_rows,
         runs=len(runs),
@@ -198,11 +199,11 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
 
 # Records
 
+_Row = tuple[int, str | None, dict[str, Any]]
+"""A row's number in the table, its cluster, and what is known of it."""
 
-def _rows_of(
-    frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap
-) -> Iterator[tuple[int, str | None, dict[str, Any]]]:
-    """Each row's number in the table, its cluster, and what is known of it."""
+
+def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> Iterator[_Row]:
     named = frame[table_map.clusters].astype(str).agg(" ".join, axis=1) if table_map.clusters else None
     constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
     for i, row in enumerate(zip(*values.values(), strict=True) if values else ()):
@@ -210,12 +211,12 @@ def _rows_of(
         yield int(frame.index[i]) + 1, None if named is None else named.iloc[i], {**constants, **known}
 
 
-def _imported_runs(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> list[ImportedRun]:
+def _imported_runs(rows: Sequence[_Row], source: str) -> list[ImportedRun]:
     """The run of every row. Raises Mistakes where two rows are the same run."""
     runs, first, mistakes = [], dict[str, int](), []
-    for number, cluster, known in _rows_of(frame, values, table_map):
+    for number, cluster, known in rows:
         config = {name: value for name, value in known.items() if name in SETTABLE}
-        run = ImportedRun.model_construct(origin=table_map.source, cluster=cluster, config=config)
+        run = ImportedRun.model_construct(origin=source, cluster=cluster, config=config)
         if (other := first.setdefault(run.run_id, number)) != number:
             mistakes.append(f"rows {other} and {number} are the same run in all that is mapped")
         runs.append(run)
@@ -228,24 +229,25 @@ def _imported_runs(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], tab
 def _write(
     out: Path,
     runs: Sequence[ImportedRun],
-    rows: Sequence[tuple[int, str | None, Mapping[str, Any]]],
+    rows: Sequence[_Row],
     origin: Mapping[str, str],
     map_text: bytes,
 ) -> None:
     contents: list[dict[str, Any]] = []
     stored = []
     for run, (number, _, known) in zip(runs, rows, strict=True):
-        files = _record(run, known, {**origin, "row": number, "origin": run.origin})
+        marker, files = _record(run, known, {**origin, "row": number, "origin": run.origin})
         place = f"{RUNS}/{run.run_id}"
-        contents += [{"place": place, "name": name, "content": content} for name, content in files.items()]
-        stored.append(_stored(run.run_id, place, files))
+        listed = {MARKER: marker.content, **files}
+        contents += [{"place": place, "name": name, "content": content} for name, content in listed.items()]
+        stored.append(_stored(place, marker, files))
     with appearing(out) as aside:
         write_bytes(aside / MAP, map_text)
         write_pack(aside, tables.read_rows(stored), contents, len(runs))
 
 
-def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a record, the marker first."""
+def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[Marker, dict[str, bytes]]:
+    """The marker and the files of a record."""
     facts = {name: known[name] for name in FACTS if name in known}
     summary = {
         "outcome": "ok",
@@ -260,23 +262,19 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
         "summary.json": {column.name: summary.get(column.name) for column in QUANTITIES},
     }
     files = {name: json.dumps(part, indent=1, allow_nan=False).encode() + b"\n" for name, part in parts.items()}
-    listed = {
-        name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)} for name, content in files.items()
-    }
-    return {MARKER: json.dumps({"run_id": run.run_id, "files": listed}, indent=1).encode() + b"\n", **files}
+    checksums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
+    listed = {name: {"sha256": digest, "bytes": size} for name, (digest, size) in checksums.items()}
+    content = json.dumps({"run_id": run.run_id, "files": listed}, indent=1).encode() + b"\n"
+    return Marker(run_id=run.run_id, files=checksums, content=content), files
 
 
-def _stored(run_id: str, place: str, files: Mapping[str, bytes]) -> tables.StoredRun:
-    names = {
-        name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items() if name != MARKER
-    }
-    marker = Marker(run_id=run_id, files=names, content=files[MARKER])
+def _stored(place: str, marker: Marker, files: Mapping[str, bytes]) -> tables.StoredRun:
     read = Files(folder=Path(place), marker=marker, read=files.__getitem__)
     return tables.StoredRun(
         folder=Path(place),
         place=place,
-        run_id=run_id,
+        run_id=marker.run_id,
         marker_sha256=marker.digest,
-        summary_sha256=names["summary.json"][0],
+        summary_sha256=marker.files["summary.json"][0],
         files=lambda: read,
     )

@@ -6,6 +6,7 @@ has a column of its own, and so has what was tuned. A size or a fact of the data
 setting, such as the vocabulary of a task, is not said.
 """
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,8 +156,13 @@ def _default(name: str, knobs: Mapping[str, Any]) -> Any:
     """What a field would be if it were left out: of a size that follows from others (n_kv_heads from n_heads), that."""
     if not _ROLES[name].is_filled:
         return _DEFAULTS[name]
-    others = {other: knobs[other] for other in FILLED_FROM if other != name and knobs[other] is not None}
-    return getattr(ModelConfig(**others), name)
+    return getattr(_shape(tuple((other, knobs[other]) for other in FILLED_FROM if other != name)), name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shape(sizes: tuple[tuple[str, int | None], ...]) -> ModelConfig:
+    """A model of these sizes, the others filled in; the cells of a sweep share few of them."""
+    return ModelConfig.model_validate({name: size for name, size in sizes if size is not None})
 
 
 def _states(cell: Cell, knob: str) -> bool:
