@@ -20,12 +20,14 @@ def states(model: Decoder, tokens_T: list[int]) -> list[np.ndarray]:
     x_TD = np.stack([weights["embed.weight"][token] for token in tokens_T])
     if config.norm == "peri":
         x_TD = np.stack([_norm(config, x_D, weights["embed_norm.weight"]) for x_D in x_TD])
-    found = [x_TD]
+    found, first = [x_TD], (x_TD, [])
     for layer in range(1, config.n_layers + 1):
         prefix = f"blocks.{layer - 1}."
         block = {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
         for part in ("attention", "ffn"):
-            x_TD = _branch(config, block, layer, part, x_TD, tokens_T)
+            if part == "attention" and config.residual_scalars:
+                x_TD = block["stream_scalar"] * x_TD + block["first_scalar"] * first[0]
+            x_TD = _branch(config, block, layer, part, x_TD, tokens_T, first[1])
         found.append(x_TD)
     return found
 
@@ -38,9 +40,15 @@ def _norm(config: ModelConfig, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _branch(
-    config: ModelConfig, block: Weights, layer: int, part: str, x_TD: np.ndarray, tokens_T: list[int]
+    config: ModelConfig,
+    block: Weights,
+    layer: int,
+    part: str,
+    x_TD: np.ndarray,
+    tokens_T: list[int],
+    values: list[np.ndarray],
 ) -> np.ndarray:
-    """One branch and its sum with the stream, by the table at the top of the decoder's file."""
+    """One branch and its sum with the stream, by the table at the top of the decoder's file; `values` of each block."""
     s, where = 1 / math.sqrt(layer), config.depth_scale
 
     def norm(x_TD: np.ndarray, name: str) -> np.ndarray:
@@ -48,7 +56,9 @@ def _branch(
         return np.stack([after * _norm(config, before * x_D, block[f"{part}_{name}.weight"]) for x_D in x_TD])
 
     def function(x_TD: np.ndarray) -> np.ndarray:
-        return _attention(config, block, x_TD, tokens_T) if part == "attention" else _ffn(config, block, layer, x_TD)
+        if part == "ffn":
+            return _ffn(config, block, layer, x_TD)
+        return _attention(config, block, x_TD, tokens_T, values)
 
     gate = block.get(f"{part}_gate", 1.0)
     on_stream, on_branch = (gate, 1.0) if config.residual_gate == "admin" else (1.0, gate)
@@ -65,11 +75,16 @@ def _branch(
     return norm(on_sum * (alpha * on_stream * x_TD + on_branch * function(x_TD)), "norm")
 
 
-def _attention(config: ModelConfig, block: Weights, x_TD: np.ndarray, tokens_T: list[int]) -> np.ndarray:
+def _attention(
+    config: ModelConfig, block: Weights, x_TD: np.ndarray, tokens_T: list[int], values: list[np.ndarray]
+) -> np.ndarray:
     width = config.d_model // config.n_heads
     per_group = config.n_heads // (config.n_kv_heads or config.n_heads)
     rate = config.rope_theta ** (-2 * np.arange(width // 2) / width)
     query, key, value = (x_TD @ block[f"attention.{name}.weight"].T for name in ("query", "key", "value"))
+    values.append(value)
+    if config.value_residual and len(values) > 1:
+        value = block["attention.value_scalar"] * value + block["attention.first_value_scalar"] * values[0]
 
     def turned(x_TE: np.ndarray, name: str, head: int, t: int) -> np.ndarray:
         """Pairs (i, i + K/2) as complex numbers, turned by t times their rate."""

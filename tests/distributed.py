@@ -21,7 +21,10 @@ from sparsedepth.train.devices import ALONE, Devices, joined, world
 from sparsedepth.train.loop import Interrupted, Trained, train
 from sparsedepth.train.runtime import resolve
 
-FAMILIES = {"dense": {"depth_scale": "lns", "n_kv_heads": 1}, "experts": {"n_experts": 4, "top_k": 2, "d_expert": 8}}
+FAMILIES = {
+    "dense": {"depth_scale": "lns", "n_kv_heads": 1, "residual_scalars": True, "value_residual": True},
+    "experts": {"n_experts": 4, "top_k": 2, "d_expert": 8},
+}
 HALF_WAY = 6
 CPU = RuntimeConfig(device="cpu")
 

@@ -48,6 +48,8 @@ ZOO: dict[str, dict] = {
     "layerscale": {"residual_gate": "layerscale", "gate_init": 0.1},
     "skipinit": {"residual_gate": "skipinit"},
     "admin": {"residual_gate": "admin", "norm": "post"},
+    "residual_scalars": {"residual_scalars": True},
+    "value_residual": {"value_residual": True},
     "density": {"weight_density": 0.4},
     "window": {"sliding_window": 3},
     "documents": {"mask_documents": True, "eod": 2},
@@ -73,10 +75,11 @@ def states(model: Decoder, tokens_BT: Tensor, plan: Plan | None = None) -> list[
     plan = range(1, len(model.blocks) + 1) if plan is None else plan
     rotary = model.rotary(tokens_BT.shape[1])
     found = [model.embed_tokens(tokens_BT)]
+    first = model.first(found[0])
     for what in plan:
         x = found[-1]
         if isinstance(what, int):
-            x = model.blocks[what - 1](x, rotary)
+            x = model.blocks[what - 1](x, rotary, first=first)
         elif what is not None:
             x = what(x)
         found.append(x)

@@ -48,7 +48,7 @@ def cost(config: ModelConfig) -> Cost:
 
 
 def _vectors(config: ModelConfig) -> int:
-    """Parameters of norms and gates."""
+    """Parameters of norms, gates and scalars."""
     d_model = config.d_model
     norms = 4 if config.norm in ("sandwich", "peri") else 2
     gates = {"none": 0, "layerscale": 2 * d_model, "skipinit": 2, "admin": 2 * d_model}[config.residual_gate]
@@ -56,4 +56,5 @@ def _vectors(config: ModelConfig) -> int:
     normed_heads = config.n_heads + config.n_kv_heads if config.qk_norm_over == "all" else 2
     qk_norm = normed_heads * (d_model // config.n_heads) if config.qk_norm else 0
     outside = 2 if config.norm == "peri" else 1  # the last norm, and that of the embedding
-    return config.n_layers * (norms * d_model + gates + qk_norm) + outside * d_model
+    scalars = 2 * config.n_layers * config.residual_scalars + 2 * (config.n_layers - 1) * config.value_residual
+    return config.n_layers * (norms * d_model + gates + qk_norm) + outside * d_model + scalars

@@ -153,6 +153,10 @@ class ModelConfig(Section):
     ] = "none"
     gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"))] = 1e-4
     """initial gates; with residual_gate layerscale"""
+    residual_scalars: Annotated[bool, Role(bears_on="step", moves="residual_variance_last")] = False
+    """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
+    value_residual: Annotated[bool, SHAPE] = False
+    """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
     init: Annotated[
         Literal["normal", "scaled", "depth_scaled", "zero_outputs"],
         Field(
@@ -288,6 +292,13 @@ class ModelConfig(Section):
                 f"residual_gate='admin' weighs the stream against a branch before their norm (2004.08249), and norm="
                 f"{self.norm!r} has none there or weights of its own; use norm='post'"
             )
+        if self.residual_gate == "admin" and self.residual_scalars:
+            raise ValueError(
+                "residual_scalars with residual_gate='admin' weighs the stream twice, and the second undoes the "
+                "variances that the first was profiled for; choose one of them"
+            )
+        if self.value_residual and self.n_layers == 1:
+            raise ValueError("value_residual gives block 1's values to later blocks, and n_layers=1 has none")
         if self.depth_scale == "lns" and self.init == "scaled":
             if "lns_with_scaled_init" not in self.allow:
                 raise ValueError(

@@ -61,6 +61,8 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
         "mask_documents=True: exported, a token would see the documents before its own, as no decoder there ends "
         "attention at an end-of-document token",
     ),
+    (lambda c: c.residual_scalars, "residual_scalars=True: no decoder there leads the embedding to its blocks"),
+    (lambda c: c.value_residual, "value_residual=True: no decoder there sums the first block's values"),
     (
         lambda c: c.logit_soft_cap > 0 and not _has_out_norms(c),
         "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps its logits, has sandwich norms",

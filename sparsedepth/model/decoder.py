@@ -20,6 +20,11 @@ never the norm of the embedding or the last one:
 or a number that starts at 0 (skipinit, 2002.10444); or N(w x + F x) with a vector w (admin, 2004.08249). In what order
 they act on one branch: F, N', gate, s (after a branch), sum, s (after the residual), N.
 
+Two ways lead from the stream's first state x_0 to every block, past those between. `residual_scalars`: block l starts
+from a_l x + b_l x_0, with numbers that start at 1 and 0 (nanochat; modded-nanogpt). `value_residual`: attention sums
+c_l v_l + d_l v_1 in place of its own values v_l, l > 1, with numbers that start at 1/2 (2410.17897, Learnable-ResFormer
+over all layers). A block that is skipped, swapped or changed leaves x_0 and v_1 as they are.
+
 With everything off this is exactly Llama, with experts Mixtral (gates renormalised) or OLMoE (raw gates, q/k norm over
 all heads), with q/k norm Qwen3, with a window Mistral; tests hold it to the reference implementations. Deviates: post
 and deepnorm keep the final norm before the head, as the code of 2502.05795 does; it can change no more than a gain
@@ -58,6 +63,16 @@ def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+class First:
+    """What every block may read of the stream's start. No tuple: FSDP hands its modules copies of those."""
+
+    def __init__(self, x_BTD: Tensor, value_BGTK: Tensor | None = None):
+        self.x_BTD = x_BTD
+        """x_0"""
+        self.value_BGTK = value_BGTK
+        """v_1; with `value_residual` block 1 leaves it here"""
+
+
 class Attention(nn.Module):
     """Causal attention; each of the G key/value heads serves H / G query heads.
 
@@ -65,7 +80,7 @@ class Attention(nn.Module):
     all H K channels of a query, G K of a key, at once (OLMoE).
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         assert config.n_kv_heads is not None
         self.d_head, self.window = config.d_model // config.n_heads, config.sliding_window
@@ -75,6 +90,9 @@ class Attention(nn.Module):
         self.output = Linear(config.n_heads * self.d_head, config.d_model, config)
         self.query_norm = self._norm(config, config.n_heads)
         self.key_norm = self._norm(config, config.n_kv_heads)
+        self.gives_values = config.value_residual and layer == 1
+        if config.value_residual and layer > 1:
+            self.value_scalar, self.first_value_scalar = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
         self.kernel = "sdpa"
 
     def _norm(self, config: ModelConfig, n_heads: int) -> RMSNorm | None:
@@ -104,10 +122,27 @@ class Attention(nn.Module):
             parts = (fused.apply_rope_(q_BTX, *rotary), fused.apply_rope_(k_BTX, *rotary), v_BTX)
             q_BHTK, k_BGTK, v_BGTK = (x_BTX.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x_BTX in parts)
             return q_BHTK, k_BGTK, v_BGTK
-        return *self.queries_keys(x_BTD, rotary), self._heads(x_BTD, self.value).transpose(1, 2)
+        return *self.queries_keys(x_BTD, rotary), self.values(x_BTD)
 
-    def forward(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:
+    def values(self, x_BTD: Tensor) -> Tensor:
+        """v_BGTK, this block's own."""
+        return self._heads(x_BTD, self.value).transpose(1, 2)
+
+    def _with_first(self, v_BGTK: Tensor, first: First | None) -> Tensor:
+        """The values that attention sums: with `value_residual`, weighed with those of block 1."""
+        if self.gives_values and first is not None and first.value_BGTK is None:
+            first.value_BGTK = v_BGTK
+        if not hasattr(self, "value_scalar"):
+            return v_BGTK
+        assert first is not None and first.value_BGTK is not None
+        mixed_BGTK = times(v_BGTK, self.value_scalar) + times(first.value_BGTK, self.first_value_scalar)
+        return mixed_BGTK.to(v_BGTK.dtype)  # under autocast the scalars are fp32, and kernels want one dtype
+
+    def forward(
+        self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, first: First | None = None
+    ) -> Tensor:
         q_BHTK, k_BGTK, v_BGTK = self._queries_keys_values(x_BTD, rotary)
+        v_BGTK = self._with_first(v_BGTK, first)
         out_BHTK = attention.KERNELS[self.kernel](q_BHTK, k_BGTK, v_BGTK, self.window, document_BT)
         return self.output(out_BHTK.transpose(1, 2).flatten(2))
 
@@ -121,7 +156,7 @@ class Block(nn.Module):
         super().__init__()
         has_experts = config.n_experts > 0 and layer > config.n_dense_layers
         self.attention_norm = make_norm(config)
-        self.attention = Attention(config)
+        self.attention = Attention(config, layer)
         self.ffn_norm = make_norm(config)
         self.ffn = Experts(config) if has_experts else FeedForward(config)
         if config.norm in ("sandwich", "peri"):
@@ -130,6 +165,8 @@ class Block(nn.Module):
             shape = 1 if config.residual_gate == "skipinit" else config.d_model
             self.attention_gate = nn.Parameter(torch.ones(shape))
             self.ffn_gate = nn.Parameter(torch.ones(shape))
+        if config.residual_scalars:
+            self.stream_scalar, self.first_scalar = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
         self.is_post = layer <= config.n_post_layers
         self.residual_gate, self.depth_scale = config.residual_gate, config.depth_scale
         self.deepnorm_alpha = (2 * config.n_layers) ** 0.25 if config.norm == "deepnorm" else None
@@ -139,7 +176,14 @@ class Block(nn.Module):
     @property
     def is_sum(self) -> bool:
         """Whether the block is x + what attention adds + what the feed-forward part adds."""
-        return not self.is_post and self.depth_scale != "after_residual"
+        return not (self.is_post or self.depth_scale == "after_residual" or hasattr(self, "stream_scalar"))
+
+    def entered(self, x_BTD: Tensor, first: First | None) -> Tensor:
+        """What the block starts from in place of its input: a x + b x_0, or the input itself."""
+        if not hasattr(self, "stream_scalar"):
+            return x_BTD
+        assert first is not None
+        return times(x_BTD, self.stream_scalar) + times(first.x_BTD, self.first_scalar)
 
     def attention_input(self, x_BTD: Tensor) -> Tensor:
         """What the queries, keys and values are computed from: s N(x), or x itself where the norm comes after."""
@@ -149,9 +193,11 @@ class Block(nn.Module):
         """What the feed-forward part and its router read, from the stream after attention: s N(u), or u itself."""
         return u_BTD if self.is_post else self._normed(self.ffn_norm, u_BTD)
 
-    def added_by_attention(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:
+    def added_by_attention(
+        self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, first: First | None = None
+    ) -> Tensor:
         """a_BTD, the summand that attention gives the stream."""
-        return self._weighed("attention", self.attention(self.attention_input(x_BTD), rotary, document_BT))
+        return self._weighed("attention", self.attention(self.attention_input(x_BTD), rotary, document_BT, first))
 
     def added_by_ffn(self, u_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
         """f_BTD, the summand that the feed-forward part gives the stream after attention."""
@@ -168,9 +214,12 @@ class Block(nn.Module):
             x_BTD = times(x_BTD, self.depth_factor)
         return self._normed(getattr(self, f"{part}_norm"), x_BTD) if self.is_post else x_BTD
 
-    def after_attention(self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None) -> Tensor:
+    def after_attention(
+        self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, first: First | None = None
+    ) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""
-        return self.joined("attention", x_BTD, self.added_by_attention(x_BTD, rotary, document_BT))
+        x_BTD = self.entered(x_BTD, first)
+        return self.joined("attention", x_BTD, self.added_by_attention(x_BTD, rotary, document_BT, first))
 
     def forward(
         self,
@@ -178,8 +227,9 @@ class Block(nn.Module):
         rotary: Rotary,
         router_losses: list[Tensor] | None = None,
         document_BT: Tensor | None = None,
+        first: First | None = None,
     ) -> Tensor:
-        u_BTD = self.after_attention(x_BTD, rotary, document_BT)
+        u_BTD = self.after_attention(x_BTD, rotary, document_BT, first)
         return self.joined("ffn", u_BTD, self.added_by_ffn(u_BTD, router_losses))
 
     def _normed(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
@@ -231,13 +281,15 @@ class Decoder(nn.Module):
         draws = init.generator(seed, "profile")
         tokens_BT = torch.randint(self.config.vocab_size, (8, n_tokens), generator=draws).to(self.embed.weight.device)
         x_BTD, rotary = self.embed_tokens(tokens_BT), self.rotary(n_tokens)
-        weight, variance = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var()
+        weight, variance, first = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var(), First(x_BTD)
         for block in self.blocks:
             assert isinstance(block, Block)
             for part in ("attention", "ffn"):
                 getattr(block, f"{part}_gate").fill_(weight)
                 added_BTD = (
-                    block.added_by_attention(x_BTD, rotary) if part == "attention" else block.added_by_ffn(x_BTD)
+                    block.added_by_attention(x_BTD, rotary, first=first)
+                    if part == "attention"
+                    else block.added_by_ffn(x_BTD)
                 )
                 x_BTD = block.joined(part, x_BTD, added_BTD)
                 variance = variance + added_BTD.var()
@@ -246,6 +298,12 @@ class Decoder(nn.Module):
     def embed_tokens(self, tokens_BT: Tensor) -> Tensor:
         """x_BTD, the residual stream before the first block."""
         return self.embed_norm(self.embed(tokens_BT))
+
+    def first(self, x_BTD: Tensor) -> First:
+        """What blocks read of x_0 besides the stream, whole before any of them runs."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        return First(x_BTD, block.attention.values(block.attention_input(block.entered(x_BTD, First(x_BTD)))))
 
     def rotary(self, n_tokens: int) -> Rotary:
         """cos_TK and sin_TK in fp32: angle of position t in pair i is t * rope_theta^(-2i/K)."""
@@ -270,8 +328,9 @@ class Decoder(nn.Module):
         """x_BTD after the last block, before the final norm; appends (balance, z) of each layer with experts."""
         rotary, document_BT = self.rotary(tokens_BT.shape[1]), self.documents(tokens_BT)
         x_BTD = self.embed_tokens(tokens_BT)
+        first = First(x_BTD) if self.config.residual_scalars or self.config.value_residual else None
         for block in self.blocks:
-            x_BTD = block(x_BTD, rotary, router_losses, document_BT)
+            x_BTD = block(x_BTD, rotary, router_losses, document_BT, first)
         return x_BTD
 
     def logits(self, x_BTD: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 @torch.no_grad()
 def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Set every parameter of a decoder: matrices as above, norms and Admin's weights to 1, gates to their start."""
+    """Set every parameter of a decoder: matrices as above, norms and Admin's weights to 1, others to their start."""
     for name, weight in model.named_parameters():
         if weight.ndim <= 1:
             weight.fill_(_initial_vector(name, config))
@@ -47,10 +47,14 @@ def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
         weight.copy_(values)
 
 
+SCALARS = {"first_scalar": 0.0, "value_scalar": 0.5, "first_value_scalar": 0.5}
+"""How names of vectors end that start neither at 1 nor where `residual_gate` says."""
+
+
 def _initial_vector(name: str, config: ModelConfig) -> float:
     if name.endswith("_gate"):
         return {"layerscale": config.gate_init, "skipinit": 0.0, "admin": 1.0}[config.residual_gate]
-    return 1.0
+    return SCALARS.get(name.rpartition(".")[2], 1.0)
 
 
 def _is_masked(name: str) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.model import kernels
-from sparsedepth.model.decoder import Attention, Block, Decoder, Rotary
+from sparsedepth.model.decoder import Attention, Block, Decoder, First, Rotary
 from sparsedepth.model.feedforward import Experts, FeedForward
 
 
@@ -108,14 +108,15 @@ class DecoderStack:
     """`Decoder` as a stack.
 
     Calls `Block.forward` itself, past any compiled version: forks come in many batch sizes, each a recompilation.
-    With `mask_documents` a block sees the documents of the tokens that were embedded last; what it is given belongs to
-    these, or to several copies of them one after the other, as forks are.
+    A block may see more of the tokens that were embedded last than the stream: their documents (`mask_documents`), x_0
+    (`residual_scalars`), block 1's values (`value_residual`). What it is given belongs to these tokens, or to several
+    copies of them one after the other, as forks are.
     """
 
     def __init__(self, model: Decoder):
         self.model = model
-        self._documents: dict[int, Tensor] = {}
-        """document_BT of the tokens embedded last, by number of copies"""
+        self._beside: dict[int, tuple[Tensor | None, First]] = {}
+        """document_BT and what x_0 gives, of the tokens embedded last, by number of copies"""
 
     @property
     def device(self) -> torch.device:
@@ -130,21 +131,29 @@ class DecoderStack:
         return self.model.config.vocab_size
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        document_BT = self.model.documents(tokens_BT)
-        self._documents = {} if document_BT is None else {1: document_BT}
-        return self.model.embed_tokens(tokens_BT)
+        x_BTD = self.model.embed_tokens(tokens_BT)
+        if self._sees_beside:
+            self._beside = {1: (self.model.documents(tokens_BT), self.model.first(x_BTD))}
+        return x_BTD
 
-    def _context(self, x_BTD: Tensor) -> tuple[Rotary, Tensor | None]:
-        """What a block is given besides the stream: rotary tables and documents."""
+    @property
+    def _sees_beside(self) -> bool:
+        config = self.model.config
+        return config.mask_documents or config.residual_scalars or config.value_residual
+
+    def _context(self, x_BTD: Tensor) -> tuple[Rotary, Tensor | None, First | None]:
+        """What a block is given besides the stream: rotary tables, documents, what x_0 gives."""
         rotary = self.model.rotary(x_BTD.shape[1])
-        if not self.model.config.mask_documents:
-            return rotary, None
-        document_BT = self._documents[1]
-        copies, rest = divmod(len(x_BTD), len(document_BT))
-        assert not rest and x_BTD.shape[1] == document_BT.shape[1], "the stream is not of the tokens embedded last"
-        if copies not in self._documents:
-            self._documents[copies] = document_BT.repeat(copies, 1)
-        return rotary, self._documents[copies]
+        if not self._sees_beside:
+            return rotary, None, None
+        document_BT, first = self._beside[1]
+        copies, rest = divmod(len(x_BTD), len(first.x_BTD))
+        assert not rest and x_BTD.shape[1] == first.x_BTD.shape[1], "the stream is not of the tokens embedded last"
+        if copies not in self._beside:
+            assert first.value_BGTK is not None
+            repeated = First(first.x_BTD.repeat(copies, 1, 1), first.value_BGTK.repeat(copies, 1, 1, 1))
+            self._beside[copies] = None if document_BT is None else document_BT.repeat(copies, 1), repeated
+        return rotary, *self._beside[copies]
 
     def _block(self, layer: int) -> Block:
         block = self.model.blocks[layer - 1]
@@ -152,8 +161,8 @@ class DecoderStack:
         return block
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
-        rotary, document_BT = self._context(x_BTD)
-        return self._block(layer).forward(x_BTD, rotary, document_BT=document_BT)
+        rotary, document_BT, first = self._context(x_BTD)
+        return self._block(layer).forward(x_BTD, rotary, document_BT=document_BT, first=first)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         return self.model.logits(x_BTD)
@@ -164,9 +173,9 @@ class DecoderStack:
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK, k_BGTK, and the window and documents that limit what they see."""
         block = self._block(layer)
-        rotary, document_BT = self._context(x_BTD)
+        rotary, document_BT, first = self._context(x_BTD)
         form = AttentionForm(window=self.model.config.sliding_window, documents=document_BT)
-        return *block.attention.queries_keys(block.attention_input(x_BTD), rotary), form
+        return *block.attention.queries_keys(block.attention_input(block.entered(x_BTD, first)), rotary), form
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""

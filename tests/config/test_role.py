@@ -31,7 +31,8 @@ OTHER = {
     "weight_rel_eps": [0.2], "attention_tau": [1e-5], "attention_rel_tau": [0.2],
     "task_group": "A5", "tracked": "element", "n_operations": 2, "operation_seed": 3, "task_form": "text", "max_gap": 2,
     "letters": 5, "min_hops": 2, "max_hops": 3, "cycle_len": 6, "modulus": 7, "expression_len": 4,
-    "logit_soft_cap": 30.0, "optimizer": "muon", "activation": "relu2",
+    "logit_soft_cap": 30.0, "optimizer": "muon", "activation": "relu2", "residual_scalars": True,
+    "value_residual": True,
 }  # fmt: skip
 """Another value of every field than that of the run below."""
 
@@ -91,7 +92,9 @@ def test_groups_of_fields_are_those_that_were_listed_by_hand():
     assert leaders == knobs.LEADERS
     budget = {"d_model", "d_ff", "vocab_size", "train_tokens", "corpus", "text_field", "tokenizer", "val_fraction"}
     assert set(BUDGET) == budget | {"max_corpus_tokens", *TaskConfig.model_fields}
-    damping = dict.fromkeys(("depth_scale", "residual_gate", "init", "init_std"), "residual_variance_last")
+    damping = dict.fromkeys(
+        ("depth_scale", "residual_gate", "residual_scalars", "init", "init_std"), "residual_variance_last"
+    )
     assert {one.field: one.moves for one in INTERVENTIONS} == {**damping, "weight_density": "weight_sparsity"}
     confounded = [name for name in ROLES if ROLES[name].confound]
     assert confounded == ["n_kv_heads", "activation", "seq_len", "n_experts", "optimizer", "weight_decay"]

@@ -51,6 +51,11 @@ def test_fields_that_came_later_leave_old_ids_valid():
         ({"n_experts": 4, "top_k": 8}, ["top_k=8", "n_experts=4"]),
         ({"n_experts": 4}, ["n_experts=4 needs top_k"]),
         ({"top_k": 2}, ["top_k=2 needs experts"]),
+        (
+            {"residual_scalars": True, "residual_gate": "admin", "norm": "post"},
+            ["residual_scalars", "residual_gate='admin'"],
+        ),
+        ({"value_residual": True, "n_layers": 1}, ["value_residual", "n_layers=1"]),
         ({"d_expert": 2}, ["d_expert=2 needs experts"]),
         ({"batch_tokens": 1000}, ["batch_tokens=1000", "seq_len=256", "batch_tokens=1024"]),
         ({"train_tokens": 10_000}, ["train_tokens=10000", "train_tokens=8192"]),
@@ -113,4 +118,4 @@ def test_an_explicit_default_changes_no_id():
 def test_defaults_change_only_with_their_version():
     """A changed default makes old run_ids lie. If this fails: raise DEFAULTS_VERSION, then store the new digest.
     A new field with a default that leaves results as they were needs only the new digest."""
-    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "32bba4376694")
+    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "c951e27164c2")

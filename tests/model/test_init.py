@@ -118,6 +118,19 @@ def test_gates_start_where_their_papers_say():
     assert torch.equal(skipinit.hidden(tokens), skipinit.embed(tokens))  # every block is the identity
 
 
+def test_scalars_start_where_they_change_nothing_and_where_values_are_means():
+    """a = 1 and b = 0: the plain decoder; c = d = 1/2 in blocks 2 to 4, and none in block 1 (2410.17897)."""
+    plain, scalars, values = decoder(), decoder(residual_scalars=True), decoder(value_residual=True)
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(scalars(tokens), plain(tokens), rtol=0, atol=0)
+    start = {name: weight.item() for name, weight in values.named_parameters() if name.endswith("scalar")}
+    assert start == {
+        f"blocks.{index}.attention.{name}": 0.5
+        for index in (1, 2, 3)
+        for name in ("value_scalar", "first_value_scalar")
+    }
+
+
 def test_admin_weights_are_the_roots_of_the_variances_so_far():
     """w_1 = 1, w_2^2 = Var x_0 + Var of branch 1, w_(i+1)^2 = w_i^2 + Var of branch i; the branches seen by hooks."""
     fields = {"residual_gate": "admin", "norm": "post", "seq_len": 24, "init_std": 0.3}

@@ -57,6 +57,8 @@ def saved_bytes(config: RunConfig, bf16: bool) -> int:
         {"norm_kind": "group"},
         {"depth_scale": "lns"},
         {"residual_gate": "layerscale"},
+        {"residual_scalars": True},
+        {"value_residual": True},
         {"sliding_window": 16},
         {"mask_documents": True},
         {"weight_density": 0.5},

@@ -25,9 +25,15 @@ def finals(stack, recorded, forks, max_tokens=8192):
     return [out[index] for index in range(len(forks))]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "first"])
 def test_forks_are_full_forward_passes_with_another_plan(family):
-    model, tokens = Decoder(run_config(**FAMILIES[family])).eval(), integers(40, 3, 16)
+    fields = {**FAMILIES, "first": {"residual_scalars": True, "value_residual": True}}[family]
+    model, tokens = Decoder(run_config(**fields)).eval(), integers(40, 3, 16)
+    with torch.no_grad():
+        for layer, block in enumerate(model.blocks):
+            for name, scalar in block.named_parameters():
+                if name.endswith("scalar"):
+                    scalar.fill_(0.4 + 0.1 * layer)
     stack = DecoderStack(model)
     twice = lambda x: 2 * x + 1  # noqa: E731
     plans = {

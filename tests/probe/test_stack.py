@@ -51,6 +51,22 @@ def test_attention_weights_are_those_of_the_model(name):
         x_BTD = stack.block(layer, x_BTD)
 
 
+def test_what_is_read_of_the_first_state_is_repeated_for_copies():
+    """Queries are of a x + b x_0; with a = 0 and b = 1 those of x_0 at any layer, whatever the stream is."""
+    model = Decoder(run_config(residual_scalars=True, value_residual=True))
+    with torch.no_grad():
+        for name, scalar in model.named_parameters():
+            if name.endswith((".stream_scalar", ".first_scalar")):
+                scalar.fill_(float("first" in name))
+    stack, tokens = DecoderStack(model), integers(40, 2, 16)
+    x_BTD = stack.embed(tokens)
+    for layer, block in enumerate(model.blocks, start=1):
+        expected, _ = block.attention.queries_keys(block.attention_norm(x_BTD), model.rotary(16))
+        q, _, _ = stack.attention_inputs(layer, torch.ones(4, 16, 32))
+        torch.testing.assert_close(q, expected.repeat(2, 1, 1, 1), rtol=0, atol=0)
+        assert stack.branches(layer, x_BTD) is None
+
+
 def test_the_stream_of_other_tokens_is_refused_where_documents_matter():
     stack = DecoderStack(Decoder(run_config(**ZOO["documents"])))
     x_BTD = stack.embed(integers(40, 2, 16))
