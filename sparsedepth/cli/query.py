@@ -83,7 +83,7 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
 
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if ask == "list":
-            asks = {one.name: one.asks for one in questions.QUESTIONS.values()} | {EFFECTS: EFFECTS_ASK}
+            asks = {question.name: question.asks for question in questions.QUESTIONS.values()} | {EFFECTS: EFFECTS_ASK}
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == EFFECTS:
             from sparsedepth.effects.family import effects_table, effects_text, measure_effects
@@ -168,8 +168,11 @@ def compare(
     from sparsedepth.store.render import choose_format, columns_of, compact, encode
 
     chosen = choose_format(format, out)
-    with open_store(first, skip_damaged=skip_damaged) as one, open_store(second, skip_damaged=skip_damaged) as other:
-        quantity, table = lay_beside(one, other, None if by == "loss" else by)
+    with (
+        open_store(first, skip_damaged=skip_damaged) as left,
+        open_store(second, skip_damaged=skip_damaged) as right,
+    ):
+        quantity, table = lay_beside(left, right, None if by == "loss" else by)
     if chosen != "table":
         show(encode(table, chosen), out)
         return

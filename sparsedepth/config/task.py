@@ -149,12 +149,12 @@ def check_task(corpus: str, task: TaskConfig, vocab_size: int, lengths: dict[str
     name = task_name(corpus)
     if name is not None and name not in TASK_DEFAULTS:
         raise ValueError(
-            f"corpus={corpus!r} is no task; choose one of {', '.join(TASK + one for one in TASK_DEFAULTS)}"
+            f"corpus={corpus!r} is no task; choose one of {', '.join(TASK + other for other in TASK_DEFAULTS)}"
         )
-    own = () if name is None else (*TASK_DEFAULTS[name], *OPTIONAL.get(name, ()))
+    fields = () if name is None else (*TASK_DEFAULTS[name], *OPTIONAL.get(name, ()))
     for field in TaskConfig.model_fields:
-        if field not in own and getattr(task, field) is not None:
-            owners = [TASK + one for one in TASK_DEFAULTS if field in (*TASK_DEFAULTS[one], *OPTIONAL.get(one, ()))]
+        if field not in fields and getattr(task, field) is not None:
+            owners = [TASK + other for other, own in TASK_DEFAULTS.items() if field in (*own, *OPTIONAL.get(other, ()))]
             raise ValueError(
                 f"{field}={getattr(task, field)!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}; "
                 f"leave {field} out, or set corpus={owners[0]!r}"

@@ -87,17 +87,17 @@ def mediation(
     seed: int = 0,
 ) -> Mediation:
     """One path at one setting, from the knob's `pairs` in either quantity. `seed` draws the bootstrap."""
-    both = of_outcome.assign(of_mediator=of_mediator["difference"])
-    both = both[both["setting"] == setting].dropna(subset=["difference", "of_mediator"])
-    total = replace(estimate(both.groupby("seed")["difference"].mean().to_numpy()), n=len(both))
-    context_N, contexts = pd.factorize(both["cell_id"] + both["cell_id_baseline"])
+    pairs = of_outcome.assign(of_mediator=of_mediator["difference"])
+    pairs = pairs[pairs["setting"] == setting].dropna(subset=["difference", "of_mediator"])
+    total = replace(estimate(pairs.groupby("seed")["difference"].mean().to_numpy()), n=len(pairs))
+    context_N, contexts = pd.factorize(pairs["cell_id"] + pairs["cell_id_baseline"])
     n_contexts = len(contexts)
     share = lo = hi = None
-    if total.excludes_zero and both["n_layers"].nunique() + 1 < len(both):
-        value = float(_share(both, np.ones((1, len(both))))[0])
+    if total.excludes_zero and pairs["n_layers"].nunique() + 1 < len(pairs):
+        value = float(_share(pairs, np.ones((1, len(pairs))))[0])
         share = value if np.isfinite(value) else None
         if share is not None and n_contexts >= MIN_CELLS:
-            lo, hi = percentiles(_share(both, resamples(n_contexts, seed)[:, context_N]))
+            lo, hi = percentiles(_share(pairs, resamples(n_contexts, seed)[:, context_N]))
     return Mediation(
         knob=knob.name,
         setting=setting,
@@ -112,12 +112,12 @@ def mediation(
     )
 
 
-def _share(both: pd.DataFrame, weight_BN: np.ndarray) -> np.ndarray:
+def _share(pairs: pd.DataFrame, weight_BN: np.ndarray) -> np.ndarray:
     """One share per row of weights; NaN where the mediator does not vary or nothing is to be shared."""
-    m_N, y_N = both["of_mediator"].to_numpy(dtype=float), both["difference"].to_numpy(dtype=float)
+    m_N, y_N = pairs["of_mediator"].to_numpy(dtype=float), pairs["difference"].to_numpy(dtype=float)
     mm_B = my_B = np.zeros(len(weight_BN))
-    for depth in both["n_layers"].unique():
-        at = (both["n_layers"] == depth).to_numpy()
+    for depth in pairs["n_layers"].unique():
+        at = (pairs["n_layers"] == depth).to_numpy()
         w_BN, m, y = weight_BN[:, at], m_N[at], y_N[at]
         n_B = np.maximum(w_BN.sum(axis=1), 1e-300)
         mm_B = mm_B + w_BN @ (m * m) - (w_BN @ m) ** 2 / n_B

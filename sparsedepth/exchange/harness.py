@@ -92,30 +92,30 @@ class DecoderLM(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
         """ln p of the tokens asked for, and whether each is the likeliest. Longest first, right-padded: causal."""
         scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        inputs = [self._input(given, asked) for _, given, asked in requests]
+        inputs = [self._input(context, target) for _, context, target in requests]
         for batch in _batches([len(ids) for ids in inputs]):
             longest = max(len(inputs[i]) for i in batch)
             padded = [inputs[i] + [self.eot_token_id] * (longest - len(inputs[i])) for i in batch]
             x_BTD = self._model.hidden(self._tensor(padded))
             for i, x_TD in zip(batch, x_BTD, strict=True):
-                asked, end = requests[i][2], len(inputs[i])
-                scores[i] = self._score(x_TD[end - len(asked) : end], asked)
+                target, end = requests[i][2], len(inputs[i])
+                scores[i] = self._score(x_TD[end - len(target) : end], target)
         return scores
 
-    def _input(self, given: list[int], asked: list[int]) -> list[int]:
+    def _input(self, context: list[int], target: list[int]) -> list[int]:
         """What the model reads: all but the last token, as much of its end as fits."""
-        if len(asked) > self.max_length:
+        if len(target) > self.max_length:
             raise ValueError(
-                f"a task asks for the likelihood of {len(asked)} tokens at once, and the model reads "
+                f"a task asks for the likelihood of {len(target)} tokens at once, and the model reads "
                 f"{self.max_length}; choose another task, or a run with a longer seq_len"
             )
-        ids = [*given, *asked][:-1]
+        ids = [*context, *target][:-1]
         self.n_truncated += len(ids) > self.max_length
         return ids[-self.max_length :]
 
-    def _score(self, x_TD: Tensor, asked: list[int]) -> tuple[float, bool]:
+    def _score(self, x_TD: Tensor, target: list[int]) -> tuple[float, bool]:
         log_p_TV = self._model.logits(x_TD[None])[0].log_softmax(-1)
-        target_T = self._tensor(asked)
+        target_T = self._tensor(target)
         return (
             log_p_TV.gather(1, target_T[:, None]).double().sum().item(),
             bool((log_p_TV.argmax(-1) == target_T).all()),

@@ -71,7 +71,7 @@ def geometry(stack: Stack, tokens_NT: Tensor, rng: np.random.Generator, max_toke
         for tokens_BT in batches(stack, tokens_NT, max_tokens // 4):
             for name, moments in _measure(stack, tokens_BT).items():
                 parts[name].append(moments)
-        moments = {name: torch.cat(found).cpu().numpy() for name, found in parts.items()}
+        moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
     seed = int(rng.integers(2**63))  # one set of resamples: profiles differ by nothing else
 
     def mean(moments_NP2: np.ndarray) -> BootstrapEstimate:
@@ -83,8 +83,10 @@ def geometry(stack: Stack, tokens_NT: Tensor, rng: np.random.Generator, max_toke
     moments["angular_distance"] = pairs[next_to]
     moments["angle_to_end"] = pairs[:, :-1, -1]
     profiles = {
-        name: Profile(first=int(name not in ("state_norm", "angle_to_end")), by_layer=_values(found), mean=mean(found))
-        for name, found in moments.items()
+        name: Profile(
+            first=int(name not in ("state_norm", "angle_to_end")), by_layer=_values(values), mean=mean(values)
+        )
+        for name, values in moments.items()
     }
     return Geometry(
         profiles=profiles,
@@ -100,13 +102,13 @@ def _measure(stack: Stack, tokens_BT: Tensor) -> dict[str, Tensor]:
     """Of each sequence, by name: the sum over the tokens where the quantity is defined, and their number: [B, P, 2]."""
     n_layers = stack.n_layers
     unit_BTLD, last_update = None, None
-    found: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
 
     # Results go to one place made at the first layer: small tensors allocated between large ones pin the heap.
     def keep(name: str, place: int, moments_BT2: Tensor, n_places: int = n_layers) -> None:
-        if name not in found:
-            found[name] = moments_BT2.new_zeros(len(moments_BT2), n_places, 2)
-        found[name][:, place] = moments_BT2.sum(1)
+        if name not in sums:
+            sums[name] = moments_BT2.new_zeros(len(moments_BT2), n_places, 2)
+        sums[name][:, place] = moments_BT2.sum(1)
 
     for update in updates(stack, tokens_BT):
         place = update.layer - 1
@@ -130,9 +132,9 @@ def _measure(stack: Stack, tokens_BT: Tensor) -> dict[str, Tensor]:
             keep("update_angle", place - 1, _moments(cosine.arccos(), defined), n_layers - 1)
         last_update = u_BTD
     assert unit_BTLD is not None
-    found.setdefault("update_angle", found["update_norm"][:, :0])  # a single block has no neighbour
-    found["pairs"], found["pairs_last"] = _pairs(unit_BTLD)
-    return found
+    sums.setdefault("update_angle", sums["update_norm"][:, :0])  # a single block has no neighbour
+    sums["pairs"], sums["pairs_last"] = _pairs(unit_BTLD)
+    return sums
 
 
 def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:

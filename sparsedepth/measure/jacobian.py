@@ -114,14 +114,14 @@ def jacobian_deviation(
     with probing(stack, gradients=True):
         for tokens_BT in batches(stack, tokens_NT, max_tokens // STATES_OF_A_GRAPH):
             x_BTD = stack.embed(tokens_BT)
-            for index, found in enumerate(layers):
+            for index, layer in enumerate(layers):
                 pull, after_BTD = _differentiate(stack, index + 1, x_BTD)
-                own = [_generator(seed) for seed in own_seed_NL[n_done : n_done + len(x_BTD), index]]
+                generators = [_generator(seed) for seed in own_seed_NL[n_done : n_done + len(x_BTD), index]]
                 if n_probes is None:
-                    _measure_exactly(found, pull, x_BTD, forms)
+                    _measure_exactly(layer, pull, x_BTD, forms)
                 else:
                     v_PD = _normal(_generator(shared_seed_L[index]), n_probes, x_BTD.shape[-1]).to(x_BTD.device)
-                    _measure_by_probes(found, pull, x_BTD, forms, v_PD, own)
+                    _measure_by_probes(layer, pull, x_BTD, forms, v_PD, generators)
                 x_BTD = after_BTD
             n_done += len(tokens_BT)
         return _summarise(layers, forms, n_probes, tokens_NT.numel(), x_BTD.shape[-1], rng)
@@ -141,25 +141,25 @@ def _differentiate(stack: Stack, layer: int, x_BTD: Tensor) -> tuple[Pull, Tenso
 
 
 def _measure_by_probes(
-    found: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form], v_PD: Tensor, own: list[torch.Generator]
+    layer: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form], v_PD: Tensor, generators: list[torch.Generator]
 ) -> None:
     """Probes and signs come from a generator of each sequence, so that no result depends on the batch."""
 
     def signed(v_BTD: Tensor) -> Tensor:
-        sign_BT1 = torch.stack([_signs(generator, x_BTD.shape[1]) for generator in own]).to(x_BTD.device)
+        sign_BT1 = torch.stack([_signs(generator, x_BTD.shape[1]) for generator in generators]).to(x_BTD.device)
         return sign_BT1 * pull(sign_BT1 * v_BTD)
 
     if "per_token" in forms:
-        v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in own]).to(x_BTD.device)
-        found.squares.append((signed(v_BTD) * signed(v_BTD)).sum(-1))
+        v_BTD = torch.stack([_normal(generator, *x_BTD.shape[1:]) for generator in generators]).to(x_BTD.device)
+        layer.squares.append((signed(v_BTD) * signed(v_BTD)).sum(-1))
     if "averaged" in forms:
         first, second = (torch.stack([signed(v_D).mean(1) for v_D in v_PD], dim=1) for _ in range(2))
-        found.averaged.append((first, second))
+        layer.averaged.append((first, second))
     if "released" in forms:
-        found.released.append(_released(pull, v_PD))
+        layer.released.append(_released(pull, v_PD))
 
 
-def _measure_exactly(found: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form]) -> None:
+def _measure_exactly(layer: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form]) -> None:
     """The same with the unit vectors for probes, scaled so that a mean over them is a trace."""
     _, n_tokens, width = x_BTD.shape
     v_DD = math.sqrt(width) * torch.eye(width, device=x_BTD.device)
@@ -174,11 +174,11 @@ def _measure_exactly(found: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[F
             h_BTD = isolated(v_D)
             square_BT += h_BTD.square().sum(-1) / width
             averaged_BD.append(h_BTD.mean(1))
-        found.squares.append(square_BT)
+        layer.squares.append(square_BT)
         averaged_BDD = torch.stack(averaged_BD, dim=1)
-        found.averaged.append((averaged_BDD, averaged_BDD))
+        layer.averaged.append((averaged_BDD, averaged_BDD))
     if "released" in forms:
-        found.released.append(_released(pull, v_DD))
+        layer.released.append(_released(pull, v_DD))
 
 
 def _released(pull: Pull, v_PD: Tensor) -> tuple[Tensor, Tensor]:

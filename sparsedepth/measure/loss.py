@@ -47,12 +47,14 @@ def held_out_loss(stack: Stack, scored: Scored, rng: np.random.Generator, max_to
         for part in scored.parts(stack, max_tokens):
             last = deque(stream(stack, part.inputs), maxlen=1)
             parts.append(position_scores(stack, last[0][None], part.targets))
-        loss_NT, correct_NT = (torch.cat([scores[0] for scores in one]) for one in zip(*parts, strict=True))
+        loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
     again = copy.deepcopy(rng)  # the same resamples for each
-    by_sequence = [(one.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for one in (loss_NT, correct_NT)]
+    by_sequence = [
+        (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
+    ]
     levels = None
     if scored.difficulty is not None:
-        arrays = (one.cpu().numpy() for one in (loss_NT, correct_NT, scored.targets, scored.difficulty))
+        arrays = (values.cpu().numpy() for values in (loss_NT, correct_NT, scored.targets, scored.difficulty))
         levels = by_difficulty(*arrays, rng=copy.deepcopy(rng))
     return HeldOutLoss(
         loss=position_mean(by_sequence[0], scored.weight, rng),
@@ -90,7 +92,7 @@ def fork_scores(
 
     def loss_and_accuracy(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
         by_position = position_scores(stack, x_FBTD, targets_BT)
-        return torch.stack([one.mean(-1, dtype=torch.float64) for one in by_position], dim=-1) * scored.scale
+        return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scored.scale
 
     return _of_forks(loss_and_accuracy, stack, scored, forks, max_tokens)
 
@@ -136,7 +138,7 @@ def position_scores(stack: Stack, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[T
     for logits_nV, target_n in _logits(stack, x_FBTD, targets_BT):
         losses.append(F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED))
         correct.append((logits_nV.argmax(-1) == target_n).float())
-    loss_FBT, correct_FBT = (torch.cat(one).view(x_FBTD.shape[:3]) for one in (losses, correct))
+    loss_FBT, correct_FBT = (torch.cat(values).view(x_FBTD.shape[:3]) for values in (losses, correct))
     return loss_FBT, correct_FBT
 
 

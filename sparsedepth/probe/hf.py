@@ -206,19 +206,19 @@ class HfStack:
         with self._attention(_SHOW):
             try:
                 self.block(layer, x_BTD)
-            except _Reached as found:
-                reached = found
+            except _Reached as error:
+                reached = error
         scale = reached.scaling * math.sqrt(reached.q_BHTK.shape[-1])
         q_BHTK = reached.q_BHTK if math.isclose(scale, 1) else reached.q_BHTK * scale
         return q_BHTK, reached.k_BGTK, AttentionForm(window=_window(reached.mask), softcap=reached.softcap)
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """By the names of `DecoderStack.matrices`; a dense expert beside the routed ones is 'shared'."""
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         for name, weight in self.block_module(layer).named_parameters():
             if weight.ndim > 1 and weight.numel() and name not in _ROUTERS:  # an expert may be 0 wide: none
-                found |= self._named(name, weight)
-        return found
+                weights |= self._named(name, weight)
+        return weights
 
     def _named(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         """The matrices that one parameter of a layer holds."""
@@ -233,8 +233,8 @@ class HfStack:
             return {kind: part.flatten(0, 1) for kind, part in zip(("query", "key", "value"), parts, strict=True)}
         if name == "mlp.experts.gate_up_proj":
             n_gate = weight.shape[1] // 2
-            gates = {f"expert{index}.gate": both[:n_gate] for index, both in enumerate(weight)}
-            return gates | {f"expert{index}.up": both[n_gate:] for index, both in enumerate(weight)}
+            gates = {f"expert{index}.gate": gate_up[:n_gate] for index, gate_up in enumerate(weight)}
+            return gates | {f"expert{index}.up": gate_up[n_gate:] for index, gate_up in enumerate(weight)}
         if name == "mlp.experts.down_proj":
             return {f"expert{index}.down": part for index, part in enumerate(weight)}
         raise ValueError(f"the matrix {name!r} of a {self.model.config.model_type} layer has no known kind")
@@ -294,13 +294,13 @@ class HfStack:
 @contextmanager
 def _in_place_of(modules: Iterable[nn.Module], function: Callable[..., Tensor]) -> Generator[None, None, None]:
     """`function` runs in place of the modules' forward; what was there is put back."""
-    own = [(module, vars(module).get("forward")) for module in modules]
+    forwards = [(module, vars(module).get("forward")) for module in modules]
     try:
-        for module, _ in own:
+        for module, _ in forwards:
             vars(module)["forward"] = function
         yield
     finally:
-        for module, forward in own:
+        for module, forward in forwards:
             del vars(module)["forward"]
             if forward is not None:
                 vars(module)["forward"] = forward
@@ -319,10 +319,10 @@ def _window(mask: Tensor | None) -> int | None:
 
 
 def _first(module: nn.Module, names: Iterable[str]) -> nn.Module:
-    found = next((getattr(module, name) for name in names if hasattr(module, name)), None)
-    if found is None:
+    part = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    if part is None:
         raise ValueError(f"{type(module).__name__} has none of {', '.join(names)}: its layout is not known")
-    return found
+    return part
 
 
 def _refuse(model: PreTrainedModel) -> None:

@@ -152,14 +152,14 @@ def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torc
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        found = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        wrong = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
         if wrong:
             raise ValueError(
                 f"{path} does not hold the model of {RUN_CONFIG}: {wrong[0]} has shape "
-                f"{_shape(found.get(wrong[0]))} where the config says {_shape(expected.get(wrong[0]))}"
+                f"{_shape(shapes.get(wrong[0]))} where the config says {_shape(expected.get(wrong[0]))}"
             )
-        return {name: file.get_tensor(name) for name in found}
+        return {name: file.get_tensor(name) for name in shapes}
 
 
 def _check_finite(model: nn.Module, folder: Path) -> None:
@@ -224,11 +224,11 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     return Loaded(source=source, folder=folder, stack=stack, facts=facts, config=None)
 
 
-def check_transformers(found: str) -> None:
+def check_transformers(version: str) -> None:
     """Raises ValueError for a release older than OLDEST_TRANSFORMERS."""
-    if tuple(int(part) for part in re.findall(r"\d+", found)[:2]) < OLDEST_TRANSFORMERS:
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST_TRANSFORMERS:
         oldest = ".".join(map(str, OLDEST_TRANSFORMERS))
-        raise ValueError(f"transformers {found} is not safe to load models with; install {oldest} or later")
+        raise ValueError(f"transformers {version} is not safe to load models with; install {oldest} or later")
 
 
 def _hf_config(folder: Path, values: dict[str, Any]) -> Any:

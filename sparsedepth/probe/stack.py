@@ -181,16 +181,16 @@ class DecoderStack:
         """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""
         block = self._block(layer)
         attention, ffn = block.attention, block.ffn
-        found = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
+        weights = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
         if isinstance(ffn, FeedForward):
-            return found | _weights(ffn)
+            return weights | _weights(ffn)
         assert isinstance(ffn, Experts)
         for index, (gate_up, down) in enumerate(zip(ffn.gate_up_E2FD, ffn.down_EDF, strict=True)):
             gate, up = gate_up.chunk(2)
-            found |= {f"expert{index}.gate": gate, f"expert{index}.up": up, f"expert{index}.down": down}
+            weights |= {f"expert{index}.gate": gate, f"expert{index}.up": up, f"expert{index}.down": down}
         if ffn.shared is not None:
-            found |= {f"shared.{name}": weight for name, weight in _weights(ffn.shared).items()}
-        return found
+            weights |= {f"shared.{name}": weight for name, weight in _weights(ffn.shared).items()}
+        return weights
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         block = self._block(layer)

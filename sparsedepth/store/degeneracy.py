@@ -147,11 +147,11 @@ def weakness_of(run: Run) -> str | None:
 
 def weakness(runs: Iterable[Run]) -> str:
     """The same of a comparison: the reason that holds in most of its finished runs, else ''."""
-    found = [weakness_of(run) for run in runs if run.get("outcome") == "ok"]
-    weak = Counter(reason for reason in found if reason)
-    if not weak.total() > MOST * len(found):
+    weaknesses = [weakness_of(run) for run in runs if run.get("outcome") == "ok"]
+    weak = Counter(reason for reason in weaknesses if reason)
+    if not weak.total() > MOST * len(weaknesses):
         return ""
-    return f"{weak.most_common(1)[0][0]} ({weak.total()} of {len(found)} runs)"
+    return f"{weak.most_common(1)[0][0]} ({weak.total()} of {len(weaknesses)} runs)"
 
 
 def instead(score: str, runs: Sequence[Run]) -> str | None:
@@ -168,9 +168,9 @@ def forms_of(score: str) -> tuple[str, ...]:
 def columns_for(score: str) -> tuple[str, ...]:
     """The columns of `runs` that are asked for a score and its other forms."""
     known = {*RunConfig.model_fields, *(column.name for column in RUNS)}
-    own = (name for form in forms_of(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form)))
-    asked = ("outcome", "val_loss", "bigram_loss", "chance_loss", "vocab_size", *own)
-    return tuple(name for name in dict.fromkeys(asked) if name in known)
+    columns = (name for form in forms_of(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form)))
+    needed = ("outcome", "val_loss", "bigram_loss", "chance_loss", "vocab_size", *columns)
+    return tuple(name for name in dict.fromkeys(needed) if name in known)
 
 
 def rows_of(runs: "pd.DataFrame", score: str) -> list[Run]:
@@ -180,23 +180,23 @@ def rows_of(runs: "pd.DataFrame", score: str) -> list[Run]:
 
 def advice(score: str, runs: Sequence[Run]) -> str:
     """What to say of a score beside its values, with the form to use instead; empty where all is well."""
-    found = degeneracy(score, runs)
-    if not found.is_degenerate:
-        return found.text
+    judged = degeneracy(score, runs)
+    if not judged.is_degenerate:
+        return judged.text
     other = instead(score, runs)
-    return f"{found.text}; {f'use {other}' if other else 'no other form of it is sound in these runs'}"
+    return f"{judged.text}; {f'use {other}' if other else 'no other form of it is sound in these runs'}"
 
 
 def mark(scores: Iterable[str], runs: "pd.DataFrame") -> str:
     """A sentence for a figure's caption: which of the scores drawn are degenerate, each with its first reason."""
-    found = (degeneracy(score, rows_of(runs, score)) for score in dict.fromkeys(scores))
-    marked = [f"{one.score} ({one.reason})" for one in found if one.is_degenerate]
+    degeneracies = (degeneracy(score, rows_of(runs, score)) for score in dict.fromkeys(scores))
+    marked = [f"{entry.score} ({entry.reason})" for entry in degeneracies if entry.is_degenerate]
     return f" Degenerate, so no evidence: {', '.join(marked)}." if marked else ""
 
 
 def _is_sound(score: str, runs: Sequence[Run]) -> bool:
-    found = degeneracy(score, runs)
-    return found.n_runs > 0 and not found.is_degenerate
+    judged = degeneracy(score, runs)
+    return judged.n_runs > 0 and not judged.is_degenerate
 
 
 def _shared(score: str) -> str:

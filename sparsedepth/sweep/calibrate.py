@@ -73,35 +73,35 @@ def device_name_of(machine: Machine) -> str:
 def known_timings(machine: Machine) -> dict[str, Timing]:
     """What was timed on this machine before; nothing where the file is missing or damaged."""
     try:
-        found = json.loads(timings_path(machine).read_text())
-        return {key: Timing(step=float(one["step"]), forward=float(one["forward"])) for key, one in found.items()}
+        timings = json.loads(timings_path(machine).read_text())
+        return {key: Timing(step=float(t["step"]), forward=float(t["forward"])) for key, t in timings.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def calibrate(runs: Sequence[RunConfig], machine: Machine, said: Callable[[int], None]) -> dict[str, Timing]:
+def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int], None]) -> dict[str, Timing]:
     """Time one run of each shape, and keep what was found; all timings of this machine.
 
-    `said(number of timings made so far)` is called as they come. Raises ValueError where a shape cannot be computed.
+    `report(number of timings made so far)` is called as they come. Raises ValueError where a shape cannot be computed.
     """
     processes = []
     for number in range(machine.workers if runs else 0):
         first = number % len(runs)
         order = [*runs[first:], *runs[:first]]
         processes.append(_start(order, machine, number))
-    found: dict[str, list[Timing]] = {}
+    timings_of: dict[str, list[Timing]] = {}
     made = 0
     for process in processes:
         assert process.stdout is not None
         for line in process.stdout:
             content = json.loads(line)
-            found.setdefault(content.pop("shape_id"), []).append(Timing(**content))
+            timings_of.setdefault(content.pop("shape_id"), []).append(Timing(**content))
             made += 1
-            said(made)
+            report(made)
     failed = [process.wait() for process in processes]
     if any(failed):
         raise ValueError("a shape of the sweep could not be timed, see above; mend it, or plan without --calibrate")
-    known = known_timings(machine) | {key: _median(timings) for key, timings in found.items()}
+    known = known_timings(machine) | {key: _median(timings) for key, timings in timings_of.items()}
     path = timings_path(machine)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, {key: asdict(timing) for key, timing in known.items()})

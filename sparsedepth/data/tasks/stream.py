@@ -57,14 +57,14 @@ class TaskSource:
     @property
     def facts(self) -> dict[str, Any]:
         """What a record tells of it: the task's own fields."""
-        own = {name: value for name, value in self.task.model_dump(mode="json").items() if value is not None}
-        return {"corpus": f"task:{self._name}", **own, "format": FORMAT, "numpy": np.__version__}
+        fields = {name: value for name, value in self.task.model_dump(mode="json").items() if value is not None}
+        return {"corpus": f"task:{self._name}", **fields, "format": FORMAT, "numpy": np.__version__}
 
     @property
     def data_hash(self) -> str:
         """12 hex digits: equal if and only if the task is."""
-        own = self.task.model_dump(mode="json", exclude_none=True)
-        return digest({"format": FORMAT, "task": self._name, **own})
+        fields = self.task.model_dump(mode="json", exclude_none=True)
+        return digest({"format": FORMAT, "task": self._name, **fields})
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         """The sequences of step `step` (from 0), batch_tokens // seq_len of them."""
