@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +47,10 @@ def show(
     budget: "Budget",
     format: str = "table",
     results: Path | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the price; with `results` that of what they lack. Raises ValueError, with the ways to fit, where it is
-    beyond the budget."""
+    """Print the price; with `results` that of what they lack; `more` goes into the JSON. Raises ValueError, with the
+    ways to fit, where it is beyond the budget."""
     from sparsedepth.plan.budget import ways
     from sparsedepth.plan.gpu_shapes import slow_shapes
     from sparsedepth.plan.price import as_json, expected_runs, price
@@ -60,8 +61,9 @@ def show(
     shortage = _shortage(definition, total)
     left = price_left(definition, setup, results) if results else None
     if format == "json":
-        more = {} if left is None else {"left": as_json(left)}
-        print(json.dumps({"sweep": definition.name, **as_json(total), "shortage": shortage, **more}, indent=1))
+        of_left = {} if left is None else {"left": as_json(left)}
+        parts = {"sweep": definition.name, **as_json(total), "shortage": shortage, **of_left, **(more or {})}
+        print(json.dumps(parts, indent=1))
     else:
         print(*_table(definition, total), *([shortage] if shortage else []), sep="\n")
         if left is not None:

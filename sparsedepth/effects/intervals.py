@@ -140,18 +140,20 @@ class Judged:
         return verdict_of(self.effect, self.floor)
 
     @property
-    def detectable(self) -> float | None:
-        """The size of effect that is called 'lower' or 'higher' in 80% of such sweeps; None where none would be."""
+    def threshold(self) -> float | None:
+        """The smallest mean that is called 'lower' or 'higher', by Holm's first step; None where none would be."""
         error, df = self.effect.error, self.effect.df
         if error is None or df is None or self.floor is None:
             return None
-        return detectable(error, df, self.floor, self.n_tested)
+        return max(float(stdtrit(df, 1 - ALPHA / (2 * self.n_tested))) * error, self.floor)
 
-
-def detectable(error: float, df: float, floor: float, n_tested: int) -> float:
-    """The effect that a design sees with probability POWER; see the module."""
-    beyond = float(stdtrit(df, POWER)) * error
-    return max(float(stdtrit(df, 1 - ALPHA / (2 * n_tested))) * error, floor) + beyond
+    @property
+    def detectable(self) -> float | None:
+        """The size of effect that is called 'lower' or 'higher' in 80% of such sweeps; None where none would be."""
+        error, df, threshold = self.effect.error, self.effect.df, self.threshold
+        if error is None or df is None or threshold is None:
+            return None
+        return threshold + float(stdtrit(df, POWER)) * error
 
 
 J = TypeVar("J", bound=Judged)

@@ -107,3 +107,26 @@ def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
     assert (cost["groups"], cost["students"], cost["train_flops"]) == (2, 6, 1000 * 1024 * block)
     with pytest.raises(ValueError, match="--on 'abacus' is not known"):
         plan(write(tmp_path, toy), on="abacus")
+
+
+def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):
+    """The noise of a pilot, or an assumed one; as a table and as JSON; and what is no design to ask it of."""
+    path = definition(tmp_path, space={"depth_scale": ["none", "lns"]}, seeds=[0, 1, 2])
+    plan(path, seed_sd=0.05, effect=0.1)
+    shown = capsys.readouterr().out
+    assert "noise: 0.05 nat/token between the runs of a configuration (assumed)" in shown
+    assert "seeds wanted: for an effect of 0.1 nat/token" in shown
+    plan(path, seed_sd=0.05, format="json")
+    (power,) = json.loads(capsys.readouterr().out)["power"]
+    assert (power["setting"], power["n_seeds"], power["n_seeds_wanted"]) == ("depth_scale=lns", 3, None)
+    assert 0.2 < power["detectable"] < 0.35  # one setting of three seeds: 4.3 x .82 x .05 and .9 x .041 beyond, or more
+    for options, why in (
+        ({"effect": 0.1}, "needs the noise of a run"),
+        ({"effect": -0.1, "seed_sd": 0.05}, "must be a size above 0"),
+        ({"seed_sd": 0.05, "pilot": tmp_path}, "give one"),
+        ({"seed_sd": 0.0}, "must be above 0"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            plan(path, **options)
+    with pytest.raises(ValueError, match="is a run; --pilot"):
+        plan(write(tmp_path, LARGE), seed_sd=0.05)

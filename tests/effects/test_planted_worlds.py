@@ -18,6 +18,7 @@ from sparsedepth.effects.family import effects_of, judge
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import depth_knob, find_knobs
 from sparsedepth.effects.pairs import pairs
+from sparsedepth.effects.power import Noise, measure_power
 from sparsedepth.recipe.choose import derive
 
 DEPTHS = (12, 16, 24, 32)
@@ -25,11 +26,14 @@ CHOICES = ({}, {"depth_scale": "lns"}, {"n_kv_heads": 1}, {"norm": "sandwich"}, 
 SD = 0.01
 
 
+def cells_of(decays, choices=CHOICES):
+    cells = [{"weight_decay": decay, **choice} for choice in choices for decay in decays]
+    return [*cells, {"weight_decay": 0.3}] if len(decays) == 1 else cells
+
+
 def frame(decays, choices=CHOICES, seeds=3):
     """The runs without their loss, and the index of depth, configuration and seed of each."""
-    cells = [{"weight_decay": decay, **choice} for choice in choices for decay in decays]
-    if len(decays) == 1:
-        cells.append({"weight_decay": 0.3})
+    cells = cells_of(decays, choices)
     rows = list(itertools.product(DEPTHS, cells, range(seeds)))
     runs = runs_frame((config_of(n_layers=depth, **cell, seed=seed), {}) for depth, cell, seed in rows)
     runs["depth_number"] = [DEPTHS.index(depth) for depth, _, _ in rows]
@@ -150,3 +154,17 @@ def test_effects_are_found(world, decays, effect):
     _, false, better, worse = draws(world, 500, decays, effect)
     print(f"{world}, {len(decays) * 3} pairs, {effect} sd: found {better:.3f}, wrong sign {worse:.3f}")
     assert better >= (0.6 if world != "seeds shared" else 0.0) and worse == 0.0 and false <= 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("decays", [(0.1,), (0.1, 0.3)], ids=["3 pairs", "6 pairs"])
+def test_what_plan_calls_detectable_is_found_in_80_percent(decays):
+    cells = itertools.product(DEPTHS, cells_of(decays), range(3))
+    configs = [config_of(n_layers=depth, **cell, seed=seed) for depth, cell, seed in cells]
+    powers = {power.setting: power for power in measure_power(configs, "val_loss", Noise(own=1.0))}
+    effect = powers["depth_scale=lns"].detectable
+    assert effect is not None and powers["depth_scale=lns"].n_layers == DEPTHS
+    _, _, found, wrong = draws("plain", 400, decays, effect)
+    print(f"{3 * len(decays)} pairs: an effect of {effect:.2f} sd is found in {found:.3f}")
+    assert 0.74 <= found <= 0.87 and not wrong

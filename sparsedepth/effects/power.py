@@ -1,0 +1,309 @@
+"""Power before running: which effects a design tells apart, and how many seeds a wanted effect needs.
+
+Made-up results of the planned runs go through the verdict itself (`family.judge`: seeds as units, moderated variances,
+the noise floor, Holm's first step). With T_b what draw b asks of a contrast's mean (`Judged.threshold`) and s_b the
+standard deviation of that mean, the design detects the effect d with
+
+    mean over draws of Phi((d - T_b) / s_b) = POWER          s_b^2 = 2 own_b^2 / (P S) + 2 choice / P
+
+at P pairs a seed and S seeds; contrasts with as many pairs, seeds and settings beside them share the mean. A mean is
+independent of the spread about it, so that no draw of the mean is needed.
+
+Noise of a run: `own`, which every run draws anew, and `shared`, which all runs of a seed at a depth have in common and
+a pair does not see (only the floor does). A pilot tells both from its cells x seeds at each depth,
+
+    own^2 = sum (y_cs - mean_c - mean_s + mean)^2 / df        df = sum over depths (C - 1) (S - 1)
+    own^2 + shared^2 = the pooled variance within cells
+
+and its own uncertainty enters: each draw has own_b^2 = own^2 df / chi^2(df). `choice` is what the choice of a tuned
+value adds to a configuration's mean (`store.landscape`), the same in all its seeds.
+
+Shapes: B draws, S seeds, C cells, P pairs.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.contrast import Contrast, contrasts, noise
+from sparsedepth.effects.family import all_knobs, judge
+from sparsedepth.effects.intervals import ALPHA, POWER, Added, estimate, floor_of, with_added
+from sparsedepth.effects.pairs import BASES, pairs, unit_of, values_of
+from sparsedepth.effects.tuned import tuned_side
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning import standing
+
+VALUES = 160
+"""Draws x contrasts that a figure rests on; draws are 8 at least."""
+MAX_SEEDS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Standard deviations of a run, in the unit in which the outcome is compared."""
+
+    own: float
+    shared: float = 0.0
+    df: float | None = None
+    """Of `own`; None: stated, and taken as known."""
+    choice: Added | None = None
+    """What choosing a tuned value adds; None where nothing is known of it."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.own < math.inf):
+            raise ValueError(f"a noise of {self.own:g} between seeds tells nothing; it must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """What a design can tell of one setting."""
+
+    knob: str
+    setting: str
+    baseline: str
+    n_layers: tuple[int, ...]
+    """The depths of which this holds, one by one; none where depth itself is the knob."""
+    n_pairs: int
+    n_seeds: int
+    detectable: float | None
+    """Seen with probability POWER; None where no effect is, for want of seeds."""
+    n_seeds_wanted: int | None
+    """Seeds that the wanted effect needs; None where none was asked for, or MAX_SEEDS are too few."""
+
+
+def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
+    """The noise of the runs of a store. Raises ValueError where no configuration has two seeds."""
+    known = standing(runs)
+    total, total_df = noise(known, outcome)
+    if not total:
+        raise ValueError(f"the pilot tells no noise: no configuration has two finished runs that differ in {outcome}")
+    squares, df = 0.0, 0
+    for _, rows in known.assign(value=values_of(known, outcome)).groupby("n_layers"):
+        y_CS = rows.pivot_table(index="cell_id", columns="seed", values="value").dropna().to_numpy()
+        rest_CS = y_CS - y_CS.mean(axis=1, keepdims=True) - y_CS.mean(axis=0) + y_CS.mean() if y_CS.size else y_CS
+        squares, df = squares + float((rest_CS**2).sum()), df + max(len(y_CS) - 1, 0) * max(y_CS.shape[1] - 1, 0)
+    own = math.sqrt(squares / df) if squares else total
+    return Noise(
+        own=own,
+        shared=math.sqrt(max(total**2 - own**2, 0.0)),
+        df=df if squares else total_df,
+        choice=_choice(known, outcome),
+    )
+
+
+def _choice(runs: pd.DataFrame, outcome: str) -> Added | None:
+    side = tuned_side(runs, outcome).assign(cell=runs["cell_id"]).drop_duplicates("cell")
+    side = side[side["tuning_variance"].notna()]
+    return (
+        Added(variance=float(side["tuning_variance"].mean()), df=float(side["tuning_df"].min())) if len(side) else None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """A contrast that is to come."""
+
+    contrast: Contrast
+    at_setting: np.ndarray
+    """(P,) the cells of its pairs, by number."""
+    at_baseline: np.ndarray
+    n_seeds: int
+
+    @property
+    def n_pairs(self) -> int:
+        return len(self.at_setting)
+
+
+def measure_power(
+    configs: Sequence[RunConfig],
+    outcome: str,
+    noise: Noise,
+    tuned: Sequence[str] = (),
+    effect: float | None = None,
+) -> list[Power]:
+    """Every setting of every knob (depth last) of the runs to come, those of tuning left out, at every depth.
+
+    Raises ValueError for an outcome that is no number of `runs`, and for an effect that is not above 0.
+    """
+    unit_of(outcome)
+    if effect is not None and not 0 < effect < math.inf:
+        raise ValueError(f"effect={effect:g} must be a size above 0, whatever its direction")
+    planned = _planned(configs, outcome, tuned)
+    noise = replace(noise, choice=noise.choice if tuned else None)
+    at_seeds: dict[int | None, dict[tuple, float | None]] = {None: _detectable(planned, noise, None)}
+    by_place: dict[tuple, list[_Planned]] = {}
+    for one in planned:
+        key = (one.contrast.knob, one.contrast.setting, at_seeds[None][_shape(planned, one)], one.n_pairs, one.n_seeds)
+        by_place.setdefault(key, []).append(one)
+
+    def enough(one: _Planned, n_seeds: int) -> bool:
+        if n_seeds not in at_seeds:
+            at_seeds[n_seeds] = _detectable(planned, noise, n_seeds)
+        seen = at_seeds[n_seeds][_shape(planned, one)]
+        return seen is not None and effect is not None and seen <= effect
+
+    return [
+        Power(
+            knob=places[0].contrast.knob,
+            setting=places[0].contrast.setting,
+            baseline=places[0].contrast.baseline,
+            n_layers=tuple(one.contrast.n_layers for one in places if one.contrast.n_layers is not None),
+            n_pairs=places[0].n_pairs,
+            n_seeds=places[0].n_seeds,
+            detectable=detectable,
+            n_seeds_wanted=None
+            if effect is None
+            else _fewest(partial(enough, places[0]), _guess(places[0], detectable, effect)),
+        )
+        for (_, _, detectable, _, _), places in by_place.items()
+    ]
+
+
+def _fewest(enough: Callable[[int], bool], guess: int) -> int | None:
+    """The smallest number of seeds, 3 to MAX_SEEDS, that is enough; a good guess saves draws."""
+    low, high = 2, min(max(guess, 3), MAX_SEEDS)
+    while not enough(high):
+        if high == MAX_SEEDS:
+            return None
+        low, high = high, min(2 * high, MAX_SEEDS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _guess(one: _Planned, detectable: float | None, effect: float) -> int:
+    """As if what is seen fell with the square root of the seeds: no fewer, since fewer have fewer df, too."""
+    return MAX_SEEDS if detectable is None else math.ceil(min(one.n_seeds * (detectable / effect) ** 2, MAX_SEEDS))
+
+
+def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -> list[_Planned]:
+    """The contrasts of these configurations, all else equal, by the rules of `effects`."""
+    seeds: dict[str, set[int]] = {}
+    for config in configs:
+        seeds.setdefault(config.cell_id, set()).add(config.seed)
+    cells = list({config.cell_id: config for config in configs}.values())
+    runs = pd.DataFrame.from_records([_row(i, config, outcome, tuned) for i, config in enumerate(cells)])
+    planned = []
+    for knob in all_knobs(runs) if len(runs) else ():
+        rows = pairs(runs, knob, outcome)
+        for contrast in contrasts(runs, knob, outcome):
+            at = rows[
+                (rows["setting"] == contrast.setting) & (rows["n_layers"] == (contrast.n_layers or rows["n_layers"]))
+            ]
+            sides = at["run_id"].to_numpy(), at["run_id_baseline"].to_numpy()
+            n_seeds = {len(seeds[cells[a].cell_id] & seeds[cells[b].cell_id]) for a, b in zip(*sides, strict=True)}
+            planned.append(_Planned(contrast=contrast, at_setting=sides[0], at_baseline=sides[1], n_seeds=max(n_seeds)))
+    return planned
+
+
+def _row(number: int, config: RunConfig, outcome: str, tuned: Sequence[str]) -> dict:
+    """A cell as a row of `runs`, of one seed; which numbers it will have does not matter."""
+    fields = {**config.model_dump(mode="json"), "seed": 0}
+    texts = {name: json.dumps(value) for name, value in fields.items() if isinstance(value, list)}
+    known = dict.fromkeys((outcome, *BASES.values()), 1.0)
+    choice = {"tuned_fields": ",".join(tuned), "tuning": "best"} if tuned else {}
+    return {**fields, **texts, **known, **choice, "run_id": number, "cell_id": config.cell_id, "outcome": "ok"}
+
+
+def _shape(planned: Sequence[_Planned], one: _Planned) -> tuple[int, int, int]:
+    beside = sum(other.contrast.n_layers == one.contrast.n_layers for other in planned)
+    return one.n_pairs, one.n_seeds, beside
+
+
+def _detectable(planned: Sequence[_Planned], noise: Noise, n_seeds: int | None) -> dict[tuple, float | None]:
+    """By shape of contrast, the effect that is seen with probability POWER; at another number of seeds, if given."""
+    generator = np.random.default_rng(0)
+    asked: dict[tuple, list[tuple[float, float]]] = {}
+    for _ in range(max(8, math.ceil(VALUES / max(len(planned), 1)))):
+        own2 = noise.own**2 * (noise.df / generator.chisquare(noise.df) if noise.df else 1.0)
+        for one, judged in zip(planned, judge(_draw(planned, noise, own2, n_seeds, generator)), strict=True):
+            choice = noise.choice.variance if noise.choice else 0.0
+            variance = 2 * (own2 / (n_seeds or one.n_seeds) + choice) / one.n_pairs
+            threshold = math.inf if judged.threshold is None else judged.threshold
+            asked.setdefault(_shape(planned, one), []).append((threshold, math.sqrt(variance)))
+    return {shape: _at_power(*np.array(draws).T) for shape, draws in asked.items()}
+
+
+def _draw(
+    planned: Sequence[_Planned], noise: Noise, own2: float, n_seeds: int | None, generator: np.random.Generator
+) -> list[Contrast]:
+    """The contrasts of one draw, in which nothing has an effect."""
+    n_cells = 1 + max((int(max(one.at_setting.max(), one.at_baseline.max())) for one in planned), default=0)
+    most = n_seeds or max((one.n_seeds for one in planned), default=0)
+    of_seed_S1 = noise.shared * generator.normal(size=(most, 1))
+    y_SC = of_seed_S1 + math.sqrt(own2) * generator.normal(size=(most, n_cells))
+    drawn = []
+    for one in planned:
+        n = n_seeds or one.n_seeds
+        sides = [y_SC[:n, cells_P].mean(axis=1) for cells_P in (one.at_setting, one.at_baseline)]
+        by_seed = tuple(map(float, sides[0] - sides[1]))
+        added = [replace(noise.choice, variance=noise.choice.variance / one.n_pairs)] * 2 if noise.choice else []
+        sd = math.sqrt(np.mean([side_S.var(ddof=1) for side_S in sides])) if n > 1 else None
+        floor = None if sd is None else floor_of(sd, 2 * (n - 1), n, one.contrast.least_sd)
+        effect = replace(with_added(estimate(by_seed, one.contrast.least_sd), added), n=one.n_pairs * n)
+        drawn.append(
+            replace(one.contrast, effect=effect, by_seed=by_seed, added=tuple(added), noise=sd, floor=floor, n_seeds=n)
+        )
+    return drawn
+
+
+def _at_power(threshold_B: np.ndarray, error_B: np.ndarray) -> float | None:
+    known = np.isfinite(threshold_B)
+    if known.mean() <= POWER:
+        return None
+
+    def lacking(effect: float) -> float:
+        return float(ndtr((effect - threshold_B[known]) / error_B[known]).sum()) / len(known) - POWER
+
+    return float(brentq(lacking, 0.0, float((threshold_B[known] + 9 * error_B[known]).max())))
+
+
+# Text
+
+
+def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:
+    """What the table shows, and the noise that it rests on; above the table."""
+    unit = unit_of(outcome)
+    parts = [f"{noise.own:.3g} {unit} between the runs of a configuration ({source}{_df_text(noise)})"]
+    if noise.shared:
+        parts.append(f"{noise.shared:.3g} of a seed that all its runs share")
+    if tuned and noise.choice:
+        parts.append(f"{math.sqrt(noise.choice.variance):.3g} of the choice of {' and '.join(tuned)}")
+    elif tuned:
+        parts.append(f"nothing of the choice of {' and '.join(tuned)}, which a pilot that tuned would tell")
+    asked = "" if effect is None else f"; seeds wanted: for an effect of {_size(effect, unit)}"
+    return (
+        f"power: detectable: the effect on {outcome} that is told apart in {POWER:.0%} of such sweeps ({ALPHA:.0%} "
+        f"two-sided, corrected over the settings at a depth, as `effects` does){asked}\nnoise: {'; '.join(parts)}"
+    )
+
+
+def _df_text(noise: Noise) -> str:
+    return f", {noise.df:g} df, whose own uncertainty counts" if noise.df else ""
+
+
+def power_table(powers: Sequence[Power], outcome: str, effect: float | None) -> QueryResult:
+    """One row per setting, and per number of pairs at a depth."""
+    rows = []
+    for power in powers:
+        seen = "none: too few seeds" if power.detectable is None else _size(power.detectable, unit_of(outcome))
+        depths = ", ".join(map(str, power.n_layers)) or "all"
+        wanted = () if effect is None else (str(power.n_seeds_wanted or f"over {MAX_SEEDS}"),)
+        pairs_there = power.n_pairs * power.n_seeds
+        rows.append((power.setting, power.baseline, depths, pairs_there, power.n_seeds, seen, *wanted))
+    names = ("setting", "baseline", "n_layers", "pairs", "seeds", "detectable")
+    return QueryResult(columns=(*names, *(() if effect is None else ("seeds wanted",))), rows=tuple(rows))
+
+
+def _size(value: float, unit: str) -> str:
+    """Two digits, which is what the draws tell."""
+    return f"x{math.exp(value):.2g}" if unit == "ln ratio" else f"{value:.2g} {unit}"
