@@ -62,7 +62,7 @@ class _Collector:
     def __init__(self) -> None:
         self.layers: list[Tensor] = []
 
-    @torch.compiler.disable  # traced, each length would be a graph, and past the limit of 8 a layer runs uncompiled
+    @torch._disable_dynamo  # traced, each length would be a graph, and past the limit of 8 a layer runs uncompiled
     def append(self, router_loss: Tensor) -> None:
         self.layers.append(router_loss)
 

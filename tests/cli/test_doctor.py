@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import json
-import resource
+import subprocess
 import sys
 
 import pytest
 import typer
 from standins import install
-from tiny import sparsedepth
+from tiny import ENVIRONMENT
 
 from sparsedepth.cli import doctor
 from sparsedepth.model import attention, kernels
@@ -20,17 +20,24 @@ def found(group: str | None = None) -> dict[str, doctor.Finding]:
     return {finding.name: finding for finding in findings if group in (None, finding.group)}
 
 
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+AND_WHAT_WAS_LOADED = """
+import sys
+from sparsedepth.cli.main import run
+try:
+    run()
+finally:
+    slow = {"torch._dynamo", "torch._inductor", "sympy", "scipy", "matplotlib", "seaborn", "torchvision"}
+    print(sorted(slow & set(sys.modules)), file=sys.stderr)
+"""
 
 
-def test_this_machine_in_json_and_within_six_seconds_of_one_core():
-    before = cpu_seconds()
-    out, err = sparsedepth("doctor", "--format", "json")
-    assert cpu_seconds() - before < 6
-    said = json.loads(out)
-    assert said["ok"] is True and err == ""
+def test_this_machine_in_json_without_the_packages_that_take_seconds_to_load():
+    command = [sys.executable, "-c", AND_WHAT_WAS_LOADED, "doctor", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    said = json.loads(done.stdout)
+    assert said["ok"] is True
+    kernels = {row["name"] for row in said["findings"] if row["group"] == "optional" and row["state"] == "ok"}
+    assert done.stderr == "[]\n" or kernels & {"flash-attn", "megablocks"}  # which load what they like
     chosen = {(row["group"], row["name"]) for row in said["findings"] if row["chosen"]}
     assert {group for group, _ in chosen} == {"attention", "experts"} and len(chosen) == 2
     names = {row["name"] for row in said["findings"]}
