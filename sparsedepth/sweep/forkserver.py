@@ -15,7 +15,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import types
 from collections.abc import Generator, Sequence
 from multiprocessing.process import BaseProcess
@@ -79,9 +78,9 @@ def kill_server() -> None:
     """End the forkserver; its runs are asked to stop at a checkpoint, and the next run starts another."""
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # ty: ignore[missing-attribute] - has no other name
     if server is not None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(server, signal.SIGKILL)
-        time.sleep(0.5)  # until it can be seen that it is dead
+            os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # multiprocessing asks next whether it is dead
 
 
 @contextlib.contextmanager

@@ -38,6 +38,11 @@ def see_through(scratch: Scratch, arguments: list[str], look: Callable[[], bool]
     return process.exitcode
 
 
+def is_training(scratch: Scratch) -> bool:
+    progress = scratch.progress()
+    return progress is not None and progress.phase == "training"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("forkserver")
@@ -67,14 +72,14 @@ def test_runs_succeed_fail_and_are_killed_one_after_the_other(folder):
     killed: list[int] = []
 
     def kill() -> bool:
-        if not killed and (progress := long.progress()) and progress.phase == "training":
+        if not killed and is_training(long):
             killed.extend(processes(folder / "results", "run"))
             os.kill(killed[0], signal.SIGKILL)
         return False
 
     assert see_through(long, arguments, kill) == -signal.SIGKILL
-    asked_at = time.monotonic()
-    assert see_through(long, arguments, lambda: time.monotonic() > asked_at + 1.5) == INTERRUPTED
+    (long.folder / "progress.json").unlink()
+    assert see_through(long, arguments, lambda: is_training(long)) == INTERRUPTED
     assert list(long.checkpoints.glob("step-*.json"))
 
 
@@ -82,12 +87,12 @@ def test_runs_of_one_server_live_side_by_side(folder):
     """Each has its own log, and the death of one is not the other's."""
     pairs = [prepared(folder, seed=seed, train_tokens=128 * 100_000) for seed in (4, 5)]
     first, second = (forkserver.start_run(arguments, scratch.log) for scratch, arguments in pairs)
-    until(lambda: all(scratch.progress() and scratch.progress().phase == "training" for scratch, _ in pairs))
+    until(lambda: all(is_training(scratch) for scratch, _ in pairs))
     first.kill()
-    first.join(10)
+    first.join(60)
     assert first.exitcode == -signal.SIGKILL and second.exitcode is None
     second.terminate()
-    second.join(30)
+    second.join(60)
     assert second.exitcode == INTERRUPTED
 
 
@@ -95,13 +100,13 @@ def test_a_killed_server_is_reported_its_run_stops_at_a_checkpoint_and_another_s
     scratch, arguments = prepared(folder, seed=3, train_tokens=128 * 100_000)
 
     def kill() -> bool:
-        if (progress := scratch.progress()) and progress.phase == "training":
+        if is_training(scratch):
             for process in processes(folder / "results", "forkserver"):
                 os.kill(process, signal.SIGKILL)
         return False
 
     assert see_through(scratch, arguments, kill) == forkserver.SERVER_DIED
-    until(lambda: not processes(folder / "results", "run"), 30)
+    until(lambda: not processes(folder / "results", "run"))
     assert list(scratch.checkpoints.glob("step-*.json")) and not scratch.failures()
     scratch, arguments = prepared(folder, seed=6)
     assert see_through(scratch, arguments) == 0
