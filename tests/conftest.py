@@ -1,7 +1,22 @@
-"""Marks that skip themselves: `gpu` without a CUDA device, `slow` and `chaos` unless asked for with -m."""
+"""Marks that skip themselves, and what no test may depend on: the speed of the machine and who started the tests.
+
+`gpu` skips itself without a CUDA device, `slow` and `chaos` unless asked for with -m.
+"""
+
+import signal
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Started in the background of a shell the tests, and all processes that they start, would ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

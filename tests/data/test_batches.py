@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedepth.config.run import RunConfig
@@ -62,7 +62,6 @@ def test_a_batch_depends_on_seed_and_step_alone(prepared):
     assert (batch(corpus, config(8, 32, seed=3), 8) != first).any()
 
 
-@settings(deadline=None)
 @given(step=st.integers(0, 10**7), seed=st.integers(0, 2**31 - 1), halvings=st.integers(0, 4))
 def test_runs_of_different_seq_len_predict_the_same_tokens_in_the_same_step(prepared, step, seed, halvings):
     corpus = counting(prepared)
@@ -82,7 +81,6 @@ def test_text_shorter_than_a_batch_names_the_counts(prepared):
         batch(counting(prepared, n_train=20), config(8, 32, chunk_len=32), 0)
 
 
-@settings(deadline=None)
 @given(n=st.integers(1, 300), seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 1000))
 def test_shuffled_is_a_permutation(n, seed, epoch):
     assert sorted(shuffled(np.arange(n), n, seed, epoch)) == list(range(n))

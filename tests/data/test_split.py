@@ -3,7 +3,7 @@
 import hashlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedepth.data.split import split
@@ -27,7 +27,6 @@ def test_the_border_is_the_first_64_bits_of_sha256():
     assert 70 < len(held_out) < 130  # 100 expected, standard deviation 9
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(TEXTS), min_size=2, max_size=12), st.sampled_from([0.001, 0.05, 0.3, 0.49]), st.randoms()
 )

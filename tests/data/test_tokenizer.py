@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer, make_tokenizer, reopen_tokenizer
@@ -60,7 +60,6 @@ def test_bytes_are_ids():
     assert tokenizer.decode([0xC3]) == "\ufffd"
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(), max_size=4))
 def test_every_text_survives_bytes_and_bpe(bpe, texts):
     for tokenizer in (ByteTokenizer(), bpe):

@@ -53,7 +53,7 @@ def test_the_interval_holds_the_value_where_every_resample_exceeds_it():
     assert found.lo == found.value and known(found.hi) > 0.2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=20), seed=st.integers(0, 99))
 def test_the_interval_lies_within_the_data_around_the_value_and_repeats(values, seed):
     array = np.array(values)

@@ -63,7 +63,7 @@ def forks_of(draw):
     return [Fork(draw(st.dictionaries(layers, change, min_size=1))) for _ in range(draw(st.integers(0, 6)))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(forks=forks_of(), max_tokens=st.integers(1, 60))
 def test_any_forks_under_any_budget(forks, max_tokens):
     """Each fork visits each layer from its start on, once, in order; the budget holds, and no result depends on it."""

@@ -209,7 +209,7 @@ def test_a_fifo_in_place_of_a_file_does_not_hang(run):
             check(run)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lr=st.floats(1e-12, 1e3),
     eps=st.lists(st.floats(1e-9, 1.0), min_size=1, max_size=3),

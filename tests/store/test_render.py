@@ -70,7 +70,7 @@ def test_names_and_texts_take_several_lines_before_a_table_falls_apart():
     )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     rows=st.lists(st.tuples(st.text(max_size=100), st.floats(), st.integers() | st.none()), max_size=5),
     width=st.integers(30, 120),
@@ -117,7 +117,7 @@ def test_values_for_people(value, text):
     assert render.readable(value) == text
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(1e-4, 9.9e6))
 def test_four_significant_digits_are_kept(value):
     assert float(render.readable(value)) == pytest.approx(value, rel=0.5001e-3)
@@ -204,7 +204,7 @@ def test_latex_sees_only_escapes(text):
     assert not set(row) & set("\\{}$&#%_^~")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.text(), st.none() | st.floats() | st.integers() | st.booleans()), max_size=4))
 def test_any_text_keeps_the_shape_of_every_format(rows):
     answer = QueryResult(columns=("name", "x"), rows=tuple(rows))
