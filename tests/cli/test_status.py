@@ -3,14 +3,14 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from synthetic import make_run
 from tiny import ENVIRONMENT, definition, sparsedepth
 
+from sparsedepth.cli import status as module
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -85,21 +85,22 @@ def test_a_running_run_is_shown_with_loss_and_time_left(standing):
     assert f"running {works[1].run_id}: training, 25%, loss 3.142, about 12m34s left" in out
 
 
-def test_watch_looks_again_until_nothing_is_left(standing):
+def test_watch_looks_again_until_nothing_is_left(standing, monkeypatch, capsys):
     results, works = standing
     configs = planned_runs(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test"), results)
     config = next(run for run in configs if run.run_id == works[1].run_id)
     made = make_run(results.parent / "elsewhere", config, {"val_loss": 1.0})
 
-    def finish() -> None:
-        time.sleep(4)
-        made.rename(results / "runs" / config.run_id)
+    pauses = []
 
-    thread = threading.Thread(target=finish)
-    thread.start()
-    out, _ = sparsedepth("status", results, "--watch", "--every", 0.2)
-    thread.join()
-    assert "2 complete, 0 running, 0 interrupted" in out
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            made.rename(results / "runs" / config.run_id)
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    module.status(results, watch=True, every=0.2)
+    assert pauses == [0.2, 0.2] and "2 complete, 0 running, 0 interrupted" in capsys.readouterr().out
 
 
 def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(standing):

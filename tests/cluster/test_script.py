@@ -113,7 +113,7 @@ def test_a_task_that_is_asked_to_leave(task, tmp_path, signals, state, again):
     for name in signals:
         process.send_signal(signal.Signals[f"SIG{name}"])
         time.sleep(0.01)
-    assert process.wait(10) == 143
+    assert process.wait(60) == 143
     assert requeued(tmp_path) == again
 
 
@@ -122,5 +122,5 @@ def test_a_task_that_is_asked_to_leave(task, tmp_path, signals, state, again):
     [("exit 0", 0, 0, False), ("exit 2", 0, 2, False), ("kill -9 $$", 0, 137, True), ("kill -9 $$", 20, 137, False)],
 )
 def test_a_task_that_ends_by_itself(task, tmp_path, command, restarts, code, again):
-    assert task(command, restarts=restarts).wait(10) == code
+    assert task(command, restarts=restarts).wait(60) == code
     assert requeued(tmp_path) == again

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-import time
+import sys
 
 import numpy as np
 import plain_tasks
@@ -215,17 +215,20 @@ def test_answers_are_as_frequent_as_they_should_be():
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_batch_costs_little(name):
-    """A step of width 32 and 2,048 tokens takes 26 ms at 4 layers; 2% of that is 0.5 ms. Measured: 0.03 to 0.35."""
+    """Its 2,048 tokens are drawn together: fewer calls than a loop over them would make.
+
+    Measured: 0.03 to 0.37 ms, where a step of width 32 and 4 layers takes 26 ms.
+    """
     chosen = config(name)
     source = TaskSource(chosen)
-
-    def block(first: int) -> float:
-        begun = time.process_time()
-        for step in range(first, first + 16):
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event in ("call", "c_call") else None)
+    try:
+        for step in range(96):
             source.batch(chosen, step)
-        return time.process_time() - begun
-
-    assert min(block(16 * number) for number in range(1, 7)) / 16 < 0.0005
+    finally:
+        sys.setprofile(None)
+    assert len(calls) / 96 < 2048 / 4
 
 
 def test_the_table_of_states_is_the_groups():

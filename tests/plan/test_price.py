@@ -36,14 +36,14 @@ def sweep(**fields) -> SweepDefinition:
 
 @pytest.mark.filterwarnings("ignore:depth_scale='lns' with init='scaled'")
 def test_every_shipped_sweep_has_a_price():
-    started = time.perf_counter()
+    started = time.process_time()
     for path in FILES:
         definition = build(SweepDefinition, read_yaml(path), str(path))
         for scale in (None, *definition.scales):
             found = price(definition.scaled(scale), PricingSetup(device="h100", place=Place(device="cuda")))
             assert found.runs >= len(found.kinds) > 0
             assert found.seconds.value > 0 and found.memory_bytes > 12 * found.kinds[0].params_total
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_runs_of_one_shape_are_one_kind():

@@ -59,7 +59,7 @@ def test_a_child_ends_with_a_killed_parent():
     assert parent.stdout is not None
     parent.stdout.readline()
     parent.kill()
-    parent.communicate(timeout=10)  # which returns when the child, too, has let go of the pipe
+    parent.communicate(timeout=60)  # which returns when the child, too, has let go of the pipe
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
