@@ -3,6 +3,7 @@
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -38,9 +39,9 @@ def running_line(state: RunState, name: str) -> str:
     return f"{name}: {', '.join(parts)}" + " (silent for minutes)" * is_silent(state.progress)
 
 
-def on_task(allocation: Allocation | None) -> str:
+def on_task(starts: Sequence[Allocation]) -> str:
     """' (task 12_3 on n1)' for a run that a cluster's task has, or had, in hand."""
-    return f" (task {allocation.task} on {allocation.node})" if allocation else ""
+    return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
 
 
 class Watcher:

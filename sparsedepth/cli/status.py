@@ -65,11 +65,14 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     at_most = "" if is_grid else f" (of {now.expected} at most: equal proposals share their runs)"
     lines.append(counted(states, is_grid=is_grid) + at_most)
     lines += [
-        f"  running {running_line(state, state.run_id)}{on_task(state.allocation)}"
+        f"  running {running_line(state, state.run_id)}{on_task(state.starts)}"
         for state in states
         if state.state == "running"
     ]
     lines += _of_tasks(folder, definition, states)
+    if now.node_hours is not None:
+        each = f", {now.node_hours / done:.3g} for each complete run" if (done := now.counts["complete"]) else ""
+        lines.append(f"  used: {now.node_hours:.3g} node hours by the runs' own clocks{each}")
     lines += [f"  {state} {count}x: {reason}" for (state, reason), count in now.ended.most_common()]
     if now.best:
         lines.append(f"  best so far: {now.best.objective} {now.best.value:.4g}, run {now.best.run_id}")
@@ -78,26 +81,24 @@ def _report(folder: Path) -> tuple[list[str], bool]:
 
 
 def _of_tasks(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:
-    """The tasks of the folder's array on Slurm: how many in each state, and how those stand whose runs have stopped."""
+    """The tasks of the folder's array on Slurm: how many in each state; and of each run that has stopped, its last task
+    and why that let go of it."""
     from sparsedepth.cli.progress import on_task
-    from sparsedepth.cluster import slurm
     from sparsedepth.cluster.array import TaskArray, counted
 
     array = TaskArray(sweep=definition.name if definition else "", results=folder)
     if not array.folder.is_dir():
         return []
-    tasks = {}
-    lines = []
+    tasks = []
     try:
-        tasks = {task.task: task for task in array.queued()}
-        lines.append(f"  tasks of {array.name}: {counted([task for task in tasks.values() if task.is_active])}")
+        tasks = array.queued()
+        lines = [f"  tasks of {array.name}: {counted([task for task in tasks if task.is_active])}"]
     except ValueError as error:
-        lines.append(f"  tasks of {array.name}: not known here ({error})")
-    for state in states:
-        if state.state in ("interrupted", "failed") and state.allocation:
-            task = tasks.get(state.allocation.task)
-            how = f": {slurm.describe(task)}" if task else ""
-            lines.append(f"  {state.state} {state.run_id}{on_task(state.allocation)}{how}")
+        lines = [f"  tasks of {array.name}: not known here ({error})"]
+    stopped = [state for state in states if state.starts and state.state != "running"]
+    reasons = array.reasons([state.starts[-1] for state in stopped], tasks)
+    for state, reason in zip(stopped, reasons, strict=True):
+        lines.append(f"  {state.state} {state.run_id}{on_task(state.starts)}: {state.reason or reason}")
     return lines
 
 
@@ -107,14 +108,22 @@ def logs(
         str | None, typer.Argument(metavar="RUN", help="run_id, or how it begins; or a task of Slurm, such as 12_3")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what the run says until it ends")] = False,
+    task: Annotated[bool, typer.Option("--task", help="what the tasks of Slurm said that had RUN in hand")] = False,
 ) -> None:
     """Print what a run said; without RUN, list the runs that have a log, the failed first, then the newest."""
     from sparsedepth.cli.progress import on_task
     from sparsedepth.config.plain_text import visible
     from sparsedepth.files import read_regular
 
-    if run is not None and re.fullmatch(r"\d+_\d+", run) and (log := folder / "slurm" / f"{run}.log").exists():
-        sys.stdout.write(visible(read_regular(log).decode(errors="replace"), keep="\n\r\t"))
+    if task and run is None:
+        raise ValueError("--task needs a RUN; give the run_id, or how it begins")
+    named = run is not None and re.fullmatch(r"\d+_\d+", run) and (folder / "slurm" / f"{run}.log").exists()
+    if run is not None and (task or named):
+        for name in [run] if named else _tasks_of(folder, run):
+            log = folder / "slurm" / f"{name}.log"
+            if not named:
+                print(visible(f"{log}:"))
+            sys.stdout.write(visible(read_regular(log).decode(errors="replace"), keep="\n\r\t"))
         return
     if run is not None:
         for text in _read(_find(folder, run), follow):
@@ -125,7 +134,7 @@ def logs(
         raise ValueError("--follow needs a RUN; give the run_id, or how it begins")
     for state, work in _logged(folder):
         reason = f"  {state.reason}" if state.reason else ""
-        print(visible(f"{state.run_id}  {state.state:11}  {work.log}{on_task(work.allocation())}{reason}"))
+        print(visible(f"{state.run_id}  {state.state:11}  {work.log}{on_task(work.allocations())}{reason}"))
 
 
 def _logged(folder: Path) -> list[tuple["RunState", "Scratch"]]:
@@ -139,6 +148,26 @@ def _logged(folder: Path) -> list[tuple["RunState", "Scratch"]]:
         raise ValueError(f"{folder} holds no logs of runs; name the results folder of a sweep (--out)")
     states = [(state_of(folder, work.run_id), work) for work in found]
     return sorted(states, key=lambda pair: (pair[0].state != "failed", -pair[1].log.stat().st_mtime))
+
+
+def _tasks_of(folder: Path, beginning: str) -> list[str]:
+    """The tasks that have had a run in hand, whose scratch folder may be deleted by now."""
+    from sparsedepth.run.scratch import Scratch
+    from sparsedepth.store.folder import read_run, run_folder
+
+    known = {path.parent.name for path in (*folder.glob("work/*/config.yaml"), *folder.glob("runs/*/complete"))}
+    run_ids = [name for name in sorted(known) if name.startswith(beginning)]
+    if len(run_ids) != 1:
+        begun = ", ".join(run_ids) or "none"
+        raise ValueError(f"RUN {beginning!r} must begin one run_id of {folder}; it begins: {begun}")
+    tasks = [start.task for start in Scratch(folder, run_ids[0]).allocations()]
+    if not tasks and (place := run_folder(folder, run_ids[0])).exists():
+        tasks = [str(start["task"]) for start in read_run(place).manifest.get("allocations", ())]
+    named = [name for name in dict.fromkeys(tasks) if re.fullmatch(r"\d+(_\d+)?", name)]
+    kept = [name for name in named if (folder / "slurm" / f"{name}.log").exists()]
+    if not kept:
+        raise ValueError(f"run {run_ids[0]} has had no task of Slurm whose log is in {folder}/slurm")
+    return kept
 
 
 def _find(folder: Path, beginning: str) -> "Scratch":

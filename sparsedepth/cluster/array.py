@@ -1,9 +1,11 @@
 """A sweep as an array of tasks on Slurm: planned, submitted once, followed from anywhere, ended in order.
 
 The controller is asked what runs, by the array's name, which belongs to the results folder: no file of ours says it,
-and so none can be wrong. Which run a task has in hand stands in the run's scratch folder (`run.allocation`).
+and so none can be wrong. Which run a task has in hand stands in the run's scratch folder (`run.allocation`); why a
+start of a task ended, which the controller forgets, is noted by the task (`cluster.script`).
 """
 
+import contextlib
 import math
 import re
 import shlex
@@ -11,14 +13,17 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.script import FOLDER, Request, array_script, check_folder, header, work_command
-from sparsedepth.cluster.slurm import QueuedTask
+from sparsedepth.cluster.slurm import Accounting, QueuedTask
+from sparsedepth.run.allocation import Allocation
 
 MOST_TASKS = 64
 """Tasks of an array where --array does not say."""
@@ -42,6 +47,21 @@ touch {token}.answer
 
 SEAL = "# unedited: "
 """Begins the last line of a script that is as it was made; the rest is a checksum of the lines before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEnd:
+    """The end of a start of a task, as its script noted it."""
+
+    restarts: int
+    nodes: int
+    cpus: int
+    """of a node"""
+    seconds: int
+    reason: str
+
+
+_END = TypeAdapter(StartEnd)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,16 +196,49 @@ class TaskArray:
         state = facts.get("JobState", "").lower()
         return f"the probe task on {node} ended {state} (exit code {code}). Nothing was submitted"
 
+    def ended(self) -> dict[tuple[str, int], StartEnd]:
+        """How the starts of tasks ended that lived to say it, by task and number of restarts."""
+        ends = {}
+        for path in sorted(self.folder.glob("*_*.jsonl")):
+            for line in files.read_regular(path).decode(errors="replace").splitlines():
+                try:
+                    end = _END.validate_json(line)
+                except ValidationError:  # cut short by a full disk
+                    continue
+                ends[path.stem, end.restarts] = end
+        return ends
+
+    def used_by_tasks(self) -> Accounting:
+        """What the tasks have used by their own clocks."""
+        ends = self.ended().values()
+        return slurm.sum_of("the tasks' own clocks", ((end.seconds, end.nodes, end.nodes * end.cpus) for end in ends))
+
     def account(self) -> str | None:
-        """Keep what the tasks have used in DIR/slurm/accounting.json, and say it; None where accounting is off."""
-        used = slurm.accounting(self.name)
-        if used is None or not used.starts:
+        """Keep what the tasks have used in DIR/slurm/accounting.json, and say it."""
+        used = slurm.accounting(self.name) or self.used_by_tasks()
+        if not used.starts:
             return None
         files.write_json(self.folder / "accounting.json", asdict(used))
         return (
             f"used: {used.node_hours:.3g} node hours, {used.core_hours:.3g} core hours, in {used.starts} starts "
-            f"of tasks (sacct)"
+            f"of tasks ({used.source})"
         )
+
+    def reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
+        """Why each start of a task has ended, and how the task stands now: 'preempted; now pending (Resources)'."""
+        ends, tasks = self.ended(), {task.task: task for task in queued}
+        nodes: dict[str, str] = {}
+        for start in starts:
+            end, task = ends.get((start.task, start.restarts)), tasks.get(start.task)
+            if end is None and task and task.restarts == start.restarts:
+                yield slurm.describe(task)
+                continue
+            if end is None and not nodes:
+                with contextlib.suppress(ValueError):
+                    nodes = slurm.node_states()
+            state = nodes.get(start.node, "")
+            lost = f"its node is {state}" if state.startswith("down") else "killed, or its node failed"
+            yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task else "")
 
     def cancel_waiting(self) -> None:
         """Cancel the tasks that have not started: every run is there."""

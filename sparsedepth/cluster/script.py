@@ -26,7 +26,7 @@ FOLDER = "slurm"
 """Below the results folder: the script, and the tasks' logs."""
 
 LOG = "%A_%a.log"
-"""Of a task: the array's number and the task's own."""
+"""Of a task: the array's number and the task's own. Beside it, in 12_3.jsonl, a line for each start that has ended."""
 
 OWN_KEYS = {
     "account", "array", "chdir", "dependency", "error", "export", "gpus-per-node", "job-name", "no-requeue", "nodes",
@@ -37,26 +37,37 @@ OWN_KEYS = {
 BODY = """\
 # USR1: the time limit is near; TERM: preempted or cancelled. The run is checkpointed, its lease given back, and the
 # task queued again, unless Slurm was told to end the job, or to queue it. INT (`sparsedepth stop`): the task ends.
-again=
-leave() {{ [ "$again" = no ] || again=$1; kill -TERM "$work" 2>/dev/null; }}
-trap 'leave yes' USR1 USR2 TERM
-trap 'leave no' INT
+task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID  # SLURM_JOB_ID of the last task stands for the whole array
+log={folder}/$task.log
+before=$(stat -c %s "$log" 2>/dev/null)
+again= why=
+leave() {{ [ "$again" = no ] || again=$1; why=${{why:-$2}}; kill -TERM "$work" 2>/dev/null; }}
+trap 'leave yes "time limit"' USR1 USR2
+trap 'leave yes "preempted or cancelled"' TERM
+trap 'leave no stopped' INT
 
 {command} &
 work=$!
 [ -z "$again" ] || kill -TERM "$work"
 while kill -0 "$work" 2>/dev/null; do wait "$work"; done
 wait "$work"; code=$?
+[ "$code" -ge 0 ] || code=143  # bash may lose it between two signals
 
 [ "$code" -le 128 ] || [ "$again" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {max_kills} ] || again=yes
 if [ "$code" -gt 128 ] && [ "$again" = yes ]; then
-    task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID  # SLURM_JOB_ID of the last task stands for the whole array
     for pause in 2 5 10 20 0; do  # the controller may be starting again
         state=$(squeue --noheader --states=all --format=%T:%r --jobs="$task") && [ "$state" ] && break
         sleep "$pause"
     done
-    case $state in RUNNING:* | *:TimeLimit) scontrol requeue "$task" ;; esac
+    case $state in RUNNING:* | *:TimeLimit) ;; *) again=no ;; esac
 fi
+# For `sparsedepth status`: why this start of the task ended (Slurm writes its reason into the log), and what it used.
+due=$(tail -c "+$((${{before:-0}} + 1))" "$log" 2>/dev/null | sed -n 's/.* DUE TO \\([A-Z ]*\\) \\*\\*\\*$/\\1/p')
+[ "$why" ] || case $code in 0) why=done ;; 137) why="killed, perhaps out of memory" ;; *) why="exit code $code" ;; esac
+[ -z "$due" ] || why=$(echo "$due" | tail -n 1 | tr '[:upper:]' '[:lower:]')
+printf '{{"restarts": %d, "nodes": %d, "cpus": %d, "seconds": %d, "reason": "%s"}}\\n' "${{SLURM_RESTART_COUNT:-0}}" \\
+    "${{SLURM_JOB_NUM_NODES:-1}}" "${{SLURM_CPUS_ON_NODE:-1}}" "$SECONDS" "$why" >> {folder}/"$task".jsonl
+[ "$code" -le 128 ] || [ "$again" != yes ] || scontrol requeue "$task"
 exit "$code"
 """
 
@@ -161,7 +172,8 @@ def array_script(*, name: str, results: Path, request: Request, tasks: int, comm
         *header({**own, **request.options()}),
         "",
     ]
-    return "\n".join(head) + "\n" + BODY.format(command=command, max_kills=MAX_KILLS)
+    folder = shlex.quote(str(results.resolve() / FOLDER))
+    return "\n".join(head) + "\n" + BODY.format(command=command, folder=folder, max_kills=MAX_KILLS)
 
 
 def header(options: dict[str, str | None]) -> list[str]:

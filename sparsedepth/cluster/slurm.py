@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sparsedepth.cluster.script import parse_time
@@ -29,6 +29,8 @@ class QueuedTask:
     state: str
     nodes: str
     reason: str
+    restarts: int = 0
+    """how often it was queued again"""
 
     @property
     def is_active(self) -> bool:
@@ -38,7 +40,8 @@ class QueuedTask:
 def describe(task: QueuedTask) -> str:
     """A task's state in words, with the reason of one that waits or failed."""
     state = task.state.lower().replace("_", " ")
-    return state if task.reason in ("None", "") or task.state == "RUNNING" else f"{state} ({task.reason})"
+    says_no_more = task.reason in ("None", "") or task.reason.lower() == state.replace(" ", "")
+    return state if says_no_more or task.state == "RUNNING" else f"{state} ({task.reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +124,18 @@ def submit(script: str, *options: str, environment: Mapping[str, str] | None = N
 
 def queued(name: str) -> list[QueuedTask]:
     """The user's tasks of this name: those that have not ended, and those that ended minutes ago."""
-    lines = call(
-        "squeue", "--noheader", "--array", "--me", "--states=all", f"--name={name}", "--format=%i|%T|%N|%r"
-    ).splitlines()
+    fields = "--Format=JobArrayID:|,State:|,NodeList:|,Reason:|,RestartCnt:|"
+    lines = call("squeue", "--noheader", "--array", "--me", "--states=all", f"--name={name}", fields).splitlines()
     tasks = []
     for line in lines:
-        task, state, nodes, reason = line.strip().split("|", 3)
-        tasks.append(QueuedTask(task=task, state=state, nodes=nodes, reason=reason))
+        task, state, nodes, reason, restarts = (part.strip() for part in line.split("|")[:5])
+        tasks.append(QueuedTask(task=task, state=state, nodes=nodes, reason=reason, restarts=int(restarts or 0)))
     return tasks
+
+
+def node_states() -> dict[str, str]:
+    """How each node stands: idle, mixed, down*, ..."""
+    return dict(line.split("|") for line in call("sinfo", "--noheader", "--Node", "--format=%N|%T").split())
 
 
 def show_job(job: str) -> dict[str, str]:
@@ -144,9 +151,22 @@ def show_job(job: str) -> dict[str, str]:
 class Accounting:
     """What the tasks of a name have used, each start of a task counted by itself."""
 
+    source: str
+    """sacct, or the tasks' own clocks, which tell nothing of a start that ended with its node"""
     starts: int
     node_hours: float
     core_hours: float
+
+
+def sum_of(source: str, rows: Iterable[tuple[int, int, int]]) -> Accounting:
+    """Of starts: their seconds, nodes, and cores on all nodes."""
+    used = [row for row in rows if row[0] > 0]
+    return Accounting(
+        source=source,
+        starts=len(used),
+        node_hours=sum(seconds * nodes for seconds, nodes, _ in used) / 3600,
+        core_hours=sum(seconds * cores for seconds, _, cores in used) / 3600,
+    )
 
 
 def accounting(name: str) -> Accounting | None:
@@ -160,8 +180,4 @@ def accounting(name: str) -> Accounting | None:
     except ValueError:
         return None
     rows = [[int(number or 0) for number in line.split("|")] for line in text.split()]
-    return Accounting(
-        starts=sum(seconds > 0 for seconds, _, _ in rows),
-        node_hours=sum(seconds * nodes for seconds, nodes, _ in rows) / 3600,
-        core_hours=sum(seconds * cores for seconds, _, cores in rows) / 3600,
-    )
+    return sum_of("sacct", ((seconds, nodes, cores) for seconds, nodes, cores in rows))

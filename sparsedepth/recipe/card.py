@@ -232,6 +232,7 @@ class Provenance(Section):
     kernels: list[str]
     data: list[str]
     hours: Annotated[dict[str, float], Field(description="device -> wall-clock hours, tuning included")]
+    node_hours: Annotated[float | None, Field(description="on a cluster, tuning and lost starts included")] = None
     command: str
     figures: str
 

@@ -24,6 +24,7 @@ def provenance_of(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -
     if {"device", "seconds"} <= {*runs.columns}:
         seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
         hours = {str(name): float(total) / 3600 for name, total in seconds.groupby(runs["device"]).sum().items()}
+    on_nodes = runs["node_hours"].dropna() if "node_hours" in runs.columns else []
     asked = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
     shown = " ".join(names) or "DIR"
     return Provenance(
@@ -35,6 +36,7 @@ def provenance_of(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -
         kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),
         data=sorted({fact["data hash"] for fact in facts if "data hash" in fact}),
         hours=hours,
+        node_hours=float(sum(on_nodes)) if len(on_nodes) else None,
         command=f"sparsedepth recipe {shown} {asked}",
         figures=f"sparsedepth plot {shown} --figure all -o figures",
     )

@@ -1,10 +1,13 @@
-"""Which task of a cluster's array computes a run, as Slurm tells it to the task's processes.
+"""Which task of a cluster's array computes a run, as Slurm tells it to the task's processes; and what that has used.
 
-Kept in the run's scratch folder while it is worked on, with the node's name, and in its manifest without.
+    node hours = sum over the starts of the run's process: nodes * seconds / (3600 * runs)
+
+with `seconds` by the process's own clock and `runs` computed beside each other in the task. Each start is kept in the
+run's scratch folder, with the node's name, and in its manifest without.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -23,10 +26,19 @@ class Allocation:
     """of all nodes"""
     restarts: int
     """how often the task had been queued again by then"""
+    runs: int = 1
+    """that the task computed beside each other, this one included"""
+    seconds: float | None = None
+    """that it had the run in hand, as far as that has told"""
 
 
-def allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None:
-    """The task that this process belongs to; None outside of Slurm."""
+def node_hours(starts: Iterable[Allocation]) -> float:
+    """What a run has used, in all its starts."""
+    return sum(start.nodes * (start.seconds or 0.0) / (3600 * start.runs) for start in starts)
+
+
+def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Allocation | None:
+    """The task that this process belongs to, and how many `runs` it computes at a time; None outside of Slurm."""
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         return None
@@ -46,4 +58,5 @@ def allocation(environment: Mapping[str, str] = os.environ) -> Allocation | None
         cpus=count("SLURM_CPUS_ON_NODE", 1),
         gpus=count("SLURM_GPUS_ON_NODE", len(gpus.split(",")) if gpus else 0) * nodes,
         restarts=count("SLURM_RESTART_COUNT", 0),
+        runs=runs,
     )

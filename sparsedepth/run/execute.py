@@ -20,6 +20,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
+from sparsedepth.run.allocation import allocation
 from sparsedepth.run.lease import Lease, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.prune import PrunedRun, Pruner
@@ -55,6 +56,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
                 with hold(scratch.lock, options.stop or (lambda: False)) as lease, _interrupted_if_lost(lease):
                     missing = devices.first_says(int(not _is_whole(target, scratch)))
                     if missing:
+                        scratch.begin(allocation(options.beside * (len(options.mates) + 1)))
                         yield from RunJob(config, results, scratch, lease, devices, options).run()
                     _clean(scratch)
             elif devices.first_says(0):
@@ -107,6 +109,7 @@ class ProgressWriter:
     def __init__(self, scratch: Scratch):
         self.scratch = scratch
         self.phase = ""
+        self.started = time.monotonic()
         self.written_at = 0.0
         self.began: tuple[float, float] | None = None
 
@@ -119,7 +122,7 @@ class ProgressWriter:
         left = None
         if self.began and done > self.began[1]:
             left = (1 - done) * (now - self.began[0]) / (done - self.began[1])
-        self.scratch.write_progress(phase, done, loss, left)
+        self.scratch.write_progress(phase, done, loss, left, now - self.started)
         self.phase, self.written_at = phase, now
 
 
@@ -138,6 +141,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("results", type=Path)
     parser.add_argument("configs", type=Path, nargs="+", help="of runs that can train as one stacked model")
     parser.add_argument("--runtime", type=json.loads, default={}, help="RuntimeConfig, as JSON")
+    parser.add_argument("--beside", type=int, default=1, help="processes of runs at a time, this one included")
     given = parser.parse_args(arguments)
     stop = stop_on_signals()
     end_with_parent(os.getppid())
@@ -155,6 +159,7 @@ def main(arguments: list[str]) -> int:
             prune=_pruner(config, given.results) if leads else None,
             mates=tuple(other.run_id for other in configs if other is not config),
             clock=clock,
+            beside=given.beside,
         )
         works.append(execution(config, given.results, options))
     ends = zip(together(works, clocks), scratches, strict=True)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 import sparsedepth
-from sparsedepth.run.allocation import allocation
+from sparsedepth.run.allocation import node_hours
 from sparsedepth.run.resident_memory import added_bytes
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.train.runtime import Runtime
 
 PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safetensors", "optuna", "pyarrow")
@@ -38,10 +39,14 @@ def _git(root: Path, *words: str) -> str | None:
     return git.stdout.strip()
 
 
-def manifest_allocation() -> dict[str, Any] | None:
-    """The task of a cluster that computed the run, and what it was given; None elsewhere. No node is named."""
-    given = allocation()
-    return {key: value for key, value in asdict(given).items() if key != "node"} if given else None
+def manifest_allocations(scratch: Scratch) -> dict[str, Any]:
+    """The tasks of a cluster that have computed the run, one for each start, and their node hours; empty where there
+    was none. No node is named."""
+    starts = scratch.allocations()
+    if not starts:
+        return {}
+    named = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
+    return {"node_hours": node_hours(starts), "allocations": named}
 
 
 @functools.cache

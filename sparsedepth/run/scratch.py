@@ -1,7 +1,7 @@
 """The scratch folder of an unfinished run: its lock, checkpoints, log, progress and failures.
 
     RESULTS/work/<run_id>/   lock  config.yaml  log.txt  progress.json  failures.json  memory.json
-                             pruned.json  allocation.json
+                             pruned.json  allocations.json
                              checkpoints/
                              record-<token>/<run_id>/   the record while it is written
 
@@ -17,6 +17,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from sparsedepth import files
 from sparsedepth.config.plain_text import visible
@@ -39,6 +41,8 @@ class Progress:
     """Unix time"""
     left: float | None = None
     """estimated seconds to the end of the run"""
+    elapsed: float = 0.0
+    """seconds since the run's process started"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +94,11 @@ class Scratch:
         named = re.fullmatch(rf"{STACKED}\.\./({RUN_ID})/log\.txt", self.last_log_line())
         return Scratch(self.results, named[1]) if named else None
 
-    def write_progress(self, phase: str, done: float, loss: float | None = None, left: float | None = None) -> None:
-        """Replace progress.json. Not flushed to disk: it is worth nothing after a crash."""
-        content = {"phase": phase, "done": done, "loss": loss, "at": time.time(), "left": left}
+    def write_progress(
+        self, phase: str, done: float, loss: float | None = None, left: float | None = None, elapsed: float = 0.0
+    ) -> None:
+        """Replace progress.json. Not flushed to disk: it is worth little after a crash."""
+        content = {"phase": phase, "done": done, "loss": loss, "at": time.time(), "left": left, "elapsed": elapsed}
         aside = self.folder / f".progress-{os.getpid()}"
         aside.write_text(json.dumps(content))
         os.replace(aside, self.folder / "progress.json")
@@ -102,7 +108,7 @@ class Scratch:
         content = self._read("progress.json")
         if not isinstance(content, dict) or set(content) != set(Progress.__annotations__):
             return None
-        numbers = (content["done"], content["at"], content["loss"] or 0.0, content["left"] or 0.0)
+        numbers = (content["done"], content["at"], content["loss"] or 0.0, content["left"] or 0.0, content["elapsed"])
         whole = isinstance(content["phase"], str) and all(isinstance(number, int | float) for number in numbers)
         return dataclasses.replace(Progress(**content), phase=visible(content["phase"])) if whole else None
 
@@ -147,15 +153,22 @@ class Scratch:
         files.write_json(self.folder / "memory.json", lower)
         return tried > 1
 
-    def write_allocation(self, given: Allocation) -> None:
-        """Note which task of a cluster has the run in hand."""
-        files.write_json(self.folder / "allocation.json", asdict(given))
+    def begin(self, given: Allocation | None) -> None:
+        """Note which task of a cluster has the run in hand from now on, if one has; for the holder of its lease."""
+        starts = [*self.allocations(), *([given] if given else [])]
+        if starts:
+            (self.folder / "progress.json").unlink(missing_ok=True)  # the last start's; this one's is still to come
+            files.write_json(self.folder / "allocations.json", [asdict(start) for start in starts])
 
-    def allocation(self) -> Allocation | None:
-        """The task of a cluster that had the run in hand last."""
-        content = self._read("allocation.json")
-        known = isinstance(content, dict) and set(content) == set(Allocation.__annotations__)
-        return Allocation(**content) if known else None
+    def allocations(self) -> list[Allocation]:
+        """The tasks of a cluster that have, or had, the run in hand, one for each start of its process."""
+        try:
+            starts = TypeAdapter(list[Allocation]).validate_python(self._read("allocations.json") or [])
+        except ValidationError:
+            return []
+        if starts and starts[-1].seconds is None and (progress := self.progress()):
+            starts[-1] = dataclasses.replace(starts[-1], seconds=round(progress.elapsed, 3))
+        return starts
 
     def _read(self, name: str) -> Any:
         try:

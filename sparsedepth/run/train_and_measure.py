@@ -26,7 +26,7 @@ from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.run.lease import Lease
-from sparsedepth.run.manifest import code_version, device_facts, manifest_allocation, package_versions
+from sparsedepth.run.manifest import code_version, device_facts, manifest_allocations, package_versions
 from sparsedepth.run.publish import publish, write
 from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
@@ -54,6 +54,8 @@ class Options:
     """run_ids of the runs that this process makes beside this one, as one stacked model"""
     clock: Callable[[], float] = time.perf_counter
     """the seconds that go into the manifest: of a stacked run its share"""
+    beside: int = 1
+    """processes of runs that the machine computes at a time, this one included"""
 
 
 DEFAULT_OPTIONS = Options()
@@ -165,6 +167,7 @@ class RunJob:
             raise
         self._report("writing", MEASURED_SHARE, loss)
         manifest = {
+            **manifest_allocations(self.scratch),
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(clock() - began, 3),
             "training_seconds": round(training_seconds, 3),
@@ -221,14 +224,12 @@ class RunJob:
 
     def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
         experts = runtime.experts_kernel if self.config.n_experts else None
-        given = manifest_allocation()
         return {
             "run_id": self.config.run_id,
             "code": code_version(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             **planned_vs_actual.planned(self.results, self.config),
             "processes": self.devices.size,
-            **({"allocation": given} if given else {}),
             "kernels": {
                 "attention": runtime.attention_kernel,
                 "experts": experts,

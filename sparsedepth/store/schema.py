@@ -38,6 +38,12 @@ def _run_columns() -> tuple[Column, ...]:
             "byte",
         ),
         column("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
+        column(
+            "node_hours",
+            "DOUBLE",
+            "on a cluster, lost starts included; its share of a task that computed others beside it (manifest)",
+            "h",
+        ),
         column("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
         column("origin", "VARCHAR", "whose run it is, where it was imported from a table; NULL for a run of ours"),
         column(

@@ -244,7 +244,7 @@ def utf8(text: str) -> str:
 
 
 FACTS = ("device", "started", "seconds", "training_seconds", "planned_seconds", "peak_memory_bytes")
-FACTS = (*FACTS, "planned_memory_bytes", "packages")
+FACTS = (*FACTS, "planned_memory_bytes", "node_hours", "packages")
 """What the columns of `runs` take from a manifest."""
 
 

@@ -11,6 +11,7 @@ from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.plan.planned_vs_actual import ACTUAL, compare, describe
 from sparsedepth.plan.results_index import objective_as_loss
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.packages import mixed
@@ -32,6 +33,8 @@ class Standing:
     expected: int
     """runs of the definition, as far as they are known; of an adaptive search at most"""
     best: BestRun | None
+    node_hours: float | None
+    """that the runs have used on a cluster, incomplete ones included; None where none was on one"""
     remarks: tuple[str, ...]
     """what the runs took beside what was planned, packages that differ, runs of an earlier definition"""
 
@@ -65,7 +68,7 @@ def standing(folder: Path) -> Standing:
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    rows = read_columns(folder, {*ACTUAL, objective, "packages"}, damaged)
+    rows = read_columns(folder, {*ACTUAL, objective, "packages", "node_hours"}, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
     configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
@@ -80,7 +83,10 @@ def standing(folder: Path) -> Standing:
         mixed(row["packages"] for row in rows.values()),
         of_earlier(rows, states),
     )
+    hours = [row["node_hours"] for row in rows.values() if row["node_hours"] is not None]
+    hours += [node_hours(state.starts) for state in states if state.starts]
     return Standing(
+        node_hours=sum(hours) if hours else None,
         definition=definition,
         states=states,
         expected=plan.expected if plan else 0,

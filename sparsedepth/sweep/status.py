@@ -32,8 +32,8 @@ class RunState:
     reason: str | None
     """why it failed, was pruned, or cannot be made"""
     config: RunConfig | None
-    allocation: Allocation | None = None
-    """the task of a cluster that has it in hand, or had"""
+    starts: Sequence[Allocation] = ()
+    """of an incomplete run: the tasks of a cluster that have it in hand, or had"""
 
     @property
     def done(self) -> float:
@@ -66,7 +66,7 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
         progress=scratch.progress(),
         reason=reason,
         config=config,
-        allocation=scratch.allocation() if state in ("running", "interrupted", "failed") else None,
+        starts=scratch.allocations() if state != "complete" else (),
     )
 
 

@@ -21,7 +21,6 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
-from sparsedepth.run.allocation import allocation
 from sparsedepth.run.process import INTERRUPTED, oom_kills
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
@@ -228,10 +227,8 @@ class Worker:
         for scratch, config in zip(scratches, configs, strict=True):
             scratch.folder.mkdir(parents=True, exist_ok=True)
             record.write_config(scratch.folder, config)
-            if given := allocation():
-                scratch.write_allocation(given)
         arguments = [str(self.results), *(str(scratch.folder / "config.yaml") for scratch in scratches)]
-        arguments += ["--runtime", machine.runtime.model_dump_json()]
+        arguments += ["--runtime", machine.runtime.model_dump_json(), "--beside", str(machine.workers)]
         for scratch in scratches[1:]:
             scratch.refer_to(scratches[0])
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []

@@ -93,7 +93,7 @@ def test_an_array_makes_the_record_is_left_attached_to_and_stopped(folder, undis
     assert process.returncode == 0, out + err
     assert record_of(results) == expected
     for path in results.glob("runs/*/manifest.json"):
-        given = json.loads(path.read_text())["allocation"]
+        given = json.loads(path.read_text())["allocations"][-1]
         assert re.fullmatch(r"\d+_\d", given["task"]) and given["partition"] == "p" and given["cpus"] == 1
     out, _ = sparsedepth("logs", results, given["task"])
     assert "complete" in out
@@ -285,7 +285,7 @@ def test_a_time_limit_too_short_for_a_run(tmp_path, cluster):
     out, err = finish(cluster, process, 540)
     assert process.returncode == 0, out + err
     (manifest,) = results.glob("runs/*/manifest.json")
-    restarts = json.loads(manifest.read_text())["allocation"]["restarts"]
+    restarts = json.loads(manifest.read_text())["allocations"][-1]["restarts"]
     assert restarts >= 1
     print(f"\none run of {time.monotonic() - started:.0f} s under a limit of 60 s: queued again {restarts} times")
     assert not list(results.glob("work/*/failures.json"))
@@ -337,7 +337,7 @@ def test_one_run_in_two_processes(folder, undisturbed, cluster, tmp_path, option
     assert process.returncode == 0, out + err + "".join(path.read_text() for path in results.glob("work/*/log.txt"))
     manifest = json.loads((results / "runs" / run_id / "manifest.json").read_text())
     assert (manifest["parallel"], manifest["processes"]) == ("ddp", 2)
-    assert manifest["allocation"]["nodes"] == (2 if "--nodes" in options else 1)
+    assert manifest["allocations"][-1]["nodes"] == (2 if "--nodes" in options else 1)
     (reference,) = (folder / "undisturbed" / "runs").glob(f"{run_id}/summary.json")
     alone, spread = (json.loads(path.read_text()) for path in (reference, results / "runs" / run_id / "summary.json"))
     assert spread["val_loss"] == pytest.approx(alone["val_loss"], abs=1e-4)

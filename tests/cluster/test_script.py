@@ -80,7 +80,7 @@ def task(tmp_path):
             "SLURM_ARRAY_TASK_ID": "3",
             "SLURM_RESTART_COUNT": str(restarts),
         }
-        body = BODY.format(command=f"bash -c {shlex.quote(command)}", max_kills=20)
+        body = BODY.format(command=f"bash -c {shlex.quote(command)}", folder=tmp_path, max_kills=20)
         process = subprocess.Popen(
             ["bash", "-c", body], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
         )

@@ -16,6 +16,7 @@ from sparsedepth.recipe.card_markdown import card_markdown, write_page
 from sparsedepth.recipe.card_text import card_text, holdout_statements, learning_rate_lines, negative_lines, stack_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.holdout import hold_out
+from sparsedepth.recipe.provenance import provenance_of
 
 AXES = {
     "n_layers": [12, 16, 24],
@@ -142,6 +143,14 @@ def test_held_out_interactions_negative_and_provenance(card):
     assert card.provenance.hours == {"cpu": 36.0} and card.provenance.seeds == [0, 1, 2]
     assert len(card.provenance.run_ids) == 72 and card.provenance.manifests is None
     assert "--depth 24 --objective val_loss" in card.provenance.command
+    assert card.provenance.node_hours is None and "node hours" not in card_markdown(card)
+
+
+def test_node_hours_of_a_cluster_are_summed_over_the_runs_that_have_them(runs, card):
+    on_nodes = [0.25, 0.5, *[None] * (len(runs) - 2)]
+    made = provenance_of(runs.assign(node_hours=on_nodes), card.recipe, [])
+    assert made.node_hours == 0.75
+    assert "h on cpu; 0.75 node hours on a cluster" in card_markdown(card.model_copy(update={"provenance": made}))
 
 
 def test_an_intervention_earns_the_word_causes(runs, card):
