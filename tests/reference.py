@@ -280,3 +280,16 @@ def expert_loads(model: Decoder, tokens_BT: Tensor, layer: int) -> tuple[list[fl
         for expert in np.argsort(-p)[: config.top_k]:
             counts[expert] += 1
     return [count / sum(counts) for count in counts], sum(entropies) / len(entropies)
+
+
+def answer_loss(model: Decoder, pairs: Sequence[tuple[list[int], list[int]]]) -> float:
+    """Mean of -ln p over all answer tokens, each pair by itself: one forward pass for each token."""
+    total, n = 0.0, 0
+    for prompt, answer in pairs:
+        ids = list(prompt)
+        for token in answer:
+            with torch.no_grad():
+                total -= model(torch.tensor([ids]))[0, -1].log_softmax(-1)[token].item()
+            ids.append(token)
+            n += 1
+    return total / n

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparsedepth.cli.sweep_args import Axes, Settings
     from sparsedepth.config.runtime import RuntimeConfig
     from sparsedepth.config.sweep import SweepDefinition
+    from sparsedepth.exchange.start import Start
     from sparsedepth.plots.draw import Figures
     from sparsedepth.recipe.card import Card
     from sparsedepth.run.measure_model import MeasuringResult
@@ -47,8 +48,10 @@ def train(
     device: str = "auto",
     threads: int | None = None,
     compile: bool = False,
+    from_: "Folder | None" = None,
 ) -> "Run":
-    """Train and measure one model: the record of the complete run, `summary`, `config`, `tables`, `folder`.
+    """Train and measure one model: the record of the complete run, `summary`, `config`, `tables`, `folder`; `from_` is
+    the run or Hugging Face folder whose weights it starts from, in place of initial ones.
 
     The same call continues a run that was stopped. Raises ValueError for what must be mended, StoppedAtCheckpoint.
     """
@@ -62,12 +65,13 @@ def train(
     from sparsedepth.train.devices import LostError
     from sparsedepth.train.loop import Interrupted
 
-    config, results = run_config(file, set), Path(out)
+    start = start_of(from_)
+    config, results = run_config(file, set, start), Path(out)
     warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
     chosen = runtime_of(runtime, device=device, threads=threads, compile=compile)
     with bar(config.run_id) as report, _signal_handlers_kept():
         stop = stop_on_signals(is_announced=True)
-        options = Options(runtime=chosen, stop=stop, report=report)
+        options = Options(runtime=chosen, stop=stop, report=report, start=start)
         try:
             folder = leaving_nothing(results, lambda: execute(config, results, options))
         except Interrupted:
@@ -77,6 +81,15 @@ def train(
             raise ValueError(str(failure)) from None
         report("complete", 1.0)
     return read_run(folder)
+
+
+def start_of(model: "Folder | None") -> "Start | None":
+    """The model of --from. Raises ValueError for what is none."""
+    if model is None:
+        return None
+    from sparsedepth.exchange.start import open_start
+
+    return open_start(str(model))
 
 
 def sweep(

@@ -1,7 +1,7 @@
 """What a command line asks for: a sweep (a definition file, or axes given as options), a run, a toy."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsedepth.cli.input_file import Input, name_of, read_input
 from sparsedepth.config.load import build, parse_lists, parse_settings
@@ -9,6 +9,9 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc
 from sparsedepth.plan.tasks import check_objective
 from sparsedepth.toy.config import ToyDefinition
+
+if TYPE_CHECKING:
+    from sparsedepth.exchange.start import Start
 
 Settings = Iterable[str] | Mapping[str, Any]
 """KEY=VALUE pairs, or what they mean."""
@@ -30,22 +33,23 @@ def define(
     return definition
 
 
-def run_config(file: Input, settings: Settings | None = None) -> RunConfig:
-    """The run of a file, with --set laid over it. Raises ValueError."""
-    return build(RunConfig, _run_values(file, settings), name_of(file))
+def run_config(file: Input, settings: Settings | None = None, start: "Start | None" = None) -> RunConfig:
+    """The run of a file, with --set laid over it, and the model of --from under it. Raises ValueError."""
+    return build(RunConfig, _run_values(file, settings, start), name_of(file))
 
 
-def define_run(file: Input, settings: Settings | None = None) -> SweepDefinition:
+def define_run(file: Input, settings: Settings | None = None, start: "Start | None" = None) -> SweepDefinition:
     """The run of a file as a sweep of one run, to be priced. Raises ValueError."""
-    values = _run_values(file, settings)
-    config = run_config(file, settings)
+    values = _run_values(file, settings, start)
+    config = run_config(file, settings, start)
     asked = {"name": "run", "question": f"the run of {name_of(file)}", "hypothesis": "none: a single run"}
-    base = {name: value for name, value in values.items() if name != "seed"}
+    base = {name: value for name, value in values.items() if name not in ("seed", "start_weights")}
     return build(SweepDefinition, {**asked, "base": base, "seeds": [config.seed]}, name_of(file))
 
 
-def _run_values(file: Input, settings: Settings | None) -> dict[str, Any]:
-    return {**read_input(file, "run"), **parse_settings(settings or [])}
+def _run_values(file: Input, settings: Settings | None, start: "Start | None") -> dict[str, Any]:
+    values = {**read_input(file, "run"), **parse_settings(settings or [])}
+    return start.values(values) if start else values
 
 
 def define_toy(file: Input, scale: str | None = None, settings: Settings | None = None) -> ToyDefinition:

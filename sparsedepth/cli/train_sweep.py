@@ -169,6 +169,10 @@ def train(
     device: Device = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default all")] = None,
     compiled: Compile = False,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="run or Hugging Face folder whose weights it starts from; default initial weights"),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
@@ -180,13 +184,13 @@ def train(
         from sparsedepth.cli.sweep_args import define_run
         from sparsedepth.plan.budget import Budget
 
-        definition = define_run(file, settings)
+        definition = define_run(file, settings, calls.start_of(start))
         wanted = calls.runtime_of(runtime, device=device, threads=threads, compile=compiled)
         show(definition, pricing_setup_here(definition, calls.machine_of(wanted, 1)), Budget())
         return
     how: dict[str, Any] = {"runtime": runtime, "device": device, "threads": threads, "compile": compiled}
     try:
-        run = calls.train(file, out, set=settings, **how)
+        run = calls.train(file, out, set=settings, from_=start, **how)
     except calls.StoppedAtCheckpoint as stopped:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None

@@ -13,7 +13,7 @@ from sparsedepth.config import presets
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, Positive, Section
 from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role
-from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, task_name
+from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
@@ -37,8 +37,8 @@ class DataConfig(Section):
         Field(
             min_length=1,
             description="'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, "
-            "'hub:NAME[:CONFIG]' (streamed), or a task of known depth: 'task:state_tracking', 'task:k_hop', "
-            "'task:successor', 'task:arithmetic'",
+            "'hub:NAME[:CONFIG]' (streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), or a task of "
+            "known depth: 'task:state_tracking', 'task:k_hop', 'task:successor', 'task:arithmetic'",
         ),
         DATA,
     ] = "stdlib"
@@ -100,6 +100,15 @@ class TrainConfig(Section):
     """AdamW epsilon"""
     grad_clip: Annotated[NonNegative, SHAPE] = 1.0
     """largest global gradient norm; 0 = no clipping"""
+    start_weights: Annotated[
+        str | None,
+        Field(
+            pattern="^[0-9a-f]{12}$",
+            description="digest of the weights that training starts from, which `train --from` sets; null = initial "
+            "weights, drawn from seed",
+        ),
+        KNOB,
+    ] = None
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), Role(kind="replicate")] = 0
     """initial weights and order of the text"""
     precision: Annotated[Literal["auto", "fp32", "bf16"], Role(kind="numerics", bears_on="step")] = "auto"
@@ -179,6 +188,8 @@ class RunConfig(
         if not isinstance(values, dict):
             return values
         filled = presets.expand(values)
+        if is_sft(filled.get("corpus")) and filled.get("mask_documents") is None:
+            filled["mask_documents"] = True
         if filled.get("mask_documents") is True and filled.get("eod") is None:
             tokenizer = filled.get("tokenizer", cls.model_fields["tokenizer"].default)
             filled["eod"] = {"byte": 256, "bpe": 0}.get(str(tokenizer).partition(":")[0])
@@ -221,8 +232,24 @@ class RunConfig(
                         f"{name}={getattr(self, name)!r} is about text, and corpus={self.corpus!r} makes its tokens; "
                         f"leave {name} out"
                     )
+        if is_sft(self.corpus):
+            self._check_pairs_of_text()
         lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
         check_task(self.corpus, self, self.vocab_size, lengths)
+
+    def _check_pairs_of_text(self) -> None:
+        """Prompts and answers are packed whole, each for itself."""
+        for name in ("text_field", "chunk_len"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is about running text, and corpus={self.corpus!r} holds prompts "
+                    f"and answers; leave {name} out"
+                )
+        if not self.mask_documents:
+            raise ValueError(
+                f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would see "
+                f"those before it; leave mask_documents out"
+            )
 
     def _check_measures(self) -> None:
         """Held-out text is read in whole sequences; usefulness fits maps with d_model + 1 unknowns per output."""

@@ -318,7 +318,13 @@ class SweepDefinition(Section):
 
     def run_config(self, cell: Mapping[str, Any], seed: int) -> RunConfig:
         """The run of one cell and seed. Raises ValueError naming the cell that cannot be built."""
-        return build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")
+        config = build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")
+        if config.start_weights is not None:
+            raise ValueError(
+                f"sweep {self.name}: start_weights={config.start_weights} are a model's, which a sweep has not; train "
+                f"each run with `train RUN.yaml --from MODEL`, into one folder"
+            )
+        return config
 
     def cell(self, point: Mapping[str, Any]) -> Cell:
         """The cell of one point of the axes."""

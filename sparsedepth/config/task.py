@@ -18,6 +18,9 @@ from sparsedepth.config.role import DATA
 
 TASK = "task:"
 
+SFT = "sft:"
+"""What a corpus of prompts and answers, of which the answers alone count, begins with."""
+
 IGNORED = -100
 """The target of a position that does not count, as in F.cross_entropy."""
 
@@ -105,6 +108,11 @@ class TaskConfig(Section):
 def task_name(corpus: Any) -> str | None:
     """'k_hop' of 'task:k_hop'; None for a text."""
     return corpus.removeprefix(TASK) if isinstance(corpus, str) and corpus.startswith(TASK) else None
+
+
+def is_sft(corpus: Any) -> bool:
+    """Whether a corpus is made of prompts and answers (supervised fine-tuning)."""
+    return isinstance(corpus, str) and corpus.startswith(SFT)
 
 
 def n_states(task: TaskConfig) -> int:

@@ -3,10 +3,11 @@
     p(y)     = (c(y) + 1) / (n + V)                      unigram, add-one
     p(y | x) = (c(x, y) + m p(y)) / (c(x) + m)           bigram, interpolated; m the best of STRENGTHS held out
 
-Of text, c counts exactly the tokens that a run trained on, x is the token before y. Of a task, x is where a position
-stands (its place in the sequence and its difficulty) and c counts CHANCE_POSITIONS fresh training positions: the loss
-of one who knows how often each answer comes there, and has not read the sequence, is chance. m favours the table: a
-model that loses to it has learnt less than its text's pairs of tokens hold.
+Of text, c counts exactly the tokens that a run trained on, x is the token before y; of prompts and answers, those of
+the answers. Of a task, x is where a position stands (its place in the sequence and its difficulty) and c counts
+CHANCE_POSITIONS fresh training positions: the loss of one who knows how often each answer comes there, and has not read
+the sequence, is chance. m favours the table: a model that loses to it has learnt less than its text's pairs of tokens
+hold.
 
 Shapes: n positions, U distinct pairs (x, y) of the held-out positions, V vocabulary, C contexts.
 """
@@ -18,7 +19,8 @@ import numpy as np
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.source import Source, TextSource
+from sparsedepth.data.source import Source
+from sparsedepth.data.tasks.stream import TaskSource
 
 STRENGTHS = (1, 10, 100, 1000)
 """m: how many counts of its context the unigram is worth."""
@@ -76,7 +78,7 @@ def baselines(source: Source, config: RunConfig, look: Callable[[], None] = lamb
     Reads every batch of the run once more (about 10 ns a token); `look` is called between them.
     """
     held_out = source.held_out(config.seq_len, config.val_tokens)
-    if isinstance(source, TextSource):
+    if not isinstance(source, TaskSource):
         steps = (source.batch(config, step) for step in range(config.n_steps))
         unigram, bigram = _fitted(lambda part: part.inputs, held_out, steps, config.vocab_size, config.vocab_size, look)
         return {"unigram_loss": unigram, "bigram_loss": bigram, "chance_loss": None}

@@ -2,7 +2,7 @@
 
     'stdlib'             every .py file of the Python standard library is one document; no network, no account
     FILE.txt             cut at blank lines into documents of at least MIN_DOCUMENT characters (text marks none itself)
-    FILE.jsonl, .json    one JSON object per line, the document in its `text_field`
+    FILE.jsonl, .json    one JSON object per line, the document in its `text_field`; or in .json one array of objects
     FILE.parquet         one document per row, in the column `text_field`
     FOLDER               all files of these kinds below it, in order of their paths; here one .txt file is one document
     'hub:NAME[:CONFIG]'  the train split of a data set of the Hugging Face hub, streamed
@@ -16,12 +16,13 @@ import glob
 import json
 import os
 import sysconfig
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.run import DataConfig
+from sparsedepth.config.task import SFT
 from sparsedepth.files import digest
 
 if TYPE_CHECKING:
@@ -67,13 +68,14 @@ def fingerprint(corpus: str) -> str | None:
     """
     if corpus.startswith(HUB):
         return None
+    corpus = corpus.removeprefix(SFT)
     if corpus == STDLIB:
         root, files = _stdlib_root(), list(_stdlib_files())
     else:
         root = Path(corpus).expanduser()
         if not root.exists():
             return None
-        files = _local_files(corpus)
+        files = local_files(corpus)
     return digest([(file.relative_to(root).as_posix(), file.stat().st_size) for file in files])
 
 
@@ -101,18 +103,18 @@ def _read_stdlib() -> Iterator[str]:
             continue  # a few files declare another encoding
 
 
-def _kind(file: Path) -> str | None:
+def kind_of(file: Path) -> str | None:
     return next((kind for suffix, kind in KINDS.items() if file.name.lower().endswith(suffix)), None)
 
 
-def _local_files(corpus: str) -> list[Path]:
+def local_files(corpus: str) -> list[Path]:
     """The files behind a local path, sorted. Raises ValueError if there is none of a known kind."""
     path = Path(corpus).expanduser()
     kinds = ", ".join(KINDS)
     if path.is_dir():
         inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).as_posix())
         visible = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
-        files = [file for file in visible if _kind(file) and file.is_file()]
+        files = [file for file in visible if kind_of(file) and file.is_file()]
         if not files:
             raise ValueError(
                 f"corpus={corpus!r} is a folder without any file of the kinds {kinds}; name one that has some"
@@ -123,17 +125,17 @@ def _local_files(corpus: str) -> list[Path]:
             f"corpus={corpus!r} is no file or folder here ({path.absolute()}); correct the path, "
             f"or use {STDLIB!r} or '{HUB}NAME' for a data set of the hub"
         )
-    if _kind(path) is None:
+    if kind_of(path) is None:
         raise ValueError(f"corpus={corpus!r} is of unknown kind {path.suffix!r}; convert it to one of {kinds}")
     return [path]
 
 
 def _read_local(config: DataConfig) -> Iterator[str]:
-    files = _local_files(config.corpus)
-    if _kind(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
+    files = local_files(config.corpus)
+    if kind_of(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
         yield from _cut_at_blank_lines(_lines(files[0]))
         return
-    for kind, group in groupby(files, key=_kind):
+    for kind, group in groupby(files, key=kind_of):
         if kind == "text":
             yield from _whole_texts(list(group))
             continue
@@ -180,19 +182,46 @@ def _lines(file: Path) -> Iterator[str]:
 
 def _json_texts(file: Path, config: DataConfig) -> Iterator[str]:
     """The field `text_field` of each line. Lines are parsed here: the types of the other fields must not matter."""
-    for number, line in enumerate(_lines(file), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise ValueError(f"{file}, line {number}, is not a JSON object; write one object per line")
-        place = f"{file}, line {number},"
+    for place, row in json_objects(file):
         _check_field(row, place, config)
-        text = _text(row[config.text_field], place, config)
-        yield text.encode("utf-8", errors="replace").decode()  # JSON can spell half a surrogate pair; UTF-8 cannot
+        yield plain(_text(row[config.text_field], place, config))
+
+
+def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each object of a file, with its place for messages. Raises ValueError for what is none."""
+    for place, row in _array(file) if _is_array(file) else _objects(file):
+        if not isinstance(row, dict):
+            raise ValueError(f"{place} is not a JSON object; write one object per line")
+        yield place, row
+
+
+def _objects(file: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(_lines(file), start=1):
+        if line.strip():
+            try:
+                yield f"{file}, line {number},", json.loads(line)
+            except (ValueError, RecursionError):
+                yield f"{file}, line {number},", None
+
+
+def _is_array(file: Path) -> bool:
+    if file.suffix != ".json":
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(1000).lstrip().startswith(b"[")
+
+
+def _array(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        rows = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from None
+    yield from ((f"{file}, entry {number},", row) for number, row in enumerate(rows, start=1))
+
+
+def plain(text: str) -> str:
+    """Text that UTF-8 can hold: JSON can spell half a surrogate pair."""
+    return text.encode("utf-8", errors="replace").decode()
 
 
 def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:

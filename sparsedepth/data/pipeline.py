@@ -1,6 +1,6 @@
 """Text to tokens, made once and then only read: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
 
-    documents   the corpus, one text at a time                        `data.corpus`
+    documents   the corpus, one text at a time                        `data.corpus`, `data.pairs`
     split       each distinct text, with the side that it is on       `data.split`
     tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
     shards      the ids of each side, in a file                       `data.shards`
@@ -11,17 +11,19 @@ process wait for the first and reuse its work.
 
 import platform
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 
 from sparsedepth.config.run import DataConfig, RunConfig
+from sparsedepth.config.task import SFT, is_sft
 from sparsedepth.data.corpus import STDLIB, documents, fingerprint
+from sparsedepth.data.pairs import PairTokenizer, pair_texts, text_of
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, remedy, shard_writer
 from sparsedepth.data.split import split
-from sparsedepth.data.tokenizer import TOKENIZER_FILE, check_size, make_tokenizer
+from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, check_size, make_tokenizer
 from sparsedepth.files import appearing, digest, locked, sha256, write_json
 
 FORMAT = 1
@@ -30,17 +32,26 @@ FORMAT = 1
 Report = Callable[[str], None]
 
 
-def data_id(config: DataConfig) -> str:
+def data_id(config: RunConfig) -> str:
     """12 hex digits that name the tokens: the hash of the fields that change them."""
     fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
     chosen = {name: getattr(config, name) for name in fields}
     if config.corpus != STDLIB:
         chosen["text_field"] = config.text_field
+    if _has_own_tokenizer(config):
+        chosen["start_weights"] = config.start_weights
     return digest({"format": FORMAT, **chosen})
 
 
-def prepare(config: RunConfig, root: Path, report: Report | None = None) -> Corpus:
+def _has_own_tokenizer(config: RunConfig) -> bool:
+    """Whether the tokenizer is one that the model learned from which training starts."""
+    return config.start_weights is not None and config.tokenizer.startswith("bpe:")
+
+
+def prepare(config: RunConfig, root: Path, report: Report | None = None, tokenizer: Tokenizer | None = None) -> Corpus:
     """The corpus of `config` under `root`, tokenised now if it is not there yet, and verified by checksum.
+
+    `tokenizer` is that of the model from which training starts, where that one learned it.
 
     Any number of processes may call this at once. `report` gets a line when work starts and ends. Raises ValueError for
     a corpus or tokenizer that cannot be used, another `eod` than the tokenizer's, a damaged shard, and local text that
@@ -49,25 +60,26 @@ def prepare(config: RunConfig, root: Path, report: Report | None = None) -> Corp
     say = report or (lambda line: None)
     folder = root / data_id(config)
     if not folder.exists():
-        if config.corpus != STDLIB and root.resolve().is_relative_to(Path(config.corpus).expanduser().resolve()):
+        place = Path(config.corpus.removeprefix(SFT)).expanduser()
+        if config.corpus != STDLIB and root.resolve().is_relative_to(place.resolve()):
             raise ValueError(
                 f"corpus={config.corpus!r} holds the output folder {root} and would read its own output; move one"
             )
         busy = "another process is tokenising the same corpus; waiting for it"
         with locked(root / f".{folder.name}.lock", lambda: say(busy)):
             if not folder.exists():
-                _make_folder(config, folder, say)
+                _make_folder(config, folder, say, tokenizer)
     corpus = open_shards(folder)
     _check_fits(config, corpus)
     return corpus
 
 
-def _make_folder(config: RunConfig, folder: Path, say: Report) -> None:
+def _make_folder(config: RunConfig, folder: Path, say: Report, tokenizer: Tokenizer | None) -> None:
     for left_over in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died: we hold the lock
         shutil.rmtree(left_over)
     say(f"tokenising corpus {config.corpus!r} with tokenizer {config.tokenizer!r}")
     with appearing(folder) as aside:
-        manifest = _tokenise(config, aside)
+        manifest = _tokenise(config, aside, tokenizer or _tokenizer(config))
         write_json(aside / MANIFEST, manifest.model_dump(mode="json"))
     say(
         f"tokenised {manifest.train.documents:,} training documents ({manifest.train.tokens:,} tokens) "
@@ -75,16 +87,30 @@ def _make_folder(config: RunConfig, folder: Path, say: Report) -> None:
     )
 
 
-def _tokenise(config: RunConfig, folder: Path) -> Manifest:
-    """Read the corpus (twice, where a tokenizer learns from it) and write its tokens."""
+def _texts(config: RunConfig) -> Iterator[str]:
+    return pair_texts(config) if is_sft(config.corpus) else documents(config)
+
+
+def _tokenizer(config: RunConfig) -> Tokenizer:
+    """The tokenizer that the config names; one that learns reads the corpus for it."""
+    if _has_own_tokenizer(config):
+        raise ValueError(
+            f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started "
+            f"from, and the run's data folder, which had it, is gone; copy it back, or give the model by `train --from`"
+        )
+    first_pass = (document for document in split(_texts(config), config.val_fraction) if not document.held_out)
+    training_texts = (text_of(document.text) if is_sft(config.corpus) else document.text for document in first_pass)
+    return make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
+
+
+def _tokenise(config: RunConfig, folder: Path, tokenizer: Tokenizer) -> Manifest:
+    """Read the corpus and write its tokens."""
     before = fingerprint(config.corpus)  # so that an edit while we read is found out later
-    first_pass = split(documents(config), config.val_fraction)
-    training_texts = (document.text for document in first_pass if not document.held_out)
-    tokenizer = make_tokenizer(config.tokenizer, training_texts, config.vocab_size)
     tokenizer.save(folder)
-    with shard_writer(folder, tokenizer, config.max_corpus_tokens) as writer, _progress(config.corpus) as show:
+    encoder = PairTokenizer(tokenizer) if is_sft(config.corpus) else tokenizer
+    with shard_writer(folder, encoder, config.max_corpus_tokens) as writer, _progress(config.corpus) as show:
         # The stop stands before the split, which then still finds a document to hold out.
-        texts = takewhile(lambda _: not writer.is_full, documents(config))
+        texts = takewhile(lambda _: not writer.is_full, _texts(config))
         for document in split(texts, config.val_fraction):
             writer.add(document)
             show(writer.train.documents + writer.val.documents, writer.train.tokens + writer.val.tokens)

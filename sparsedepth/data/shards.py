@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -116,10 +116,19 @@ class TokenFile:
         return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
 
 
+class Encoder(Protocol):
+    """What documents become ids with: a tokenizer, as far as it is used here."""
+
+    size: int
+    eod: int
+
+    def encode(self, texts: list[str]) -> list[list[int]]: ...
+
+
 class ShardWriter:
     """Encodes documents, and appends each to the token file of its side."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, train: TokenFile, val: TokenFile, most: int) -> None:
+    def __init__(self, folder: Path, tokenizer: Encoder, train: TokenFile, val: TokenFile, most: int) -> None:
         self._folder, self._tokenizer, self._most = folder, tokenizer, most
         self.train, self.val = train, val
         self._spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
@@ -163,7 +172,7 @@ class ShardWriter:
 
 
 @contextmanager
-def shard_writer(folder: Path, tokenizer: Tokenizer, max_train_tokens: int | None = None) -> Generator[ShardWriter]:
+def shard_writer(folder: Path, tokenizer: Encoder, max_train_tokens: int | None = None) -> Generator[ShardWriter]:
     """Token files of `folder` to add documents to, and to finish."""
     dtype, eod = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4"), tokenizer.eod
     with open(folder / TRAIN, "wb") as train, open(folder / _UNSORTED, "wb") as val:

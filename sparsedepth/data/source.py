@@ -1,4 +1,4 @@
-"""Where a run's sequences come from: tokenised text, or a task that makes them; asked in one way.
+"""Where a run's sequences come from: tokenised text, prompts and answers, or a task that makes them; asked in one way.
 
 `batch(config, step)` is a pure function of the source, the seed and the step; `held_out(seq_len, n_tokens, skip)` gives
 sequences that training never meets, disjoint for disjoint ranges of tokens.
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import task_name
+from sparsedepth.config.task import is_sft, task_name
 from sparsedepth.data import batches
+from sparsedepth.data.answers import AnswerSource
 from sparsedepth.data.pipeline import Report, prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.data.shards import Corpus
 from sparsedepth.data.tasks.stream import TaskSource
+from sparsedepth.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +52,15 @@ class TextSource:
         return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
 
 
-Source = TextSource | TaskSource
+Source = TextSource | AnswerSource | TaskSource
 
 
-def open_source(config: RunConfig, root: Path, report: Report | None = None) -> Source:
-    """The source of a run; a text is tokenised once under `root`. Raises ValueError as `prepare` does."""
+def open_source(
+    config: RunConfig, root: Path, report: Report | None = None, tokenizer: Tokenizer | None = None
+) -> Source:
+    """The source of a run; a text is tokenised once under `root`, with the tokenizer of the model from which training
+    starts where that one learned it. Raises ValueError as `prepare` does, and for pairs longer than seq_len."""
     if task_name(config.corpus) is not None:
         return TaskSource(config)
-    return TextSource(prepare(config, root, report))
+    corpus = prepare(config, root, report, tokenizer)
+    return AnswerSource(corpus, config) if is_sft(config.corpus) else TextSource(corpus)

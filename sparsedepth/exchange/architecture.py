@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import is_sft
 from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.model.feedforward import Experts, FeedForward
 
@@ -57,7 +59,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
         "activation={c.activation!r}: every decoder there that fits has a gated feed-forward part",
     ),
     (
-        lambda c: c.mask_documents,
+        lambda c: c.mask_documents and not _is_of_pairs(c),
         "mask_documents=True: exported, a token would see the documents before its own, as no decoder there ends "
         "attention at an end-of-document token",
     ),
@@ -112,6 +114,11 @@ def _family(config: ModelConfig) -> str:
         return "olmoe" if config.qk_norm_over == "all" else "qwen3_moe"
     is_plain = config.renormalise_gates and not config.n_shared_experts and not config.n_dense_layers
     return "mixtral" if is_plain else "qwen2_moe"
+
+
+def _is_of_pairs(config: ModelConfig) -> bool:
+    """Whether the run is of prompts and answers: each is asked by itself, where a mask of documents changes nothing."""
+    return isinstance(config, RunConfig) and is_sft(config.corpus)
 
 
 def _has_out_norms(config: ModelConfig) -> bool:
@@ -232,6 +239,9 @@ def _notes(config: ModelConfig, family: str) -> tuple[str, ...]:
             f"weight_density={config.weight_density:g}: missing weights are zeros, which further training would fill"
         ),
         config.norm == "peri": "the norm of the embedding is folded into its rows",
+        _is_of_pairs(config): (
+            "trained on prompts and answers, several in a sequence and each by itself: give it one at a time"
+        ),
         family == "gemma2": "Gemma-2 stands for sandwich norms, with our activation and without its cap on attention",
         family == "gemma2" and config.tie_embeddings: "the tied head is a matrix of its own here",
         config.n_shared_experts > 0: (

@@ -62,6 +62,8 @@ def export(run: Path, out: Path) -> Exported:
     source = measure_source(loaded, None, record.config.seq_len, record.config.seq_len, data)
     tokenizer = tokenizer_of(loaded, data)
     held_out_1T = torch.from_numpy(source.held_out(record.config.seq_len, record.config.seq_len)[:1].inputs)
+    if record.config.mask_documents:  # the first document alone: what a mask keeps apart is not compared
+        held_out_1T = held_out_1T[:, : int((held_out_1T[0] == tokenizer.eod).int().argmax())]
     with appearing(out) as aside:
         save_model(model, target, aside, tokenizer.eod)
         save_tokenizer(tokenizer, aside, record.config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
@@ -98,6 +100,8 @@ def _parity(loaded: Loaded, exported: Loaded, held_out_1T: Tensor, config: RunCo
     """How far the folder's logits are from the run's. Raises ValueError above TOLERANCE, and for logits not finite."""
     draws = torch.Generator().manual_seed(0)
     random_NT = torch.randint(config.vocab_size, (N_RANDOM, config.seq_len), generator=draws)
+    if config.eod is not None:
+        random_NT[random_NT == config.eod] = (config.eod + 1) % config.vocab_size
     parity = Parity(
         random_tokens=_difference(loaded, exported, random_NT),
         held_out_text=_difference(loaded, exported, held_out_1T),

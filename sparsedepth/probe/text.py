@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import IGNORED, task_name
+from sparsedepth.config.task import IGNORED, is_sft, task_name
 from sparsedepth.data.corpus import HUB
 from sparsedepth.data.pipeline import Report, prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
@@ -168,7 +168,8 @@ def measure_source(
     ValueError for text or a tokenizer that cannot be used, and if not `n_tokens` tokens in windows of `seq_len` exist.
     """
     _check_length(model, seq_len)
-    if task_name(corpus) is not None and (model.config is None or model.config.corpus != corpus):
+    is_text = task_name(corpus) is None and not is_sft(corpus)
+    if not is_text and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:
         config = _config(model, corpus, text_field, n_tokens)
@@ -195,7 +196,7 @@ def tokenizer_of(model: Loaded, root: Path) -> Tokenizer:
     if model.config is not None and task_name(model.config.corpus) is not None:
         raise ValueError(f"{model.source} was trained on corpus={model.config.corpus!r}, and its tokens are no text")
     if model.config is None:
-        return make_tokenizer(_tokenizer_folder(model.folder), (), model.facts.vocab_size)
+        return make_tokenizer(tokenizer_folder(model.folder), (), model.facts.vocab_size)
     if model.config.tokenizer.startswith("bpe:"):
         return prepare(model.config, root).tokenizer()
     return make_tokenizer(model.config.tokenizer, (), model.config.vocab_size)
@@ -204,7 +205,7 @@ def tokenizer_of(model: Loaded, root: Path) -> Tokenizer:
 def _config(model: Loaded, corpus: str | None, text_field: str, n_tokens: int) -> RunConfig:
     """A run's config as far as the data package reads it."""
     fields = {
-        "tokenizer": _tokenizer_folder(model.folder),
+        "tokenizer": tokenizer_folder(model.folder),
         "vocab_size": model.facts.vocab_size,
         "text_field": text_field,
     }
@@ -227,7 +228,7 @@ def _config_of_run(config: RunConfig, corpus: str | None, text_field: str) -> Ru
     return build(RunConfig, {**config.model_dump(mode="json"), "corpus": corpus, "text_field": text_field}, "run")
 
 
-def _tokenizer_folder(folder: Path) -> str:
+def tokenizer_folder(folder: Path) -> str:
     """Raises ValueError for a folder without a tokenizer: transformers would make up an empty one."""
     if not (folder / TOKENIZER_FILE).exists() and not all((folder / name).exists() for name in _BPE_FILES):
         raise ValueError(f"{folder} has no {TOKENIZER_FILE}; copy the model's there, or measure on given tokens")

@@ -83,7 +83,7 @@ def measure_model(request: Request, report: Callable[[str, float], None]) -> Mea
     )
     if request.out is not None:
         times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
-        _write(request.out, measured, source.data_hash, times, request.device)
+        save_record(request.out, measured_model(loaded, config, source.data_hash), measurements, times, request.device)
     return measured
 
 
@@ -124,20 +124,26 @@ def _tokens(loaded: Loaded, config: MeasureOnlyConfig, request: Request, scratch
     return measure_source(loaded, request.data, config.seq_len, config.measure_tokens + config.fit_tokens, root)
 
 
-def _write(out: Path, measured: MeasuringResult, data_hash: str, times: dict[str, Any], device: torch.device) -> None:
-    """The record, in place of a run's."""
-    loaded, found = measured.loaded, measured.measurements
+def measured_model(loaded: Loaded, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:
+    """What a record says of a model that is measured so on these tokens."""
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
     hashes = {"weights_hash": weights_hash(loaded.folder), "data_hash": data_hash}
-    about = {**measured.config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}
-    model = build(MeasuredModel, about, "measure")
+    return build(
+        MeasuredModel, {**config.model_dump(mode="json"), **facts, **hashes, "model": loaded.source}, "measure"
+    )
+
+
+def save_record(
+    out: Path, model: MeasuredModel, measurements: Measurements, times: dict[str, Any], device: torch.device
+) -> None:
+    """The record of a measured model, in place of a run's."""
     manifest = {
         "run_id": model.run_id,
         "code": code_version(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         **times,
         **device_facts(Runtime(device=device, precision="fp32", threads=torch.get_num_threads())),
-        "data_hash": data_hash,
+        "data_hash": model.data_hash,
         "packages": package_versions(),
     }
-    save_measured(out, model, found.summary, manifest, found.tables())
+    save_measured(out, model, measurements.summary, manifest, measurements.tables())

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from sparsedepth.config.run import RunConfig
+from sparsedepth.config.load import build
+from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.baselines import baselines
 from sparsedepth.data.source import Source, open_source
+from sparsedepth.exchange.start import Start
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
@@ -27,6 +29,7 @@ from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.run.lease import Lease
 from sparsedepth.run.manifest import code_version, device_facts, manifest_allocations, package_versions
+from sparsedepth.run.measure_model import measured_model, save_record
 from sparsedepth.run.publish import publish, write
 from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
@@ -52,6 +55,8 @@ class Options:
     """called with (steps done, last logged training loss); raises PrunedRun where the run is to be ended early"""
     mates: tuple[str, ...] = ()
     """run_ids of the runs that this process makes beside this one, as one stacked model"""
+    start: Start | None = None
+    """the model that training starts from: that of `start_weights`"""
     clock: Callable[[], float] = time.perf_counter
     """the seconds that go into the manifest: of a stacked run its share"""
     beside: int = 1
@@ -151,20 +156,22 @@ class RunJob:
         began = clock()
         before = resident_bytes()
         self._report("reading the text", 0.0, None)
-        source = open_source(self.config, self.results / "data")
+        start = self._start()
+        source = open_source(self.config, self.results / "data", tokenizer=start.learned if start else None)
         check_source(source, self.config)
         model = Decoder(self.config, self.config.seed)
+        if start:
+            start.load_into(model)
+            self._measure_start(start, model.to(runtime.device), source)
+            model.cpu()
+            self.devices.wait_for_first()
         trained = yield from self._train(model, source, runtime)
         if self.lease is None:
             return
         training_seconds = clock() - began
         yield None  # so that all runs of a stack are at their last checkpoint before the first is measured
         loss = trained.curves[-1]["train_loss"]
-        try:
-            measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
-        except Exception as error:
-            error.add_note(MEASURING)
-            raise
+        measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self._report("writing", MEASURED_SHARE, loss)
         manifest = {
             **manifest_allocations(self.scratch),
@@ -201,25 +208,54 @@ class RunJob:
             stop=self._stop,
         )
 
-    def _measure(self, model: Decoder, source: Source, loss: float | None) -> Measurements:
+    def _start(self) -> Start | None:
+        """The model that training starts from. Raises ValueError where it is not the one that the config names."""
+        start, named = self.options.start, self.config.start_weights
+        if named != (start and start.weights_hash):
+            raise ValueError(
+                f"start_weights={named}: the weights that training starts from are a model's; give it by "
+                f"`train RUN.yaml --from MODEL`, which sets start_weights, or leave start_weights out"
+            )
+        return start
+
+    def _measure_start(self, start: Start, model: Decoder, source: Source) -> None:
+        """Record the start beside the run, measured as the run will be: what it was before."""
+        fields = {name: getattr(self.config, name) for name in MeasureOnlyConfig.model_fields}
+        facts = measured_model(start.loaded, build(MeasureOnlyConfig, fields, "--from"), source.data_hash)
+        out = self.results / record.MODELS / facts.run_id
+        if self.lease is None or record.is_complete(out):
+            return
+        started, clock = datetime.datetime.now(datetime.UTC), self.options.clock
+        began = clock()
+        measured = self._measure(model, source, None, is_start=True)
+        times = {"started": started.isoformat(timespec="seconds"), "seconds": round(clock() - began, 3)}
+        save_record(out, facts, measured, times, model.embed.weight.device)
+
+    def _measure(self, model: Decoder, source: Source, loss: float | None, *, is_start: bool = False) -> Measurements:
         """The suite on held-out sequences, in fp32 whatever the precision of training."""
 
         def progress(done: float) -> None:
             if self._stop():
                 raise Interrupted  # training is checkpointed; measuring starts again
-            self._report("measuring", TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done, loss)
+            phase = "measuring the start" if is_start else "measuring"
+            before = TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done
+            self._report(phase, 0.0 if is_start else before, loss)
 
-        measured = measure_run(
-            DecoderStack(model.eval()),
-            self.config,
-            source.held_out,
-            source.bytes_per_token,
-            step=self.config.n_steps,
-            eod=source.eod,
-            progress=progress,
-        )
-        if "loss" in self.config.measures:
-            measured.summary.update(baselines(source, self.config, look=lambda: progress(1.0)))
+        try:
+            measured = measure_run(
+                DecoderStack(model.eval()),
+                self.config,
+                source.held_out,
+                source.bytes_per_token,
+                step=0 if is_start else self.config.n_steps,
+                eod=source.eod,
+                progress=progress,
+            )
+            if "loss" in self.config.measures:
+                measured.summary.update(baselines(source, self.config, look=lambda: progress(1.0)))
+        except Exception as error:
+            error.add_note(MEASURING)
+            raise
         return measured
 
     def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
@@ -235,6 +271,7 @@ class RunJob:
                 "experts": experts,
                 "reasons": runtime.kernel_reasons,
             },
+            **({"start": self.options.start.facts} if self.options.start else {}),
             "data_hash": source.data_hash,
             "data": source.facts,
             "packages": package_versions(),

@@ -1,6 +1,7 @@
 """`import sparsedepth as sd`: the commands as calls, with the command line's names, defaults and errors."""
 
 import inspect
+import keyword
 import signal
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def options_of(command: str) -> dict[str, object]:
     names = {}
     for option in parsed.params:
         longest = next((text for text in option.opts if text.startswith("--")), option.name)
-        names[longest.removeprefix("--").replace("-", "_")] = option.default
+        name = longest.removeprefix("--").replace("-", "_")
+        names[f"{name}_" if keyword.iskeyword(name) else name] = option.default
     return {name: default for name, default in names.items() if name not in (*FOR_TERMINALS[command], "help")}
 
 

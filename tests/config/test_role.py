@@ -25,6 +25,7 @@ OTHER = {
     "corpus": "text.txt", "text_field": "body", "tokenizer": "bpe:300", "val_fraction": 0.1, "max_corpus_tokens": 9999,
     "chunk_len": 512, "train_tokens": 81_920, "batch_tokens": 4096, "lr": 1e-2, "warmup_frac": 0.2, "min_lr_frac": 0.0,
     "weight_decay": 0.3, "weight_decay_on": "all", "beta1": 0.8, "beta2": 0.99, "adam_eps": 1e-6, "grad_clip": 0.0,
+    "start_weights": "0123456789ab",
     "seed": 1, "precision": "bf16", "log_every": 1, "observe_every": 1, "divergence_factor": 3.0, "measures": ["loss"],
     "val_tokens": 4096, "eval_seq_len": 64, "measure_tokens": 4096, "fit_tokens": 4096, "usefulness_threshold": 0.2,
     "needed_threshold": 0.1, "permutation_pairs": 3, "removal_ranges": 3, "jacobian_probes": 2, "weight_eps": [1e-5],

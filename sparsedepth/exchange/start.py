@@ -1,0 +1,217 @@
+"""The model that training starts from (`train --from`): a complete run, or a Hugging Face folder that a decoder can be.
+
+What the start fixes are the fields of the model, and the tokenizer: the run's own file may repeat them or leave them
+out. Free is what changes nothing that the model computes of one document: seq_len, mask_documents, the weights of the
+routers' losses.
+
+A model of transformers becomes a decoder where each of its weights has a place in one: Llama, Mistral, Qwen3, Mixtral,
+OLMoE, Qwen3-MoE. The decoder's logits are held to the model's before anything is trained. What `export` has folded into
+the weights of a run (LNS, gates) stays folded and trains as weights do (`exchange.retrofit` says how that differs):
+start from the run itself where it is at hand.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsedepth.config import presets
+from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.task import is_sft, task_name
+from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.model.decoder import Decoder
+from sparsedepth.probe.folder import CONFIG
+from sparsedepth.probe.load import RUN_CONFIG, Loaded, load_stack, weights_hash
+from sparsedepth.probe.text import tokenizer_folder, tokenizer_of
+
+FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "allow")
+"""Fields of the model that a run may have other than its start."""
+
+FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "olmoe", "qwen3_moe")
+
+TOLERANCE = 1e-4
+"""Of logits between a model of transformers and the decoder, relative to the largest and to 1, in fp32."""
+
+_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
+
+_NAMES = {
+    r"embed\.": "model.embed_tokens.",
+    r"norm\.": "model.norm.",
+    r"head\.": "lm_head.",
+    r"blocks\.(\d+)\.attention_norm\.": r"model.layers.\1.input_layernorm.",
+    r"blocks\.(\d+)\.ffn_norm\.": r"model.layers.\1.post_attention_layernorm.",
+    r"blocks\.(\d+)\.attention\.(q|k)(?:uery|ey)_norm\.": r"model.layers.\1.self_attn.\2_norm.",
+    r"blocks\.(\d+)\.attention\.(q|k|v|o)(?:uery|ey|alue|utput)\.": r"model.layers.\1.self_attn.\2_proj.",
+    r"blocks\.(\d+)\.ffn\.(gate|up|down)\.": r"model.layers.\1.mlp.\2_proj.",
+    r"blocks\.(\d+)\.ffn\.router\.": r"model.layers.\1.mlp.gate.",
+    r"blocks\.(\d+)\.ffn\.gate_up_E2FD": r"model.layers.\1.mlp.experts.gate_up_proj",
+    r"blocks\.(\d+)\.ffn\.down_EDF": r"model.layers.\1.mlp.experts.down_proj",
+}
+"""How a parameter of the decoder begins -> how it does in transformers."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    loaded: Loaded
+    weights_hash: str
+    fields: dict[str, Any]
+    """of the model, as far as it fixes them"""
+    tokenizer_name: str | None
+    """the field `tokenizer`; None for a run on a task"""
+    tokenizer: Tokenizer | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a manifest tells of it."""
+        run = self.loaded.config
+        return {
+            "model": self.loaded.source,
+            "family": self.loaded.facts.family,
+            "run_id": None if run is None else run.run_id,
+            "weights_hash": self.weights_hash,
+        }
+
+    @property
+    def learned(self) -> Tokenizer | None:
+        """The tokenizer, where the start's run learned it: elsewhere it has no name."""
+        return self.tokenizer if str(self.tokenizer_name).startswith("bpe:") else None
+
+    def values(self, given: dict[str, Any]) -> dict[str, Any]:
+        """A run's values laid over the start's. Raises ValueError for a field of the model, or a tokenizer, that is
+        another than the start's, and for longer sequences than it has positions for."""
+        values = {name: value for name, value in presets.expand(given).items() if value is not None}
+        is_text = task_name(values.get("corpus")) is None
+        fixed = {**self.fields, "start_weights": self.weights_hash}
+        if is_text and self.tokenizer_name is not None:
+            fixed["tokenizer"] = self.tokenizer_name
+        for name in fixed.keys() & values.keys() - set(FREE):
+            if values[name] != fixed[name]:
+                raise ValueError(
+                    f"{name}={values[name]!r}, and the model of --from {self.loaded.source} has {name}="
+                    f"{fixed[name]!r}; leave {name} out, or start from another model"
+                )
+        filled: dict[str, Any] = {**fixed, **values}
+        if self.tokenizer is not None and (is_sft(filled.get("corpus")) or filled.get("mask_documents")):
+            filled.setdefault("eod", self.tokenizer.eod)
+        longest = self.loaded.facts.max_len
+        if longest is not None and filled.get("seq_len", 0) > longest:
+            raise ValueError(
+                f"seq_len={filled['seq_len']} is longer than the {longest:,} positions of --from {self.loaded.source}"
+            )
+        return filled
+
+    @torch.no_grad()
+    def load_into(self, model: Decoder) -> None:
+        """Give a decoder of these fields the start's weights. Raises ValueError for a model of transformers that
+        computes something else than the decoder."""
+        own = self.loaded.stack.model
+        weights = dict(own.named_parameters()) if isinstance(own, Decoder) else _renamed(self.loaded, model)
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+        if not isinstance(own, Decoder):
+            _check_logits(self.loaded, model)
+
+
+def open_start(source: str) -> Start:
+    """The model in a folder. Raises ValueError, one line, for what is no run and no model that a decoder can be."""
+    folder = Path(source).expanduser()
+    if not (folder / RUN_CONFIG).exists() and not (folder / CONFIG).exists():
+        raise ValueError(
+            f"--from {source!r} is neither the folder of a run (with {RUN_CONFIG}) nor of a Hugging Face model (with "
+            f"{CONFIG})"
+        )
+    loaded = load_stack(source, dtype="fp32")
+    run = loaded.config
+    is_text = run is None or task_name(run.corpus) is None
+    if run is None:
+        fields = _fields(loaded)
+    else:
+        left_out = ("mask_documents", "eod", "allow")
+        fields = {name: getattr(run, name) for name in ModelConfig.model_fields if name not in left_out}
+    return Start(
+        loaded=loaded,
+        weights_hash=weights_hash(loaded.folder),
+        fields={name: value for name, value in fields.items() if value is not None},
+        tokenizer_name=(tokenizer_folder(folder) if run is None else run.tokenizer) if is_text else None,
+        tokenizer=tokenizer_of(loaded, folder.resolve().parent.parent / "data") if is_text else None,
+    )
+
+
+def _fields(loaded: Loaded) -> dict[str, Any]:
+    """The fields of a decoder like a model of transformers. Raises ValueError where there is none."""
+    facts, config = loaded.facts, getattr(loaded.stack.model, "config")  # noqa: B009 - of transformers, untyped
+    family = facts.family
+    rope = config.rope_parameters
+    reasons = {
+        family not in FAMILIES: f"model_type={family!r} is not one of {', '.join(FAMILIES)}",
+        family in FAMILIES and rope.get("rope_type") != "default": f"its rope_type is {rope.get('rope_type')!r}",
+        getattr(config, "use_sliding_window", False) is True: "a part of its layers has a window",
+        getattr(config, "clip_qkv", None) is not None: "it clips queries, keys and values",
+        getattr(config, "decoder_sparse_step", 1) != 1: "only some of its layers have experts",
+    }
+    for is_so, reason in reasons.items():
+        if is_so:
+            raise ValueError(f"--from {loaded.source} cannot be trained on as a decoder of ours: {reason}")
+    fields = {
+        "n_layers": facts.n_layers,
+        "d_model": facts.d_model,
+        "n_heads": facts.n_heads,
+        "n_kv_heads": facts.n_kv_heads,
+        "vocab_size": facts.vocab_size,
+        "d_ff": config.intermediate_size,
+        "activation": _ACTIVATIONS.get(config.hidden_act, config.hidden_act),
+        "norm_eps": config.rms_norm_eps,
+        "rope_theta": float(rope["rope_theta"]),
+        "tie_embeddings": config.tie_word_embeddings,
+        "sliding_window": config.sliding_window if family in ("mistral", "mixtral") else None,
+        "qk_norm": family in ("qwen3", "qwen3_moe", "olmoe"),
+        "qk_norm_over": "all" if family == "olmoe" else "head",
+    }
+    if facts.n_experts:
+        fields |= {
+            "n_experts": facts.n_experts,
+            "top_k": config.num_experts_per_tok,
+            "d_expert": getattr(config, "moe_intermediate_size", config.intermediate_size),
+            "renormalise_gates": getattr(config, "norm_topk_prob", True),
+            "n_dense_layers": len(getattr(config, "mlp_only_layers", None) or ()),
+        }
+    build(ModelConfig, fields, f"--from {loaded.source}")
+    return fields
+
+
+def _renamed(loaded: Loaded, model: Decoder) -> dict[str, Tensor]:
+    """The weights of a model of transformers by the decoder's names. Raises ValueError for one that is missing, has
+    another shape, or has no place."""
+    own = dict(loaded.stack.model.named_parameters())
+    weights = {}
+    for name, parameter in model.named_parameters():
+        (ours, theirs) = next(names for names in _NAMES.items() if re.match(names[0], name))
+        weight = own.pop(re.sub(f"^{ours}", theirs, name), None)
+        if weight is None or weight.shape != parameter.shape:
+            shape = None if weight is None else list(weight.shape)
+            raise ValueError(f"--from {loaded.source}: {name} is {shape} there, and {list(parameter.shape)} here")
+        weights[name] = weight
+    if own:
+        raise ValueError(f"--from {loaded.source} has weights that a decoder of ours has no place for: {min(own)}")
+    return weights
+
+
+def _check_logits(loaded: Loaded, model: Decoder) -> None:
+    """Raises ValueError unless both compute the same of random tokens."""
+    config = model.config
+    draws = torch.Generator().manual_seed(0)
+    tokens_1T = torch.randint(config.vocab_size, (1, config.seq_len), generator=draws)
+    if config.eod is not None:  # which begins a new document here
+        tokens_1T[tokens_1T == config.eod] = (config.eod + 1) % config.vocab_size
+    with loaded.stack.exact():
+        theirs = loaded.stack.model(tokens_1T).logits.float()
+    difference = (model.eval()(tokens_1T) - theirs).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, theirs.abs().max().item()):
+        raise ValueError(
+            f"--from {loaded.source} computes something else than a decoder of the same fields: logits are up to "
+            f"{difference:.1e} apart; it cannot be trained on here"
+        )
