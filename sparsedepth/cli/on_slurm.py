@@ -85,6 +85,7 @@ class ArrayOptions:
 
 def array_options(
     on: str | None,
+    *,
     partition: str | None,
     time: str | None,
     array: int | None,
@@ -173,6 +174,7 @@ def sweep_on_slurm(
 ) -> None:
     """Submit what the folder lacks, unless its array is queued already, and follow it. Raises Exit as `sweep` does."""
     from sparsedepth.cli.cost import one_line
+    from sparsedepth.cli.progress import print_head
     from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.plan.tasks import Plan
@@ -180,9 +182,7 @@ def sweep_on_slurm(
     plan = Plan(definition)
     warn_of_slips(values_of(definition))
     array_plan = planned(definition, options, results)
-    print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
-    for note in plan.notes():
-        print(note)
+    print_head(definition, plan.notes())
     print(f"price: {one_line(array_plan.price)}", *array_plan.lines, sep="\n")
     array = TaskArray(
         sweep=definition.name,
@@ -198,7 +198,7 @@ def sweep_on_slurm(
     try:
         if job:
             print(f"submitted {array_plan.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
-        states = _follow(definition, plan, array)
+        states = _follow(definition, plan.expected, array)
     except KeyboardInterrupt:
         print(
             f"\nthe array {array.name} goes on without this command; the same command attaches again, "
@@ -213,6 +213,7 @@ def _submit(
     definition: "SweepDefinition", plan: "Plan", array: "TaskArray", array_plan: ArrayPlan, retry_failed: bool
 ) -> str | None:
     """Make the folder the sweep's, and submit the array if anything is missing: its number."""
+    from sparsedepth.plan.definition_file import planned_runs
     from sparsedepth.plan.planned_vs_actual import write_plan
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.results_folder import claim
@@ -220,8 +221,9 @@ def _submit(
 
     results = array.results
     claim(results, definition)
-    write_plan(results, array_plan.price, [planned.config for planned in plan.runs()])
-    states = scan(results, definition)
+    runs = planned_runs(definition, results)
+    write_plan(results, array_plan.price, runs)
+    states = scan(results, definition, runs)
     if retry_failed:
         for state in states:
             Scratch(results, state.run_id).forget_failures()
@@ -241,25 +243,29 @@ def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected
     return settled and (not definition.adaptive or len(states) >= expected)
 
 
-def _follow(definition: "SweepDefinition", plan: "Plan", array: "TaskArray") -> "list[RunState]":
+def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") -> "list[RunState]":
     """Show the runs until no task is left, or none is needed; how they then stand."""
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.cluster.array import counted
+    from sparsedepth.plan.definition_file import planned_runs
     from sparsedepth.sweep.status import scan
 
     out = array.results
+    runs = planned_runs(definition, out)
     said = None
-    with Watcher(definition, plan.expected, out) as watcher:
+    with Watcher(definition, expected, out) as watcher:
         while True:
             active = _active(array)
             if active is not None and (line := counted(active)) != said:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 said = line
-            states = scan(out, definition)
+            if definition.tune:  # what is finished says what comes next
+                runs = planned_runs(definition, out)
+            states = scan(out, definition, runs)
             watcher(states)
             if active == []:
                 return states
-            if is_settled(definition, states, plan.expected):
+            if is_settled(definition, states, expected):
                 array.cancel_waiting()
                 return states
             time.sleep(LOOK_SECONDS)

@@ -91,7 +91,17 @@ def plan(
     on_cluster = "slurm" if on == "slurm" else None
     wanted = calls.runtime_of(runtime, device=device, compile=compiled)
     options = array_options(
-        on_cluster, partition, time, array, account, nodes, sbatch, gpus, wanted, workers, gpus_per_run
+        on_cluster,
+        partition=partition,
+        time=time,
+        array=array,
+        account=account,
+        nodes=nodes,
+        sbatch=sbatch,
+        gpus=gpus,
+        runtime=wanted,
+        workers=workers,
+        gpus_per_run=gpus_per_run,
     )
     if options:
         array_plan = planned(definition, options, out)

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from sparsedepth.cli.run_progress import QUIET_SECONDS, duration
 from sparsedepth.config.cost import cost
+from sparsedepth.config.plain_text import visible
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.sweep.status import Best, RunState, State, is_silent, varied
@@ -130,6 +131,13 @@ class Watcher:
 
     def _name(self, state: RunState) -> str:
         return varied(self.definition, state.config) if state.config else state.run_id
+
+
+def print_head(definition: SweepDefinition, notes: Iterable[str], where: str | None = None) -> None:
+    """What a sweep asks, what it makes and where, and what should be known of it before it starts."""
+    print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
+    for line in [*([where] if where else []), *notes]:
+        print(visible(line))
 
 
 def print_ended(states: list[RunState], out: Path) -> None:

@@ -96,36 +96,34 @@ def sweep(
     wanted = calls.runtime_of(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
     options = array_options(
         on,
-        partition,
-        time,
-        array,
-        account,
-        nodes,
-        sbatch,
-        gpus,
-        wanted,
-        workers,
-        gpus_per_run,
-        max_attempts,
-        storage,
+        partition=partition,
+        time=time,
+        array=array,
+        account=account,
+        nodes=nodes,
+        sbatch=sbatch,
+        gpus=gpus,
+        runtime=wanted,
+        workers=workers,
+        gpus_per_run=gpus_per_run,
+        max_attempts=max_attempts,
+        storage=storage,
     )
     if options:
         sweep_on_slurm(definition, out, options, retry_failed=retry_failed, dry_run=dry_run)
         return
 
     from sparsedepth.cli.cost import one_line, price_left, show
-    from sparsedepth.config.plain_text import visible
+    from sparsedepth.cli.progress import print_head
     from sparsedepth.plan.budget import Budget
 
     machine = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
     driver = calls.make_driver(definition, out, machine, storage)
     cost, expected = driver.price, driver.plan.expected
     assert cost is not None
-    print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
     at_least = " or more" if definition.tune else ""
-    print(f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}")
-    for note in driver.plan.notes():
-        print(visible(note))
+    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
+    print_head(definition, driver.plan.notes(), where)
     if dry_run:
         show(definition, cost.setup, Budget(), results=out if out.exists() else None)
         return
