@@ -230,7 +230,7 @@ class TaskArray:
         nodes: dict[str, str] = {}
         for start in starts:
             end, task = ends.get((start.task, start.restarts)), tasks.get(start.task)
-            if end is None and task and task.restarts == start.restarts:
+            if end is None and task and (task.restarts == start.restarts or task.state == "COMPLETING"):
                 yield slurm.describe(task)
                 continue
             if end is None and not nodes:
