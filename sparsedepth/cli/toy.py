@@ -28,6 +28,7 @@ def toy(
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. The same command continues; started
     twice at a time, it shares the work."""
+    from sparsedepth.cli.start import leaving_nothing
     from sparsedepth.cli.sweep_args import define_toy
 
     definition = define_toy(file, scale, settings)
@@ -35,7 +36,7 @@ def toy(
     print(f"{definition.name}: {definition.question}")
     print(f"hypothesis: {definition.hypothesis}")
     print(f"{sum(group.n_students for group in groups)} students in {len(groups)} groups into {out}")
-    busy = _train(definition, groups, out, device)
+    busy = leaving_nothing(out, lambda: _train(definition, groups, out, device))
     if busy:
         print(f"{busy} groups are being trained by another process; ask again later", file=sys.stderr)
         raise typer.Exit(1)

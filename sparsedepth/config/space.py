@@ -65,6 +65,26 @@ class Prune(Section):
         if self.at != sorted(set(self.at)):
             raise ValueError(f"at={self.at} must be ascending")
 
+    def check_window(self, n_steps: int, log_every: int) -> None:
+        """Raises ValueError where a run of this length logs no step that a decision could rest on."""
+        for share in self.at:
+            before = int(share * n_steps) // log_every * log_every
+            if not any(in_window(step / n_steps, share) for step in (before, before + log_every)):
+                raise ValueError(
+                    f"prune.at={share:g}: of a run of {n_steps} steps that logs every {log_every} none lies in the "
+                    f"last tenth before step {share * n_steps:g}, so that nothing would ever be pruned; "
+                    f"set log_every to {max(1, int(share * n_steps * WINDOW))} or less, or another share"
+                )
+
+
+WINDOW = 0.1
+"""Share of the steps done, at the end, over which pruning averages the training loss: one batch's loss is noise."""
+
+
+def in_window(done: float, share: float) -> bool:
+    """Whether a step, as a share of the run's, counts for a decision at `share`."""
+    return share * (1 - WINDOW) < done <= share
+
 
 TuneGrid = Annotated[list[Positive], Field(min_length=3)]
 """Ascending values to choose from, three at least: the best should have a worse one on either side."""

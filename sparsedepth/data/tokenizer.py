@@ -168,9 +168,11 @@ def _load(name: str) -> FastTokenizer:
     try:
         loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # the hub, its cache and the file formats each raise their own
-        reason = " ".join(str(error).split())[:200]
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if is_local and not Path(name).exists():
+            reason = "the hub does not answer, and its local cache has no such tokenizer"
         raise ValueError(
-            f"tokenizer={name!r} cannot be loaded ({type(error).__name__}: {reason}); "
+            f"tokenizer={name!r} cannot be loaded ({reason}); "
             f"name 'byte', 'bpe:SIZE', a folder with a tokenizer.json, or a tokenizer of the hub that can be reached"
         ) from None
     backend = getattr(loaded, "backend_tokenizer", None)

@@ -75,7 +75,10 @@ class Plan:
             self._seeds[digest(cell_match.cell)] = seeds
         feasible = []
         for cell_match in self.matches:
-            reason = beyond(definition, definition.run_config(cell_match.cell, definition.seeds[0]))
+            config = definition.run_config(cell_match.cell, definition.seeds[0])
+            if definition.prune:
+                definition.prune.check_window(config.n_steps, config.log_every)
+            reason = beyond(definition, config)
             if reason:
                 self.infeasible.append((cell_match.cell, reason))
             else:
@@ -210,8 +213,10 @@ def first_proposal(definition: SweepDefinition) -> Cell:
 
 
 def check_proposal(definition: SweepDefinition) -> None:
-    """Raises ValueError where a proposal cannot be built, or proposals could not match."""
-    definition.run_config(first_proposal(definition), definition.seeds[0])
+    """Raises ValueError where a proposal cannot be built or never pruned, or proposals could not match."""
+    config = definition.run_config(first_proposal(definition), definition.seeds[0])
+    if definition.prune:
+        definition.prune.check_window(config.n_steps, config.log_every)
     moving = {"tokens": ("train_tokens",), "steps": ("train_tokens", "batch_tokens")}.get(definition.matched, ())
     for name in moving:
         if name in definition.varied:

@@ -13,13 +13,10 @@ import math
 from pathlib import Path
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Prune
+from sparsedepth.config.space import WINDOW, Prune, in_window
 from sparsedepth.run.scratch import Pruned
 from sparsedepth.store.checksums import MARKER, DamagedRun
 from sparsedepth.store.connection import open_store
-
-WINDOW = 0.1
-"""Share of the steps done, at the end, over which the training loss is averaged: one batch's loss is noise."""
 
 
 class PrunedRun(Exception):
@@ -43,7 +40,7 @@ class Pruner:
             self.losses[step] = loss
         while self.waiting and step >= self.waiting[0] * self.config.n_steps:
             share = self.waiting.pop(0)
-            own = [value for at, value in self.losses.items() if _in_window(at / self.config.n_steps, share)]
+            own = [value for at, value in self.losses.items() if in_window(at / self.config.n_steps, share)]
             if not own or step - 1 >= share * self.config.n_steps:
                 continue  # resumed beyond this share: it was judged before, or nothing is known
             reason = verdict(self.rule, share, math.fsum(own) / len(own), self._others(share), self.config.n_layers)
@@ -69,10 +66,6 @@ class Pruner:
             return []
         losses = [math.inf if outcome != "ok" else loss for _, outcome, loss in rows]
         return [loss for loss in losses if loss is not None]
-
-
-def _in_window(at: float, share: float) -> bool:
-    return share * (1 - WINDOW) < at <= share
 
 
 def verdict(rule: Prune, share: float, loss: float, others: list[float], n_layers: int) -> str:

@@ -329,11 +329,18 @@ def work(
 ) -> Driver:
     """Run what waits beside the sweep's other processes, on this machine or another, until nothing is left.
 
-    Raises ValueError for a folder that no sweep fills.
+    Raises ValueError for a folder that no sweep fills, and where its study is not in this storage; but one that
+    `leaves_when_idle`, the body of a cluster's job, may be the first to come, and begins the study.
     """
     definition = read_definition(results)
     if definition is None:
         raise ValueError(f"{results} is no folder of a sweep; start `sparsedepth sweep FILE --out {results}` first")
+    with storage.explained(storage_url, results):
+        if not leaves_when_idle and not queue.has_study(definition, storage_url, results):
+            raise ValueError(
+                f"{storage.shown(storage_url, results)} has no study of the sweep in {results}; "
+                f"give the --storage of `sparsedepth sweep`, or start that first"
+            )
     driver = Driver(definition, results, machine, watch, storage_url, leaves_when_idle=leaves_when_idle)
     driver.run_waiting()
     return driver

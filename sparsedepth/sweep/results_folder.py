@@ -62,9 +62,14 @@ def drop_leftovers(results: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def folder_id_path(results: Path) -> Path:
+    """Where the folder's name for good is kept."""
+    return results / "work" / "folder-id"
+
+
 def folder_id(results: Path) -> str:
     """Names the folder for good, so that folders which share a database never share a study; made once."""
-    path = results / "work" / "folder-id"
+    path = folder_id_path(results)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".folder-id-{uuid.uuid4().hex}")

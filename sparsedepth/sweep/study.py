@@ -27,7 +27,8 @@ from sparsedepth.files import digest
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
 from sparsedepth.plan.tasks import Task, beyond, check_objective, excesses
 from sparsedepth.run.lease import is_held
-from sparsedepth.sweep.results_folder import folder_id
+from sparsedepth.sweep.results_folder import folder_id, folder_id_path
+from sparsedepth.sweep.storage import JOURNAL, open_storage
 
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -48,6 +49,24 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
     Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so a definition that was extended
     gets a study of its own, filled from the run folders.
     """
+    study = optuna.create_study(
+        study_name=study_name(definition, results),
+        storage=storage,
+        directions=check_objective(definition),
+        load_if_exists=True,
+    )
+    study.set_metric_names(definition.objectives)
+    return study
+
+
+def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
+    """Whether the study of this definition and folder is there; makes no file to find out."""
+    is_known = folder_id_path(results).exists() and (url is not None or (results / JOURNAL).exists())
+    return is_known and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
+
+
+def study_name(definition: SweepDefinition, results: Path) -> str:
+    """Names the study of this definition and folder; names the folder for good where that has no name yet."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what goes wrong is said by whoever can act on it
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -56,14 +75,7 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
         "axes": {name: str(axis) for name, axis in distributions(definition).items()},
         "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
     }
-    study = optuna.create_study(
-        study_name=f"{definition.name}-{digest(shape)}",
-        storage=storage,
-        directions=check_objective(definition),
-        load_if_exists=True,
-    )
-    study.set_metric_names(definition.objectives)
-    return study
+    return f"{definition.name}-{digest(shape)}"
 
 
 def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.BaseSampler:

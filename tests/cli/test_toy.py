@@ -9,6 +9,7 @@ import yaml
 from tiny import sparsedepth, start
 
 from sparsedepth.cli.main import run
+from sparsedepth.cli.toy import toy
 from sparsedepth.store.connection import open_store
 
 
@@ -90,3 +91,14 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, sa
     said = capsys.readouterr().err
     assert ended.value.code == 2 and says in said
     assert len(said.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_a_toy_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
+    def refuse(results, *_):
+        (results / "work").mkdir(parents=True)
+        raise ValueError("no room")
+
+    monkeypatch.setattr("sparsedepth.toy.group.is_busy", refuse)
+    with pytest.raises(ValueError, match="no room"):
+        toy(definition(tmp_path), tmp_path / "out", device="cpu")
+    assert not (tmp_path / "out").exists()

@@ -5,7 +5,9 @@ import time
 import pytest
 
 from sparsedepth.config.load import build
+from sparsedepth.config.space import Prune
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc, read_definition
+from sparsedepth.plan.tasks import Plan
 
 WORDS = {"name": "s", "question": "q", "hypothesis": "h"}
 
@@ -120,6 +122,20 @@ def test_mistakes(fields, words):
         sweep(**fields)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert time.process_time() - began < 2
+
+
+def test_pruning_that_no_logged_step_can_reach_is_refused():
+    """Ten steps, at half of them: the window is (4.5, 5], so every step or every fifth must be logged."""
+    rule = Prune(by="train_loss", at=[0.5])
+    for log_every in (1, 5):
+        rule.check_window(10, log_every)
+    with pytest.raises(ValueError, match=r"prune.at=0.5: of a run of 10 steps that logs every 2 none .* to 1 or less"):
+        rule.check_window(10, 2)
+    for sampler in ("random", "tpe"):
+        searched = {"sampler": sampler, "n_trials": 2, "space": {"lr": {"low": 0.1, "high": 1.0}}}
+        base = {"d_model": 16, "n_heads": 2, "batch_tokens": 512, "train_tokens": 5120}
+        with pytest.raises(ValueError, match="nothing would ever be pruned"):
+            Plan(sweep(**searched, base=base, prune={"by": "train_loss", "at": [0.5]}))
 
 
 def test_zipped_axes_move_together():

@@ -11,8 +11,10 @@ from made_up import SPACE, Sweep, run_ids, sweep, work
 from sqlalchemy.exc import OperationalError
 from tiny import ENVIRONMENT
 
+from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.sweep import driver, storage
 from sparsedepth.sweep import study as queue
+from sparsedepth.sweep.machine import machine
 from sparsedepth.sweep.results_folder import claim, drop_leftovers
 from sparsedepth.sweep.storage import database_url, open_storage, shown
 
@@ -73,6 +75,18 @@ def test_any_folder_may_hold_a_journal(tmp_path, name):
     work(results, sweep(space={"n_layers": [1]}))
     assert (results / "study.journal").stat().st_size and len(run_ids(results)) == 1
     assert not [path for path in tmp_path.rglob("study*") if path.parent != results]
+
+
+def test_work_begins_no_study_and_leaves_nothing_where_there_is_none(tmp_path):
+    """As where the sweep's --storage is forgotten: a second queue would share out the same runs."""
+    definition = sweep(space={"n_layers": [1]})
+    claim(tmp_path, definition)
+    with pytest.raises(ValueError, match=r"study.journal has no study of the sweep in .*; give the --storage of"):
+        driver.work(tmp_path, machine(1, RuntimeConfig(device="cpu")), lambda states: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
+    work(tmp_path, definition)
+    assert queue.has_study(definition, None, tmp_path)
+    assert not queue.has_study(sweep(space={"n_layers": [1, 2]}), None, tmp_path)
 
 
 def test_a_half_line_is_dropped_by_whoever_writes_next(tmp_path):

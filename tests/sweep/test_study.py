@@ -7,7 +7,7 @@ import uuid
 
 import optuna
 import pytest
-from made_up import SPACE, MadeUp, Sweep, forget_study, made, run_ids, sweep, work
+from made_up import BASE, SPACE, MadeUp, Sweep, forget_study, made, run_ids, sweep, work
 
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
@@ -236,6 +236,7 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
         sampler="tpe",
         n_trials=3,
         space=SPACE,
+        base={**BASE, "log_every": 1},
         prune={"by": "train_loss", "at": [0.5]},
         objectives=["val_loss", "usefulness"],
     )
