@@ -1,5 +1,8 @@
 """`sparsedepth effects`: what each knob does, and how the chain from sparsity to loss hangs together. No torch."""
 
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -55,7 +58,7 @@ def effects(
     if search is not None and part in ("all", "knobs") and knob is None:
         lines = search_text.search_lines(runs, search, by) if chosen == "table" else ()
         table = None if chosen == "table" else search_text.search_table(runs, search, by)
-        show(encode(table, chosen) if table else "".join(f"{line}\n" for line in lines).encode(), out)
+        show(encode(table, chosen) if table else _sentences(lines, out), out)
         return
     by = loss_of(runs) if by in (None, "loss") else by
     sizes = scale_text.wanted(at or [])
@@ -78,4 +81,12 @@ def effects(
     if part == "chain" or (part == "all" and knob is None):
         text += [*([""] if text else []), text_report.CHAIN_EXPLAINED, ""]
         text += text_report.chain_lines(runs, [one for one in find_knobs(runs) if one.is_pure])
-    show("".join(f"{line}\n" for line in text).encode(), out)
+    show(_sentences(text, out), out)
+
+
+def _sentences(lines: Iterable[str], out: Path | None) -> bytes:
+    """Folded at a terminal; in a pipe or a file a line each, so that `grep` finds whole ones."""
+    from sparsedepth.store.render import wrapped
+
+    at_terminal = out is None and sys.stdout.isatty()
+    return (wrapped(lines) if at_terminal else "".join(f"{line}\n" for line in lines)).encode()

@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.effects.chain import Link, Scope, link
 from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.style import GREY, depth_colours, groups, knob_markers, set_scale
+from sparsedepth.plots.runs import sources
+from sparsedepth.plots.style import GREY, depth_colours, folder_fills, groups, knob_markers, point, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
@@ -34,7 +35,8 @@ SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
     points: pd.DataFrame
-    """Columns: run_id, n_layers, knob, and one per quantity of the panels (NaN where not measured or not drawable)."""
+    """Columns: run_id, n_layers, knob, source (of several results folders), and one per quantity of the panels (NaN
+    where not measured or not drawable)."""
     links: dict[tuple[str, str], tuple[Link, ...]]
     """By panel: pooled, and within depth where there is more than one."""
     dropped: dict[tuple[str, str], int]
@@ -55,9 +57,11 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
+    points["source"] = sources(finished)
+    shown = ["run_id", "n_layers", "knob", *(["source"] if points["source"].any() else []), *names]
     scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
     return Correlations(
-        points=points[["run_id", "n_layers", "knob", *names]].reset_index(drop=True),
+        points=points[shown].reset_index(drop=True),
         links={panel: tuple(link(points, *panel, scope, seed) for scope in scopes) for panel in panels},
         dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
@@ -66,18 +70,16 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
 
 def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
     """Draw into six axes, two rows of three."""
-    import seaborn as sns
-
     points = chain.points
+    fills = folder_fills(points.get("source", ()))
     colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(chain))
     for axis, panel in zip(axes, chain.links, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
-        if len(shown):
-            sns.scatterplot(
-                shown, x=x, y=y, hue="n_layers", style="knob", palette=colours, markers=markers, ax=axis, legend=False,
-                s=36 if len(shown) < 80 else 28, alpha=0.9, linewidth=0.25, edgecolor="white",
-            )  # fmt: skip
+        size = 36 if len(shown) < 80 else 28
+        for (depth, knob, *source), part in groups(shown, "n_layers", "knob", *(["source"] if fills else [])):
+            style = point(markers[knob], colours[depth], *(fills[name] for name in source))
+            axis.scatter(part[x], part[y], s=size, alpha=0.9, **style)
         for (depth,), runs in groups(shown, "n_layers"):
             line = regression(runs[x], runs[y], is_log(x), is_log(y))
             if line is not None:

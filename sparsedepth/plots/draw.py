@@ -30,9 +30,13 @@ class FigureKind:
     """Of a store, and of a run's id or None where the figure is `of_one_run`."""
     meaning: str
     of_one_run: bool = False
+    of_grid: bool = False
+    """Compares configurations that a sampler's proposals, which follow the results, are not."""
 
     def drawing(self, store: "Store", run: str | None = None) -> Drawing:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
+        if self.of_grid and search_of(store.roots):
+            raise NothingToDraw("a sampler chose these runs by their results: see slices")
         drawing = self.load(store, run) if self.of_one_run else self.load(store)
         folders = results_folders(store)
         return drawing if len(folders) < 2 else replace(drawing, page=partial(_with_folders, drawing.page, folders))
@@ -137,13 +141,15 @@ FIGURES: dict[str, FigureKind] = {
     "curves": FigureKind(by_knob.curves, "training loss along training, a line per setting of each knob"),
     "variance": FigureKind(by_knob.variance, _VARIANCE),
     "scores": FigureKind(by_knob.scores, "the layers' scores, a line per setting of each knob"),
-    "effects": FigureKind(forest.effects, _EFFECTS),
+    "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True),
     "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
     "matrices": FigureKind(matrices.matrices, _MATRICES),
     "ladder": FigureKind(
         forest.recipe_ladder, "the stacked recipe: each change added, the whole, each change left out"
     ),
-    "learning_rate": FigureKind(learning_rate.learning_rate, "loss against learning rate, a line per configuration"),
+    "learning_rate": FigureKind(
+        learning_rate.learning_rate, "loss against learning rate, a line per configuration", of_grid=True
+    ),
     "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
     "parallel": FigureKind(search.parallel, "a search: a line per proposal through its values"),
     "slices": FigureKind(search.slices, "a search: the objective against each axis, and its partial dependence"),

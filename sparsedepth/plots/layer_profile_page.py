@@ -19,6 +19,7 @@ from sparsedepth.plots.style import (
     MISSING,
     SERIES,
     caption,
+    folded,
     inert,
     layer_ticks,
     linear_below,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 COLUMNS = 4
+TITLE = 38
+"""Characters of a panel's title in a line."""
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
 
@@ -90,7 +93,7 @@ def _caption(profile: LayerProfile) -> str:
 
 def _draw_panel(axis: Any, panel: Panel, profile: LayerProfile) -> None:
     lines = list(_lines(panel, profile))
-    axis.set_title(panel.title, fontsize=8.5)
+    axis.set_title(folded(panel.title, TITLE), fontsize=8.5)
     units = {BY_LAYER[name].unit for name in panel.series} - {"1", "share"}
     axis.set_ylabel(", ".join(sorted(units)), fontsize=8)
     for (label, line), (colour, marker, dashes) in zip(lines, SERIES, strict=False):
@@ -125,7 +128,7 @@ def _draw_map(page: Figure, axis: Any, name: str, profile: LayerProfile) -> None
     exists = pairs_that_exist(name, profile.n_layers)
     drawn = np.where(exists, profile.matrices[name], np.nan)
     image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], MAPS[name].scale))
-    axis.set_title(MAPS[name].title, fontsize=8.5)
+    axis.set_title(folded(MAPS[name].title, TITLE), fontsize=8.5)
     colour_bar(page, image, axis)
 
 

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.correlations import correlations, draw_correlations, knob_names
-from sparsedepth.plots.page import Drawing
+from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.profiles import METRICS, draw_profiles, profiles
 from sparsedepth.plots.runs import read_metrics, read_runs
-from sparsedepth.plots.style import caption, depth_colours, depth_legend, knob_markers
+from sparsedepth.plots.style import caption, depth_colours, depth_legend, folder_fills, knob_markers
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
@@ -24,7 +24,14 @@ def load_overview(figure: str, store: Store) -> Drawing:
     """One of PARTS. Raises NothingToDraw."""
     runs, layers = read_runs(store), read_metrics(store, "layers", METRICS)
     known = standing(runs).astype({"n_layers": int})
-    data = correlations(known).points if PARTS[figure][0] else profiles(known, layers).layers
+    with_chain, with_profiles = PARTS[figure]
+    chain = correlations(known) if with_chain else None
+    by_depth = profiles(known, layers).layers if with_profiles else None
+    has_links = chain is not None and any(dropped < len(chain.points) for dropped in chain.dropped.values())
+    if not has_links and (by_depth is None or by_depth.empty):
+        raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
+    data = chain.points if chain is not None else by_depth
+    assert data is not None
     return Drawing(data=data, page=partial(page_of_runs, figure, runs, layers))
 
 
@@ -44,7 +51,8 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figur
             f" {len(runs) - len(known)} measured without a training configuration "
             f"(not shown; see --figure layer_profile)."
         )
-    depth_legend(page, colours, knob_markers(knob_names(chain)) if with_chain else None)
+    markers, fills = knob_markers(knob_names(chain)), folder_fills(chain.points.get("source", ()))
+    depth_legend(page, colours, markers if with_chain else None, fills=fills if with_chain else None)
     if with_chain:
         draw_correlations(chain, list(axes[:2].ravel()))
         text += " ρ: Spearman, [95% interval, bootstrap over configurations]."

@@ -16,8 +16,18 @@ from matplotlib.ticker import EngFormatter
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, caption, depth_colours, depth_legend, groups, knob_markers
+from sparsedepth.plots.runs import sources, trained_runs
+from sparsedepth.plots.style import (
+    GREY,
+    Fill,
+    caption,
+    depth_colours,
+    depth_legend,
+    folder_fills,
+    groups,
+    knob_markers,
+    point,
+)
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
 from sparsedepth.store.degeneracy import mark
@@ -37,8 +47,8 @@ NAMES = ("train_flops", OWN, COMMON, "usefulness_loss_increase")
 @dataclass(frozen=True, kw_only=True)
 class Front:
     cells: pd.DataFrame
-    """Columns: cell_id, n_layers, knobs (moved from the baseline), n_seeds, each quantity and its standard error
-    (NAME_se, NaN for one seed), on_front."""
+    """Columns: cell_id, n_layers, knobs (moved from the baseline), n_seeds, source (of several results folders), each
+    quantity and its standard error (NAME_se, NaN for one seed), on_front."""
     n_diverged: int
     """Configurations with a diverged seed: not shown."""
     degenerate: str = ""
@@ -62,11 +72,14 @@ def front(runs: pd.DataFrame) -> Front:
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
     kept = runs[~runs["cell_id"].isin(diverged)].copy()
     knobs = changed(kept, find_knobs(runs)) if len(kept) else pd.Series(dtype=object)
+    kept["source"] = sources(kept)
     kept["knobs"] = knobs.map(" + ".join).replace("", "baseline") if len(kept) else ""
     names = in_terms_of(loss_of(runs), dict.fromkeys(name for pair in PANELS for name in pair))
     kept = kept.astype(dict.fromkeys(names, float))
     by_cell = kept.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "knobs"]].first().assign(n_seeds=by_cell.size())
+    if kept["source"].any():
+        cells["source"] = by_cell["source"].agg(lambda names: ", ".join(sorted(set(names))))
     for name in names:
         cells[name] = by_cell[name].mean()
         cells[f"{name}_se"] = by_cell[name].sem()
@@ -95,9 +108,10 @@ def page_of_front(best: Front) -> Figure:
     kinds = cells["knobs"].where(cells["knobs"].isin(single), "several")
     present = sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == "several", kind))
     markers = knob_markers(present)
+    fills = folder_fills(cells.get("source", ()))
     for axis, panel in zip(axes, panels, strict=True):
-        _draw_front(axis, cells.assign(kind=kinds), panel, colours, markers)
-    depth_legend(page, colours, markers)
+        _draw_front(axis, cells.assign(kind=kinds), panel, colours, markers, fills)
+    depth_legend(page, colours, markers, fills=fills)
     text = (
         f"{counted(len(cells), 'configuration')}, mean ± standard error over seeds. Ringed: the "
         f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(best.quantities)} at once. Line: the "
@@ -109,7 +123,12 @@ def page_of_front(best: Front) -> Figure:
 
 
 def _draw_front(
-    axis: Any, cells: pd.DataFrame, panel: tuple[str, ...], colours: dict[int, str], markers: dict[str, str]
+    axis: Any,
+    cells: pd.DataFrame,
+    panel: tuple[str, ...],
+    colours: dict[int, str],
+    markers: dict[str, str],
+    fills: dict[str, Fill],
 ) -> None:
     x, y = panel
     best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
@@ -121,13 +140,12 @@ def _draw_front(
             cells[x], cells[y], xerr=cells[f"{x}_se"].fillna(0), yerr=cells[f"{y}_se"].fillna(0), fmt="none",
             ecolor="#bbbbbb", elinewidth=0.8, zorder=1,
         )  # fmt: skip
-    for (depth, kind), part in groups(cells, "n_layers", "kind"):
-        for on_front, points in part.groupby("on_front"):
-            axis.scatter(
-                points[x], points[y], marker=markers[kind], color=colours[depth], s=22 if dense else 34, zorder=3,
-                edgecolor="black" if on_front else "white", linewidth=1.1 if on_front else 0.3,
-                alpha=1 if on_front else 0.75,
-            )  # fmt: skip
+    size = 22 if dense else 34
+    for (depth, kind, *source), part in groups(cells, "n_layers", "kind", *(["source"] if fills else [])):
+        style = point(markers[kind], colours[depth], *(fills[name] for name in source))
+        axis.scatter(part[x], part[y], s=size, zorder=3, alpha=0.75, **style)
+    front = cells[cells["on_front"]]
+    axis.scatter(front[x], front[y], s=3.5 * size, zorder=4, facecolors="none", edgecolors="black", linewidth=1.1)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))
     if x == "train_flops":
         if cells[x].max() > 5 * cells[x].min():

@@ -1,6 +1,7 @@
 """What the figures read from a store: the runs that they show, one run alone, rows by layer or by pair of layers."""
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,18 @@ def read_runs(store: "Store") -> pd.DataFrame:
     runs = store.frame("select * from runs")
     check_comparable(runs)
     return runs
+
+
+def sources(runs: pd.DataFrame) -> pd.Series:
+    """The results folder of each run, as far as it takes to tell the folders apart; '' where there is but one."""
+    if "folder" not in runs:
+        return pd.Series("", index=runs.index)
+    folders = runs["folder"].map(lambda folder: str(Path(folder).parent.parent) if folder else "")
+    several = sorted(set(folders))
+    if len(several) < 2:
+        return pd.Series("", index=runs.index)
+    shared = len(os.path.commonpath(list(map(os.path.abspath, several)))) + 1
+    return folders.map({folder: os.path.abspath(folder)[shared:] or Path(folder).name for folder in several})
 
 
 def results_folders(store: "Store") -> list[str]:

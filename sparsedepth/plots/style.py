@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sparsedepth.quantities.record import Scale
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 FIXED_MARKERS = {"baseline": "o", "several": "d"}
+Fill = Literal["full", "none", "left", "right", "top", "bottom"]
+FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")
+"""How much of a point is filled says which results folder it is from, where there are several."""
 GREY = "#666666"
 MISSING = "#c8c8c8"
 SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."), ("#444444", "D", ":"))
@@ -44,6 +48,7 @@ LONGEST = 30
 
 RC: dict[Any, Any] = {
     "axes.edgecolor": "#444444",
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.linewidth": 0.8,
     "axes.spines.right": False,
@@ -91,6 +96,21 @@ def knob_markers(names: Sequence[str]) -> dict[str, str]:
     return {name: FIXED_MARKERS.get(name) or shapes[name] for name in names}
 
 
+def folder_fills(folders: Iterable[str]) -> dict[str, Fill]:
+    """One of FILLS for each folder; of a single one nothing is said."""
+    names = sorted(set(folders))
+    return {name: FILLS[i % len(FILLS)] for i, name in enumerate(names)} if len(names) > 1 else {}
+
+
+def point(marker: str, colour: str, fill: Fill = "full") -> dict[str, Any]:
+    """How `scatter` draws a point: filled, with a thin white rim, or, being from another folder, hollow or half."""
+    if fill == "full":
+        return {"marker": marker, "color": colour, "edgecolor": "white", "linewidth": 0.3}
+    if fill == "none":
+        return {"marker": marker, "facecolors": "none", "edgecolors": colour, "linewidth": 1.0}
+    return {"marker": MarkerStyle(marker, fill), "facecolors": colour, "edgecolors": colour, "linewidth": 1.0}
+
+
 def setting_styles(n: int) -> list[tuple[str, str, str]]:
     """Colour, marker and dashes of n settings, the baseline first."""
     from seaborn import color_palette
@@ -110,14 +130,22 @@ def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:
 
 
 def depth_legend(
-    page: Figure, colours: dict[int, str], markers: dict[str, str] | None = None, n_columns: int = 4
+    page: Figure,
+    colours: dict[int, str],
+    markers: dict[str, str] | None = None,
+    n_columns: int = 4,
+    fills: dict[str, Fill] | None = None,
 ) -> None:
-    """Above the page: a colour for each depth, a shape for each knob. On the left, where a narrow window shows it."""
-    swatches = {f"{depth} layers": (colour, "o") for depth, colour in colours.items()}
-    swatches |= {name: ("#444444", marker) for name, marker in (markers or {}).items()}
+    """Above the page: a colour for each depth, a shape for each knob, a fill for each of several folders. On the left,
+    where a narrow window shows it."""
+    swatches: dict[str, tuple[str, str, Fill]]
+    swatches = {f"{depth} layer{'s' * (depth != 1)}": (colour, "o", "full") for depth, colour in colours.items()}
+    swatches |= {name: ("#444444", marker, "full") for name, marker in (markers or {}).items()}
+    swatches |= {f"in {name}": ("#444444", "o", fill) for name, fill in (fills or {}).items()}
+    plain: Any = {"linestyle": "", "markersize": 6, "markerfacecoloralt": "none"}
     handles = [
-        Line2D([], [], linestyle="", marker=marker, markersize=6, color=colour, label=inert(label))
-        for label, (colour, marker) in swatches.items()
+        Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=inert(label), **plain)
+        for label, (colour, marker, fill) in swatches.items()
     ]
     spacing: Any = {"ncols": min(n_columns, len(handles)), "handletextpad": 0.1, "columnspacing": 1.2}
     page.legend(handles=handles, loc="outside upper left", **spacing)
@@ -137,9 +165,9 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def folded(text: str) -> str:
+def folded(text: str, width: int = LONGEST) -> str:
     """A long name over several lines."""
-    return "\n".join(textwrap.wrap(text, LONGEST, break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
 
 
 def caption(page: Figure, *paragraphs: str) -> None:

@@ -63,6 +63,17 @@ def terminal_width() -> int:
     return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
 
 
+def wrapped(lines: Iterable[str], width: int | None = None) -> str:
+    """Sentences of `width` characters a line (default: the terminal), what goes on two columns further in."""
+    width = width or terminal_width()
+
+    def fold(line: str) -> str:
+        further_in = " " * (len(line) - len(line.lstrip()) + 2)
+        return textwrap.fill(line, width, subsequent_indent=further_in, break_on_hyphens=False)
+
+    return "".join(f"{fold(line)}\n" for line in lines)
+
+
 def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
     width = width or terminal_width()

@@ -15,6 +15,7 @@ from sparsedepth.effects.search_text import search_lines, search_table
 from sparsedepth.effects.surrogate import importances, proposals, surrogate
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import default_figure, draw
+from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.search import on_front, search_of
@@ -136,6 +137,9 @@ def test_figures_of_a_search(searched, tmp_path):
             assert len(drawn.drawings[name].data) >= 24 and (tmp_path / f"{name}.png").stat().st_size > 5000
         assert drawn.drawings["slices"].data["kind"].nunique() == 2
         steps = draw(store, "history").drawings["history"].data["best_val_loss"]
+        for name in ("effects", "learning_rate"):
+            with pytest.raises(NothingToDraw, match="a sampler chose these runs by their results: see slices"):
+                draw(store, name)
     assert steps.is_monotonic_decreasing
 
 

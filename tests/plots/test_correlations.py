@@ -6,6 +6,7 @@ from frames import grid
 from matplotlib.figure import Figure
 
 from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations, knob_names
+from sparsedepth.plots.style import folder_fills
 
 AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
@@ -81,6 +82,21 @@ def test_the_drawing_shows_every_point_once():
     assert shown == [15 if "usefulness_loss_increase" in panel else 16 for panel in PANELS]
     assert "not shown: 1 of 16 (NULL)" in axes[1].get_title(loc="left") + axes[1].get_title()
     assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
+
+
+def test_runs_of_several_folders_are_told_apart_by_how_much_of_a_point_is_filled():
+    runs = grid(AXES, summary)
+    runs["folder"] = [f"/somewhere/{'theirs' if i % 4 else 'ours'}/runs/{i}" for i in range(len(runs))]
+    found = correlations(runs)
+    assert dict(found.points["source"].value_counts()) == {"theirs": 12, "ours": 4}
+    assert folder_fills(found.points["source"]) == {"ours": "full", "theirs": "none"}
+    figure = Figure()
+    axes = list(figure.subplots(2, 3).ravel())
+    draw_correlations(found, axes)
+    hollow = [c for c in axes[0].collections if not len(c.get_facecolors())]
+    assert sum(len(collection.get_offsets()) for collection in hollow) == 12
+    alone = runs.assign(folder=[f"/somewhere/ours/runs/{i}" for i in range(len(runs))])
+    assert "source" not in correlations(alone).points
 
 
 @pytest.mark.parametrize("missing", ["causal_score", "weight_sparsity"])

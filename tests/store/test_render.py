@@ -248,3 +248,7 @@ def test_parquet_and_unknown_formats_are_refused_at_the_terminal():
         render.choose_format("parquet", None)
     with pytest.raises(ValueError, match="'xml' is not one of table, csv"):
         render.choose_format("xml", None)
+
+
+def test_sentences_go_on_two_columns_further_in():
+    assert render.wrapped(["a b c", "", "  one two three"], 9) == "a b c\n\n  one two\n    three\n"
