@@ -31,7 +31,13 @@ def export(
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="run folder, or local Hugging Face folder")],
-    tasks: Annotated[str, typer.Option(help="tasks, groups or tags of lm-evaluation-harness: NAME,NAME")],
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="NAME,NAME: files of questions (.jsonl: question, choices, answer), or tasks, groups or tags of "
+            "lm-evaluation-harness"
+        ),
+    ],
     include_path: Annotated[
         Path | None,
         typer.Option(help="folder of tasks of your own; Python that their YAML names is run: only what you trust"),
@@ -45,31 +51,39 @@ def evaluate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
 ) -> None:
-    """Run lm-evaluation-harness on a model and keep its scores, for `query`; what is kept is not evaluated again."""
+    """Score a model on questions of a file, or by lm-evaluation-harness, and keep it for `query`; what is kept is not
+    evaluated again."""
+    from sparsedepth.exchange.choices import SUFFIXES, choices_key, evaluate_choices, read_questions
     from sparsedepth.exchange.evaluate import check_harness, load_tasks, task_key
     from sparsedepth.exchange.evaluate import evaluate as run_tasks
     from sparsedepth.probe.load import load_stack
     from sparsedepth.store.evals import Evaluation, eval_folder, is_evaluated, read_evaluation, save_evaluation
     from sparsedepth.train.runtime import find_device
 
-    check_harness()
     names = [name.strip() for name in tasks.split(",") if name.strip()]
+    files = {Path(name): read_questions(Path(name), limit) for name in names if name.endswith(SUFFIXES)}
+    names = [name for name in names if not name.endswith(SUFFIXES)]
+    if names:
+        check_harness()
     loaded = load_stack(model, device=find_device(device), dtype="fp32")
     results = loaded.folder.resolve().parent.parent
     if out is None and loaded.config is not None:
         out = results
-    wanted = [(task_key(loaded, task, limit), task) for task in load_tasks(names, include_path)]
-    if out is not None:
-        for key, _ in wanted:
-            if is_evaluated(out, key):
-                _print_evaluation(read_evaluation(eval_folder(out, key)), "kept")
-        wanted = [(key, task) for key, task in wanted if not is_evaluated(out, key)]
+    asked = {choices_key(loaded, file, questions): questions for file, questions in files.items()}
+    harness = {task_key(loaded, task, limit): task for task in (load_tasks(names, include_path) if names else ())}
+    kept = [key for key in (*asked, *harness) if out is not None and is_evaluated(out, key)]
+    for key in kept:
+        assert out is not None
+        _print_evaluation(read_evaluation(eval_folder(out, key)), "kept")
 
     def done(evaluation: Evaluation) -> None:
         where = "" if out is None else f"written: {save_evaluation(out, evaluation)}"
         _print_evaluation(evaluation, where)
 
-    if wanted:
+    for key, questions in asked.items():
+        if key not in kept:
+            done(evaluate_choices(loaded, results / "data", key, questions))
+    if wanted := [(key, task) for key, task in harness.items() if key not in kept]:
         run_tasks(loaded, results / "data", wanted, limit, done)
 
 
@@ -78,6 +92,7 @@ def _print_evaluation(evaluation: "Evaluation", where: str) -> None:
     for result in evaluation.results:
         value = "-" if result.value is None else f"{result.value:.4g}"
         error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
+        error += "" if result.lo is None or result.hi is None else f"  [{result.lo:.4g}, {result.hi:.4g}]"
         name = result.metric if result.filter == "none" else f"{result.metric}, {result.filter}"
         print(f"  {name:26} {value}{error}")
     if evaluation.n_truncated:

@@ -92,17 +92,21 @@ def task_key(model: Loaded, task: Task, limit: int | None) -> EvaluationKey:
     """What decides the scores of a task on a model."""
     documents = list(task.loaded.eval_docs)[:limit]
     definition = json.dumps([task.loaded.dump_config(), documents], sort_keys=True, default=str)
-    max_len = model.facts.max_len if model.config is None else model.config.seq_len
-    return EvaluationKey(
-        run_id=None if model.config is None else model.config.run_id,
-        weights_hash=weights_hash(model.folder),
+    return model_key(
+        model,
         task=task.name,
         task_version=str(task.loaded.VERSION),
         task_hash=digest(definition),
         n_fewshot=task.loaded.get_config("num_fewshot"),
-        max_len=max_len or 0,
         harness=f"lm-eval {version('lm-eval')}",
     )
+
+
+def model_key(model: Loaded, **task: Any) -> EvaluationKey:
+    """What decides the scores: of the model, and of the task as it is given."""
+    max_len = model.facts.max_len if model.config is None else model.config.seq_len
+    run_id = None if model.config is None else model.config.run_id
+    return EvaluationKey(run_id=run_id, weights_hash=weights_hash(model.folder), max_len=max_len or 0, **task)
 
 
 def evaluate(
@@ -166,10 +170,7 @@ def _number(value: Any) -> float | None:
 
 
 def _answer_bits(task: Task, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row where every document has one right answer whose likelihood was asked for, else none.
-
-    The standard error is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m.
-    """
+    """One row where every document has one right answer whose likelihood was asked for, else none."""
     answers: list[tuple[float, int]] = []
     for sample in samples:
         right = {"multiple_choice": sample["target"], "loglikelihood": 0}.get(task.loaded.get_config("output_type"))
@@ -178,6 +179,14 @@ def _answer_bits(task: Task, samples: list[dict[str, Any]]) -> list[dict[str, An
         if sample["filter"] == samples[0]["filter"]:
             bits = -sample["resps"][right][0][0] / math.log(2)
             answers.append((bits, len(sample["arguments"][right][1].encode())))
+    return answer_bits(answers)
+
+
+def answer_bits(answers: list[tuple[float, int]]) -> list[dict[str, Any]]:
+    """The row of bits and bytes of right answers; none without any.
+
+    The standard error is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m.
+    """
     if not answers:
         return []
     bits_N, bytes_N = np.array(answers).T

@@ -10,7 +10,7 @@ is longer than the model's context loses its start, and is counted.
 Shapes: B sequences, T tokens of one sequence, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import Loaded
 from sparsedepth.probe.stack import DecoderStack
 from sparsedepth.probe.text import tokenizer_of
-
-BATCH_TOKENS = 8192
-"""Tokens of one forward pass, at most, unless one sequence is longer."""
 
 HF_BATCH = 16
 
@@ -65,6 +63,7 @@ class DecoderLM(TemplateLM):
     def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int):
         super().__init__()
         self._model, self._text, self.max_length = model, tokenizer, max_len
+        self._likelihood = Likelihood(DecoderStack(model), tokenizer.eod, max_len)
         self.n_truncated = 0
         """requests that were too long so far"""
 
@@ -88,38 +87,12 @@ class DecoderLM(TemplateLM):
             totals[index] += log_p
         return totals
 
-    @torch.no_grad()
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """ln p of the tokens asked for, and whether each is the likeliest. Longest first, right-padded: causal."""
-        scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        inputs = [self._input(context, target) for _, context, target in requests]
-        for batch in _batches([len(ids) for ids in inputs]):
-            longest = max(len(inputs[i]) for i in batch)
-            padded = [inputs[i] + [self.eot_token_id] * (longest - len(inputs[i])) for i in batch]
-            x_BTD = self._model.hidden(self._tensor(padded))
-            for i, x_TD in zip(batch, x_BTD, strict=True):
-                target, end = requests[i][2], len(inputs[i])
-                scores[i] = self._score(x_TD[end - len(target) : end], target)
+        """ln p of the tokens asked for, and whether each is the likeliest."""
+        before = self._likelihood.n_truncated
+        scores = self._likelihood([(given, asked) for _, given, asked in requests])
+        self.n_truncated += self._likelihood.n_truncated - before
         return scores
-
-    def _input(self, context: list[int], target: list[int]) -> list[int]:
-        """What the model reads: all but the last token, as much of its end as fits."""
-        if len(target) > self.max_length:
-            raise ValueError(
-                f"a task asks for the likelihood of {len(target)} tokens at once, and the model reads "
-                f"{self.max_length}; choose another task, or a run with a longer seq_len"
-            )
-        ids = [*context, *target][:-1]
-        self.n_truncated += len(ids) > self.max_length
-        return ids[-self.max_length :]
-
-    def _score(self, x_TD: Tensor, target: list[int]) -> tuple[float, bool]:
-        log_p_TV = self._model.logits(x_TD[None])[0].log_softmax(-1)
-        target_T = self._tensor(target)
-        return (
-            log_p_TV.gather(1, target_T[:, None]).double().sum().item(),
-            bool((log_p_TV.argmax(-1) == target_T).all()),
-        )
 
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -151,15 +124,3 @@ class DecoderLM(TemplateLM):
 
     def _tensor(self, ids: Any) -> Tensor:
         return torch.tensor(ids, device=self._model.embed.weight.device)
-
-
-def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Indices, longest first, in batches of at most BATCH_TOKENS tokens with padding."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch

@@ -38,12 +38,14 @@ class EvaluationKey(Section):
 
     run_id: Annotated[str | None, Field(description="the run, as in runs; NULL for a model that was trained elsewhere")]
     weights_hash: Annotated[str, Field(description="digest of the weight files")]
-    task: Annotated[str, Field(description="name of the task in the harness")]
+    task: Annotated[str, Field(description="name of the task in the harness, or of the file of questions")]
     task_version: Annotated[str, Field(description="the task's own version")]
     task_hash: Annotated[str, Field(description="digest of the task's definition and of the documents scored")]
     n_fewshot: Annotated[Count, Field(description="worked examples before each question")]
     max_len: Annotated[Count, Field(description="tokens that the model reads at most; longer texts lose their start")]
-    harness: Annotated[str, Field(description="lm-eval and its version")]
+    harness: Annotated[
+        str, Field(description="lm-eval and its version, or sparsedepth and its own, for a file of questions")
+    ]
 
     @property
     def eval_id(self) -> str:
@@ -65,6 +67,8 @@ class Result(Section):
     stderr: Annotated[
         Finite | None, Field(description="its standard error over documents, by the harness; NULL = none")
     ]
+    lo: Annotated[Finite | None, Field(description="lower end of the 95% interval; NULL = none")] = None
+    hi: Annotated[Finite | None, Field(description="upper end of the 95% interval; NULL = none")] = None
     higher_is_better: Annotated[bool | None, Field(description="which direction is better; NULL = the task has none")]
 
 

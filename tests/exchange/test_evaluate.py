@@ -144,10 +144,10 @@ class _Alphabet:
 
 
 def test_batches_change_nothing(place, monkeypatch):
-    from sparsedepth.exchange import harness
+    from sparsedepth.exchange import likelihood
 
     _, whole = evaluated(place, "count_choice")
-    monkeypatch.setattr(harness, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(likelihood, "BATCH_TOKENS", 1)
     _, single = evaluated(place, "count_choice")
     for name, result in whole.items():
         assert single[name].value == pytest.approx(result.value, rel=1e-5)

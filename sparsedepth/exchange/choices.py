@@ -1,0 +1,150 @@
+"""Multiple-choice questions of a JSON-lines file, scored by the likelihood of each choice; needs no other package.
+
+    {"question": ..., "choices": [..., ...], "answer": 1}        the right choice by its place from 0, or by its text
+
+    acc        share of the questions whose right choice has the largest ln p(choice | question)
+    acc_norm   the same of ln p / characters of the choice: a longer choice is not less likely for its length alone
+
+Both are lm-evaluation-harness's, and so is the text: question, a space unless it ends in white space, choice. Of equal
+choices the first is taken. Their intervals are Wilson's (1927) at 95%, over questions:
+
+    (p + z^2 / 2n  +-  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsedepth import __version__
+from sparsedepth.config.load import build
+from sparsedepth.data.corpus import json_objects, plain
+from sparsedepth.data.pairs import Pair, encode_pairs, text_field
+from sparsedepth.data.tokenizer import Tokenizer
+from sparsedepth.exchange.evaluate import answer_bits, model_key
+from sparsedepth.exchange.likelihood import Likelihood
+from sparsedepth.files import digest
+from sparsedepth.probe.load import Loaded
+from sparsedepth.probe.text import tokenizer_of
+from sparsedepth.store.evals import Evaluation, EvaluationKey
+
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz")
+"""How the name of a file of questions ends; other tasks are lm-evaluation-harness's."""
+
+SHAPES = "question, choices and answer"
+DEFAULT_LEN = 2048
+"""Tokens that a model without a limit of its own reads."""
+
+Z = 1.959963984540054
+"""The 97.5% quantile of the normal distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    question: str
+    choices: tuple[str, ...]
+    answer: int
+    """the place of the right choice"""
+
+
+def read_questions(file: Path, limit: int | None = None) -> list[Question]:
+    """The questions of a file. Raises ValueError, naming the line, for a missing field, an answer that is none of the
+    choices, fewer than two of these, or two alike."""
+    if not file.is_file():
+        raise ValueError(f"{str(file)!r} is no file; name a JSON-lines file with {SHAPES}")
+    questions = [_question(row, place) for place, row in json_objects(file)]
+    if not questions:
+        raise ValueError(f"{file} holds no question; write one object with {SHAPES} per line")
+    return questions[:limit]
+
+
+def _question(row: Mapping[str, Any], place: str) -> Question:
+    question = text_field(row, "question", place, SHAPES)
+    choices = row.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
+        raise ValueError(
+            f"{place} has choices={str(choices)[:40]!r}; an object holds {SHAPES}, and choices is a list of texts"
+        )
+    if len(choices) < 2 or len(set(choices)) < len(choices):
+        raise ValueError(f"{place} has choices={str(choices)[:60]}; give at least two, no two alike")
+    answer = row.get("answer")
+    place_of = choices.index(answer) if answer in choices else answer
+    if not isinstance(place_of, int) or isinstance(place_of, bool) or not 0 <= place_of < len(choices):
+        raise ValueError(
+            f"{place} has answer={answer!r}, which is no choice; give its text, or its place, 0 to {len(choices) - 1}"
+        )
+    return Question(question=question, choices=tuple(map(plain, choices)), answer=place_of)
+
+
+def choices_key(model: Loaded, file: Path, questions: list[Question]) -> EvaluationKey:
+    """What decides the scores of a file's questions on a model."""
+    asked = [[question.question, question.choices, question.answer] for question in questions]
+    return model_key(
+        model,
+        task=file.name.partition(".")[0],
+        task_version="1",
+        task_hash=digest(asked),
+        n_fewshot=0,
+        harness=f"sparsedepth {__version__}",
+    )
+
+
+def evaluate_choices(model: Loaded, data: Path, key: EvaluationKey, questions: list[Question]) -> Evaluation:
+    """Score each choice of each question; `data` is the data folder of a run's results."""
+    started, clock = datetime.now(UTC), time.perf_counter()
+    tokenizer = tokenizer_of(model, data)
+    likelihood = Likelihood(model.stack, tokenizer.eod, key.max_len or DEFAULT_LEN)
+    with model.stack.exact():
+        log_p = choice_likelihoods(likelihood, tokenizer, questions)
+    facts = {
+        **key.model_dump(mode="json"),
+        "model": model.source,
+        "n": len(questions),
+        "n_documents": len(questions),
+        "n_truncated": likelihood.n_truncated,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.perf_counter() - clock, 3),
+        "results": scores(questions, log_p),
+    }
+    return build(Evaluation, facts, key.task)
+
+
+def choice_likelihoods(likelihood: Likelihood, tokenizer: Tokenizer, questions: list[Question]) -> list[np.ndarray]:
+    """ln p of each choice, one array a question."""
+    pairs = [Pair(question.question, choice) for question in questions for choice in question.choices]
+    log_p = np.array([value for value, _ in likelihood(encode_pairs(tokenizer, pairs))])
+    return np.split(log_p, np.cumsum([len(question.choices) for question in questions])[:-1])
+
+
+def scores(questions: list[Question], log_p: list[np.ndarray]) -> list[dict[str, Any]]:
+    """Rows of an evaluation from ln p of every choice."""
+    lengths = [np.array([len(choice) for choice in question.choices]) for question in questions]
+    right = [question.answer for question in questions]
+    plainly = [int(p.argmax()) == answer for p, answer in zip(log_p, right, strict=True)]
+    by_length = [int((p / n).argmax()) == answer for p, n, answer in zip(log_p, lengths, right, strict=True)]
+    texts = [question.choices[question.answer] for question in questions]
+    bits = [
+        (-p[answer] / math.log(2), len(text.encode()) + 1) for p, answer, text in zip(log_p, right, texts, strict=True)
+    ]
+    return [_accuracy("acc", plainly), _accuracy("acc_norm", by_length), *answer_bits(bits)]
+
+
+def _accuracy(metric: str, hits: list[bool]) -> dict[str, Any]:
+    n, p = len(hits), sum(hits) / len(hits)
+    lo, hi = wilson(sum(hits), n)
+    stderr = math.sqrt(p * (1 - p) / (n - 1)) if n > 1 else None
+    return {
+        "metric": metric, "filter": "none", "value": p, "stderr": stderr, "lo": lo, "hi": hi, "higher_is_better": True,
+    }  # fmt: skip
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """The interval of a share of n independent questions."""
+    p = hits / n
+    middle, half = p + Z**2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))

@@ -1,0 +1,81 @@
+"""ln p of continuations, for any stack: what a multiple-choice question, and a task of lm-evaluation-harness, asks.
+
+    ln p(asked | given) = sum over the tokens asked for of log softmax(logits at the token before)[token]
+
+What is longer than the model's context loses its start, and is counted. In fp32 while the stack is `exact`.
+
+Shapes: B sequences, T tokens of one sequence, D width of the stream, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsedepth.probe.fork import probing, stream
+from sparsedepth.probe.stack import Stack
+
+BATCH_TOKENS = 8192
+"""Tokens of one forward pass, at most, unless one sequence is longer."""
+
+Request = tuple[list[int], list[int]]
+"""The tokens given, at least one, and those asked for."""
+
+
+class Likelihood:
+    """Log-likelihoods by one model, which reads at most `max_len` tokens; `eod` fills what a batch has left over."""
+
+    def __init__(self, stack: Stack, eod: int, max_len: int):
+        self._stack, self._eod, self.max_len = stack, eod, max_len
+        self.n_truncated = 0
+        """requests that were too long so far"""
+
+    @torch.no_grad()
+    def __call__(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
+        """ln p of the tokens asked for, and whether each is the likeliest. Longest first, right-padded: causal."""
+        scores: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        inputs = [self._input(given, asked) for given, asked in requests]
+        with probing(self._stack):
+            for batch in _batches([len(ids) for ids in inputs]):
+                longest = max(len(inputs[i]) for i in batch)
+                padded = [inputs[i] + [self._eod] * (longest - len(inputs[i])) for i in batch]
+                (x_BTD,) = deque(stream(self._stack, self._tensor(padded)), maxlen=1)
+                for i, x_TD in zip(batch, x_BTD, strict=True):
+                    asked, end = requests[i][1], len(inputs[i])
+                    scores[i] = self._score(x_TD[end - len(asked) : end], asked)
+        return scores
+
+    def _input(self, given: list[int], asked: list[int]) -> list[int]:
+        """What the model reads: all but the last token, as much of its end as fits."""
+        if len(asked) > self.max_len:
+            raise ValueError(
+                f"a task asks for the likelihood of {len(asked)} tokens at once, and the model reads "
+                f"{self.max_len}; choose another task, or a run with a longer seq_len"
+            )
+        ids = [*given, *asked][:-1]
+        self.n_truncated += len(ids) > self.max_len
+        return ids[-self.max_len :]
+
+    def _score(self, x_TD: Tensor, asked: list[int]) -> tuple[float, bool]:
+        log_p_TV = self._stack.logits(x_TD[None])[0].float().log_softmax(-1)
+        target_T = self._tensor(asked)
+        return (
+            log_p_TV.gather(1, target_T[:, None]).double().sum().item(),
+            bool((log_p_TV.argmax(-1) == target_T).all()),
+        )
+
+    def _tensor(self, ids: Sequence) -> Tensor:
+        return torch.tensor(ids, device=self._stack.device)
+
+
+def _batches(lengths: list[int]) -> Iterator[list[int]]:
+    """Indices, longest first, in batches of at most BATCH_TOKENS tokens with padding."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
