@@ -10,7 +10,7 @@ import signal
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -234,6 +234,7 @@ def recipe(
     objective: str = "loss",
     matched: str = "tokens",
     holdout_depth: int | None = None,
+    holdout: Literal["params", "tokens"] | None = None,
     skip_damaged: bool = False,
 ) -> "Card":
     """Derive a configuration from paired effects: its card; `out` also writes the RunConfig (YAML) and, beside it, the
@@ -253,7 +254,7 @@ def recipe(
         shown = " ".join(map(str, folders))
         raise ValueError(f"{shown} holds {search.text}; see sparsedepth best {shown} for how to run the best again")
     objective = loss_of(runs) if objective == "loss" else objective
-    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, folders=places)
+    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, holdout=holdout, folders=places)
     if card.recipe.config is None:
         raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {card.recipe.abstained}")
     if out is not None:

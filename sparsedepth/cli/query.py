@@ -136,7 +136,10 @@ def best(
     if again is not None:
         write_again(folders, options, again, skip_damaged)
         return
-    show(sandbox.ask(folders, {"best": options}, choose_format(format, out), skip_damaged=skip_damaged), out)
+    chosen = choose_format(format, out)
+    show(sandbox.ask(folders, {"best": options}, chosen, skip_damaged=skip_damaged), out)
+    if chosen == "table" and out is None:
+        print_trials(folders)
 
 
 def write_again(folders: list[Path], options: dict[str, Any], out: Path, skip_damaged: bool) -> None:
@@ -184,6 +187,19 @@ def compare(
         f"alone, {only_second} in the second alone"
     )
     show(f"{head}\n{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
+    if out is None:
+        print_trials([first, second])
+
+
+def print_trials(folders: list[Path]) -> None:
+    """What trials beside these folders found of their recipes."""
+    if not any(any(folder.resolve().parent.glob("*/*.card.json")) for folder in folders):
+        return  # most have none: pandas and the card's schema need not be imported
+    from sparsedepth.recipe.card_text import trial_text
+    from sparsedepth.recipe.trial import trials_of
+
+    for folder, card in trials_of(folders):
+        print(f"\n{trial_text(folder, card)}")
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:

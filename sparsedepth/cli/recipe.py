@@ -5,7 +5,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -56,6 +56,10 @@ def derive(
     holdout_depth: Annotated[
         int | None, typer.Option(help="fit on smaller n_layers only, predict this one, and score against its runs")
     ] = None,
+    holdout: Annotated[
+        Literal["params", "tokens"] | None,
+        typer.Option(help="fit on the smaller widths (params) or budgets (tokens), predict the largest, and score"),
+    ] = None,
     skip_damaged: SkipDamaged = False,
 ) -> None:
     """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
@@ -63,7 +67,7 @@ def derive(
     from sparsedepth.recipe.card_markdown import page_path
     from sparsedepth.recipe.card_text import card_text
 
-    advice: dict[str, Any] = {"depth": depth, "objective": objective, "matched": matched}
+    advice: dict[str, Any] = {"depth": depth, "objective": objective, "matched": matched, "holdout": holdout}
     card = calls.recipe(*folders, out=out, **advice, holdout_depth=holdout_depth, skip_damaged=skip_damaged)
     print(card_text(card))
     if out is not None:

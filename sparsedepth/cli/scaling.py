@@ -185,13 +185,14 @@ def _fitted(
 
 def _exponents(texts: list[str]) -> dict[str, float]:
     """'a_l=1' -> {'a_l': 1.0}. Raises ValueError."""
+    from sparsedepth.effects.scale_text import named_number
+
     values = {}
     for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            values[name] = float(value)
-        except ValueError:
-            raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1") from None
+        name, value = named_number(text)
+        if value is None:
+            raise ValueError(f"--fix {text!r} must be an exponent and its value, such as a_l=1")
+        values[name] = value
     return values
 
 

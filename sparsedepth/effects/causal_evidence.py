@@ -1,10 +1,12 @@
 """What must be shown before a link of the chain is said to be more than a coincidence: the one place with the rules.
 A recipe earns the same words by other rules, from its held-out tests (`sparsedepth.recipe.card.earned_word`).
 
-    associated  the rank correlation within depth has a 95% interval that excludes 0 (see `chain`)
+    associated  the rank correlation within depth has a 95% interval that excludes 0, and so has it among all links, by
+                Holm's correction (see `chain`)
     predicts    associated, and depths that were held out are predicted better than by their own mean:
                 skill = 1 - sum_depths SSE(y - b_without_this_depth x) / sum_depths SST(y),  interval > 0,
-                x and y the ranks within depth, b the least-squares slope over the other depths
+                x and y the ranks within depth, b the least-squares slope over the other depths; the interval is the
+                jackknife's over configurations
     causes      associated, and an intervention moved the cause, did not move what else could be behind it (by more than
                 EQUIVALENT of the baseline, interval included), and moved the effect: two verdicts of
                 `family.effects_over_depths`, over all depths and corrected over all settings
@@ -15,7 +17,7 @@ that intervention, at the models that were run; not that it is the way by which 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,18 +26,21 @@ import pandas as pd
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import (
-    MIN_CELLS,
+    MIN_UNITS,
     Link,
+    given_of_tuning,
+    jackknife,
+    leave_one_out,
     link,
     link_between,
     link_within,
     links_of,
     midranks,
-    percentiles,
-    resamples,
+    units_of,
 )
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.family import effects_over_depths
+from sparsedepth.effects.intervals import holm
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning import standing
@@ -117,7 +122,8 @@ class LinkEvidence:
     effect: str
     word: LinkWord
     links: tuple[Link, ...]
-    """Pooled, within depth, that given the loss (unless the loss is part of it), within each knob, between knobs."""
+    """Pooled, within depth, that given lr and tuning (where they differ), that given the loss (unless the loss is part
+    of it), within each knob, between knobs."""
     skill: Skill
     interventions: tuple[InterventionEffect, ...]
 
@@ -143,23 +149,35 @@ Known = dict[str, dict[str, Contrast]]
 """Outcome -> setting -> its effect over all depths."""
 
 
-def weigh(runs: pd.DataFrame, seed: int = 0) -> list[LinkEvidence]:
-    """The evidence on every link of the chain that was measured, from the runs that stand for a configuration. `seed`
-    draws the bootstraps."""
+def weigh(runs: pd.DataFrame) -> list[LinkEvidence]:
+    """The evidence on every link of the chain that was measured, from the runs that stand for a configuration; p-values
+    are Holm's over all links of a scope."""
     runs, known = standing(runs), Known()
-    return [weigh_link(runs, cause, effect, seed, known) for cause, effect in links_of(runs)]
+    runs = runs.assign(unit=units_of(runs))
+    chain = [weigh_link(runs, cause, effect, known) for cause, effect in links_of(runs)]
+    by_scope: dict[str, list[float]] = {}
+    for each in chain:
+        for one in each.links:
+            by_scope.setdefault(one.scope, []).extend([] if one.p is None else [one.p])
+    adjusted = {scope: iter(holm(p_values)) for scope, p_values in by_scope.items()}
+    corrected = []
+    for each in chain:
+        links = tuple(one if one.p is None else replace(one, p_holm=next(adjusted[one.scope])) for one in each.links)
+        corrected.append(replace(each, links=links, word=word_of(links, each.skill, each.interventions)))
+    return corrected
 
 
-def weigh_link(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0, known: Known | None = None) -> LinkEvidence:
-    """The evidence on one link; `known` as in `interventions`."""
+def weigh_link(runs: pd.DataFrame, cause: str, effect: str, known: Known | None = None) -> LinkEvidence:
+    """The evidence on one link, as if it were the only one; `known` as in `interventions`."""
     knobs = [knob for knob in find_knobs(runs) if knob.is_pure]
-    links = [link(runs, cause, effect, "pooled", seed), link(runs, cause, effect, "within depth", seed)]
+    runs, tuning = given_of_tuning(runs.assign(unit=units_of(runs)))
+    links = [link(runs, cause, effect, "pooled"), link(runs, cause, effect, "within depth")]
     loss = loss_of(runs)
-    if loss not in (cause, effect):
-        links.append(link(runs, cause, effect, "within depth", seed, given=loss))
-    links += [link_within(runs, knob, cause, effect, seed) for knob in knobs]
-    links.append(link_between(runs, knobs, cause, effect, seed))
-    predicted, tried = skill(runs, cause, effect, seed), interventions(runs, cause, effect, known)
+    given = [tuning, [loss] if loss not in (cause, effect) else []]
+    links += [link(runs, cause, effect, "within depth", names) for names in given if names]
+    links += [link_within(runs, knob, cause, effect) for knob in knobs]
+    links.append(link_between(runs, knobs, cause, effect))
+    predicted, tried = skill(runs, cause, effect), interventions(runs, cause, effect, known)
     return LinkEvidence(
         cause=cause,
         effect=effect,
@@ -191,18 +209,21 @@ def interventions(runs: pd.DataFrame, cause: str, effect: str, known: Known | No
     return tried
 
 
-def skill(runs: pd.DataFrame, cause: str, effect: str, seed: int = 0) -> Skill:
-    """How well each depth is predicted by the others; None with fewer than two depths or MIN_CELLS cells."""
+def skill(runs: pd.DataFrame, cause: str, effect: str) -> Skill:
+    """How well each depth is predicted by the others; None with fewer than two depths; no interval with fewer than
+    MIN_UNITS configurations."""
     known = standing(runs)
     usable = known[known["outcome"] == "ok"].dropna(subset=[cause, effect])
     depths = tuple(sorted(set(map(int, usable["n_layers"]))))
-    cell_N, cells = pd.factorize(usable["cell_id"])
-    if len(depths) < 2 or len(cells) < MIN_CELLS:
+    unit_N, units = pd.factorize(units_of(known)[usable.index])
+    if len(depths) < 2:
         return Skill(value=None, lo=None, hi=None, depths=depths)
     depth_N = usable["n_layers"].to_numpy()
     x_N, y_N = (usable[name].to_numpy(dtype=float) for name in (cause, effect))
     value = float(_skill(x_N, y_N, depth_N, np.ones((1, len(x_N))))[0])
-    lo, hi = percentiles(_skill(x_N, y_N, depth_N, resamples(len(cells), seed)[:, cell_N]))
+    without_G = _skill(x_N, y_N, depth_N, leave_one_out(len(units))[:, unit_N])
+    interval = jackknife(value, without_G, len(units) - 2) if len(units) >= MIN_UNITS else None
+    lo, hi = interval[:2] if interval else (None, None)
     return Skill(value=value if np.isfinite(value) else None, lo=lo, hi=hi, depths=depths)
 
 

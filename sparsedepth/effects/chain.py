@@ -1,19 +1,27 @@
 """Do sparsity, residual variance, effectiveness and loss move together? Rank correlations per link of the chain.
 
     rho = Pearson(rank x, rank y)    (Spearman 1904; ties share their mean rank)
-    rho given z = (rho_xy - rho_xz rho_yz) / sqrt((1 - rho_xz^2) (1 - rho_yz^2))    (Yule 1907)
+    rho given z = -P_xy / sqrt(P_xx P_yy),   P the inverse of the rank correlations of x, y and all of z    (Yule 1907)
 
 Scopes. 'pooled' ranks all runs together, so depth itself drives it. 'within depth' ranks the runs of each depth among
 themselves, as a share of their number, and correlates what is left. 'within K' does so among runs that differ in knob K
 (and the seed) alone. 'between knobs' correlates paired effects: one point per setting of any knob and depth, its mean
 change in x and in y; do the knobs that move x more also move y more?
 
-The replicates of a cell are not independent observations of the chain: the bootstrap draws whole cells (between knobs:
-points) with replacement, and its percentiles are the 95% interval. A link is 'associated' only if that interval
-excludes 0. Association is not causation: `causal_evidence` says what earns more. 2603.15389 itself shows a case (weight
-decay 1.0 and 3.0) where variance falls and usefulness falls with it.
+Replicates of a configuration are not independent observations of the chain, nor are its runs at several depths: what a
+setting does to a quantity it does at all of them. The unit is the configuration, every field but depth, seed and what
+was tuned ('within K', where contexts repeat the same few settings, and 'between knobs': the setting). The interval is
+the jackknife's over G units, on Fisher's scale, each unit with all its runs left out in turn (Tukey 1958):
+
+    z = artanh rho          se^2 = (G - 1) / G sum_g (z_without_g - mean)^2          tanh(z +- t(G - 2, 0.975) se)
+
+one df less for each quantity that is given. p is Student's, and no lower than 2 / G!, which is what the best of all
+orders of G units earns. A link is 'associated' only if that interval excludes 0 and, among the links of one scope, if
+Holm's p is at most ALPHA. Association is not causation: `causal_evidence` says what earns more. 2603.15389 itself shows
+a case (weight decay 1.0 and 3.0) where variance falls and usefulness falls with it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -21,14 +29,15 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtr, stdtrit
 
-from sparsedepth.effects.knobs import Knob, chosen_fields, keys
+from sparsedepth.effects.intervals import ALPHA
+from sparsedepth.effects.knobs import NEVER_KNOBS, Knob, chosen_fields, depth_knob, keys, labels, tuned_fields
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
-from sparsedepth.store.student import LEVEL
 from sparsedepth.store.tuning import standing
 
 Scope = Literal["pooled", "within depth"]
@@ -39,11 +48,10 @@ LINKS: tuple[tuple[str, str], ...] = tuple(
 )
 """val_loss stands for the loss that compares the runs (`links_of`)."""
 
-MIN_CELLS = 6
-"""Fewer distinct configurations get no interval; from here on, noise is called associated in about 5% of stores."""
-RESAMPLES = 1000
-IN_CACHE = 100_000
-"""Numbers per array that are worked on at a time: a processor's cache holds several such."""
+MIN_UNITS = 6
+"""Fewer get no interval."""
+AT_EDGE = "tuning at the edge"
+"""Whether what was tuned stands at an end of the values tried: a column to hold fixed (`given_of_tuning`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +64,23 @@ class Link:
     """None where it is undefined: fewer than three runs, or one of the two does not vary."""
     lo: float | None
     hi: float | None
+    p: float | None
     n_runs: int
-    n_cells: int
-    """Between knobs: points."""
+    n_units: int
+    """Configurations; settings of scope 'within KNOB' and 'between knobs'."""
     n_missing: int
     """Finished runs left out because one of the two was not measured."""
     n_diverged: int
     knob: str | None = None
     """Of scope 'within KNOB'."""
+    p_holm: float | None = None
+    """Holm's p over the links of one scope; None for a link alone."""
 
     @property
     def verdict(self) -> Literal["associated", "not distinguishable"]:
-        known = self.lo is not None and self.hi is not None
-        return "associated" if known and (self.lo > 0 or self.hi < 0) else "not distinguishable"
+        p = self.p if self.p_holm is None else self.p_holm
+        excludes = self.lo is not None and self.hi is not None and (self.lo > 0 or self.hi < 0)
+        return "associated" if excludes and p is not None and p <= ALPHA else "not distinguishable"
 
 
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -98,39 +110,57 @@ def cautions(runs: pd.DataFrame) -> list[str]:
     return [line for line in lines if line]
 
 
-def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, seed: int = 0, given: str | None = None) -> Link:
-    """One link over the runs that finished and have both numbers; partial, where something is `given`."""
-    wanted = [cause, effect, *([given] if given else [])]
+def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:
+    """One link over the runs that finished and have all the numbers; partial, where something is `given`."""
+    wanted = [cause, effect, *given]
     usable = _usable(runs, wanted)
     stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
-    return _link(runs, usable, wanted, f"{scope}, given {given}" if given else scope, stratum_N, seed)
+    unit = units_of(runs)[usable.index]
+    return _link(runs, usable, wanted, f"{scope}, given {' and '.join(given)}" if given else scope, stratum_N, unit)
 
 
-def link_within(runs: pd.DataFrame, knob: Knob, cause: str, effect: str, seed: int = 0) -> Link:
+def units_of(runs: pd.DataFrame) -> pd.Series:
+    """The configuration of each run, whatever its depth, seed and tuned values; a column `unit`, where there is one."""
+    if "unit" in runs.columns:
+        return runs["unit"]
+    depth = depth_knob(runs)
+    moved = {*NEVER_KNOBS, *tuned_fields(standing(runs)), *(depth.fields if depth else ())}
+    return keys(runs, [name for name in chosen_fields(runs) if name not in moved])
+
+
+def given_of_tuning(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """The rows with what tuning may have moved beside a knob, and which of these columns differ: what was tuned, lr in
+    any case, and whether it stands at the edge of the values tried."""
+    at_edge = runs["tuning"] == "edge" if "tuning" in runs.columns else False
+    runs = runs.assign(**{AT_EDGE: at_edge}).astype({AT_EDGE: float})
+    names = [name for name in (*sorted({"lr", *tuned_fields(standing(runs))}), AT_EDGE) if name in runs.columns]
+    return runs, [name for name in names if runs.loc[runs["outcome"] == "ok", name].nunique() > 1]
+
+
+def link_within(runs: pd.DataFrame, knob: Knob, cause: str, effect: str) -> Link:
     """One link over runs that differ in one knob and the seed alone; contexts with one setting do not count."""
     known = standing(runs)
     fields = [name for name in chosen_fields(known) if name not in {*knob.fields, "seed"}]
-    known = known[["outcome", "cell_id", cause, effect]].assign(stratum=keys(known, fields))
+    strata, unit = keys(known, fields), labels(known, knob)
     usable = _usable(known, [cause, effect])
-    usable = usable[usable.groupby("stratum")["cell_id"].transform("nunique") > 1]
-    stratum_N = pd.factorize(usable["stratum"])[0]
-    within = _link(known, usable, [cause, effect], f"within {knob.name}", stratum_N, seed)
+    usable = usable[usable.groupby(strata[usable.index])["cell_id"].transform("nunique") > 1]
+    stratum_N = pd.factorize(strata[usable.index])[0]
+    within = _link(known, usable, [cause, effect], f"within {knob.name}", stratum_N, unit[usable.index])
     return replace(within, knob=knob.name)
 
 
-def link_between(runs: pd.DataFrame, knobs: Sequence[Knob], cause: str, effect: str, seed: int = 0) -> Link:
+def link_between(runs: pd.DataFrame, knobs: Sequence[Knob], cause: str, effect: str) -> Link:
     """One link over settings of all knobs: mean paired change in the one against that in the other."""
-    points, used = list[tuple[float, float]](), set[str]()
+    points, used = list[tuple[str, float, float]](), set[str]()
     for knob in knobs:
         x, y = (pairs(runs, knob, name) for name in (cause, effect))
         both = x.assign(other=y["difference"]).dropna(subset=["difference", "other"])
-        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean()
+        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean().reset_index("setting")
         points += list(changes.itertuples(index=False, name=None))
         used |= {*both["run_id"], *both["run_id_baseline"]}
-    frame = pd.DataFrame(points, columns=[cause, effect], dtype=float).assign(
-        cell_id=range(len(points)), run_id=range(len(points)), outcome="ok"
-    )
-    between = _link(frame, frame, [cause, effect], "between knobs", np.zeros(len(frame)), seed)
+    frame = pd.DataFrame(points, columns=["unit", cause, effect]).astype({cause: float, effect: float})
+    frame = frame.assign(outcome="ok")
+    between = _link(frame, frame, [cause, effect], "between knobs", np.zeros(len(frame)), frame["unit"])
     return replace(between, n_runs=len(used))
 
 
@@ -139,17 +169,18 @@ def _usable(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
 
 
 def _link(
-    runs: pd.DataFrame, usable: pd.DataFrame, wanted: Sequence[str], scope: str, stratum_N: np.ndarray, seed: int
+    runs: pd.DataFrame, usable: pd.DataFrame, wanted: Sequence[str], scope: str, stratum_N: np.ndarray, unit: pd.Series
 ) -> Link:
-    """`wanted` names the two sides, and what is given."""
+    """`wanted` names the two sides, and what is given; `unit` is that of each usable row."""
     finished = runs[runs["outcome"] == "ok"]
     values = [usable[name].to_numpy(dtype=float) for name in wanted]
-    cell_N, names = pd.factorize(usable["cell_id"])
-    rho = lo = hi = None
+    unit_N, units = pd.factorize(unit)
+    rho = lo = hi = p = None
     if len(usable) >= 3:
-        rho = _number(_correlation(values, stratum_N, cell_N, np.ones((1, len(names))))[0])
-    if rho is not None and len(names) >= MIN_CELLS:
-        lo, hi = percentiles(_correlation(values, stratum_N, cell_N, resamples(len(names), seed)))
+        rho = _number(_correlation(values, stratum_N, unit_N, np.ones((1, len(units))))[0])
+    if rho is not None and len(units) >= MIN_UNITS:
+        without_G = _correlation(values, stratum_N, unit_N, leave_one_out(len(units)))
+        lo, hi, p = _jackknife(rho, without_G, len(units) - len(values))
     return Link(
         cause=wanted[0],
         effect=wanted[1],
@@ -157,43 +188,64 @@ def _link(
         rho=rho,
         lo=lo,
         hi=hi,
+        p=p,
         n_runs=len(usable),
-        n_cells=len(names),
+        n_units=len(units),
         n_missing=int(finished[list(wanted)].isna().any(axis=1).sum()),
         n_diverged=int((runs["outcome"] == "diverged").sum()),
     )
 
 
+def leave_one_out(n_units: int) -> np.ndarray:
+    """How often each unit counts, (G, G): a row for each that is left out."""
+    return 1 - np.eye(n_units)
+
+
+def jackknife(value: float, without_G: np.ndarray, df: int) -> tuple[float, float, float] | None:
+    """The 95% interval of a value from what it is without each unit, and its p against 0; None where one of these is
+    undefined: then a single unit decides."""
+    n = len(without_G)
+    if not np.isfinite(without_G).all():
+        return None
+    error = math.sqrt((n - 1) / n * float(((without_G - without_G.mean()) ** 2).sum()))
+    half = float(stdtrit(df, 0.975)) * error
+    p = 2 * float(stdtr(df, -abs(value) / error)) if error else 0.0
+    return value - half, value + half, max(p, 2 / math.factorial(n))
+
+
+def _jackknife(rho: float, without_G: np.ndarray, df: int) -> tuple[float | None, float | None, float | None]:
+    """On Fisher's scale, which a rho of 1 would leave."""
+    z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))
+    known = jackknife(float(z), z_G, df)
+    return (None, None, None) if known is None else (math.tanh(known[0]), math.tanh(known[1]), known[2])
+
+
 def spearman(
-    x_N: np.ndarray, y_N: np.ndarray, stratum_N: np.ndarray, cell_N: np.ndarray, times_BC: np.ndarray
+    x_N: np.ndarray, y_N: np.ndarray, stratum_N: np.ndarray, unit_N: np.ndarray, times_BG: np.ndarray
 ) -> np.ndarray:
-    """Rank correlations within strata, one per row of `times_BC`: how often each cell counts. NaN where undefined."""
-    return _correlation([x_N, y_N], stratum_N, cell_N, times_BC)
+    """Rank correlations within strata, one per row of `times_BG`: how often each unit counts. NaN where undefined."""
+    return _correlation([x_N, y_N], stratum_N, unit_N, times_BG)
 
 
 def _correlation(
-    values: Sequence[np.ndarray], stratum_N: np.ndarray, cell_N: np.ndarray, times_BC: np.ndarray
+    values: Sequence[np.ndarray], stratum_N: np.ndarray, unit_N: np.ndarray, times_BG: np.ndarray
 ) -> np.ndarray:
-    """Spearman's rho of two variables, or their partial rho given a third."""
-    n_parts = max(1, len(times_BC) * len(cell_N) // IN_CACHE)
-    parts = np.array_split(times_BC, n_parts)
-    return np.concatenate([_correlate(values, stratum_N, times_BC[:, cell_N]) for times_BC in parts])
-
-
-def _correlate(values: Sequence[np.ndarray], stratum_N: np.ndarray, weight_BN: np.ndarray) -> np.ndarray:
-    ranks = [midranks(one_N, stratum_N, weight_BN) for one_N in values]
-    weighted = [weight_BN * rank_BN for rank_BN in ranks]
-
-    def rho(i: int, j: int) -> np.ndarray:
-        aa_B, bb_B, ab_B = (np.einsum("bn,bn->b", weighted[c], ranks[d]) for c, d in ((i, i), (j, j), (i, j)))
-        norm_B = np.sqrt(aa_B * bb_B)
-        return np.divide(ab_B, norm_B, out=np.full_like(norm_B, np.nan), where=norm_B > 1e-12 * len(stratum_N))
-
+    """Spearman's rho of two variables, or their partial rho given the others; what does not vary is as if not given."""
+    weight_BN = times_BG[:, unit_N]
+    ranks = np.stack([midranks(value_N, stratum_N, weight_BN) for value_N in values])
+    moment_BVV = np.einsum("bn,vbn,wbn->bvw", weight_BN, ranks, ranks, optimize=True)
+    size_BV = np.sqrt(np.einsum("bvv->bv", moment_BVV))
+    norm_BVV = size_BV[:, :, None] * size_BV[:, None, :]
+    rho_BVV = np.divide(moment_BVV, norm_BVV, out=np.zeros_like(norm_BVV), where=norm_BVV > 1e-12 * len(stratum_N))
+    varies_B = (rho_BVV[:, 0, 0] > 0) & (rho_BVV[:, 1, 1] > 0)
     if len(values) == 2:
-        return rho(0, 1)
-    xy_B, xz_B, yz_B = rho(0, 1), rho(0, 2), rho(1, 2)
-    left_B = np.sqrt((1 - xz_B**2).clip(0) * (1 - yz_B**2).clip(0))
-    return np.divide(xy_B - xz_B * yz_B, left_B, out=np.full_like(left_B, np.nan), where=left_B > 1e-6)
+        return np.where(varies_B, rho_BVV[:, 0, 1], np.nan)
+    rho_BVV[:, range(2, len(values)), range(2, len(values))] = 1.0
+    known_B = varies_B & (np.linalg.det(rho_BVV) > 1e-9)
+    partial_B = np.full(len(times_BG), np.nan)
+    inverse_BVV = np.linalg.inv(rho_BVV[known_B])
+    partial_B[known_B] = -inverse_BVV[:, 0, 1] / np.sqrt(inverse_BVV[:, 0, 0] * inverse_BVV[:, 1, 1])
+    return partial_B
 
 
 def midranks(values_N: np.ndarray, stratum_N: np.ndarray, weight_BN: np.ndarray) -> np.ndarray:
@@ -213,23 +265,6 @@ def midranks(values_N: np.ndarray, stratum_N: np.ndarray, weight_BN: np.ndarray)
     tie_N = np.empty(len(order_N), dtype=int)
     tie_N[order_N] = np.cumsum(new_tie) - 1
     return share_BT[:, tie_N]
-
-
-def resamples(n_cells: int, seed: int) -> np.ndarray:
-    """How often each cell is drawn, (RESAMPLES, n_cells)."""
-    generator = np.random.default_rng(seed)
-    return generator.multinomial(n_cells, np.full(n_cells, 1 / n_cells), size=RESAMPLES).astype(float)
-
-
-def percentiles(values_B: np.ndarray) -> tuple[float | None, float | None]:
-    """The ends of the central LEVEL of a bootstrap; None where over a tenth of it is undefined: then most runs agree in
-    one of the quantities, and very few cells decide."""
-    values_B = values_B[np.isfinite(values_B)]
-    if len(values_B) < 0.9 * RESAMPLES:
-        return None, None
-    tail = (1 - LEVEL) / 2
-    lo, hi = np.quantile(values_B, [tail, 1 - tail])
-    return float(lo), float(hi)
 
 
 def _number(value: float) -> float | None:

@@ -7,8 +7,9 @@ The seed is the unit. With d_s the mean of outcome(setting) - outcome(baseline) 
     noise  = sqrt(sum over k of sum_s (y_ks - mean_k)^2 / 2 (S - 1)),  k = setting, baseline
     floor  = t(2 (S - 1), 0.975) noise sqrt(2 / S):  the smallest difference of two means that seeds do not explain
 
-An effect is called 'lower' or 'higher' only if its interval excludes 0 *and* it exceeds the floor, and in a family if
-Holm's p is at most ALPHA besides. Diverged runs are counted and never averaged.
+An effect is called 'lower' or 'higher' only if its interval excludes 0 *and* it exceeds the floor, in a family if
+Holm's p is at most ALPHA besides, and only if both sides were tuned alike (`tuned.flaw_of`). Diverged runs are counted
+and never averaged.
 """
 
 import math
@@ -61,8 +62,6 @@ class Contrast(Judged):
     run_ids: tuple[str, ...]
     tuned: str = ""
     """'each at its own lr (0.0015 -> 0.006)', baseline first; '' where nothing was tuned."""
-    tuning_flaw: str = ""
-    """Why the two sides were not tuned alike."""
     basis: str | None = None
     """What every pair agrees in; None: the pairs differ in nothing but the knob, whatever that costs."""
 
@@ -272,6 +271,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
                 unit=unit_of(outcome),
                 effect=replace(with_added(estimate(change.to_numpy(), least_sd), added), n=len(both)),
                 added=added,
+                tuning_flaw=flaw_of(at_deep) or flaw_of(at_shallow),
                 by_seed=tuple(map(float, change)),
                 least_sd=least_sd,
                 floor=0.0,

@@ -34,8 +34,9 @@ from sparsedepth.effects.sentences import (
     holm_text,
     number_text,
     seen_text,
+    verdict_text,
 )
-from sparsedepth.effects.tuned import terms, tuned_side
+from sparsedepth.effects.tuned import flaw_of, terms, tuned_side
 from sparsedepth.store.student import t_critical
 from sparsedepth.store.tuning import standing
 
@@ -151,6 +152,7 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
         effect=replace(with_added(estimate(difference.to_numpy()), added), n=len(slopes)),
         by_seed=tuple(map(float, difference)),
         added=added,
+        tuning_flaw=flaw_of(pairs),
         noise=noise,
         floor=floor,
         exponent_difference=_exponent_difference(pairs) if identified else None,
@@ -255,7 +257,7 @@ def slope_sentence(contrast: SlopeContrast) -> str:
     """'n_kv_heads=1 vs n_kv_heads=4: depth slope of val_loss not distinguishable: -0.02 nat/token per doubling ...'."""
     here, there = contrast.at_setting, contrast.at_baseline
     parts = [
-        f"{here.setting} vs {there.setting}: depth slope of {contrast.outcome} {contrast.verdict}: "
+        f"{here.setting} vs {there.setting}: depth slope of {contrast.outcome} {verdict_text(contrast)}: "
         f"{estimate_text(contrast.effect, contrast.unit)}{seen_text(contrast)}",
         f"{counted(contrast.effect.n, 'pair')} of lines over n_layers {', '.join(map(str, here.depths))}, "
         f"{counted(contrast.n_seeds, 'seed')}{df_text(contrast)}, {floor_text(contrast.floor, contrast.unit)}"
@@ -265,6 +267,8 @@ def slope_sentence(contrast: SlopeContrast) -> str:
     ]
     if contrast.exponent_difference is not None:
         parts.append(f"their difference {estimate_text(contrast.exponent_difference, '1')}")
+    if contrast.tuning_flaw:
+        parts.append(contrast.tuning_flaw)
     if contrast.n_diverged:
         parts.append(f"{counted(contrast.n_diverged, 'run')} diverged, left out with its partner")
     return "; ".join(parts)

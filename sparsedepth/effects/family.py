@@ -6,7 +6,8 @@ their depth (`moderated`). Many comparisons are made at once, so that some stand
 all contrasts at one depth, which are what a recipe chooses from (over all interactions; over all depth slopes). At most
 5% of depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict needs three things:
 the interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not
-distinguishable', which is said with the size of effect that would have been seen (`Judged.detectable`).
+distinguishable', which is said with the size of effect that would have been seen (`Judged.detectable`). Where tuning
+was uneven (`tuned.flaw_of`), no verdict is given either, and that is the reason that is said.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,7 +154,7 @@ def effects_table(effects: Iterable[Contrast]) -> QueryResult:
     """One row per effect; NULL where there is no matched pair, or too few."""
     columns = ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict", "effect", "lo", "hi", "unit")
     columns += ("p", "p_holm", "df", "detectable", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged")
-    columns += ("at_edge",)
+    columns += ("at_edge", "tuning_flaw")
     rows = []
     for contrast in effects:
         verdict = contrast.verdict if contrast.has_pairs else "no matched runs"
@@ -187,6 +188,7 @@ def effects_table(effects: Iterable[Contrast]) -> QueryResult:
                 contrast.effect.n,
                 contrast.n_seeds,
                 *left_out,
+                contrast.tuning_flaw or None,
             )
         )
     return QueryResult(columns=columns, rows=tuple(rows))

@@ -127,10 +127,17 @@ class Judged:
     """Holm's p over the family that the effect was tested in; None outside a family, and with too few seeds."""
     n_tested: int = 1
     """Effects with a p-value in that family."""
+    tuning_flaw: str = ""
+    """Why the two sides were not tuned alike."""
 
     @property
     def verdict(self) -> Verdict:
-        """What is said of it, everywhere: among all of its family, where it was tested in one."""
+        """What is said of it, everywhere: among all of its family, where it was tested in one, and of sides that were
+        tuned alike, since a better value that was not tried would be an effect as well."""
+        return "not distinguishable" if self.tuning_flaw else self.verdict_if_tuned_alike
+
+    @property
+    def verdict_if_tuned_alike(self) -> Verdict:
         by_chance = self.p_holm is not None and self.p_holm > ALPHA
         return "not distinguishable" if by_chance else self.verdict_alone
 

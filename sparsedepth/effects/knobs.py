@@ -26,7 +26,7 @@ import pandas as pd
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.role import fields_where, roles
 from sparsedepth.config.run import ModelConfig, RunConfig
-from sparsedepth.store.tuning import standing
+from sparsedepth.store.tuning import names_tuned, standing
 
 Plain = bool | int | float | str | tuple | None
 
@@ -113,7 +113,7 @@ def tuned_fields(runs: pd.DataFrame) -> set[str]:
     """The fields that were tuned in every one of these runs: each has its own best value, which is no choice."""
     if "tuned_fields" not in runs.columns or runs["tuned_fields"].isna().any() or not len(runs):
         return set()
-    return set.intersection(*({*text.split(",")} for text in runs["tuned_fields"].unique()))
+    return set.intersection(*({*names_tuned(text)} for text in runs["tuned_fields"].unique()))
 
 
 def chosen_fields(runs: pd.DataFrame) -> list[str]:

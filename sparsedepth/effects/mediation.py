@@ -18,7 +18,7 @@ from itertools import combinations, product
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.chain import MIN_CELLS, STAGES, percentiles, resamples
+from sparsedepth.effects.chain import STAGES
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
@@ -26,6 +26,8 @@ from sparsedepth.quantities import of_stage
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.degeneracy import degeneracy, rows_of
 
+MIN_CONTEXTS = 6
+RESAMPLES = 1000
 NAMES = (
     "weight_sparsity",
     "attention_sparsity_rel",
@@ -57,7 +59,7 @@ class Mediation:
     """1: all of it passes through the mediator; 0: none. None where the total effect does not exclude 0."""
     lo: float | None
     hi: float | None
-    """None also with fewer than MIN_CELLS contexts."""
+    """None also with fewer than MIN_CONTEXTS contexts."""
     n_contexts: int
 
 
@@ -96,8 +98,10 @@ def mediation(
     if total.excludes_zero and pairs["n_layers"].nunique() + 1 < len(pairs):
         value = float(_share(pairs, np.ones((1, len(pairs))))[0])
         share = value if np.isfinite(value) else None
-        if share is not None and n_contexts >= MIN_CELLS:
-            lo, hi = percentiles(_share(pairs, resamples(n_contexts, seed)[:, context_N]))
+        if share is not None and n_contexts >= MIN_CONTEXTS:
+            share_C = np.full(n_contexts, 1 / n_contexts)
+            times_BC = np.random.default_rng(seed).multinomial(n_contexts, share_C, size=RESAMPLES).astype(float)
+            lo, hi = _percentiles(_share(pairs, times_BC[:, context_N]))
     return Mediation(
         knob=knob.name,
         setting=setting,
@@ -110,6 +114,16 @@ def mediation(
         hi=hi,
         n_contexts=n_contexts,
     )
+
+
+def _percentiles(values_B: np.ndarray) -> tuple[float | None, float | None]:
+    """The ends of the central 95% of a bootstrap; None where over a tenth of it is undefined: then very few contexts
+    decide."""
+    values_B = values_B[np.isfinite(values_B)]
+    if len(values_B) < 0.9 * RESAMPLES:
+        return None, None
+    lo, hi = np.quantile(values_B, [0.025, 0.975])
+    return float(lo), float(hi)
 
 
 def _share(pairs: pd.DataFrame, weight_BN: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ import pandas as pd
 from sparsedepth.effects.intervals import Estimate, student
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, unit_of, values_of
-from sparsedepth.store.tuning import standing
+from sparsedepth.store.tuning import names_tuned, standing
 
 AXES: Mapping[str, str] = {
     "parameters": "params_total",
@@ -351,7 +351,7 @@ def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
     takes the best value."""
     if "tuned_fields" not in runs.columns or "lr" not in runs.columns:
         return []
-    tuned = runs[runs["tuned_fields"].fillna("").str.split(",").map(lambda names: "lr" in names)]
+    tuned = runs[runs["tuned_fields"].map(lambda text: "lr" in names_tuned(text))]
     tuned = tuned.assign(value=values_of(tuned, outcome), n=pd.to_numeric(tuned["params_total"], errors="coerce"))
     tuned = tuned.dropna(subset=["value", "lr", "n", "d_model", "tokens_trained"])
     curves = {

@@ -130,11 +130,17 @@ def wanted(texts: Sequence[str]) -> dict[str, float]:
     """'parameters=1e9' -> {'parameters': 1e9}. Raises ValueError."""
     sizes = {}
     for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            sizes[name] = float(value)
-        except ValueError:
-            sizes[name] = 0.0
-        if name not in AXES or not sizes[name] > 0:
+        name, size = named_number(text)
+        if name not in AXES or size is None or not size > 0:
             raise ValueError(f"--at {text!r} must be a size, such as parameters=1e9; of {', '.join(AXES)}")
+        sizes[name] = size
     return sizes
+
+
+def named_number(text: str) -> tuple[str, float | None]:
+    """'a_l=1' -> ('a_l', 1.0); None for what is no number."""
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, None

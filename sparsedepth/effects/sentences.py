@@ -23,7 +23,7 @@ def effect_text(contrast: Contrast) -> str:
         size = estimate_text(contrast.effect, contrast.unit)
         sample = f"{counted(contrast.effect.n, 'pair')}, {counted(contrast.n_seeds, 'seed')}{df_text(contrast)}"
         parts = [
-            f"{contrast.outcome} {contrast.verdict}: {size}{seen_text(contrast)}",
+            f"{contrast.outcome} {verdict_text(contrast)}: {size}{seen_text(contrast)}",
             *([contrast.tuned] if contrast.tuned else []),
             f"{sample}, {floor_text(contrast.floor, contrast.unit)}{holm_text(contrast.p_holm)}",
         ]
@@ -52,9 +52,15 @@ def estimate_text(effect: Estimate, unit: str) -> str:
     return f"{shown} (95% interval {number(effect.lo)} to {number(effect.hi)})"
 
 
+def verdict_text(judged: Judged) -> str:
+    """The verdict; where only uneven tuning keeps it from 'lower' or 'higher', that."""
+    is_barred = judged.verdict_if_tuned_alike != judged.verdict
+    return f"{judged.verdict} from uneven tuning" if is_barred else judged.verdict
+
+
 def seen_text(judged: Judged) -> str:
     """'; effects above 0.05 would have been seen', where nothing can be told apart; else nothing."""
-    if judged.verdict != "not distinguishable":
+    if judged.verdict_if_tuned_alike != "not distinguishable":
         return ""
     if judged.detectable is None:
         return "; no effect would have been seen: too few seeds"
@@ -105,24 +111,26 @@ def interaction_sentence(interaction: Interaction) -> str:
     """How the effect at the deepest depth differs from that at the shallowest."""
     return (
         f"{interaction.setting} vs {interaction.baseline}, effect at n_layers={interaction.deep} less that at "
-        f"n_layers={interaction.shallow}: {interaction.outcome} {interaction.verdict}: "
+        f"n_layers={interaction.shallow}: {interaction.outcome} {verdict_text(interaction)}: "
         f"{estimate_text(interaction.effect, interaction.unit)}{seen_text(interaction)}; "
         f"{counted(interaction.effect.n, 'pair')} of pairs, {counted(len(interaction.by_seed), 'seed')}"
         f"{df_text(interaction)}{holm_text(interaction.p_holm)}"
+        f"{f'; {interaction.tuning_flaw}' if interaction.tuning_flaw else ''}"
     )
 
 
 def link_text(link: Link) -> str:
-    """'within depth: associated: rho -0.61 (...); 24 runs in 8 cells'."""
+    """'within depth: associated: rho -0.61 (...), Holm p 0.02; 24 runs of 8 configurations'."""
+    noun = "setting" if link.knob or link.scope == "between knobs" else "configuration"
     rho = "rho undefined (too few runs, or one side is constant)" if link.rho is None else f"rho {link.rho:+.2f}"
     if link.lo is not None and link.hi is not None:
-        rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f})"
+        rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f}){holm_text(link.p_holm)}"
     elif link.rho is not None:
-        rho += " (no interval from so few configurations)"
+        rho += f" (no interval from so few {noun}s)"
     out = f"; left out: {link.n_missing} not measured, {link.n_diverged} diverged"
     return (
-        f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} in "
-        f"{counted(link.n_cells, 'cell')}{out if link.n_missing or link.n_diverged else ''}"
+        f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} of "
+        f"{counted(link.n_units, noun)}{out if link.n_missing or link.n_diverged else ''}"
     )
 
 

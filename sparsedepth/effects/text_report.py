@@ -33,9 +33,9 @@ EXPLAINED = (
 )
 
 CHAIN_EXPLAINED = (
-    "The chain, link by link. 'associated': the rank correlation within depth excludes 0 (95% bootstrap over "
-    "configurations); 'predicts': held-out depths, too; 'causes': an intervention moved the cause alone, and the "
-    "effect with it."
+    "The chain, link by link. 'associated': the rank correlation within depth excludes 0 (95%, jackknife over "
+    "configurations, each with all its depths and seeds; Holm over the links of a scope); 'predicts': held-out depths, "
+    "too; 'causes': an intervention moved the cause alone, and the effect with it."
 )
 
 
@@ -133,7 +133,7 @@ def evidence_lines(link: LinkEvidence) -> Iterator[str]:
 def _skill_text(skill: Skill) -> str:
     depths = ", ".join(map(str, skill.depths)) or "none"
     if skill.value is None:
-        return f"held-out depths: no skill known (needs two depths and six configurations; depths here: {depths})"
+        return f"held-out depths: no skill known (needs two depths; depths here: {depths})"
     interval = "" if skill.lo is None or skill.hi is None else f" (95% interval {skill.lo:+.2f} to {skill.hi:+.2f})"
     return f"held-out depths, each of {depths} predicted by the others: skill {skill.value:+.2f}{interval}"
 
@@ -159,11 +159,12 @@ def _mediation_text(path: Mediation) -> str:
 
 def chain_table(chain: Sequence[LinkEvidence]) -> QueryResult:
     """One row per link and scope, with the link's word."""
-    columns = ("cause", "effect", "word", "scope", "rho", "lo", "hi", "runs", "cells", "missing", "diverged")
+    columns = ("cause", "effect", "word", "scope", "rho", "lo", "hi", "p_holm", "runs", "units")
+    columns += ("missing", "diverged")
     rows = []
     for evidence in chain:
         head, skill = (evidence.cause, evidence.effect, evidence.word), evidence.skill
-        scopes = [(link.scope, link.rho, link.lo, link.hi, link) for link in evidence.links]
-        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, evidence.within)]:
-            rows.append((*head, *numbers, link.n_runs, link.n_cells, link.n_missing, link.n_diverged))
+        scopes = [(link.scope, link.rho, link.lo, link.hi, link.p_holm, link) for link in evidence.links]
+        for *numbers, link in [*scopes, ("held-out skill", skill.value, skill.lo, skill.hi, None, evidence.within)]:
+            rows.append((*head, *numbers, link.n_runs, link.n_units, link.n_missing, link.n_diverged))
     return QueryResult(columns=columns, rows=tuple(rows))

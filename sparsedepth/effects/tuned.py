@@ -16,6 +16,7 @@ import pandas as pd
 
 from sparsedepth.effects.intervals import Added
 from sparsedepth.store.comparable_loss import COMMON, OWN
+from sparsedepth.store.tuning import names_tuned
 
 SIDE = ("tuned_fields", "tuned_at", "tuned_values", "tuning_variance", "tuning_df")
 """What a run says of its tuning, as columns of a side of pairs."""
@@ -30,7 +31,7 @@ def tuned_side(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     side["tuned_fields"] = runs["tuned_fields"]
     for text in runs["tuned_fields"].dropna().unique():
         rows = runs[runs["tuned_fields"] == text]
-        names = text.split(",")
+        names = list(names_tuned(text))
         values = rows[names].itertuples(index=False)
         side.loc[rows.index, "tuned_at"] = [" and ".join(f"{value:g}" for value in row) for row in values]
     if "tuning_variance" in runs.columns:
@@ -63,7 +64,7 @@ def values_text(rows: pd.DataFrame) -> str:
     fields = {*rows["tuned_fields"].dropna()} & {*rows["tuned_fields_baseline"].dropna()}
     if len(fields) != 1:
         return ""
-    field = " and ".join(fields.pop().split(","))
+    field = " and ".join(names_tuned(fields.pop()))
     before, after = (_distinct(rows[f"tuned_at{end}"].dropna()) for end in ("_baseline", ""))
     return f"both at {field} {before}" if at_equal_lr(rows) else f"each at its own {field} ({before} -> {after})"
 

@@ -1,8 +1,8 @@
 """The chain in one picture: sparsity -> residual variance -> effectiveness -> validation loss.
 
 One panel per link, one point per run; colour is depth, shape the knob that the run moved away from its baseline. Each
-panel states Spearman's rho over all runs and within depth, with its 95% bootstrap interval over configurations; a line
-per depth is the least-squares fit on the axes' scales.
+panel states Spearman's rho over all runs and within depth, with its 95% interval, the jackknife's over configurations;
+a line per depth is the least-squares fit on the axes' scales.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
-from sparsedepth.effects.chain import Link, Scope, link
+from sparsedepth.effects.chain import Link, Scope, link, units_of
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.runs import sources
 from sparsedepth.plots.style import GREY, depth_colours, folder_fills, groups, knob_markers, point, set_scale
@@ -44,13 +44,13 @@ class Correlations:
     n_diverged: int
 
 
-def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
-    """The numbers of the figure, from the rows of `runs`. `seed` draws the bootstrap."""
+def correlations(runs: pd.DataFrame) -> Correlations:
+    """The numbers of the figure, from the rows of `runs`."""
     finished = runs[runs["outcome"] == "ok"]
     loss = loss_of(runs)
     panels = [(x, y) for x, y in (in_terms_of(loss, panel) for panel in PANELS)]
     names = list(dict.fromkeys(name for panel in panels for name in panel))
-    points = finished[["run_id", "cell_id", "n_layers", "outcome"]].copy()
+    points = finished[["run_id", "n_layers", "outcome"]].assign(unit=units_of(runs))
     knobs = find_knobs(runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
     points["knob"] = [_knob_label(away, mixed) for away in changed(finished, knobs)]
@@ -62,7 +62,7 @@ def correlations(runs: pd.DataFrame, seed: int = 0) -> Correlations:
     scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
     return Correlations(
         points=points[shown].reset_index(drop=True),
-        links={panel: tuple(link(points, *panel, scope, seed) for scope in scopes) for panel in panels},
+        links={panel: tuple(link(points, *panel, scope) for scope in scopes) for panel in panels},
         dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
     )

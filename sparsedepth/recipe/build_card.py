@@ -40,11 +40,12 @@ from sparsedepth.recipe.card import (
     grade_of,
 )
 from sparsedepth.recipe.choose import comparison_of, derive, measure_settings, rows_at
-from sparsedepth.recipe.holdout import hold_out
+from sparsedepth.recipe.holdout import hold_out, hold_out_scale
 from sparsedepth.recipe.literature import compare_with_papers
 from sparsedepth.recipe.provenance import provenance_of
+from sparsedepth.recipe.trial import with_trial
 from sparsedepth.store.packages import mixed
-from sparsedepth.store.tuning import standing
+from sparsedepth.store.tuning import names_tuned, standing
 
 
 def derive_card(
@@ -54,12 +55,18 @@ def derive_card(
     matched: str = "tokens",
     baselines: Mapping[str, Plain] | None = None,
     holdout_depth: int | None = None,
+    holdout: str | None = None,
     folders: Sequence[Path] = (),
 ) -> Card:
-    """The recipe of the rows of `runs` with its evidence; with `holdout_depth`, tested there. Raises as `derive`."""
+    """The recipe of the rows of `runs` with its evidence; with `holdout_depth`, tested there, with `holdout` at the
+    largest of one of SCALES; and with the trial that lies beside the folders (`trial`). Raises as `derive`."""
     recipe = derive(runs, depth, objective, matched, baselines)
+    if holdout and holdout_depth is not None:
+        raise ValueError(f"holdout={holdout!r} and holdout_depth={holdout_depth} are two tests; a card has one")
     held = None if holdout_depth is None else hold_out(runs, holdout_depth, objective, matched, baselines)
-    return build_card(runs, recipe, held, folders)
+    if holdout:
+        held = hold_out_scale(runs, holdout, recipe.depth, objective, matched, baselines)
+    return with_trial(build_card(runs, recipe, held, folders), folders)
 
 
 def build_card(
@@ -88,7 +95,7 @@ def build_card(
         ),
         literature=tuple(compare_with_papers(recipe)),
         provenance=provenance_of(runs, recipe, folders),
-        grade=grade_of(recipe.grade, mechanism.supported_by is not None, held_out.outcomes),
+        grade=grade_of(recipe, mechanism.supported_by is not None, held_out.outcomes),
         measured=measured_beside(known, recipe),
     )
 
@@ -131,7 +138,7 @@ def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:
 def learning_rate_of(runs: pd.DataFrame, used: pd.DataFrame) -> LearningRate:
     """What was tried in tuning, in all rows, and what the recipe's runs were trained with."""
     tuned = runs[runs["tuned_fields"].notna()] if "tuned_fields" in runs.columns else runs[:0]
-    names = sorted({name for text in tuned.get("tuned_fields", ()) for name in text.split(",")})
+    names = sorted({name for text in tuned.get("tuned_fields", ()) for name in names_tuned(text)})
     rates = used[["lr", "weight_decay"]].dropna()  # of imported runs they may be unknown
     used_with = {(float(rate), float(decay)) for rate, decay in rates.to_numpy(dtype=float)}
     return LearningRate(

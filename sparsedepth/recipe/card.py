@@ -65,6 +65,12 @@ class Domain(Section):
     ranges: dict[str, tuple[int | float, int | float]]
     values: dict[str, tuple[str, ...]]
 
+    @property
+    def is_one_scale(self) -> bool:
+        """Whether these runs have one width and one budget: they cannot tell what persists with scale."""
+        ends = (self.ranges.get(name, (0, 0)) for name in ("d_model", "tokens_trained"))
+        return all(low == high for low, high in ends)
+
 
 class Recipe(Section):
     """What the rows recommend at one depth."""
@@ -136,9 +142,11 @@ class Prediction(Section):
 
 
 class Holdout(Section):
-    """A depth predicted from shallower ones, and scored (see `holdout`)."""
+    """A depth predicted from shallower ones, or a width or a budget from smaller ones, and scored (see `holdout`)."""
 
-    depth: int
+    depth: Annotated[int | None, Field(description="n_layers that is advised on")]
+    axis: Annotated[str, Field(description="field of which a value was held out")] = "n_layers"
+    held: Annotated[int | None, Field(description="the value that was held out; None: the depth")] = None
     fitted_on: tuple[int, ...]
     objective: str
     unit: str
@@ -146,11 +154,18 @@ class Holdout(Section):
     abstained: str
     predictions: tuple[Prediction, ...]
     error: float | None
+    error_interval: tuple[float, float] | None = None
     error_of_no_effect: float | None
+    naive: Annotated[
+        str, Field(description="the setting of the largest predicted gain; rest equal, a prediction too")
+    ] = ""
+    error_of_naive: float | None = None
     signs_right: int
     n_signs: int
     decisions_right: float
     n_decisions: int
+    accuracy_interval: tuple[float, float] | None = None
+    decisions_right_by_naive: float | None = None
     regret: Annotated[float | None, Field(description="None where the recommended configuration has no result there")]
     regret_of_baseline: float | None
     n_configurations: int
@@ -257,13 +272,14 @@ class Card(Section):
     def with_verification(self, verification: Verification) -> "Card":
         """The card of the same recipe after it was verified."""
         held_out = self.held_out.model_copy(update={"verification": verification})
-        word = earned_word(self.mechanism.supported_by is not None, held_out.outcomes)
+        supported = self.mechanism.supported_by is not None
+        word = earned_word(supported, held_out.outcomes)
         return self.model_copy(
             update={
                 "version": self.version + 1,
                 "mechanism": self.mechanism.model_copy(update={"word": word}),
                 "held_out": held_out,
-                "grade": grade_of(self.recipe.grade, self.mechanism.supported_by is not None, held_out.outcomes),
+                "grade": grade_of(self.recipe, supported, held_out.outcomes),
             }
         )
 
@@ -277,12 +293,13 @@ def earned_word(supported: bool, outcomes: Sequence[str | None]) -> RecipeWord:
     return "causes" if supported else "predicts"
 
 
-def grade_of(in_sample: InSample, supported: bool, outcomes: Sequence[str | None]) -> Grade:
-    """A: held-out confirmed, and an intervention on one link of the chain works the same way. B: held-out confirmed.
-    C: in-sample, several seeds. D: single runs, or models that lose to a bigram table of their text."""
-    if in_sample == "C" and passed(outcomes):
+def grade_of(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) -> Grade:
+    """A: held-out confirmed, and an intervention on one link of the chain works the same way. B: held-out confirmed;
+    either from runs of several widths or budgets. C: in-sample, several seeds. D: single runs, or models that lose to a
+    bigram table of their text."""
+    if recipe.grade == "C" and passed(outcomes) and not recipe.domain.is_one_scale:
         return "A" if supported else "B"
-    return in_sample
+    return recipe.grade
 
 
 def passed(outcomes: Sequence[str | None]) -> bool:

@@ -10,7 +10,17 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text, ratio_text
 from sparsedepth.files import write_text
-from sparsedepth.recipe.card import Candidate, Card, Compared, Domain, Holdout, LearningRate, Recipe, Verification
+from sparsedepth.recipe.card import (
+    Candidate,
+    Card,
+    Compared,
+    Domain,
+    Holdout,
+    LearningRate,
+    Recipe,
+    Verification,
+    passed,
+)
 from sparsedepth.recipe.choose import comparison_of
 from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
@@ -160,17 +170,28 @@ def holdout_statements(holdout: Holdout, recipe: Recipe) -> list[Statement]:
     advised = " and ".join(holdout.changes)
     gain = estimate_text(holdout.gain.effect, holdout.gain.unit) if holdout.gain else "not compared"
     test = (
-        f"fitted on n_layers {', '.join(map(str, holdout.fitted_on))}, which advise "
-        f"{advised or f'no change ({holdout.abstained})'} at n_layers={holdout.depth}: {holdout.outcome}; "
+        f"fitted on {holdout.axis} {', '.join(map(str, holdout.fitted_on))}, which advise "
+        f"{advised or f'no change ({holdout.abstained})'} at {holdout.axis}={holdout.held or holdout.depth}: "
+        f"{holdout.outcome}; "
         f"there it changed {holdout.objective} by {gain}"
     )
     predicted = [(prediction.candidate, prediction.measured) for prediction in holdout.predictions]
     lines = [("Held-out test", test), *(("Predicted", _prediction_text(*pair)) for pair in predicted)]
     right = "none to order" if holdout.decision_accuracy is None else f"{holdout.decision_accuracy:.0%}"
+    between = ["", ""]
+    if holdout.error_interval:
+        between[0] = "95% interval {:.3g} to {:.3g}, ".format(*holdout.error_interval)
+    if holdout.accuracy_interval:
+        between[1] = "95% interval {:.0%} to {:.0%}, ".format(*holdout.accuracy_interval)
+    by_naive = "none"
+    if holdout.decisions_right_by_naive is not None and holdout.n_decisions:
+        by_naive = f"{holdout.decisions_right_by_naive / holdout.n_decisions:.0%}"
     scores = (
-        f"error {number_text(holdout.error, '')} (of predicting no effect "
-        f"{number_text(holdout.error_of_no_effect, '')}) {holdout.unit}; signs right {holdout.signs_right} of "
-        f"{holdout.n_signs} that are distinguishable; decision accuracy {right} over "
+        f"error {number_text(holdout.error, '')} ({between[0]}of predicting no effect "
+        f"{number_text(holdout.error_of_no_effect, '')}, of {holdout.naive or 'no setting'} alone "
+        f"{number_text(holdout.error_of_naive, '')}) {holdout.unit}; signs right {holdout.signs_right} of "
+        f"{holdout.n_signs} that are distinguishable; decision accuracy {right} ({between[1]}of "
+        f"{holdout.naive or 'no setting'} alone {by_naive}) over "
         f"{counted(holdout.n_decisions, 'pair')} of {counted(holdout.n_configurations, 'configuration')}; regret "
         f"{number_text(holdout.regret, '')} against the best configuration there (the baseline's "
         f"{number_text(holdout.regret_of_baseline, '')})"
@@ -188,7 +209,8 @@ def _prediction_text(candidate: Candidate, measured: Contrast | None) -> str:
         lo, hi = measured.effect.lo, measured.effect.hi
         seen = number_text(measured.effect.mean)
         seen += "" if lo is None or hi is None else f" (95% interval {lo:+.3g} to {hi:+.3g})"
-    return f"{tested.setting} vs {tested.baseline}: {number_text(candidate.shrunk)}, measured {seen}"
+    expected = f"{number_text(candidate.shrunk)}, shrunk of {estimate_text(tested.effect, tested.unit)}"
+    return f"{tested.setting} vs {tested.baseline}: {expected}, measured {seen}"
 
 
 def verification_sentence(card: Card, verification: Verification) -> str:
@@ -199,6 +221,19 @@ def verification_sentence(card: Card, verification: Verification) -> str:
     )
 
 
+def rule_with_verification(card: Card) -> str:
+    """The recipe in a sentence; a second one says what verifying it found."""
+    verification = card.held_out.verification
+    rule = rule_text(card.recipe)
+    return f"{rule} {verification_sentence(card, verification)}" if verification else rule
+
+
+def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
+    """What a folder beside the results found of their recipe, for a terminal."""
+    text = f"Recipe, tried in {folder.name}: {rule_with_verification(card)}"
+    return textwrap.fill(text, width or render.terminal_width(), break_on_hyphens=False)
+
+
 def grade_text(card: Card) -> str:
     """Why the grade is what it is."""
     depth, fresh = card.held_out.outcomes
@@ -206,6 +241,8 @@ def grade_text(card: Card) -> str:
     tests = ", ".join(made) or "no held-out test, which grades A and B need"
     supported = card.mechanism.supported_by is not None
     proof = "supported by an intervention" if supported else "no intervention supports the mechanism"
+    if passed((depth, fresh)) and card.recipe.domain.is_one_scale:
+        proof += "; one width and one budget, which earn no more than C"
     return f"{card.recipe.weakness or card.recipe.unknown or IN_SAMPLE[card.recipe.grade]}; {tests}; {proof}"
 
 

@@ -213,7 +213,7 @@ def reason_against(contrast: Contrast, matched: str) -> str:
         return f"too few seeds for an interval ({contrast.n_seeds})"
     if contrast.verdict_alone == "not distinguishable":
         return "not distinguishable from the baseline"
-    if contrast.verdict == "not distinguishable":
+    if contrast.verdict_if_tuned_alike == "not distinguishable":
         return f"not distinguishable among so many settings tested (Holm p = {contrast.p_holm:.2g})"
     if contrast.tuning_flaw:
         return f"not tuned like the baseline: {contrast.tuning_flaw}"

@@ -1,17 +1,23 @@
-"""The test that counts: fit on the shallower depths, predict a deeper one before looking, then score.
+"""The test that counts: fit on the shallower depths (smaller widths, budgets), predict the largest before looking, then
+score.
 
-With p_j the predicted (shrunk) and y_j the measured effect of setting j at the held-out depth,
+With p_j the predicted (shrunk) and y_j the measured effect of setting j at the held-out depth, width or budget,
 
-    error             mean_j |p_j - y_j|, beside mean_j |y_j|: the error of predicting no effect
+    error             mean_j |p_j - y_j| with Student's interval over settings, beside mean_j |y_j|: the error of
+                      predicting no effect
     signs             share of the settings whose measured effect is distinguishable that are predicted with its sign
     decision accuracy share of all pairs of configurations run there whose order is predicted, a predicted tie counted
-                      half (DataDecide, 2504.11393); a configuration is predicted at the sum of its settings' p_j
+                      half (DataDecide, 2504.11393); a configuration is predicted at the sum of its settings' p_j; its
+                      interval is Wilson's (`_accuracy_interval`)
     regret            how much worse the recommended configuration is than the best one run there; the best of noisy
                       means flatters itself, so regret is overstated rather than understated
 
-The recipe is confirmed if its runs there are distinguishably better than the baseline's, seed by seed.
+Error and accuracy stand beside those of a naive prediction: the setting of the largest predicted gain does that, and
+all else is equal. The recipe is confirmed if its runs there are distinguishably better than the baseline's, seed by
+seed.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +25,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import Knob, Plain, labels
 from sparsedepth.effects.pairs import unit_of, values_of
 from sparsedepth.effects.scale import decisions
@@ -36,6 +43,10 @@ OUTCOMES: dict[Comparison, Outcome] = {
 """A recipe's runs against the baseline's -> what they say of the recipe."""
 
 
+SCALES: Mapping[str, str] = {"params": "d_model", "tokens": "train_tokens"}
+"""What may be held out beside a depth -> the field that says how large a run is."""
+
+
 def hold_out(
     runs: pd.DataFrame,
     depth: int,
@@ -48,35 +59,97 @@ def hold_out(
     Raises ValueError where the depth has no finished run, or fewer than two smaller depths have.
     """
     known = standing(runs)
-    fitted_on = _shallower(known, depth)
-    shallower, there = known[known["n_layers"] < depth], known[known["n_layers"] == depth]
+    fitted_on = _smaller(known, "n_layers", depth, 2)
+    shallower = known[known["n_layers"] < depth]
     recipe = derive(shallower, depth, objective, matched, baselines)
-    tested = {candidate.contrast.knob for candidate in recipe.candidates}
-    knobs = [knob for knob in rows_at(shallower, depth, baselines).knobs if knob.name in tested]
+    knobs = _tested(shallower, recipe, baselines)
     by_setting = {c.setting: c for c in measured(known, knobs, objective, depth)}
-    predictions = tuple(Prediction(candidate=c, measured=by_setting.get(c.contrast.setting)) for c in recipe.candidates)
+    return _score(known[known["n_layers"] == depth], knobs, recipe, by_setting, ("n_layers", depth, fitted_on))
+
+
+def hold_out_scale(
+    runs: pd.DataFrame,
+    scale: str,
+    depth: int | None = None,
+    objective: str = "val_loss",
+    matched: str = "tokens",
+    baselines: Mapping[str, Plain] | None = None,
+) -> Holdout:
+    """Score the largest of SCALES at one depth (default: the deepest) against what the smaller ones say, as it is.
+
+    Raises ValueError where that depth has one width, or budget, alone.
+    """
+    known, field = standing(runs), SCALES[scale]
+    depth = int(known.loc[known["outcome"] == "ok", "n_layers"].max()) if depth is None else depth
+    known = known[known["n_layers"] == depth]
+    sizes = pd.to_numeric(known.loc[known["outcome"] == "ok", field], errors="coerce").dropna()
+    if sizes.nunique() < 2:
+        have = ", ".join(f"{size:g}" for size in sorted(set(sizes))) or "none"
+        raise ValueError(f"holdout {scale} needs runs of two {field} or more at n_layers={depth}; there are: {have}")
+    largest = int(sizes.max())
+    smaller, there = known[known[field] < largest], known[known[field] == largest]
+    recipe = derive(smaller, depth, objective, matched, baselines)
+    knobs = [knob for knob in _tested(smaller, recipe, baselines) if field not in knob.fields]
+    by_setting = {c.setting: c for c in measured(there, knobs, objective, depth)}
+    return _score(there, knobs, recipe, by_setting, (field, largest, _smaller(known, field, largest, 1)))
+
+
+def _tested(runs: pd.DataFrame, recipe: Recipe, baselines: Mapping[str, Plain] | None) -> list[Knob]:
+    """The knobs of the recipe's candidates."""
+    tested = {candidate.contrast.knob for candidate in recipe.candidates}
+    return [knob for knob in rows_at(runs, recipe.depth, baselines).knobs if knob.name in tested]
+
+
+def _score(
+    there: pd.DataFrame,
+    knobs: Sequence[Knob],
+    recipe: Recipe,
+    by_setting: Mapping[str, Contrast],
+    place: tuple[str, int, tuple[int, ...]],
+) -> Holdout:
+    """What the runs `there` say of a recipe that has not seen them; `place`: field, value held out, values fitted."""
+    objective, sign = recipe.objective, quantities.sign(recipe.objective)
+    names = {knob.name for knob in knobs}
+    predictions = tuple(
+        Prediction(candidate=candidate, measured=by_setting.get(candidate.contrast.setting))
+        for candidate in recipe.candidates
+        if candidate.contrast.knob in names
+    )
     both = [(p.candidate.shrunk, p.measured) for p in predictions]
     seen = [(shrunk, c.effect.mean, c) for shrunk, c in both if shrunk is not None and c and c.effect.mean is not None]
     signed = [(shrunk, mean) for shrunk, mean, contrast in seen if contrast.verdict != "not distinguishable"]
-    cells = _cells(there, knobs, recipe)
-    right, n_decisions = decisions(cells["predicted"].to_numpy(float), cells["measured"].to_numpy(float))
+    shrunk_by_setting = {p.candidate.contrast.setting: p.candidate.shrunk or 0.0 for p in predictions}
+    naive = max(shrunk_by_setting, key=lambda setting: sign * shrunk_by_setting[setting], default="")
+    cells = _cells(there, knobs, objective, shrunk_by_setting, naive)
+    truth_C = cells["measured"].to_numpy(float)
+    right, n_decisions = decisions(cells["predicted"].to_numpy(float), truth_C)
+    errors = [abs(shrunk - mean) for shrunk, mean, _ in seen]
+    spread = estimate(errors)
+    of_naive = [abs((shrunk if contrast.setting == naive else 0.0) - mean) for shrunk, mean, contrast in seen]
     gain = compare_cells(there, knobs, (), recipe.changes, recipe) if recipe.changes else None
     return Holdout(
-        depth=depth,
-        fitted_on=fitted_on,
+        depth=recipe.depth,
+        axis=place[0],
+        held=place[1],
+        fitted_on=place[2],
         objective=objective,
         unit=unit_of(objective),
         changes=tuple(change.contrast.setting for change in recipe.changes),
         abstained=recipe.abstained,
         predictions=predictions,
-        error=float(np.mean([abs(shrunk - mean) for shrunk, mean, _ in seen])) if seen else None,
+        error=float(np.mean(errors)) if seen else None,
+        error_interval=None if spread.lo is None or spread.hi is None else (max(spread.lo, 0.0), spread.hi),
+        naive=naive,
+        error_of_naive=float(np.mean(of_naive)) if seen else None,
         error_of_no_effect=float(np.mean([abs(mean) for _, mean, _ in seen])) if seen else None,
         signs_right=sum(shrunk * mean > 0 for shrunk, mean in signed),
         n_signs=len(signed),
         decisions_right=right,
         n_decisions=n_decisions,
-        regret=_regret(cells, knobs, recipe.changes, quantities.sign(objective)),
-        regret_of_baseline=_regret(cells, knobs, (), quantities.sign(objective)),
+        accuracy_interval=_accuracy_interval(right, n_decisions, len(cells)),
+        decisions_right_by_naive=decisions(cells["naive"].to_numpy(float), truth_C)[0],
+        regret=_regret(cells, knobs, recipe.changes, sign),
+        regret_of_baseline=_regret(cells, knobs, (), sign),
         n_configurations=len(cells),
         gain=gain,
         outcome=outcome_of(gain),
@@ -88,26 +161,38 @@ def outcome_of(gain: Contrast | None) -> Outcome:
     return OUTCOMES[comparison_of(gain)]
 
 
-def _shallower(runs: pd.DataFrame, depth: int) -> tuple[int, ...]:
-    depths = sorted(set(map(int, runs.loc[runs["outcome"] == "ok", "n_layers"])))
-    smaller = tuple(each for each in depths if each < depth)
-    if depth not in depths or len(smaller) < 2:
+def _accuracy_interval(right: float, n_decisions: int, n_configurations: int) -> tuple[float, float] | None:
+    """Wilson's 95% interval (1927) as of n / 2 decisions: pairs share their configurations, and the variance of a mean
+    over pairs of n is at most 2 / n of one pair's (Hoeffding 1948)."""
+    if not n_decisions:
+        return None
+    share, n, z2 = right / n_decisions, n_configurations / 2, 1.96**2
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _smaller(runs: pd.DataFrame, field: str, held: int, least: int) -> tuple[int, ...]:
+    """The values below the one that is held out; `least` of them, and runs there, are needed."""
+    depths = sorted(set(map(int, runs.loc[runs["outcome"] == "ok", field])))
+    smaller = tuple(each for each in depths if each < held)
+    if held not in depths or len(smaller) < least:
         have = ", ".join(map(str, depths)) or "none"
-        raise ValueError(
-            f"holdout depth {depth} needs finished runs there and at two smaller depths; there are: {have}"
-        )
+        raise ValueError(f"holdout depth {held} needs finished runs there and at two smaller depths; there are: {have}")
     return smaller
 
 
-def _cells(runs: pd.DataFrame, knobs: Sequence[Knob], recipe: Recipe) -> pd.DataFrame:
-    """One row per configuration whose runs all finished and whose settings were seen: settings, predicted, measured."""
-    shrunk = {candidate.contrast.setting: candidate.shrunk or 0.0 for candidate in recipe.candidates}
+def _cells(
+    runs: pd.DataFrame, knobs: Sequence[Knob], objective: str, shrunk: Mapping[str, float], naive: str
+) -> pd.DataFrame:
+    """One row per configuration whose runs all finished and whose settings were seen: settings, predicted, naive (by
+    one setting alone), measured."""
     texts = zip(*(labels(runs, knob) for knob in knobs), strict=True) if knobs else (() for _ in range(len(runs)))
     frame = pd.DataFrame(
         {
             "cell": runs["cell_id"].to_numpy(),
             "settings": list(texts),
-            "value": values_of(runs, recipe.objective).to_numpy(),
+            "value": values_of(runs, objective).to_numpy(),
         }
     )
     rows = []
@@ -116,8 +201,10 @@ def _cells(runs: pd.DataFrame, knobs: Sequence[Knob], recipe: Recipe) -> pd.Data
         known = all(text in knob.settings for knob, text in zip(knobs, settings, strict=True))
         if known and cell["value"].notna().all():
             expected = sum(shrunk.get(text, 0.0) for text in settings)
-            rows.append({"settings": settings, "predicted": expected, "measured": float(cell["value"].mean())})
-    return pd.DataFrame(rows, columns=["settings", "predicted", "measured"])
+            alone = shrunk[naive] if naive in settings else 0.0
+            known_mean = float(cell["value"].mean())
+            rows.append({"settings": settings, "predicted": expected, "naive": alone, "measured": known_mean})
+    return pd.DataFrame(rows, columns=["settings", "predicted", "naive", "measured"])
 
 
 def _regret(cells: pd.DataFrame, knobs: Sequence[Knob], changes: Sequence[Candidate], sign: int) -> float | None:

@@ -16,10 +16,11 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence, counted
 from sparsedepth.effects.text_report import evidence_lines, heading_of
 from sparsedepth.recipe.build_card import build_card
-from sparsedepth.recipe.card import Card, Recipe
-from sparsedepth.recipe.card_text import rule_text, verification_sentence
+from sparsedepth.recipe.card import Card
+from sparsedepth.recipe.card_text import rule_with_verification
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
+from sparsedepth.recipe.trial import claim_of, with_trial
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.checksums import left_out
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
@@ -103,30 +104,18 @@ def card_of(
     objective: str,
     tried: Card | None = None,
 ) -> Card:
-    """The recipe's card, from the rows of `runs` and the trained, chosen ones among them; or the verified one.
+    """The recipe's card, from the rows of `runs` and the trained, chosen ones among them, with the trial beside the
+    folders, if any; or the verified one that was `tried`.
     Raises ValueError where that tried another recipe, or none."""
     recipe = derive(known, depth, objective)
     if tried is None:
-        return build_card(runs, recipe, folders=folders)
+        return with_trial(build_card(runs, recipe, folders=folders), folders)
     if tried.held_out.verification is None:
         raise ValueError("this card holds no verification: give the one that `sparsedepth recipe verify` wrote")
     theirs, ours = claim_of(tried.recipe), claim_of(recipe)
     if theirs != ours:
         raise ValueError(f"this card tried {theirs}, but these runs recommend {ours}")
     return tried
-
-
-def claim_of(recipe: Recipe) -> str:
-    """What a recipe recommends, where and for what."""
-    named = " and ".join(sorted(f"{c.contrast.setting} instead of {c.contrast.baseline}" for c in recipe.changes))
-    return f"{named or 'nothing'} at n_layers={recipe.depth} for {recipe.objective}"
-
-
-def rule_with_verification(card: Card) -> str:
-    """The recipe in a sentence; a second one says what verifying it found."""
-    verification = card.held_out.verification
-    rule = rule_text(card.recipe)
-    return f"{rule} {verification_sentence(card, verification)}" if verification else rule
 
 
 def summarise(

@@ -11,7 +11,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.family import effects_of
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
-from sparsedepth.effects.sentences import size_text
+from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.degeneracy import SCORES, reasons_in, rows_of
@@ -159,7 +159,7 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
         low, high = (_size(end, unit, "+").text for end in (effect.lo, effect.hi))
         place = [contrast.outcome, contrast.setting, contrast.baseline, contrast.n_layers]
         size = [_size(effect.mean, unit, "+"), None if effect.lo is None else f"{low} to {high}"]
-        judged = ["ratio" if unit == LOG_UNIT else unit, contrast.verdict]
+        judged = ["ratio" if unit == LOG_UNIT else unit, verdict_text(contrast)]
         limits = [_size(contrast.detectable, unit), _size(contrast.floor, unit)]
         return [*place, *size, *judged, *limits, effect.n, contrast.n_seeds, contrast.n_diverged]
 

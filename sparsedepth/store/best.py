@@ -30,7 +30,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
 from sparsedepth.store.setting import Cell, Settings, digits, settings_of
 from sparsedepth.store.student import MIN_VALUES, mean_interval
-from sparsedepth.store.tuning import IS_CHOSEN
+from sparsedepth.store.tuning import IS_CHOSEN, names_tuned
 
 MAX_FRONT = 30
 """Ranks among which the front of a search is shown."""
@@ -232,7 +232,7 @@ def _cells(rows: tuple[tuple[Any, ...], ...]) -> list[_Ranked]:
             cell_id=cell_id,
             model=model,
             tuning=tuning,
-            tuned=frozenset(tuned.split(",") if tuned else ()),
+            tuned=frozenset(names_tuned(tuned)),
             knobs=dict(zip(CELL_FIELDS, runs[0][4:], strict=False)),
             objectives=[_mean(runs, 4 + len(CELL_FIELDS) + i) for i in range(len(runs[0]) - 4 - len(CELL_FIELDS))],
             values=[value for outcome, _, _, value, *_ in runs if outcome == "ok" and value is not None],

@@ -19,7 +19,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import Cell, settings_of
 from sparsedepth.store.student import MIN_VALUES, mean_interval, t_critical
-from sparsedepth.store.tuning import STANDS
+from sparsedepth.store.tuning import STANDS, names_tuned
 
 _RECORDED = {name for name, role in roles(RunConfig).items() if role.kind == "record"}
 BOTH, FIRST, SECOND = "both", "first", "second"
@@ -91,7 +91,7 @@ def _cells(store: Store, by: str) -> Sequence[tuple[Cell, dict[int, float]]]:
         f"SELECT {', '.join(names)} FROM runs WHERE {STANDS} ORDER BY n_layers, cell_id, seed"
     ).rows:
         known: dict[str, Any] = dict(zip(CELL_FIELDS, knobs, strict=True))
-        cell = Cell(cell_id=cell_id, tuned=frozenset(tuned.split(",") if tuned else ()), knobs=known, flops=None)
+        cell = Cell(cell_id=cell_id, tuned=frozenset(names_tuned(tuned)), knobs=known, flops=None)
         _, values = by_cell.setdefault(cell_id, (cell, {}))
         if outcome == "ok" and value is not None:
             values[seed] = value

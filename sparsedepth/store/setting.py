@@ -17,7 +17,7 @@ from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.tuning import STANDS
+from sparsedepth.store.tuning import STANDS, names_tuned
 
 _DEFAULTS = {
     name: json.dumps(value) if isinstance(value, list) else value
@@ -86,7 +86,7 @@ def read_settings(store: Store) -> Settings | None:
     cells = [
         Cell(
             cell_id=cell_id,
-            tuned=frozenset(tuned.split(",") if tuned else ()),
+            tuned=frozenset(names_tuned(tuned)),
             flops=flops,
             knobs=dict(zip(CELL_FIELDS, values, strict=True)),
         )

@@ -47,6 +47,11 @@ STANDS = f"{IS_TRAINED} AND {IS_CHOSEN}"
 """The rule as an SQL condition over `runs`; `standing` is the same over a frame."""
 
 
+def names_tuned(text: object) -> tuple[str, ...]:
+    """The fields that `tuned_fields` names, in its order; none where it is NULL."""
+    return tuple(text.split(",")) if isinstance(text, str) and text else ()
+
+
 def standing(runs: "pd.DataFrame") -> "pd.DataFrame":
     """The rows of `runs` that stand for a configuration."""
     return chosen(trained(runs))

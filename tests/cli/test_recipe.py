@@ -24,7 +24,11 @@ def test_a_folder_gives_a_recipe_its_card_and_its_score(results, tmp_path):
     out, _ = sparsedepth("recipe", results, "--holdout-depth", 4, "-o", tmp_path / "r.yaml")
     assert "use depth_scale=lns instead of depth_scale=none" in out
     assert "Held-out test: fitted on n_layers 2, 3" in out and "decision accuracy 100%" in out
-    assert "Grade B: " in out and {path.name for path in tmp_path.iterdir()} == {"r.yaml", "r.card.md", "r.card.json"}
+    assert (
+        "Grade C: " in out
+        and "one width and one budget" in " ".join(out.split())
+        and {path.name for path in tmp_path.iterdir()} == {"r.yaml", "r.card.md", "r.card.json"}
+    )
     compared, _ = sparsedepth("recipe", "compare", tmp_path / "r.card.json", "papers")
     assert compared.startswith("5 agree, 1 contradict")
     same, _ = sparsedepth("recipe", "derive", results, "--depth", 4, "--objective", "loss")

@@ -1,21 +1,35 @@
 """Rank correlations: by hand, against pandas, their invariances, and how often noise is called an association."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 from frames import grid, knob_of
 
-from sparsedepth.effects import chain as module
-from sparsedepth.effects.chain import LINKS, cautions, link, link_between, link_within, links_of, spearman
+from sparsedepth.effects.causal_evidence import weigh
+from sparsedepth.effects.chain import (
+    AT_EDGE,
+    LINKS,
+    cautions,
+    given_of_tuning,
+    jackknife,
+    link,
+    link_between,
+    link_within,
+    links_of,
+    spearman,
+    units_of,
+)
 from sparsedepth.effects.knobs import find_knobs
 
 
-def frame(x, y, n_layers=12, cell=None):
+def frame(x, y, n_layers=12, unit=None):
     n = len(x)
     return pd.DataFrame(
         {
             "run_id": [str(i) for i in range(n)],
-            "cell_id": [str(i) for i in range(n)] if cell is None else cell,
+            "unit": [str(i) for i in range(n)] if unit is None else unit,
             "n_layers": n_layers,
             "outcome": "ok",
             "usefulness": x,
@@ -61,7 +75,7 @@ def test_a_link_counts_what_it_leaves_out():
     runs = frame([0.1, 0.2, np.nan, 0.4, 0.5], [4.0, 3.0, 2.0, 1.0, 9.0])
     runs.loc[4, "outcome"] = "diverged"
     found = link(runs, "usefulness", "val_loss", "pooled")
-    assert (found.n_runs, found.n_cells, found.n_missing, found.n_diverged) == (3, 3, 1, 1)
+    assert (found.n_runs, found.n_units, found.n_missing, found.n_diverged) == (3, 3, 1, 1)
     assert found.rho == pytest.approx(-1.0)
     assert (found.lo, found.verdict) == (None, "not distinguishable")  # three configurations are too few
 
@@ -73,15 +87,14 @@ def test_undefined_is_none_and_never_0():
     assert (empty.rho, empty.n_runs, empty.n_missing) == (None, 0, 9)
 
 
-def test_a_strong_link_is_associated_and_the_bootstrap_is_repeatable():
+def test_a_strong_link_is_associated():
     generator = np.random.default_rng(1)
     x = generator.normal(size=20)
     runs = frame(x, -x + 0.2 * generator.normal(size=20))
-    found = link(runs, "usefulness", "val_loss", "pooled", seed=5)
+    found = link(runs, "usefulness", "val_loss", "pooled")
     assert found.rho is not None and found.lo is not None and found.hi is not None
     assert found.lo <= found.rho <= found.hi < 0
     assert found.verdict == "associated"
-    assert link(runs, "usefulness", "val_loss", "pooled", seed=5) == found
 
 
 def test_the_links_are_those_that_were_measured():
@@ -108,26 +121,76 @@ def test_a_degenerate_score_is_no_link_and_its_sound_form_stands_in():
     assert not {"permutation_score", "causal_score_without_first"} & {name for pair in links_of(weak) for name in pair}
 
 
-def test_noise_is_called_an_association_in_about_5_percent(monkeypatch):
-    """8 configurations x 3 near-identical seeds. Drawing cells: about 5% of 200 (standard deviation 1.5%).
-    Drawing runs, as if replicates were evidence, errs several times as often: the test can tell."""
-    monkeypatch.setattr(module, "RESAMPLES", 300)
-    generator = np.random.default_rng(2)
-    by_cell = by_run = 0
-    for _ in range(200):
-        x, y = np.repeat(generator.normal(size=(2, 8)), 3, axis=1) + 0.05 * generator.normal(size=(2, 24))
-        cells = [str(i // 3) for i in range(24)]
-        by_cell += link(frame(x, y, cell=cells), "usefulness", "val_loss", "pooled").verdict == "associated"
-        by_run += link(frame(x, y), "usefulness", "val_loss", "pooled").verdict == "associated"
-    assert by_cell / 200 <= 0.10
-    assert by_run / 200 >= 0.15
+def test_the_jackknife_by_hand():
+    """Values 1, 2, 3, 6 and their mean: it is the standard error of the mean, sqrt(14 / 3 / 4), of 3 df."""
+    values = np.array([1.0, 2.0, 3.0, 6.0])
+    lo, hi, p = jackknife(3.0, (values.sum() - values) / 3, 3) or (None, None, None)
+    half = 3.182446 * np.sqrt(14 / 3 / 4)
+    assert (lo, hi) == (pytest.approx(3 - half), pytest.approx(3 + half))
+    assert p == 2 / 24  # Student's 0.069, but no less than four units can earn
+    assert jackknife(3.0, np.array([1.0, np.nan]), 3) is None
+
+
+NULLS = {
+    "independent cells": (0.0, False),
+    "a configuration keeps its own at all depths": (1.0, False),
+    "the same, one configuration far off": (1.0, True),
+}
+
+
+def called(world, n, n_units=8, depths=4, seed=0):
+    """Share of n stores without any link that are called associated: by configuration, and by cell (unit x depth)."""
+    kept, far = NULLS[world]
+    generator = np.random.default_rng(seed)
+    verdicts = []
+    for _ in range(n):
+        of_unit = (
+            generator.normal(size=(2, n_units, 1)) + 8 * far * generator.permuted(np.eye(1, n_units), axis=1)[..., None]
+        )
+        cells = kept * of_unit + (0.3 if kept else 1.0) * generator.normal(size=(2, n_units, depths))
+        x, y = (cells[..., None] + 0.1 * generator.normal(size=(*cells.shape, 3))).reshape(2, -1)
+        place = np.repeat(np.arange(n_units * depths), 3)
+        by = [place // depths, place]
+        frames = [frame(x, y, n_layers=place % depths, unit=unit) for unit in by]
+        verdicts.append(
+            [link(runs, "usefulness", "val_loss", "within depth").verdict == "associated" for runs in frames]
+        )
+    return np.mean(verdicts, axis=0)
+
+
+def test_a_configuration_is_one_observation():
+    """What it keeps at four depths is no evidence four times: in 40 stores by cell some ten are called, else two."""
+    by_unit, by_cell = called("a configuration keeps its own at all depths", 40)
+    assert by_unit <= 0.1 < by_cell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_units", [6, 8, 12, 20])
+@pytest.mark.parametrize("world", NULLS)
+def test_noise_is_called_an_association_in_at_most_5_percent(world, n_units):
+    by_unit, by_cell = called(world, 500, n_units)
+    print(f"{world}, {n_units} configurations: associated {by_unit:.3f}, by cell {by_cell:.3f}")
+    assert by_unit <= 0.07  # of 500 draws: 5% and two standard deviations
+
+
+def test_holm_is_over_the_links_of_a_scope():
+    """A link of six configurations earns no less than p = 2 / 6! by itself, and twice that beside one of noise."""
+    axes = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "seed": [0]}
+    runs = grid(
+        axes, lambda config: {"usefulness_loss_increase": 0.5 + config.weight_decay * (config.weight_decay - 0.2)}
+    )
+    runs = runs.assign(weight_sparsity=np.arange(6.0), residual_variance_last=np.arange(6.0, 0.0, -1.0))
+    first, second = (each.links[0] for each in weigh(runs))
+    assert (first.p, first.p_holm, first.verdict) == (2 / 720, 4 / 720, "associated")
+    assert (second.p, second.verdict) == (second.p_holm, "not distinguishable")
+    assert replace(first, p_holm=0.06).verdict == "not distinguishable"
 
 
 def test_a_partial_correlation_by_hand():
     """x and y both follow z and nothing else: correlated, but not given z."""
     # ranks: x 1 2 3 4, y 2 1 3 4, z 1 2 4 3: rho_xy = 0.8, rho_xz = 0.8, rho_yz = 0.6
     runs = frame([1, 2, 3, 4], [2, 1, 3, 4]).assign(causal_score=[1, 2, 4, 3])
-    found = link(runs, "usefulness", "val_loss", "pooled", given="causal_score")
+    found = link(runs, "usefulness", "val_loss", "pooled", given=["causal_score"])
     assert found.rho == pytest.approx((0.8 - 0.8 * 0.6) / np.sqrt((1 - 0.64) * (1 - 0.36)))
     assert found.scope == "pooled, given causal_score"
     generator = np.random.default_rng(0)
@@ -135,9 +198,9 @@ def test_a_partial_correlation_by_hand():
     x, y = z + 0.3 * generator.normal(size=(2, 60))
     confounded = frame(x, y).assign(causal_score=z)
     assert link(confounded, "usefulness", "val_loss", "pooled").verdict == "associated"
-    partial = link(confounded, "usefulness", "val_loss", "pooled", given="causal_score")
+    partial = link(confounded, "usefulness", "val_loss", "pooled", given=["causal_score"])
     assert partial.verdict == "not distinguishable"
-    with_itself = link(confounded, "usefulness", "val_loss", "pooled", given="usefulness")
+    with_itself = link(confounded, "usefulness", "val_loss", "pooled", given=["usefulness"])
     assert (with_itself.rho, with_itself.lo) == (None, None)  # nothing is left of x
 
 
@@ -152,10 +215,33 @@ def test_within_and_between_knobs():
     runs = grid(axes, outcome)
     within = link_within(runs, knob_of(runs, "weight_decay"), "usefulness", "val_loss")
     assert (within.scope, within.rho, within.n_runs) == ("within weight_decay", pytest.approx(-1.0), 24)
+    assert (within.n_units, within.lo) == (3, None)  # three settings in four contexts are three observations
     between = link_between(runs, find_knobs(runs), "usefulness", "val_loss")
     # (d usefulness, d loss): decay (.1, -.1), (.3, -.3); lns and kv heads (> 5, > 5) each
-    assert (between.n_cells, between.n_runs) == (4, 24)
+    assert (between.n_units, between.n_runs) == (4, 24)
     assert between.rho is not None and 0 < between.rho < 1
     assert between.lo is None
     alone = runs[(runs["weight_decay"] == 0) & (runs["depth_scale"] == "none")]
     assert link_within(alone, knob_of(runs, "weight_decay"), "usefulness", "val_loss").n_runs == 0
+
+
+def test_given_lr_and_tuning():
+    """Usefulness and loss both follow the lr that tuning chose, and nothing else."""
+    generator = np.random.default_rng(0)
+    lr = generator.permuted(np.tile([1e-3, 2e-3, 4e-3], 10))
+    x, y = np.log(lr) + 0.3 * generator.normal(size=(2, 30))
+    runs, given = given_of_tuning(frame(x, y).assign(lr=lr, tuning=["edge"] * 15 + ["best"] * 15))
+    assert given == ["lr", AT_EDGE]
+    assert link(runs, "usefulness", "val_loss", "within depth").verdict == "associated"
+    partial = link(runs, "usefulness", "val_loss", "within depth", given)
+    assert (partial.scope, partial.verdict) == ("within depth, given lr and tuning at the edge", "not distinguishable")
+    assert given_of_tuning(frame(x, y).assign(lr=1e-3))[1] == []
+
+
+def test_the_unit_is_what_depth_seed_and_tuning_leave():
+    axes = {"n_layers": [12, 24], "weight_decay": [0.0, 0.1], "depth_scale": ["none", "lns"], "seed": [0, 1]}
+    runs = grid(axes, lambda config: {"val_loss": 3.0})
+    runs["lr"] = np.where(runs["n_layers"] == 24, 1e-3, 2e-3)
+    assert units_of(runs.assign(tuned_fields="lr", tuning="best")).nunique() == 4
+    assert units_of(runs).nunique() == 4  # here lr follows depth
+    assert units_of(runs.assign(lr=np.arange(16.0))).nunique() == 16

@@ -60,10 +60,11 @@ def test_interactions_and_links():
     assert "effect at n_layers=24 less that at n_layers=12: val_loss lower: -0.1 nat/token" in interaction_sentence(
         found
     )
-    counts = {"n_runs": 24, "n_cells": 8, "n_missing": 0, "n_diverged": 1}
-    one = Link(cause="usefulness", effect="val_loss", scope="pooled", rho=-0.5, lo=-0.8, hi=-0.1, **counts)
+    counts = {"n_runs": 24, "n_units": 8, "n_missing": 0, "n_diverged": 1}
+    numbers = {"rho": -0.5, "lo": -0.8, "hi": -0.1, "p": 0.01, "p_holm": 0.03}
+    one = Link(cause="usefulness", effect="val_loss", scope="pooled", **numbers, **counts)
     assert link_text(one) == (
-        "pooled: associated: rho -0.50 (95% interval -0.80 to -0.10); 24 runs in 8 cells; "
+        "pooled: associated: rho -0.50 (95% interval -0.80 to -0.10), Holm p 0.03; 24 runs of 8 configurations; "
         "left out: 0 not measured, 1 diverged"
     )
 

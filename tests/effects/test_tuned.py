@@ -1,6 +1,7 @@
 """Effects of tuned configurations, in worlds that are known: without an effect, and with one."""
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,11 +13,12 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import contrasts, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import line_weights
 from sparsedepth.effects.family import effects_of
+from sparsedepth.effects.intervals import student
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.pairs import EQUAL_LR, pairs
 from sparsedepth.effects.sentences import effect_text
 from sparsedepth.effects.tuned import terms
-from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.choose import derive, reason_against
 from sparsedepth.store.tuning import Tuned, tuning_columns
 
 RATES = tuple(float(f"{0.0015 * 2.0**i:g}") for i in range(-2, 5))
@@ -127,6 +129,7 @@ def test_a_baseline_whose_optimum_lies_beyond_the_grid_bars_a_recommendation(bey
         contrast.tuning_flaw == "the best lr of the baseline is the highest tried (0.012): a better one may lie beyond"
     )
     assert contrast.tuning_flaw in effect_text(contrast)
+    assert {candidate.contrast.verdict for candidate in recipe.candidates} == {"not distinguishable"}
 
 
 @pytest.mark.slow
@@ -169,6 +172,13 @@ def test_an_end_of_the_grid_is_named_with_its_side():
     runs, knob = by_hand([3.0, 3.1, 3.3], [2.95, 2.9, 3.0])
     (contrast,) = contrasts(runs, knob, "val_loss")
     assert contrast.tuning_flaw.startswith("the best lr of the baseline is the lowest tried (0.0015)")
+    # an interval that excludes 0 is no verdict where a better baseline may lie beyond; one at equal lr is
+    clear = replace(contrast, effect=student(-0.1, 0.01, 4, 3), tuning_flaw="", floor=0.02, p_holm=0.01)
+    flawed = replace(clear, tuning_flaw=contrast.tuning_flaw)
+    assert (clear.verdict, flawed.verdict, flawed.verdict_if_tuned_alike) == ("lower", "not distinguishable", "lower")
+    text = effect_text(flawed)
+    assert text.startswith("val_loss not distinguishable from uneven tuning: -0.1 ") and "would have been" not in text
+    assert reason_against(flawed, "tokens").startswith("not tuned like the baseline: the best lr of the baseline")
 
 
 def test_a_finer_grid_on_one_side_is_named():

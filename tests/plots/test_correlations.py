@@ -45,7 +45,7 @@ def test_every_panel_states_its_correlations():
     pooled, within = found.links["residual_variance_last", "usefulness_loss_increase"]
     assert (pooled.scope, within.scope) == ("pooled", "within depth")
     assert (pooled.rho, within.rho) == (pytest.approx(-1.0), pytest.approx(-1.0))
-    assert (pooled.n_runs, pooled.n_cells) == (16, 8)
+    assert (pooled.n_runs, pooled.n_units) == (16, 4)
     assert found.links["causal_score", "val_loss"][0].rho is None  # the causal score is constant
 
 

@@ -13,7 +13,14 @@ from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
 from sparsedepth.recipe.card_markdown import card_markdown, write_page
-from sparsedepth.recipe.card_text import card_text, holdout_statements, learning_rate_lines, negative_lines, stack_text
+from sparsedepth.recipe.card_text import (
+    card_text,
+    grade_text,
+    holdout_statements,
+    learning_rate_lines,
+    negative_lines,
+    stack_text,
+)
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.provenance import provenance_of
@@ -64,7 +71,7 @@ def test_all_thirteen_fields_are_on_the_page(card):
     assert [line for line in page.splitlines() if line.startswith("## ")] == [
         f"## {n}. {title}" for n, title in enumerate(TITLES, 1)
     ]
-    assert page.startswith("# Recipe card: grade A, version 1")
+    assert page.startswith("# Recipe card: grade C, version 1")
 
 
 def test_a_card_opens_with_setting_gain_cost_grade_and_what_was_measured_beside_it(runs, card):
@@ -82,7 +89,7 @@ def test_a_card_opens_with_setting_gain_cost_grade_and_what_was_measured_beside_
     assert best.mean == pytest.approx(here.groupby("cell_id")["val_loss"].mean().min())
     assert (recommended.setting, baseline.setting) == ("lns, weight_decay 0.1", "baseline")
     assert [line.split(":")[0] for line in lines if line.startswith(("Gain", "Grade", "Verif"))] == [
-        *("Gain", "Grade A", "Verification"),
+        *("Gain", "Grade C", "Verification"),
     ]
 
 
@@ -155,24 +162,35 @@ def test_node_hours_of_a_cluster_are_summed_over_the_runs_that_have_them(runs, c
 
 def test_an_intervention_earns_the_word_causes(runs, card):
     """LNS alone lowers variance and loss, and decay lowers variance too."""
-    assert card.mechanism.supported_by == "depth_scale=lns" and (card.mechanism.word, card.grade) == ("causes", "A")
+    assert card.mechanism.supported_by == "depth_scale=lns" and card.mechanism.word == "causes"
+    assert (card.grade, grade_text(card).rpartition("; ")[2]) == (
+        "C",
+        "one width and one budget, which earn no more than C",
+    )
     (lns,) = card.mechanism.interventions
     assert lns.intervention.moves == lns.moved.outcome == "residual_variance_last"
     assert (lns.moved.verdict, lns.effect.verdict) == ("lower", "lower")
     still = runs.assign(residual_variance_last=runs["residual_variance_last"].where(runs["weight_decay"] == 0, 1.0))
     other = derive_card(still, holdout_depth=24)
-    assert (other.mechanism.supported_by, other.mechanism.word, other.grade) == (None, "predicts", "B")
+    assert (other.mechanism.supported_by, other.mechanism.word, other.grade) == (None, "predicts", "C")
     untested = derive_card(runs)
     assert (untested.mechanism.word, untested.grade) == ("associated", "C")
 
 
-def test_grades():
-    assert grade_of("D", True, ("confirmed", "confirmed")) == "D"
-    assert grade_of("C", False, (None, None)) == "C"
-    assert grade_of("C", False, (None, "confirmed")) == "B"
-    assert grade_of("C", True, (None, "confirmed")) == "A"
-    assert grade_of("C", True, ("confirmed", "refuted")) == "C"
-    assert grade_of("C", True, ("not confirmed", "confirmed")) == "C"
+def test_grades(card):
+    def wider(grade, **ranges):
+        domain = card.recipe.domain.model_copy(update={"ranges": {**card.recipe.domain.ranges, **ranges}})
+        return card.recipe.model_copy(update={"grade": grade, "domain": domain})
+
+    several = wider("C", d_model=(64, 128))
+    assert grade_of(wider("D", d_model=(64, 128)), True, ("confirmed", "confirmed")) == "D"
+    assert grade_of(several, False, (None, None)) == "C"
+    assert grade_of(several, False, (None, "confirmed")) == "B"
+    assert grade_of(several, True, (None, "confirmed")) == "A"
+    assert grade_of(several, True, ("confirmed", "refuted")) == "C"
+    assert grade_of(several, True, ("not confirmed", "confirmed")) == "C"
+    assert grade_of(wider("C", tokens_trained=(1e6, 1e7)), True, (None, "confirmed")) == "A"
+    assert grade_of(wider("C"), True, ("confirmed", "confirmed")) == "C"  # one width and one budget
     assert not passed((None, "not tested")) and earned_word(True, ("refuted",)) == "associated"
 
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from frames import grid
 
+from sparsedepth.recipe.build_card import derive_card
 from sparsedepth.recipe.card_text import holdout_statements
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.holdout import decisions, hold_out
+from sparsedepth.recipe.holdout import decisions, hold_out, hold_out_scale
 
 AXES = {"n_layers": [12, 16, 24], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
 WIGGLE = (0.0, 0.001, -0.001)
@@ -58,6 +59,13 @@ def test_a_rule_that_turns_is_refuted():
     assert (found.decisions_right, found.n_decisions) == (2.0, 6)
     assert found.regret == pytest.approx(0.05) and found.regret_of_baseline == pytest.approx(0)
     assert found.error == pytest.approx((0.15 + 0) / 2, abs=2e-3)
+    # LNS alone: the two without it tie, and so do the two with it, the other four are wrong
+    assert (found.naive, found.decisions_right_by_naive) == ("depth_scale=lns", 1.0)
+    assert found.error_of_naive == pytest.approx((0.15 + 0.02) / 2, abs=2e-3)
+    # Wilson's of 1/3 in two: (1/3 + .96) / 2.92 -+ sqrt(3.84 (1/9 + .24)) ... / 2.92
+    assert found.accuracy_interval == (pytest.approx(0.0454, abs=1e-3), pytest.approx(0.840, abs=1e-3))
+    scores = dict(holdout_statements(found, found_recipe()))["Scores"]
+    assert "of predicting no effect" in scores and "of depth_scale=lns alone 17%" in scores
 
 
 def test_the_held_out_runs_are_not_looked_at():
@@ -83,3 +91,27 @@ def test_it_needs_the_depth_and_two_smaller_ones():
     for depth in (16, 32):
         with pytest.raises(ValueError, match=f"holdout depth {depth} needs finished runs there and at two smaller"):
             hold_out(runs, depth)
+
+
+def found_recipe():
+    return derive(grid(AXES, loss({12: (-0.1, 0.02), 16: (-0.1, 0.02), 24: (-0.1, 0.02)})))
+
+
+def test_a_width_is_predicted_from_the_smaller_ones():
+    """LNS gains 0.1 at widths 64 and 128, and keeps it at 256, or turns."""
+    axes = {"d_model": [64, 128, 256], "depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1], "seed": [0, 1, 2]}
+    for lns, outcome in ((-0.1, "confirmed"), (0.1, "refuted")):
+        gains = {64: (-0.1, 0.0), 128: (-0.1, 0.0), 256: (lns, 0.0)}
+        runs = grid(axes, lambda config, gains=gains: loss({12: gains[config.d_model]})(config), n_layers=12)
+        found = hold_out_scale(runs, "params")
+        assert (found.axis, found.held, found.fitted_on, found.depth) == ("d_model", 256, (64, 128), 12)
+        assert (found.changes, found.outcome) == (("depth_scale=lns",), outcome)
+        assert found.n_configurations == 4 and found.naive == "depth_scale=lns"
+        said = dict(holdout_statements(found, derive(runs)))["Held-out test"]
+        assert said.startswith("fitted on d_model 64, 128, which advise depth_scale=lns at d_model=256")
+    with pytest.raises(ValueError, match="holdout tokens needs runs of two train_tokens or more at n_layers=12"):
+        hold_out_scale(runs, "tokens")
+    card = derive_card(runs, holdout="params")
+    assert card.held_out.depth_outcome in ("refuted", "not confirmed") and card.grade == "C"
+    with pytest.raises(ValueError, match="a card has one"):
+        derive_card(runs, holdout="params", holdout_depth=12)

@@ -7,8 +7,10 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.build_card import build_card, derive_card
-from sparsedepth.recipe.card_text import grade_text, negative_lines
+from sparsedepth.recipe.card import write_card
+from sparsedepth.recipe.card_text import grade_text, negative_lines, trial_text
 from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.trial import trials_of, with_trial
 from sparsedepth.recipe.verify import configurations, fresh_seeds, sweep_fields, verified
 
 WIGGLE = (0.0, 0.002, -0.001)
@@ -61,7 +63,7 @@ def test_a_verification_confirms_the_recipe_and_tells_which_change_is_needed(car
         "depth_scale=lns": "not distinguishable",
         "n_experts=8, top_k=2": "needed",
     }
-    assert (card.grade, after.grade) == ("C", "B")
+    assert (card.grade, after.grade) == ("C", "C") and "one width and one budget" in grade_text(after)
     assert (card.version, after.version, after.mechanism.word) == (1, 2, "predicts")
     assert any("depth_scale=lns is not distinguishable" in line for line in negative_lines(after))
     assert fresh_seeds(after, 3) == [6, 7, 8]
@@ -89,3 +91,27 @@ def test_nothing_to_try(card):
         configurations(build_card(runs, derive(runs)))
     with pytest.raises(ValueError, match="seeds=2: an interval needs 3"):
         fresh_seeds(card, 2)
+
+
+def test_a_card_knows_its_trial(card, tmp_path):
+    """The verified card in a folder beside the results, of this very claim from these very runs, and no other."""
+    loss = dict.fromkeys(configurations(card), 3.0) | {"recipe": 3.1}
+    after = verified(card, results(loss, configurations(card), [3, 4, 5]), [3, 4, 5])
+    there, trial = tmp_path / "results", tmp_path / "trial"
+    for folder in (there, trial, tmp_path / "broken"):
+        folder.mkdir()
+    write_card(there / "recipe.yaml", card)
+    (tmp_path / "broken" / "recipe.card.json").write_text('{"held_out": {"verification": {"seeds": [3]}}}')
+    assert with_trial(card, [there]) == card and not trials_of([there])
+    write_card(trial / "recipe.yaml", after.model_copy(update={"provenance": named(after, "elsewhere/results")}))
+    known = with_trial(card, [there])
+    assert (known.held_out, known.grade, known.version) == (after.held_out, after.grade, after.version)
+    other = card.model_copy(update={"recipe": card.recipe.model_copy(update={"run_ids": ("one",)})})
+    assert with_trial(other, [there]) == other
+    ((folder, tried),) = trials_of([there])
+    assert folder == trial and "refuted" in trial_text(folder, tried, 100)
+    assert not trials_of([tmp_path / "others"])
+
+
+def named(card, folder):
+    return card.provenance.model_copy(update={"folders": [folder]})

@@ -31,12 +31,12 @@ def test_a_true_rule_is_confirmed_on_fresh_seeds(card, tmp_path):
     """Ten steps at a learning rate of 1e-6 learn nothing, and at 1e-2 a lot: whatever the seed."""
     out = tmp_path / "verification"
     said, _ = sparsedepth("recipe", "verify", card, "--out", out, "--workers", 1, "--runtime", "threads=1")
-    assert "recipe against baseline: confirmed" in said and "grade C -> B" in said
+    assert "recipe against baseline: confirmed" in said and "grade C -> C" in said
     runs = table(out)
     assert len(runs) == 6
     after = read_card(out / "recipe.card.json")
     assert set(after.held_out.verification.run_ids) == set(runs)
-    assert after.held_out.verification.seeds == (3, 4, 5) and after.grade == "B"
+    assert after.held_out.verification.seeds == (3, 4, 5) and after.grade == "C"
     assert read_card(card).grade == "C", "the old card is kept"
     assert "Verification on fresh seeds 3, 4, 5: confirmed" in (out / "recipe.card.md").read_text()
     before = markers(out)
