@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import yaml
 from processes import OF
 
@@ -65,9 +66,8 @@ def start(*arguments: object) -> subprocess.Popen:
 
 def sparsedepth(*arguments: object, code: int = 0) -> tuple[str, str]:
     """Run the command line to its end; its output and its errors. The exit code must be `code`."""
-    process = start(*arguments)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
+    returned, out, err = forked.call([*map(str, arguments)], ENVIRONMENT)
+    assert returned == code, f"exit {returned}\n{out}\n{err}"
     return out, err
 
 
