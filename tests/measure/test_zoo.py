@@ -27,7 +27,7 @@ BASE = {
     "vocab_size": 12,
     "seq_len": 8,
     "batch_tokens": 32,
-    "train_tokens": 32 * 200,
+    "train_tokens": 32 * 120,
     "lr": 1e-2,
     "log_every": 20,
     "observe_every": 1000,
@@ -68,7 +68,7 @@ def of_the_zoo(name: str) -> tuple[RunConfig, Decoder, Trained]:
 @pytest.mark.parametrize("name", ZOO)
 def test_it_learns(name):
     _, _, result = of_the_zoo(name)
-    assert result.outcome == "ok" and result.steps == 200
+    assert result.outcome == "ok" and result.steps == 120
     assert result.curves[0]["train_loss"] == pytest.approx(CHANCE, rel=0.05)
     assert result.curves[-1]["train_loss"] < 0.1 * CHANCE
 
@@ -76,7 +76,7 @@ def test_it_learns(name):
 @pytest.mark.parametrize("name", ZOO)
 def test_it_is_measured_from_end_to_end(name):
     config, model, _ = of_the_zoo(name)
-    found = measure_run(DecoderStack(model.eval()), config, held_out, 1.0, step=200)
+    found = measure_run(DecoderStack(model.eval()), config, held_out, 1.0, step=120)
     missing = {name for name, value in found.summary.items() if value is None}
     missing -= {column.name for score in PROFILED for column in score.depth_columns()}  # of two layers, or of zeros
     assert {name.removesuffix("_lo").removesuffix("_hi") for name in missing} == THREE_LAYERS

@@ -10,7 +10,7 @@ from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
-from sparsedepth.plots.overview import PARTS, page_of_runs
+from sparsedepth.plots.overview import page_of_runs
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.plots.runs import check_comparable
 from sparsedepth.store.connection import open_store
@@ -54,13 +54,13 @@ def test_every_format_is_written(store, tmp_path, suffix):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["figure.csv", path.name]  # nothing half-written
 
 
-@pytest.mark.parametrize("figure", PARTS)
-def test_the_same_numbers_give_the_same_file(store, figure):
+def test_the_same_numbers_give_the_same_file(store):
+    """Of the overview, which holds the two other figures."""
     runs = store.frame("select * from runs")
     layers = store.frame("select * from layers")
     shuffled = runs.sample(frac=1, random_state=1).sort_values("run_id")
-    first = render(partial(page_of_runs, figure, runs.sort_values("run_id"), layers), ".svg")
-    assert first == render(partial(page_of_runs, figure, shuffled, layers), ".svg")
+    first = render(partial(page_of_runs, "overview", runs.sort_values("run_id"), layers), ".svg")
+    assert first == render(partial(page_of_runs, "overview", shuffled, layers), ".svg")
 
 
 def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp_path):
@@ -91,8 +91,8 @@ def test_the_default_says_most_about_the_store():
     ]
 
 
-@pytest.mark.parametrize("figure", PARTS)
-def test_models_without_a_training_configuration_change_nothing_but_the_caption(store, figure):
+def test_models_without_a_training_configuration_change_nothing_but_the_caption(store):
+    """Of the overview, which holds the two other figures."""
     runs, layers = store.frame("select * from runs"), store.frame("select * from layers")
     measured = runs.iloc[[0]].copy()
     unknown = [name for name in runs if name in RunConfig.model_fields or name in ("outcome", "tokens_trained")]
@@ -101,10 +101,10 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     both = pd.concat([runs.astype({name: object for name in unknown}), measured], ignore_index=True)
     both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
     of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
-    found = render(partial(page_of_runs, figure, both, pd.concat([layers, of_model])), ".svg").decode()
+    found = render(partial(page_of_runs, "overview", both, pd.concat([layers, of_model])), ".svg").decode()
     note = " 1 measured without a training configuration (not shown; see --figure layer_profile)."
     assert note in " ".join(found.split())
-    without = render(partial(page_of_runs, figure, runs, layers), ".svg").decode()
+    without = render(partial(page_of_runs, "overview", runs, layers), ".svg").decode()
     assert note not in without
     assert found.count("<use") == without.count("<use")  # as many points
 
