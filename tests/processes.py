@@ -46,7 +46,7 @@ def processes(results: Path, *kinds: Kind) -> list[int]:
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def until(condition: Callable[[], object], seconds: float = 300) -> None:
     """Wait for something that must come."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -30,7 +30,7 @@ def run(command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "100"}
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300
     )
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout

@@ -29,7 +29,7 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, work
     killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills))
     out, err = driver.communicate(timeout=600)
     assert driver.returncode == 0, out + err
-    _, helped = helper.communicate(timeout=120)
+    _, helped = helper.communicate(timeout=300)
     assert helper.returncode == 0, helped
     assert not processes(results)
     assert record_of(results) == expected

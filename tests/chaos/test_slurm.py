@@ -61,7 +61,7 @@ def finish(cluster: Cluster, process: subprocess.Popen, seconds: float = 500) ->
         time.sleep(1)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return out, err
 
 
@@ -80,7 +80,7 @@ def test_an_array_makes_the_record_is_left_attached_to_and_stopped(folder, undis
     assert process.stdout is not None
     until(lambda: "submitted 3 tasks as job" in process.stdout.readline(), 120)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130 and "goes on without this command" in err and "Traceback" not in err
 
     process = start(*command(sweep, results, "--array", 3))
@@ -104,7 +104,7 @@ def test_an_array_makes_the_record_is_left_attached_to_and_stopped(folder, undis
     until(lambda: cluster.processes("work"), 120)
     out, _ = sparsedepth("stop", results)
     assert "ended: " in out
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "runs are missing" in err
     assert not cluster.jobs() and expected.items() <= record_of(results).items()
 
@@ -153,7 +153,7 @@ def test_five_hundred_tasks_are_planned_and_submitted_in_ten_seconds(folder, clu
         assert line or process.poll() is None, process.stderr.read()
     seconds = time.monotonic() - started
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     tasks = cluster.jobs("--name=" + re.search(r"\((\S+)\)", line)[1])
     assert len(tasks) == 500 and set(tasks.values()) == {"PENDING"}
     print(f"\n{line.strip()}: {seconds:.1f} s")

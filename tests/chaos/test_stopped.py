@@ -54,7 +54,7 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
     before = markers(results)
     assert record_of(results) == expected
     os.kill(first.pid, signal.SIGCONT)
-    _, err = first.communicate(timeout=60)
+    _, err = first.communicate(timeout=300)
     assert first.returncode == 75, f"it should have been interrupted: {err}"
     assert markers(results) == before and record_of(results) == expected
     assert not scratch.failures()

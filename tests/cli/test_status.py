@@ -134,7 +134,7 @@ def test_follow_goes_on_until_the_run_ends(standing):
         assert reader.stdout is not None and reader.stdout.readline() == f"this is {works[1].run_id}\n"
         with open(works[1].log, "a") as log:
             log.write("and more\n")
-    assert reader.communicate(timeout=60)[0] == "and more\n" and reader.returncode == 0
+    assert reader.communicate(timeout=300)[0] == "and more\n" and reader.returncode == 0
 
 
 def test_packages_that_differ_and_runs_of_an_earlier_definition_are_said_wherever_results_are_read(standing):

@@ -163,7 +163,7 @@ def test_two_processes_at_once_tokenise_once(texts, tmp_path):
         children = [start(texts, root) for _ in range(2)]
         for child in children:  # both run, and both stand before the lock
             assert child.stdout is not None and "waiting" in child.stdout.readline()
-    output = [child.communicate(timeout=60)[0].splitlines() for child in children]
+    output = [child.communicate(timeout=300)[0].splitlines() for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert sorted(len(lines) for lines in output) == [1, 3]  # one of them also says that it starts, and that it is done
     assert output[0][-1] == output[1][-1] == prepare(config(texts), root).data_hash
@@ -173,7 +173,7 @@ def test_two_processes_at_once_tokenise_once(texts, tmp_path):
 def test_killed_half_way_leaves_nothing_that_looks_finished(texts, tmp_path, death):
     root = tmp_path / "data"
     child = start(texts, root, death)
-    child.communicate(timeout=60)
+    child.communicate(timeout=300)
     assert child.returncode == -signal.SIGKILL
     left = [path for path in root.iterdir() if path.is_dir()]
     assert len(left) == 1 and ".tmp-" in left[0].name and not (left[0] / "manifest.json").exists()

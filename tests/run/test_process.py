@@ -44,12 +44,12 @@ import os, sys, time
 from sparsedepth.run.process import end_with_parent
 end_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 PARENT = f"""
 import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {CHILD!r}, str(os.getpid())])
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -59,7 +59,7 @@ def test_a_child_ends_with_a_killed_parent():
     assert parent.stdout is not None
     parent.stdout.readline()
     parent.kill()
-    parent.communicate(timeout=60)  # which returns when the child, too, has let go of the pipe
+    parent.communicate(timeout=300)  # which returns when the child, too, has let go of the pipe
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")

@@ -172,7 +172,7 @@ def test_the_page_follows_a_sweep_while_it_runs(tmp_path, browser, started):
     assert browser.value("document.querySelectorAll('figure img').length") > 4 and not browser.errors()
     assert sweep.wait(60) == 0
     os.killpg(server.pid, signal.SIGINT)
-    said, errors = server.communicate(timeout=30)
+    said, errors = server.communicate(timeout=300)
     assert server.returncode == 0 and said == "ended\n" and errors == ""
 
 
@@ -192,7 +192,7 @@ def test_sorting_filtering_and_paging_by_hand(tmp_path, browser, started):
     browser.value(press)
     browser.wait(lambda page: page["rows"] == 50)
     browser.value(press)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 300
     while browser.value("document.querySelector('#table-runs th[aria-sort]')?.ariaSort") != "descending":
         assert time.monotonic() < until
     column = "[...document.querySelectorAll('#table-runs th')].findIndex((one) => one.textContent === 'val_loss')"
@@ -212,7 +212,7 @@ def test_a_name_that_was_rebound_to_this_machine_is_refused(tmp_path, started, n
 
     fill(tmp_path / "results")
     _, url = serve(started, tmp_path / "results")
-    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(url).port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(url).port, timeout=300)
     connection.request("GET", "/status", headers={"Host": f"{name}:{urlsplit(url).port}"})
     assert connection.getresponse().status == (200 if name == "localhost" else 421)
     connection.close()

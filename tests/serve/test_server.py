@@ -34,7 +34,7 @@ def server(results):
 
 def ask(server, path, method="GET", host=None, **headers):
     """The answer's status, headers and text."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=300)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.server_address[1]}")
     for name, value in headers.items():
@@ -184,7 +184,7 @@ def test_loopback_is_told_from_other_addresses():
 
 
 def test_a_request_that_is_none_gets_no_page_of_its_own_words(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=300)
     connection.connect()
     connection.sock.sendall(b"GET /<script> nonsense HTTP/9.9 x\r\n\r\n")
     answer = connection.sock.makefile("rb").read().decode()

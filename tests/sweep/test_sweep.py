@@ -109,7 +109,7 @@ def test_kill_9_of_the_forkserver_and_a_run(undisturbed):
         until(lambda kind=kind: processes(results, kind))
         os.kill(processes(results, kind)[0], signal.SIGKILL)
         time.sleep(0.5)
-    out, err = driver.communicate(timeout=120)
+    out, err = driver.communicate(timeout=300)
     assert driver.returncode == 0, out + err
     assert table(results) == table(undisturbed)
 
@@ -121,7 +121,7 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     driver = start("sweep", path, "--out", results, "--workers", 1, *ONE)
     until(lambda: "training" in phases(results))
     os.kill(driver.pid, signal.SIGINT)
-    _, err = driver.communicate(timeout=60)
+    _, err = driver.communicate(timeout=300)
     assert driver.returncode == 130 and "the same command continues" in err
     assert list(results.glob("work/*/checkpoints/step-*.json")), "no checkpoint was written"
     assert not list(results.glob("work/*/failures.json")), "a stop is no failure"
@@ -158,7 +158,7 @@ def test_a_run_that_keeps_dying_is_kept_with_its_reason(tmp_path):
         os.kill(processes(results, "run")[0], signal.SIGKILL)
         until(lambda n=attempt: len(list(results.glob("work/*/failures.json"))) > 0 or n == 0)
         time.sleep(0.5)
-    _, err = driver.communicate(timeout=60)
+    _, err = driver.communicate(timeout=300)
     assert driver.returncode == 1 and "killed by signal 9" in err
     out, _ = sparsedepth("status", results)
     assert "1 failed" in out and "killed by signal 9" in out

@@ -34,7 +34,7 @@ def two(tmp_path_factory) -> Path:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [*launch, distributed.__file__, str(folder)], env=environment, capture_output=True, text=True, timeout=120
+        [*launch, distributed.__file__, str(folder)], env=environment, capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
     return folder
