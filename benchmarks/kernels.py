@@ -42,7 +42,7 @@ def attention_pass(kernel: str, here: Setting, options: argparse.Namespace, wind
         document_BT = quarter_T.expand(options.sequences, -1).contiguous()
 
     def run() -> list[Tensor]:
-        out = attention.KERNELS[kernel](*qkv, window, document_BT)
+        out = attention.KERNELS[kernel](*qkv, window=window, document_BT=document_BT)
         return [out, *torch.autograd.grad(out.float().square().mean(), qkv)]
 
     return run

@@ -16,6 +16,7 @@ Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Dropout = Annotated[float, Field(ge=0, lt=1), Role(bears_on="step", sparser="more")]
 
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
@@ -172,6 +173,12 @@ class ModelConfig(Section):
         float, Field(gt=0, le=1), Role(bears_on="step", sparser="less", moves="weight_sparsity")
     ] = 1.0
     """share of the entries of the blocks' matrices that exist; the rest are 0 forever"""
+    attention_dropout: Dropout = 0.0
+    """share of attention weights that a step sets to 0, the others divided by what is left; off in evaluation"""
+    residual_dropout: Dropout = 0.0
+    """the same of the entries that a branch adds to the stream"""
+    ffn_dropout: Dropout = 0.0
+    """the same of the hidden units of the dense feed-forward part"""
     tie_embeddings: Annotated[bool, SHAPE] = False
     """the head is the embedding's transpose"""
     logit_soft_cap: Annotated[NonNegative, SHAPE] = 0.0
@@ -262,6 +269,11 @@ class ModelConfig(Section):
             raise ValueError(
                 f"activation={self.activation!r} is of the dense feed-forward part, and experts are SwiGLU in every "
                 f"kernel; use activation='swiglu', or n_experts=0"
+            )
+        elif self.ffn_dropout:
+            raise ValueError(
+                f"ffn_dropout={self.ffn_dropout:g} is of the dense feed-forward part, and the kernels of experts drop "
+                f"no hidden units; use residual_dropout, or n_experts=0"
             )
         elif self.n_dense_layers >= self.n_layers:
             raise ValueError(

@@ -238,6 +238,9 @@ def _notes(config: ModelConfig, family: str) -> tuple[str, ...]:
         config.weight_density < 1: (
             f"weight_density={config.weight_density:g}: missing weights are zeros, which further training would fill"
         ),
+        max(config.attention_dropout, config.residual_dropout, config.ffn_dropout) > 0: (
+            "dropout is left out, which is of training alone: further training would be without"
+        ),
         config.norm == "peri": "the norm of the embedding is folded into its rows",
         _is_of_pairs(config): (
             "trained on prompts and answers, several in a sequence and each by itself: give it one at a time"

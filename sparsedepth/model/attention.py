@@ -5,6 +5,8 @@
 A query sees the positions s <= t; with a `window` W only t - W < s; with `document_BT` (a number for each token, which
 changes where a new document begins inside a packed sequence) only those of its own document.
 
+With `dropout` p each p_ts of a step is 0 with chance p, else p_ts / (1 - p).
+
 `reference` is the formula in fp32; `sdpa` is PyTorch's, `flash` is flash-attn's (`flash.py`). Gradients agree with the
 reference's to 1e-5 in fp32 and 2e-2 in bf16.
 
@@ -23,7 +25,12 @@ from sparsedepth.model.documents import once_per_batch, starts
 
 
 def sdpa(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, window: int | None = None, document_BT: Tensor | None = None
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    window: int | None = None,
+    document_BT: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """out_BHTK by PyTorch's scaled_dot_product_attention, with a mask only where causality alone does not say it."""
     n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
@@ -33,13 +40,20 @@ def sdpa(
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         n_repeats = 1
     if not is_masked:
-        return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, enable_gqa=n_repeats > 1)
+        return F.scaled_dot_product_attention(
+            q_BHTK, k_BGTK, v_BGTK, dropout_p=dropout, is_causal=True, enable_gqa=n_repeats > 1
+        )
     mask = visible(n_tokens, window, document_BT, q_BHTK.device)
-    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=mask)
+    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, attn_mask=mask, dropout_p=dropout)
 
 
 def reference(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, window: int | None = None, document_BT: Tensor | None = None
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    window: int | None = None,
+    document_BT: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """out_BHTK as the formula reads, in fp32 (fp64 stays) whatever autocast says."""
     n_repeats, n_tokens, width = q_BHTK.shape[1] // k_BGTK.shape[1], *q_BHTK.shape[2:]
@@ -48,7 +62,8 @@ def reference(
         k_BHTK, v_BHTK = (x.to(dtype).repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         score_BHTT = q_BHTK.to(dtype) @ k_BHTK.transpose(2, 3) / math.sqrt(width)
         hidden = ~visible(n_tokens, window, document_BT, q_BHTK.device)
-        return (score_BHTT.masked_fill(hidden, -math.inf).softmax(-1) @ v_BHTK).to(v_BGTK.dtype)
+        weight_BHTT = F.dropout(score_BHTT.masked_fill(hidden, -math.inf).softmax(-1), dropout)
+        return (weight_BHTT @ v_BHTK).to(v_BGTK.dtype)
 
 
 def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:

@@ -20,6 +20,9 @@ never the norm of the embedding or the last one:
 or a number that starts at 0 (skipinit, 2002.10444); or N(w x + F x) with a vector w (admin, 2004.08249). In what order
 they act on one branch: F, N', gate, s (after a branch), sum, s (after the residual), N.
 
+Dropout (1706.03762, section 5.4), in training alone: of attention's weights, of the hidden units of the feed-forward
+part, and of what either branch adds, as F leaves it. Deviates: not of the embedding.
+
 Two ways lead from the stream's first state x_0 to every block, past those between. `residual_scalars`: block l starts
 from a_l x + b_l x_0, with numbers that start at 1 and 0 (nanochat; modded-nanogpt). `value_residual`: attention sums
 c_l v_l + d_l v_1 in place of its own values v_l, l > 1, with numbers that start at 1/2 (2410.17897, Learnable-ResFormer
@@ -39,6 +42,7 @@ import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
@@ -93,7 +97,7 @@ class Attention(nn.Module):
         self.gives_values = config.value_residual and layer == 1
         if config.value_residual and layer > 1:
             self.value_scalar, self.first_value_scalar = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
-        self.kernel = "sdpa"
+        self.kernel, self.dropout = "sdpa", config.attention_dropout
 
     def _norm(self, config: ModelConfig, n_heads: int) -> RMSNorm | None:
         if not config.qk_norm:
@@ -143,7 +147,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         q_BHTK, k_BGTK, v_BGTK = self._queries_keys_values(x_BTD, rotary)
         v_BGTK = self._with_first(v_BGTK, first)
-        out_BHTK = attention.KERNELS[self.kernel](q_BHTK, k_BGTK, v_BGTK, self.window, document_BT)
+        dropout = {"dropout": self.dropout} if self.training and self.dropout else {}
+        out_BHTK = attention.KERNELS[self.kernel](q_BHTK, k_BGTK, v_BGTK, self.window, document_BT, **dropout)
         return self.output(out_BHTK.transpose(1, 2).flatten(2))
 
 
@@ -169,6 +174,7 @@ class Block(nn.Module):
             self.stream_scalar, self.first_scalar = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
         self.is_post = layer <= config.n_post_layers
         self.residual_gate, self.depth_scale = config.residual_gate, config.depth_scale
+        self.dropout = config.residual_dropout
         self.deepnorm_alpha = (2 * config.n_layers) ** 0.25 if config.norm == "deepnorm" else None
         # A buffer, not a float: compiled blocks then share one graph. Not saved: the config says it.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
@@ -237,6 +243,8 @@ class Block(nn.Module):
         return times(x_BTD, self.depth_factor) if self.depth_scale == "lns" else x_BTD
 
     def _weighed(self, part: Part, branch_BTD: Tensor) -> Tensor:
+        if self.dropout:
+            branch_BTD = F.dropout(branch_BTD, self.dropout, self.training)
         if hasattr(self, f"{part}_out_norm"):
             branch_BTD = self._normed(getattr(self, f"{part}_out_norm"), branch_BTD)
         if self.residual_gate in ("layerscale", "skipinit"):

@@ -38,6 +38,7 @@ class FeedForward(nn.Module):
         super().__init__()
         width = width or config.d_ff
         assert width is not None
+        self.dropout = config.ffn_dropout
         self.name, self.activation = config.activation, ACTIVATIONS[config.activation]
         self.gate = Linear(config.d_model, width, config) if config.is_gated else None
         self.up = Linear(config.d_model, width, config)
@@ -52,7 +53,8 @@ class FeedForward(nn.Module):
         return self.activation(self.gate(x_BTD)) * self.up(x_BTD)
 
     def forward(self, x_BTD: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        return self.down(self.hidden(x_BTD))
+        hidden_BTF = self.hidden(x_BTD)
+        return self.down(F.dropout(hidden_BTF, self.dropout, self.training) if self.dropout else hidden_BTF)
 
 
 def _single_device_mean(share_E: Tensor) -> Tensor:

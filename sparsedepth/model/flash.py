@@ -9,6 +9,7 @@ Shapes: B sequences, H query heads, G key/value heads, T tokens, K width of a he
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,20 @@ def load() -> ModuleType:
 
 
 def attend(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, window: int | None = None, document_BT: Tensor | None = None
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    window: int | None = None,
+    document_BT: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """out_BHTK, in autocast's dtype where it is on. Raises ImportError without flash-attn."""
     package, device = load(), q_BHTK.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q_BHTK.dtype
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
-    seen = {"causal": True, "window_size": (-1, -1) if window is None else (window - 1, 0)}
+    seen: dict[str, Any] = {"causal": True, "window_size": (-1, -1) if window is None else (window - 1, 0)}
+    if dropout:
+        seen["dropout_p"] = dropout
     if document_BT is None:
         return package.flash_attn_func(q_BTHK, k_BTGK, v_BTGK, **seen).transpose(1, 2)
     n_tokens = document_BT.shape[1]

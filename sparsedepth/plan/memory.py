@@ -63,6 +63,10 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     routed = (config.top_k or 0) * (4 * d_expert + 2 * d_model) + (3 + cast) * config.n_shared_experts * d_expert
     per_token = config.n_layers * (norms + attention + gates + beside) + (config.n_layers - n_routed) * dense
     per_token += n_routed * size * routed
+    per_token += config.n_layers * size * 2 * d_model * (config.residual_dropout > 0)
+    per_token += (config.n_layers - n_routed) * size * 2 * config.d_ff * (config.ffn_dropout > 0)
+    if config.attention_dropout and place.device == "cpu":  # its kernel that drops keeps all weights, in fp32
+        per_token += config.n_layers * (12 + 2 * bf16) * config.n_heads * config.seq_len
     copies = 2 * bf16 + 4 * (config.weight_density < 1)  # of each weight of a block: cast, and with its mask applied
     in_blocks = cost(config).params_total - 2 * config.vocab_size * d_model
     return n_sequences * config.seq_len * per_token + copies * in_blocks

@@ -32,7 +32,7 @@ from sparsedepth.train import checkpoint
 from sparsedepth.train.devices import ALONE, Devices, whole
 from sparsedepth.train.feed import Batch, Feed
 from sparsedepth.train.optimizer import learning_rate, make_optimizer
-from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks
+from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks, dropout_masks
 
 Result = TypeVar("Result")
 
@@ -136,12 +136,13 @@ class TrainingState:
         """Leave the gradients of this device's share of a batch; its cross-entropy and balance loss."""
         parts = list(batch.parts(self.runtime.micro_batch))
         reported = []
-        for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
-            with self.devices.accumulating(self.objective, last=index == len(parts)):
-                with self.runtime.autocast:
-                    loss, entropy, balance = self.objective(inputs_BT, targets_BT)
-                (loss * weight).backward()
-            reported.append(torch.stack((entropy, balance)) * weight)
+        with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
+            for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
+                with self.devices.accumulating(self.objective, last=index == len(parts)):
+                    with self.runtime.autocast:
+                        loss, entropy, balance = self.objective(inputs_BT, targets_BT)
+                    (loss * weight).backward()
+                reported.append(torch.stack((entropy, balance)) * weight)
         entropy, balance = torch.stack(reported).sum(0)
         return entropy, balance
 

@@ -3,7 +3,10 @@
 None of it is part of `run_id`; what was used is recorded in the run's manifest, because kernels change rounding.
 """
 
+import contextlib
 import os
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +16,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, Parallel, RuntimeConfig
 from sparsedepth.model import kernels
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.model.init import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,21 @@ def choose_attention_backends(config: RunConfig) -> None:
     which would be recorded as divergence. For the whole process: a context is no part of a compiled graph."""
     is_masked = config.sliding_window is not None or config.mask_documents
     torch.backends.cuda.enable_cudnn_sdp(not is_masked)
+
+
+def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device) -> AbstractContextManager[None]:
+    """While it is open, what is dropped is a function of the seed, the step and the process: a run that resumes drops
+    what it would have dropped. Another kernel, device or micro-batch drops other entries, as it rounds otherwise."""
+    is_random = config.attention_dropout or config.residual_dropout or config.ffn_dropout
+    return _random(config.seed, f"dropout:{step}:{rank}", device) if is_random else contextlib.nullcontext()
+
+
+@contextmanager
+def _random(seed: int, name: str, device: torch.device) -> Generator[None]:
+    """PyTorch's own random numbers are those of a name, and go on after it as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(generator(seed, name).initial_seed())
+        yield
 
 
 SHORTAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")

@@ -33,7 +33,7 @@ KNOWN_FIELDS = {
 }
 # fmt: on
 """Fields of the model in which decoders of one stack agree, whatever they are; `tests/train/test_stack.py` shows it.
-One that is in neither list (experts', or a new one) must be at its default."""
+One that is in neither list (experts', dropout, whose masks are each run's own, or a new one) must be at its default."""
 
 
 def can_stack(first: RunConfig, other: RunConfig) -> bool:

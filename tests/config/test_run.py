@@ -56,6 +56,8 @@ def test_fields_that_came_later_leave_old_ids_valid():
             ["residual_scalars", "residual_gate='admin'"],
         ),
         ({"value_residual": True, "n_layers": 1}, ["value_residual", "n_layers=1"]),
+        ({"attention_dropout": 1.0}, ["attention_dropout=1.0", "less than 1"]),
+        ({"n_experts": 4, "top_k": 2, "ffn_dropout": 0.1}, ["ffn_dropout=0.1", "residual_dropout"]),
         ({"d_expert": 2}, ["d_expert=2 needs experts"]),
         ({"batch_tokens": 1000}, ["batch_tokens=1000", "seq_len=256", "batch_tokens=1024"]),
         ({"train_tokens": 10_000}, ["train_tokens=10000", "train_tokens=8192"]),
@@ -118,4 +120,4 @@ def test_an_explicit_default_changes_no_id():
 def test_defaults_change_only_with_their_version():
     """A changed default makes old run_ids lie. If this fails: raise DEFAULTS_VERSION, then store the new digest.
     A new field with a default that leaves results as they were needs only the new digest."""
-    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "206eb0e47c38")
+    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "5e35994ea450")

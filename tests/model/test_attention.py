@@ -128,7 +128,7 @@ def test_groups_are_left_to_the_kernel_where_it_knows_them(monkeypatch, device, 
     """On CUDA the fp32 kernel for groups would store every score. Tensors without values stand in for a GPU's."""
     asked: list[tuple[bool, int]] = []
 
-    def kernel(q, k, v, is_causal, enable_gqa):
+    def kernel(q, k, v, dropout_p, is_causal, enable_gqa):
         asked.append((enable_gqa, k.shape[1]))
         return q
 

@@ -1,0 +1,102 @@
+"""Dropout: the entries that it leaves, how many it takes, none in evaluation; and the same ones when a run resumes."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.data.sequences import Sequences, next_tokens
+from sparsedepth.model import attention
+from sparsedepth.model.decoder import Block, Decoder
+from sparsedepth.train.loop import Interrupted, train
+from sparsedepth.train.runtime import resolve
+from sparsedepth.train.stack import can_stack
+
+SMALL = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8}
+ALL = {"attention_dropout": 0.2, "residual_dropout": 0.1, "ffn_dropout": 0.3}
+
+
+def decoder(**fields) -> Decoder:
+    return Decoder(build(ModelConfig, {**SMALL, "init_std": 0.3, **fields}, "test"))
+
+
+def tokens() -> torch.Tensor:
+    return torch.arange(16).view(2, 8) % 12
+
+
+@pytest.mark.parametrize("field", ALL)
+def test_each_drops_in_training_and_nothing_in_evaluation(field):
+    plain, dropping = decoder(), decoder(**{field: 0.5})
+    assert not torch.allclose(dropping(tokens()), plain(tokens()), atol=1e-2)
+    torch.testing.assert_close(dropping.eval()(tokens()), plain.eval()(tokens()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+@pytest.mark.parametrize("window", [None, 1])
+def test_a_weight_of_attention_is_dropped_or_as_much_larger(kernel, window):
+    """A query that sees itself alone has one weight, 1: out is 0 with chance 1/4, else v / (3/4). 4000 draws."""
+    torch.manual_seed(0)
+    q, v = torch.zeros(4000, 1, 1, 2), torch.full((4000, 1, 1, 2), 3.0)
+    out_N = attention.KERNELS[kernel](q, q, v, window, None, dropout=0.25)[:, 0, 0, 0]
+    assert set(out_N.tolist()) == {0.0, 4.0}
+    assert (out_N == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)  # four standard errors
+
+
+def test_entries_of_a_branch_and_hidden_units_are_dropped():
+    """Of what a block adds a quarter is 0; of its hidden units as well, seen where the last product reads them."""
+    model, seen = decoder(d_model=64, residual_dropout=0.25, ffn_dropout=0.25), []
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    block.ffn.get_submodule("down").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    torch.manual_seed(0)
+    x_BTD = torch.randn(20, 8, 64)
+    added_BTD = block.added_by_ffn(x_BTD)
+    whole_BTD = block.eval().added_by_ffn(x_BTD)
+    for dropped in (added_BTD, seen[0]):
+        assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(seen[0][seen[0] != 0], seen[1][seen[0] != 0] / 0.75)
+    assert (whole_BTD != 0).all()
+
+
+BASE = {**SMALL, **ALL, "batch_tokens": 32, "train_tokens": 32 * 8, "log_every": 1, "precision": "fp32"}
+
+
+def run_config(**fields) -> RunConfig:
+    return build(RunConfig, {**BASE, **fields}, "test")
+
+
+def batch(step: int) -> Sequences:
+    return next_tokens((np.random.default_rng(step).integers(0, 12, (4, 1)) + np.arange(9)) % 12)
+
+
+def weights(cfg: RunConfig, **options) -> list[torch.Tensor]:
+    model = Decoder(cfg, seed=0)
+    runtime = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), checkpoint_seconds=1e9)
+    state = torch.random.get_rng_state()
+    train(model, cfg, runtime, batch, **options)
+    assert options or torch.equal(torch.random.get_rng_state(), state)  # a checkpoint restores its own
+    return list(model.parameters())
+
+
+def test_a_run_that_resumes_drops_what_it_would_have_dropped(tmp_path):
+    """Bit-equal, whatever was drawn in between; another seed drops others from the same initial weights."""
+    whole = weights(run_config())
+    calls = iter(range(1, 100))
+    halves = functools.partial(weights, run_config(), checkpoints=tmp_path)
+    with pytest.raises(Interrupted):
+        halves(stop=lambda: next(calls) == 3)
+    torch.rand(7)
+    for own, expected in zip(halves(), whole, strict=True):
+        assert torch.equal(own, expected)
+    assert not torch.equal(weights(run_config(seed=1))[0], whole[0])
+
+
+def test_runs_that_drop_are_not_stacked():
+    """Their masks are functions of their own seeds."""
+    assert not can_stack(run_config(), run_config(seed=1))
