@@ -23,6 +23,7 @@ from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.experts import expert_use
 from sparsedepth.measure.geometry import geometry
+from sparsedepth.measure.gradients import gradients
 from sparsedepth.measure.jacobian import jacobian_deviation
 from sparsedepth.measure.loss import bits_per_byte, held_out_loss
 from sparsedepth.measure.participation import participation
@@ -298,6 +299,12 @@ def _activations(context: MeasureContext, made: Measurements) -> None:
             made.add_layers(name, by_layer, result.n_tokens)
 
 
+def _gradients(context: MeasureContext, made: Measurements) -> None:
+    result = gradients(context.stack, context.scored, context.rng(), context.max_tokens)
+    made.add_score("gradient_gain", result.gain)
+    made.add_layers("stream_gradient", result.by_layer, result.n_tokens, first=0)
+
+
 def _released_code(context: MeasureContext, made: Measurements) -> None:
     """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
     stack, scored, most = context.stack, context.scored, context.max_tokens
@@ -332,6 +339,7 @@ SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
     "trajectories": _trajectories,
     "participation": _participation,
     "activations": _activations,
+    "gradients": _gradients,
     "released_code": _released_code,
 }
 """By the names of `sparsedepth.quantities.measured`, in whose order they run."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "skip_loss_increase", "jacobian_deviation")
+GRADIENTS = ("gradient_norm", "stream_gradient")
 ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
 """Panels along training, with the names of their x axes; the others are over layers."""
 MOST_PANELS = 9
@@ -69,6 +70,11 @@ def variance(store: "Store") -> Drawing:
 def scores(store: "Store") -> Drawing:
     """The scores by layer. Raises NothingToDraw."""
     return _drawing(store, SCORES, over_training=False)
+
+
+def gradients(store: "Store") -> Drawing:
+    """The gradient of each block's weights at the end of training, and that of the stream. Raises NothingToDraw."""
+    return _drawing(store, GRADIENTS, over_training=False)
 
 
 def curves(store: "Store") -> Drawing:

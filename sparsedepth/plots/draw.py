@@ -141,6 +141,7 @@ FIGURES: dict[str, FigureKind] = {
     "curves": FigureKind(by_knob.curves, "training loss along training, a line per setting of each knob"),
     "variance": FigureKind(by_knob.variance, _VARIANCE),
     "scores": FigureKind(by_knob.scores, "the layers' scores, a line per setting of each knob"),
+    "gradients": FigureKind(by_knob.gradients, "gradients by layer, of weights and stream, a line per setting"),
     "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True),
     "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
     "matrices": FigureKind(matrices.matrices, _MATRICES),

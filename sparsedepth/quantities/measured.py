@@ -78,6 +78,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("trajectories", _once, on_request=True),
     Measure("participation", _once, on_request=True),
     Measure("activations", lambda sizes: (4, 0), on_request=True),
+    Measure("gradients", lambda sizes: (3, 3), on_request=True),
     Measure("released_code", _released_code, on_request=True),
 )
 
@@ -328,6 +329,10 @@ _RECORDS: tuple[Quantity, ...] = (
              stage="sparsity", label="activation sparsity\n(share of hidden units)"),
     Quantity("activation_units", "E (sum h^2)^2 / (F sum h^4) of a token's F hidden units: the share that carries its energy",
              "share", tables=RUNS_LAYERS, measure="activations", source="ours, as participation_ratio"),
+    Quantity("gradient_gain", "||d loss / d x_0|| / ||d loss / d x_L||, over all tokens: the gradient end to end",
+             measure="gradients", source=CURSE, has_interval=True, is_ratio=True, scale="log"),
+    Quantity("stream_gradient", "||d loss / d x_l|| / ||d loss / d x_L||, over all tokens", tables=LAYERS,
+             measure="gradients", source=CURSE, scale="log"),
     # What the released code of 2603.15389 computes under the names of the scores: `sparsedepth.measure.released_code`
     Quantity("causal_score_released", "causal_score with every update after the skipped block shifted by one layer",
              measure="released_code", source=SPARSITY),

@@ -125,12 +125,27 @@ class TrainingState:
             group["lr"] = learning_rate(self.config, self.step)
         entropy, balance = self.given or self.backward(batch)
         self.given = None
+        self.note_gradients()
         limit = self.config.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.recent.append(torch.stack((entropy, balance, whole(grad_norm))))
         self.step += 1
+
+    def note_gradients(self) -> None:
+        """Rows of the gradient's norm by block, at the first step, at observations and at the last step."""
+        step, n_steps = self.step + 1, self.config.n_steps
+        if "gradients" not in self.config.measures or (step % self.config.observe_every and 1 < step < n_steps):
+            return
+        weights = [[*block.parameters()] for block in self.model.blocks]
+        grads = [[weight.grad for weight in of_block if weight.grad is not None] for of_block in weights]
+        norms = torch.stack([whole(torch.nn.utils.get_total_norm(of_block)) for of_block in grads]).tolist()
+        if self.devices.first:
+            for layer, norm in enumerate(norms, start=1):
+                value = norm if math.isfinite(norm) else None
+                row = {"step": step, "layer": layer, "metric": "gradient_norm", "value": value}
+                self.observations.append({**row, "n": self.config.batch_tokens})
 
     def backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Leave the gradients of this device's share of a batch; its cross-entropy and balance loss."""

@@ -1,0 +1,64 @@
+"""Gradient along depth: how large the loss's derivative by the residual stream is, layer by layer and end to end.
+
+    g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L;   gradient_gain = that of layer 0
+
+Norms are over all entries of all tokens; the loss is the mean over the positions that count, whose scale falls out. A
+gain of 1 with all layers at 1 is a stack that learns as if it were one block; 2502.05795 (Theorem 3.3) bounds it for
+Pre-LN, whose deep blocks come close to the identity, and lets it grow with depth for LNS. A block's derivative is that
+along the stream: what it reads of x_0 or of block 1's values besides (`residual_scalars`, `value_residual`) is held.
+
+How large the gradients of a block's own weights were in training is `gradient_norm`, which training leaves
+(`train.loop`) where this measure is asked for.
+
+Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.jacobian import STATES_OF_A_GRAPH
+from sparsedepth.measure.scored import Scored
+from sparsedepth.probe.fork import MAX_TOKENS, probing, rows_per_pass
+from sparsedepth.probe.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    by_layer: list[float | None]
+    """layers 0..L, the last 1; None where no gradient reaches x_L"""
+    gain: BootstrapEstimate
+    n_tokens: int
+
+
+def gradients(stack: Stack, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Gradients:
+    """One forward and one backward pass; it keeps a graph of all blocks for max_tokens / 8 tokens at a time."""
+    rows = rows_per_pass(stack, scored.inputs.shape[1], max_tokens // STATES_OF_A_GRAPH)
+    parts = []
+    with probing(stack, gradients=True):
+        for inputs_BT, targets_BT in zip(scored.inputs.split(rows), scored.targets.split(rows), strict=True):
+            with torch.enable_grad():
+                states = [stack.embed(inputs_BT.to(stack.device)).detach().requires_grad_()]
+                for layer in range(1, stack.n_layers + 1):
+                    states.append(stack.block(layer, states[-1]))
+                logits_NV, target_N = stack.logits(states[-1]).flatten(0, 1), targets_BT.to(stack.device).flatten()
+                loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
+                grads = torch.autograd.grad(loss, states)
+            parts.append(torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1).cpu())
+    square_NL = torch.cat(parts).numpy()
+
+    def gain(square_RL: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.sqrt(square_RL[:, 0] / square_RL[:, -1])
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_layer = np.sqrt(square_NL.mean(0) / square_NL.mean(0)[-1])
+    return Gradients(
+        by_layer=[finite(value) for value in by_layer],
+        gain=bootstrap(gain, square_NL, rng=rng),
+        n_tokens=scored.inputs.numel(),
+    )
