@@ -124,7 +124,7 @@ def stepped(model: nn.Module, loss_of: Callable[[Batch], Tensor], config: RunCon
 
     def step(number: int) -> Tensor:
         given = batch(config, number).to(runtime.device)
-        for group in optimizer.param_groups:
+        for group in optimizer.param_groups:  # of the standard parametrisation
             group["lr"] = learning_rate(config, number)
         with runtime.autocast:
             loss = loss_of(given)

@@ -62,6 +62,8 @@ def _branch(
 
     gate = block.get(f"{part}_gate", 1.0)
     on_stream, on_branch = (gate, 1.0) if config.residual_gate == "admin" else (1.0, gate)
+    if config.parametrisation == "completep":
+        on_branch = on_branch * config.base_depth / config.n_layers
     on_branch = on_branch * (s if where in ("after_branch", f"after_{part}") else 1.0)
     on_sum = s if where == "after_residual" else 1.0
     placed = config.norm

@@ -169,6 +169,19 @@ class ModelConfig(Section):
     ] = "normal"
     init_std: Annotated[Positive, Role(moves="residual_variance_last")] = 0.02
     """standard deviation of every initial weight"""
+    parametrisation: Annotated[
+        Literal["standard", "mup", "completep"],
+        Field(
+            description="rules by which lr, eps, weight decay, initial weights and outputs follow width and depth, so "
+            "that the best values at base_width and base_depth stay the best. mup: width (2203.03466); completep: "
+            "width and depth, each branch times base_depth / n_layers (2505.01618)"
+        ),
+        KNOB,
+    ] = "standard"
+    base_width: Annotated[Count, KNOB] = 64
+    """d_model at which mup and completep are standard"""
+    base_depth: Annotated[Count, Role(only_with=("parametrisation", "completep"))] = 12
+    """n_layers at which completep scales no branch"""
     weight_density: Annotated[
         float, Field(gt=0, le=1), Role(bears_on="step", sparser="less", moves="weight_sparsity")
     ] = 1.0
@@ -318,6 +331,39 @@ class ModelConfig(Section):
                     "(2502.05795, Table 6); use init='normal', or ask for it: allow=['lns_with_scaled_init']"
                 )
             warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
+
+    @check
+    def _check_parametrisation(self) -> None:
+        rules = self.parametrisation
+        if rules == "standard":
+            if self.base_width != ModelConfig.model_fields["base_width"].default:
+                raise ValueError(
+                    f"base_width={self.base_width} has no meaning with parametrisation='standard'; set "
+                    f"parametrisation='mup' or 'completep', or leave base_width out"
+                )
+            return
+        others = {
+            "n_experts": (self.n_experts == 0, "its rules are of dense blocks"),
+            "tie_embeddings": (not self.tie_embeddings, "embedding and head follow different rules"),
+            "norm": (self.n_post_layers == 0, "its rules are of blocks that add to the stream"),
+            "init": (self.init in ("normal", "zero_outputs"), "it sets the size of the outputs itself"),
+        }
+        for name, (fits, reason) in others.items():
+            if not fits:
+                default = ModelConfig.model_fields[name].default
+                raise ValueError(
+                    f"parametrisation={rules!r} with {name}={getattr(self, name)!r}: {reason}; use {name}={default!r}"
+                )
+
+    @property
+    def width_multiplier(self) -> float:
+        """m_N = d_model / base_width, 1 with parametrisation standard."""
+        return 1.0 if self.parametrisation == "standard" else self.d_model / self.base_width
+
+    @property
+    def depth_multiplier(self) -> float:
+        """m_L = n_layers / base_depth, 1 but for parametrisation completep."""
+        return self.n_layers / self.base_depth if self.parametrisation == "completep" else 1.0
 
     @property
     def is_gated(self) -> bool:

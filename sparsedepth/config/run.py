@@ -218,6 +218,11 @@ class RunConfig(
 
     def _check_optimizer(self) -> None:
         """Muon orthogonalises a matrix: experts are stacks of them, and a mask would be filled."""
+        if self.optimizer == "muon" and self.parametrisation != "standard":
+            raise ValueError(
+                f"optimizer='muon' with parametrisation={self.parametrisation!r}: its rules are AdamW's, and Muon's "
+                f"updates are as large at any width; use optimizer='adamw', or parametrisation='standard'"
+            )
         if self.optimizer == "muon" and (self.n_experts or self.weight_density < 1):
             what = f"n_experts={self.n_experts}" if self.n_experts else f"weight_density={self.weight_density:g}"
             why = "whose weights are no matrices" if self.n_experts else "whose missing weights its updates would fill"

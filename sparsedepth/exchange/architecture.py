@@ -234,6 +234,8 @@ def _notes(config: ModelConfig, family: str) -> tuple[str, ...]:
             "depth_scale=before_norm is left out: a norm undoes it, but for its epsilon, here norm_eps in every layer "
             "and norm_eps x layer in the run"
         ),
+        config.parametrisation
+        != "standard": f"factors of parametrisation={config.parametrisation} are folded into weights",
         config.residual_gate != "none": f"residual_gate={config.residual_gate} is folded into {place}",
         config.weight_density < 1: (
             f"weight_density={config.weight_density:g}: missing weights are zeros, which further training would fill"
@@ -260,7 +262,7 @@ def weights(model: Decoder) -> Weights:
     """The decoder's weights under the names of its architecture, in fp32; products are taken in fp64 first."""
     config = model.config
     family = _family(config)
-    embed_VD, head_VD = model.embed.weight, model.head.weight
+    embed_VD, head_VD = model.embed.weight, model.head.weight.double() / config.width_multiplier
     if config.norm == "peri":
         embed_VD = model.embed_norm(embed_VD.double())
     if family == "gemma2":
@@ -307,6 +309,7 @@ def _branch_factor(block: Block, config: ModelConfig, part: str) -> Tensor:
     factor = torch.ones_like(block.depth_factor, dtype=torch.float64)
     if config.depth_scale in ("after_branch", f"after_{part}"):
         factor = block.depth_factor.double()
+    factor = factor / config.depth_multiplier
     return factor if config.residual_gate == "none" else factor * getattr(block, f"{part}_gate").double()
 
 

@@ -23,6 +23,10 @@ they act on one branch: F, N', gate, s (after a branch), sum, s (after the resid
 Dropout (1706.03762, section 5.4), in training alone: of attention's weights, of the hidden units of the feed-forward
 part, and of what either branch adds, as F leaves it. Deviates: not of the embedding.
 
+`parametrisation` completep multiplies what either branch adds by base_depth / n_layers, last of all (2505.01618); it
+and mup divide what the head reads by d_model / base_width. `train.optimizer` has their other rules. Deviates: attention
+keeps 1/sqrt(K), which is 1/K up to a constant where the width of a head is the same at all widths.
+
 Two ways lead from the stream's first state x_0 to every block, past those between. `residual_scalars`: block l starts
 from a_l x + b_l x_0, with numbers that start at 1 and 0 (nanochat; modded-nanogpt). `value_residual`: attention sums
 c_l v_l + d_l v_1 in place of its own values v_l, l > 1, with numbers that start at 1/2 (2410.17897, Learnable-ResFormer
@@ -174,7 +178,7 @@ class Block(nn.Module):
             self.stream_scalar, self.first_scalar = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
         self.is_post = layer <= config.n_post_layers
         self.residual_gate, self.depth_scale = config.residual_gate, config.depth_scale
-        self.dropout = config.residual_dropout
+        self.dropout, self.branch_factor = config.residual_dropout, 1 / config.depth_multiplier
         self.deepnorm_alpha = (2 * config.n_layers) ** 0.25 if config.norm == "deepnorm" else None
         # A buffer, not a float: compiled blocks then share one graph. Not saved: the config says it.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
@@ -250,7 +254,8 @@ class Block(nn.Module):
         if self.residual_gate in ("layerscale", "skipinit"):
             branch_BTD = times(branch_BTD, getattr(self, f"{part}_gate"))
         is_scaled = self.depth_scale in ("after_branch", f"after_{part}")
-        return times(branch_BTD, self.depth_factor) if is_scaled else branch_BTD
+        branch_BTD = times(branch_BTD, self.depth_factor) if is_scaled else branch_BTD
+        return branch_BTD if self.branch_factor == 1 else self.branch_factor * branch_BTD
 
 
 class Decoder(nn.Module):

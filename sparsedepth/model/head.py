@@ -4,9 +4,11 @@
     dloss/dz = (softmax(z) - onehot(target)) / (number that count)
 
 A target of IGNORED does not count. `adjust` is the one place where logits are changed: training, measuring and the
-check of an export see it alike. It is the identity, or with `logit_soft_cap` = c (2408.00118, section 2)
+check of an export see it alike. It is the identity; with `logit_soft_cap` = c (2408.00118, section 2)
 
     adjust(z) = c tanh(z / c),   between -c and c
+
+and with parametrisation mup or completep it divides z by d_model / base_width before that (2203.03466, table 8).
 
 z never exists for more tokens than fit LOGITS_BYTES. The gradient of a piece needs nothing but its logits, so it is
 taken in the forward pass while they are there, and the backward pass only scales it: the same products as the plain
@@ -33,10 +35,12 @@ class Head(nn.Linear):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.d_model, config.vocab_size, bias=False)
-        self.soft_cap = config.logit_soft_cap
+        self.soft_cap, self.width_multiplier = config.logit_soft_cap, config.width_multiplier
 
     def adjust(self, z_NV: Tensor) -> Tensor:
         """The logits, from the head's products; position by position."""
+        if self.width_multiplier != 1:
+            z_NV = z_NV / self.width_multiplier
         return self.soft_cap * torch.tanh(z_NV / self.soft_cap) if self.soft_cap else z_NV
 
     def forward(self, input: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
       scaled        1/sqrt(2 L)     the two output projections of every block    (GPT-2; 2502.05795, Table 6)
       depth_scaled  1/sqrt(2 l)     those of block l, l = 1..L                   (1908.11365; outputs alone: OLMo)
       zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
+      mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
     w = 0 at the entries that weight_density leaves out, each with chance 1 - weight_density
 
@@ -74,6 +75,8 @@ def _std(name: str, config: ModelConfig) -> float:
             "scaled": math.sqrt(2 * config.n_layers),
             "depth_scaled": math.sqrt(2 * layer),
         }[config.init]
+    if is_block:
+        shrink *= math.sqrt(config.width_multiplier)
     if is_block and config.norm == "deepnorm" and name.endswith(SHRUNK_BY_DEEPNORM):
         shrink *= (8 * config.n_layers) ** 0.25
     return config.init_std / shrink

@@ -122,7 +122,7 @@ class TrainingState:
 
     def take_step(self, batch: Batch) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, self.step)
+            group["lr"] = group["lr_factor"] * learning_rate(self.config, self.step)
         entropy, balance = self.given or self.backward(batch)
         self.given = None
         self.note_gradients()

@@ -7,16 +7,24 @@ M is the momentum, averaged over steps with MOMENTUM and Nesterov's look ahead; 
 (`torch.optim.Muon`). The factor gives its updates the rms of AdamW's, so lr and weight_decay mean the same in both:
 a step shrinks a decaying weight by lr * weight_decay, and the weights forget over 1 / (lr * weight_decay) steps
 (2405.13698). Embedding, head, norms and gates are AdamW's also with Muon.
+
+`parametrisation` multiplies them, with m_N = d_model / base_width and m_L = n_layers / base_depth (1 with mup):
+
+                                    lr       eps              weight_decay
+    matrices of the blocks          1 / m_N  1 / (m_N m_L)    m_N with completep, 1 with mup
+    vectors of the blocks           1        1 / (m_N m_L)    1
+    embedding, last norm, head      1        1 / m_N          1         (2505.01618, table 1 and its code; alpha = 1)
 """
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sparsedepth.config.run import TrainConfig
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.run import RunConfig, TrainConfig
 
 MOMENTUM = 0.95
 """Of Muon (2502.16982)."""
@@ -53,21 +61,47 @@ class Together:
             optimizer.zero_grad(set_to_none)
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer | Together:
-    """The optimizer of a run, fused where the device has it, each part in two groups: decaying and not."""
+class Factors(NamedTuple):
+    """What multiplies lr, adam_eps and weight_decay of a parameter."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    decay: float = 1.0
+
+
+def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
+    """The rules of `parametrisation`: the table at the top of this file."""
+    width, depth = config.width_multiplier, config.depth_multiplier
+    if not name.startswith("blocks."):
+        return Factors(eps=1 / width)
+    if parameter.ndim == 1:
+        return Factors(eps=1 / (width * depth))
+    keeps_decay = config.parametrisation == "completep"
+    return Factors(lr=1 / width, eps=1 / (width * depth), decay=width if keeps_decay else 1.0)
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer | Together:
+    """The optimizer of a run, fused where the device has it, each part in groups: decaying and not, by their factors.
+
+    A group's `lr_factor` is what the learning rate of a step is multiplied by.
+    """
     named = list(model.named_parameters())
     is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
 
     def groups(muon: bool) -> list[dict[str, Any]]:
-        chosen = [(name, p) for name, p in named if is_muon[name] is muon]
-        parts = {
-            decaying: [p for name, p in chosen if decays(name, p, config.weight_decay_on) is decaying]
-            for decaying in (True, False)
-        }
+        parts: dict[tuple[bool, Factors], list[nn.Parameter]] = {}
+        for name, p in named:
+            if is_muon[name] is muon:
+                decaying = decays(name, p, config.weight_decay_on)
+                parts.setdefault((decaying, factors(name, p, config)), []).append(p)
         return [
-            {"params": params, "weight_decay": config.weight_decay if decaying else 0.0}
-            for decaying, params in parts.items()
-            if params
+            {
+                "params": params,
+                "weight_decay": config.weight_decay * rule.decay if decaying else 0.0,
+                "lr_factor": rule.lr,
+                **({} if muon else {"eps": config.adam_eps * rule.eps}),
+            }
+            for (decaying, rule), params in sorted(parts.items(), reverse=True)
         ]
 
     betas = (config.beta1, config.beta2)

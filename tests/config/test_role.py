@@ -34,6 +34,7 @@ OTHER = {
     "letters": 5, "min_hops": 2, "max_hops": 3, "cycle_len": 6, "modulus": 7, "expression_len": 4,
     "logit_soft_cap": 30.0, "optimizer": "muon", "activation": "relu2", "residual_scalars": True,
     "value_residual": True, "attention_dropout": 0.1, "residual_dropout": 0.1, "ffn_dropout": 0.1,
+    "parametrisation": "mup", "base_width": 16, "base_depth": 3,
 }  # fmt: skip
 """Another value of every field than that of the run below."""
 
@@ -44,6 +45,7 @@ def pair(field: str) -> tuple[RunConfig, RunConfig]:
     fields = {"train_tokens": 40_960, "observe_every": 2, "measures": ALL_MEASURES, "precision": "fp32"}
     fields |= MOE if role.needs_experts or field == "n_experts" else {}
     fields |= dict([role.only_with]) if role.only_with else {}
+    fields |= {"parametrisation": "mup"} if field == "base_width" else {}
     if field in TaskConfig.model_fields:
         task = next(name for name in TASK_DEFAULTS if field in (*TASK_DEFAULTS[name], *OPTIONAL.get(name, ())))
         fields |= {"corpus": f"task:{task}", "vocab_size": 264}

@@ -56,6 +56,13 @@ def test_fields_that_came_later_leave_old_ids_valid():
             ["residual_scalars", "residual_gate='admin'"],
         ),
         ({"value_residual": True, "n_layers": 1}, ["value_residual", "n_layers=1"]),
+        ({"base_width": 16}, ["base_width=16", "parametrisation='standard'"]),
+        ({"base_depth": 4, "parametrisation": "mup"}, ["base_depth=4", "parametrisation='mup'"]),
+        ({"parametrisation": "mup", "tie_embeddings": True}, ["tie_embeddings=True", "different rules"]),
+        ({"parametrisation": "mup", "n_experts": 4, "top_k": 2}, ["n_experts=4", "dense"]),
+        ({"parametrisation": "completep", "norm": "post"}, ["norm='post'", "use norm='pre'"]),
+        ({"parametrisation": "completep", "init": "scaled"}, ["init='scaled'"]),
+        ({"parametrisation": "mup", "optimizer": "muon"}, ["optimizer='muon'", "use optimizer='adamw'"]),
         ({"attention_dropout": 1.0}, ["attention_dropout=1.0", "less than 1"]),
         ({"n_experts": 4, "top_k": 2, "ffn_dropout": 0.1}, ["ffn_dropout=0.1", "residual_dropout"]),
         ({"d_expert": 2}, ["d_expert=2 needs experts"]),
@@ -120,4 +127,4 @@ def test_an_explicit_default_changes_no_id():
 def test_defaults_change_only_with_their_version():
     """A changed default makes old run_ids lie. If this fails: raise DEFAULTS_VERSION, then store the new digest.
     A new field with a default that leaves results as they were needs only the new digest."""
-    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "5e35994ea450")
+    assert (DEFAULTS_VERSION, digest(run().model_dump(mode="json"))) == (1, "ff10f0455ab1")

@@ -56,6 +56,8 @@ CELLS = [
     ("gemma2", {"norm": "peri", "tie_embeddings": True, "sliding_window": 4, "weight_density": 0.5}),
     *(("llama", {"init": init, "weight_density": 0.5, "n_kv_heads": 1}) for init in ("scaled", "depth_scaled")),
     ("llama", {"init": "zero_outputs", "activation": "reglu"}),
+    ("llama", {"parametrisation": "completep", "base_width": 8, "base_depth": 1}),
+    ("gemma2", {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "norm": "sandwich"}),
     ("llama", {"attention_dropout": 0.5, "residual_dropout": 0.5, "ffn_dropout": 0.5}),
     ("gemma2", {"norm": "sandwich", "activation": "geglu"}),
 ]

@@ -68,7 +68,10 @@ def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp
     written, left_out = [*figures.paths], figures.left_out
     assert {path.stem for path in written} | set(left_out) == set(FIGURES)
     of_a_search = {"history", "slices", "parallel"}
-    assert set(left_out) == {"curves", "matrices", "ladder", "learning_rate", "trajectories", "toy"} | of_a_search
+    assert (
+        set(left_out)
+        == {"curves", "gradients", "matrices", "ladder", "learning_rate", "trajectories", "toy"} | of_a_search
+    )
     assert all(reason and "\n" not in reason for reason in left_out.values())
     for path in written:
         assert len(pd.read_csv(path.with_suffix(".csv"))) > 0
