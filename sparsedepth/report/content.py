@@ -17,7 +17,7 @@ from sparsedepth.effects.sentences import contrast_sentence, counted
 from sparsedepth.effects.text_report import evidence_lines, heading_of
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card
-from sparsedepth.recipe.card_text import rule_with_verification
+from sparsedepth.recipe.card_text import headline, rule_with_verification
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.trial import claim_of, with_trial
@@ -128,6 +128,8 @@ def summarise(
 ) -> list[str]:
     """What these runs say, in plain sentences, the most important first."""
     sentences = [rule_with_verification(card)] if card else []
+    sure = headline(card) if card else []  # how much, how sure, at what cost; verification stands with the rule
+    sentences += [f"{heading}: {text}." for heading, text in sure if heading != "Verification"]
     sentences.append(_counts(runs, known))
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:
