@@ -21,7 +21,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.run.allocation import allocation
-from sparsedepth.run.lease import Lease, Stopped, hold
+from sparsedepth.run.lease import Beat, Lease, Stopped, hold
 from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch
@@ -53,7 +53,8 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
     try:
         with joined(options.runtime) as devices:
             if devices.first:
-                with hold(scratch.lock, options.stop or (lambda: False)) as lease, _interrupted_if_lost(lease):
+                held = hold(scratch.lock, options.stop or (lambda: False), options.beat)
+                with held as lease, _interrupted_if_lost(lease):
                     missing = devices.first_says(int(not _is_whole(target, scratch)))
                     if missing:
                         scratch.begin(allocation(options.beside * (len(options.mates) + 1)))
@@ -160,6 +161,7 @@ def main(arguments: list[str]) -> int:
             mates=tuple(other.run_id for other in configs if other is not config),
             clock=clock,
             beside=given.beside,
+            beat=Beat(scratch.lock),
         )
         works.append(execution(config, given.results, options))
     ends = zip(together(works, clocks), scratches, strict=True)

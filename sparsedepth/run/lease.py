@@ -91,13 +91,14 @@ class Lease:
 
 
 @contextmanager
-def hold(path: Path, stop: Callable[[], bool] = lambda: False) -> Generator[Lease]:
-    """Hold the lease at `path`, once its present holder has let go, has died, or has been silent for GRACE_SECONDS.
+def hold(path: Path, stop: Callable[[], bool] = lambda: False, beat: Beat | None = None) -> Generator[Lease]:
+    """Hold the lease at `path`, once its present holder has let go, has died, or has been silent for GRACE_SECONDS,
+    counted from when `beat` was first looked at, where the caller has done so: of several leases all at once.
 
     Raises Stopped once stop() is true and the lease is not held yet.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lease = Lease(path, _acquire(path, stop))
+    lease = Lease(path, _acquire(path, stop, beat or Beat(path)))
     lease.start()
     try:
         yield lease
@@ -127,9 +128,8 @@ def last_beat(path: Path) -> float | None:
         return None
 
 
-def _acquire(path: Path, stop: Callable[[], bool]) -> int:
+def _acquire(path: Path, stop: Callable[[], bool], beat: Beat) -> int:
     """A handle on the locked file at `path`."""
-    beat = Beat(path)
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = os.pread(handle, 64, 0).decode(errors="replace")

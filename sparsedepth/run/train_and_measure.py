@@ -27,7 +27,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.stack import DecoderStack
-from sparsedepth.run.lease import Lease
+from sparsedepth.run.lease import Beat, Lease
 from sparsedepth.run.manifest import code_version, device_facts, manifest_allocations, package_versions
 from sparsedepth.run.measure_model import measured_model, save_record
 from sparsedepth.run.publish import publish, write
@@ -61,6 +61,8 @@ class Options:
     """the seconds that go into the manifest: of a stacked run its share"""
     beside: int = 1
     """processes of runs that the machine computes at a time, this one included"""
+    beat: Beat | None = None
+    """of the run's lease, first looked at when the process began: the dead holders of a stack are waited for at once"""
 
 
 DEFAULT_OPTIONS = Options()

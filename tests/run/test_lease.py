@@ -143,6 +143,17 @@ def test_another_kernels_holder_is_judged_by_its_beat(tmp_path, monkeypatch):
         assert path.read_text() == lease.kernel()
 
 
+def test_the_dead_holders_of_a_stack_are_waited_for_at_once(tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path in paths:
+        path.write_text("another-kernel")
+    clock = OnlookersClock(lambda: None)
+    monkeypatch.setattr(lease, "time", clock)
+    for path, beat in [(path, lease.Beat(path)) for path in paths]:
+        with hold(path, beat=beat):
+            assert lease.GRACE_SECONDS < clock.now < 1.1 * lease.GRACE_SECONDS
+
+
 def test_looking_needs_no_permission_to_write(tmp_path):
     path = tmp_path / "lock"
     with hold(path):
