@@ -36,6 +36,9 @@ Sbatch = Annotated[
 LOOK_SECONDS = 2.0
 """Between two looks at the results folder, and at the queue."""
 
+END_SECONDS = 20.0
+"""How long the tasks of a sweep that is complete are waited for, to count what they have used."""
+
 
 def register(app: typer.Typer) -> None:
     app.command()(stop)
@@ -267,6 +270,9 @@ def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") ->
                 return states
             if is_settled(definition, states, expected):
                 array.cancel_waiting()
+                until = time.monotonic() + END_SECONDS
+                while _active(array) and time.monotonic() < until:
+                    time.sleep(LOOK_SECONDS)
                 return states
             time.sleep(LOOK_SECONDS)
 
