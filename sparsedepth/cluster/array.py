@@ -238,7 +238,7 @@ class TaskArray:
                     nodes = slurm.node_states()
             state = nodes.get(start.node, "")
             lost = f"its node is {state}" if state.startswith("down") else "killed, or its node failed"
-            yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task else "")
+            yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task and task.is_active else "")
 
     def cancel_waiting(self) -> None:
         """Cancel the tasks that have not started: every run is there."""
