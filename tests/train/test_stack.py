@@ -91,6 +91,15 @@ def test_a_stack_trains_each_trial_as_it_trains_alone(shape):
             torch.testing.assert_close(model.get_parameter(name), weight, atol=2e-5, rtol=1e-4, msg=name)
 
 
+def test_a_stack_follows_the_rules_of_a_parametrisation():
+    """Its branches, logits and optimizers: as each of two alone, over 6 steps."""
+    rules = {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "train_tokens": 32 * 6}
+    configs = [config(**rules, seed=seed) for seed in (0, 1)]
+    assert can_stack(*configs)
+    for cfg, result in zip(configs, stacked(configs)[1], strict=True):
+        assert losses(result) == pytest.approx(losses(alone(cfg)[1]), abs=1e-6)
+
+
 def test_a_trial_that_diverges_or_fails_leaves_the_others_as_they_are():
     """The second diverges, the third raises in its tenth step, the fourth is asked to stop."""
     configs = [config(train_tokens=32 * 20, seed=seed, grad_clip=0.0) for seed in range(4)]
