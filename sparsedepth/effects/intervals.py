@@ -97,13 +97,19 @@ class Added:
 
 
 def with_added(effect: Estimate, added: Sequence[Added]) -> Estimate:
-    """The estimate with further variances in its error; the degrees of freedom of a sum are Satterthwaite's (1946)."""
+    """The estimate with further variances in its error; the degrees of freedom of a sum are Satterthwaite's (1946).
+
+    Where these would make it surer than it was without, the estimate's own are kept.
+    """
     if effect.mean is None or effect.error is None or effect.df is None or not added:
         return effect
     terms = [Added(variance=effect.error**2, df=effect.df), *added]
     total = sum(term.variance for term in terms)
     df = total**2 / sum(term.variance**2 / term.df for term in terms) if total else effect.df
-    return student(effect.mean, math.sqrt(total), float(df), effect.n)
+    summed = student(effect.mean, math.sqrt(total), float(df), effect.n)
+    assert effect.hi is not None and effect.p is not None and summed.hi is not None and summed.p is not None
+    is_surer = summed.hi < effect.hi or summed.p < effect.p
+    return student(effect.mean, math.sqrt(total), effect.df, effect.n) if is_surer else summed
 
 
 @dataclass(frozen=True, kw_only=True)

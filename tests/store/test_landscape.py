@@ -96,3 +96,12 @@ def test_intervals_with_the_choice_hold_in_sweeps_without_an_effect(n_values, n_
     print(f"{n_values} values, {n_seeds} seeds, roughness {rough}: {np.mean(held_alone):.2f} / {np.mean(held):.2f}")
     assert 0.93 <= np.mean(held) <= 0.98
     assert rough == 0 or np.mean(held_alone) < 0.85
+
+
+def test_a_variance_that_is_added_never_makes_an_effect_surer():
+    own = student(-0.3, 0.05, 2, 3)
+    summed = with_added(own, [Added(variance=0.05**2, df=50)])  # Satterthwaite's df 7.7: the interval would be narrower
+    assert summed.error == pytest.approx(0.05 * 2**0.5) and summed.df == 2
+    assert summed.lo < own.lo < own.hi < summed.hi and summed.p > own.p
+    wide = with_added(own, [Added(variance=1.0, df=2)])
+    assert wide.df == pytest.approx((0.0025 + 1) ** 2 / (0.0025**2 / 2 + 1 / 2))
