@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
@@ -122,11 +122,11 @@ def tuning_columns(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str,
         shared = {"tuned_fields": ",".join(tuned.fields), "tuned_by": tuned.objective}
         of_runs |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
         if len(losses) > 1 and all(isinstance(value, int | float) and value > 0 for point in losses for value in point):
-            choices.append((list(roles), losses))
-    curves = [[_curve(losses, axis) for axis in range(len(tuned.fields))] for _, losses in choices]
+            choices.append((list(roles), losses, _fresh(tuned, group, losses)))
+    curves = [[_curve(losses, axis) for axis in range(len(tuned.fields))] for _, losses, _ in choices]
     shapes = iter(landscapes([curve for of_one in curves for curve in of_one]))
-    for run_ids, losses in choices:
-        known = _facts(losses, [next(shapes) for _ in tuned.fields])
+    for run_ids, losses, fresh in choices:
+        known = _facts(losses, fresh, [next(shapes) for _ in tuned.fields])
         for run_id in run_ids:
             of_runs[run_id] |= known
     return of_runs
@@ -165,6 +165,14 @@ def _losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> Losses:
     return losses
 
 
+def _fresh(tuned: Tuned, group: Sequence[Mapping[str, Any]], losses: Losses) -> list[float]:
+    """The finite losses at the value that tuning chose of seeds that had no part in choosing it."""
+    best, _ = best_point(_means(losses))
+    rows = (run for run in group if _point(tuned, run) == best and run["seed"] not in losses[best])
+    values = [run[tuned.objective] for run in rows if run["outcome"] == "ok"]
+    return [-quantities.sign(tuned.objective) * value for value in values if value is not None]
+
+
 def _means(losses: Losses) -> dict[Point, float]:
     """The mean loss of each value; math.inf where fewer seeds were run than elsewhere."""
     most = max(map(len, losses.values()))
@@ -188,13 +196,16 @@ def _curve(losses: Losses, axis: int) -> "Curve":
     return Curve(values=log(array(values)), losses=array([seen for _, seen in line]), chosen=values.index(best[axis]))
 
 
-def _facts(losses: Losses, shapes: "Sequence[Landscape]") -> dict[str, Any]:
-    """What the curves of one configuration say, by column."""
-    variances = [shape.variance for shape in shapes]
-    facts: dict[str, Any] = {
-        "tuning_variance": None if None in variances else math.fsum(variances),  # ty: ignore[invalid-argument-type] - none is None
-        "tuning_df": min(shape.df for shape in shapes),
-    }
+def _facts(losses: Losses, fresh: Sequence[float], shapes: "Sequence[Landscape]") -> dict[str, Any]:
+    """What the curves of one configuration, and fresh seeds at the value chosen, say, by column."""
+    variances = [shape.variance for shape in shapes if shape.variance is not None]
+    facts: dict[str, Any] = {"tuning_variance": None, "tuning_df": min(shape.df for shape in shapes)}
+    if len(variances) == len(shapes):
+        facts["tuning_variance"] = known = math.fsum(variances)
+        if regret := squared_regret(_means(losses), max(map(len, losses.values())), fresh):
+            total = known + regret
+            terms = known**2 / facts["tuning_df"] + regret**2 / (len(fresh) - 1)
+            facts |= {"tuning_variance": total, "tuning_df": total**2 / terms}
     if len(shapes) > 1:
         return facts
     (shape,) = shapes
@@ -204,6 +215,22 @@ def _facts(losses: Losses, shapes: "Sequence[Landscape]") -> dict[str, Any]:
         names = ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi")
         facts |= {name: math.exp(min(x, 700.0)) for name, x in zip(names, (shape.optimum, low, high), strict=True)}
     return facts
+
+
+def squared_regret(means: Mapping[Point, float], n_seeds: int, fresh: Sequence[float]) -> float:
+    """How much worse than another value the chosen one turns out with fresh seeds, squared, less what noise makes of it.
+
+        max(0, d^2 - s^2 (1/F + 1/S)),    d = max(0, mean of F fresh losses - lowest mean of another value, S seeds)
+
+    s^2 is the variance of the fresh losses. A value that a few tuning seeds flatter is chosen for that, and its curve
+    cannot show it. 0 with fewer than two fresh seeds, or where every other value diverged.
+    """
+    best, _ = best_point(means)
+    others = [mean for point, mean in means.items() if point != best and math.isfinite(mean)]
+    if len(fresh) < 2 or not others:
+        return 0.0
+    excess = max(0.0, fmean(fresh) - min(others))
+    return max(0.0, excess**2 - variance(fresh) * (1 / len(fresh) + 1 / n_seeds))
 
 
 def best_point(losses: Mapping[Point, float]) -> tuple[Point, tuple[bool, ...]]:

@@ -7,6 +7,7 @@ import pytest
 
 from sparsedepth.effects.intervals import Added, student, with_added
 from sparsedepth.store.landscape import Curve, landscapes
+from sparsedepth.store.tuning import squared_regret
 
 STEP = math.log(2)
 
@@ -105,3 +106,11 @@ def test_a_variance_that_is_added_never_makes_an_effect_surer():
     assert summed.lo < own.lo < own.hi < summed.hi and summed.p > own.p
     wide = with_added(own, [Added(variance=1.0, df=2)])
     assert wide.df == pytest.approx((0.0025 + 1) ** 2 / (0.0025**2 / 2 + 1 / 2))
+
+
+def test_the_regret_of_a_choice_is_what_fresh_seeds_show_beyond_noise():
+    means = {(1.0,): 0.8, (2.0,): 0.7, (4.0,): 0.75}  # 2 is chosen; with fresh seeds it is .25 above the next best
+    fresh = [0.9, 1.1, 1.0]  # variance .01
+    assert squared_regret(means, 2, fresh) == pytest.approx(0.25**2 - 0.01 * (1 / 3 + 1 / 2))
+    assert squared_regret(means, 2, [0.7, 0.72]) == 0 == squared_regret(means, 2, [0.6, 1.0])  # it holds; noise
+    assert squared_regret(means, 2, [1.5]) == 0 == squared_regret({(1.0,): math.inf, (2.0,): 0.7}, 2, fresh)
