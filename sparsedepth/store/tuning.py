@@ -218,7 +218,7 @@ def _facts(losses: Losses, fresh: Sequence[float], shapes: "Sequence[Landscape]"
 
 
 def squared_regret(means: Mapping[Point, float], n_seeds: int, fresh: Sequence[float]) -> float:
-    """How much worse than another value the chosen one turns out with fresh seeds, squared, less what noise makes of it.
+    """How much worse than another value the chosen one is with fresh seeds, squared, less what noise makes of it.
 
         max(0, d^2 - s^2 (1/F + 1/S)),    d = max(0, mean of F fresh losses - lowest mean of another value, S seeds)
 
