@@ -168,12 +168,11 @@ def gain_text(gain: Contrast | None, noun: str = "seed") -> str:
 def holdout_statements(holdout: Holdout, recipe: Recipe) -> list[Statement]:
     """The held-out test, the verdict first."""
     advised = " and ".join(holdout.changes)
-    gain = estimate_text(holdout.gain.effect, holdout.gain.unit) if holdout.gain else "not compared"
+    gain = holdout.gain and estimate_text(holdout.gain.effect, holdout.gain.unit)
     test = (
         f"fitted on {holdout.axis} {', '.join(map(str, holdout.fitted_on))}, which advise "
         f"{advised or f'no change ({holdout.abstained})'} at {holdout.axis}={holdout.held or holdout.depth}: "
-        f"{holdout.outcome}; "
-        f"there it changed {holdout.objective} by {gain}"
+        f"{holdout.outcome}" + (f"; there it changed {holdout.objective} by {gain}" if gain else "")
     )
     predicted = [(prediction.candidate, prediction.measured) for prediction in holdout.predictions]
     lines = [("Held-out test", test), *(("Predicted", _prediction_text(*pair)) for pair in predicted)]

@@ -150,10 +150,10 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
     write_bytes(folder / f"{table}.parquet", table_bytes(pa.table(columns, schema=file_schema(table))))
 
 
-def table_bytes(rows: pa.Table) -> bytes:
-    """A Parquet file of these rows; equal rows give equal bytes, in one version of pyarrow."""
+def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
+    """A Parquet file of these rows, by zstd at a level; equal rows give equal bytes, in one version of pyarrow."""
     content = io.BytesIO()
-    pq.write_table(rows, content, compression="zstd")
+    pq.write_table(rows, content, compression="zstd", compression_level=level)
     return content.getvalue()
 
 

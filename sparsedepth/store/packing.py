@@ -22,6 +22,9 @@ WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
 """What a run without a result leaves: why it was ended."""
 _OF_ROWS = {f"{table}.parquet" for table in TABLES}
 
+LEVEL = 19
+"""Of zstd: a pack is written once and kept in repositories; at this one it is 5 to 15% smaller than at the default."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
@@ -75,7 +78,7 @@ def write_pack(folder: Path, rows: tables.Rows, contents: list[dict[str, Any]], 
     """Write the tables of a pack: the rows of the views, and the other files of the records."""
     all_tables = {"runs": rows.runs, **{table: rows.in_memory(table) for table in TABLES}}
     all_tables[RECORDS] = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
-    tables.write_tables(folder, all_tables, {"sparsedepth": __version__, "records": n_records})
+    tables.write_tables(folder, all_tables, {"sparsedepth": __version__, "records": n_records}, level=LEVEL)
 
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:

@@ -127,12 +127,14 @@ class Rows:
 # The files
 
 
-def write_tables(folder: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any]) -> None:
-    """Write each table that has rows, and last of all the index, with `facts` in it."""
+def write_tables(
+    folder: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any], level: int | None = None
+) -> None:
+    """Write each table that has rows, compressed at `level`, and last of all the index, with `facts` in it."""
     checksums = {}
     for name, table in tables.items():
         if len(table):
-            content = table_bytes(table)
+            content = table_bytes(table, level)
             checksums[f"{name}.parquet"] = hashlib.sha256(content).hexdigest()
             write_bytes(folder / f"{name}.parquet", content)
     write_json(folder / INDEX, {"version": VERSION, **facts, "files": checksums})
