@@ -6,9 +6,7 @@
     acc_norm   the same of ln p / characters of the choice: a longer choice is not less likely for its length alone
 
 Both are lm-evaluation-harness's, and so is the text: question, a space unless it ends in white space, choice. Of equal
-choices the first is taken. Their intervals are Wilson's (1927) at 95%, over questions:
-
-    (p + z^2 / 2n  +-  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+choices the first is taken. Their intervals are Wilson's at 95%, over questions (`store.student`).
 """
 
 import math
@@ -32,6 +30,7 @@ from sparsedepth.files import digest
 from sparsedepth.probe.load import Loaded
 from sparsedepth.probe.text import tokenizer_of
 from sparsedepth.store.evals import Evaluation, EvaluationKey
+from sparsedepth.store.student import share_interval
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz")
 """How the name of a file of questions ends; other tasks are lm-evaluation-harness's."""
@@ -39,9 +38,6 @@ SUFFIXES = (".jsonl", ".json", ".jsonl.gz")
 SHAPES = "question, choices and answer"
 DEFAULT_LEN = 2048
 """Tokens that a model without a limit of its own reads."""
-
-Z = 1.959963984540054
-"""The 97.5% quantile of the normal distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +132,8 @@ def scores(questions: list[Question], log_p: list[np.ndarray]) -> list[dict[str,
 
 def _accuracy(metric: str, hits: list[bool]) -> dict[str, Any]:
     n, p = len(hits), sum(hits) / len(hits)
-    lo, hi = wilson(sum(hits), n)
+    lo, hi = share_interval(p, n)
     stderr = math.sqrt(p * (1 - p) / (n - 1)) if n > 1 else None
     return {
         "metric": metric, "filter": "none", "value": p, "stderr": stderr, "lo": lo, "hi": hi, "higher_is_better": True,
     }  # fmt: skip
-
-
-def wilson(hits: int, n: int) -> tuple[float, float]:
-    """The interval of a share of n independent questions."""
-    p = hits / n
-    middle, half = p + Z**2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
-    return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))

@@ -17,7 +17,6 @@ all else is equal. The recipe is confirmed if its runs there are distinguishably
 seed.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -32,6 +31,7 @@ from sparsedepth.effects.scale import decisions
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
 from sparsedepth.recipe.choose import compare_cells, comparison_of, derive, rows_at, settings_with
 from sparsedepth.recipe.predict import measured
+from sparsedepth.store.student import share_interval
 from sparsedepth.store.tuning import standing
 
 OUTCOMES: dict[Comparison, Outcome] = {
@@ -162,14 +162,9 @@ def outcome_of(gain: Contrast | None) -> Outcome:
 
 
 def _accuracy_interval(right: float, n_decisions: int, n_configurations: int) -> tuple[float, float] | None:
-    """Wilson's 95% interval (1927) as of n / 2 decisions: pairs share their configurations, and the variance of a mean
-    over pairs of n is at most 2 / n of one pair's (Hoeffding 1948)."""
-    if not n_decisions:
-        return None
-    share, n, z2 = right / n_decisions, n_configurations / 2, 1.96**2
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    """Wilson's 95% interval as of n / 2 decisions: pairs share their configurations, and the variance of a mean over
+    pairs of n is at most 2 / n of one pair's (Hoeffding 1948)."""
+    return share_interval(right / n_decisions, n_configurations / 2) if n_decisions else None
 
 
 def _smaller(runs: pd.DataFrame, field: str, held: int, least: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Student's t distribution, for intervals of a mean over a few seeds.
+"""Student's t distribution, for intervals of a mean over a few seeds; and Wilson's interval of a share.
 
     P(|T| > |t|),  T of df degrees of freedom:  mean +- t_critical(n - 1) s / sqrt(n) covers the mean in 95% of samples
 
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from functools import cache
 
 LEVEL = 0.95
+Z = 1.959963984540054
+"""The 97.5% quantile of the normal distribution."""
 MIN_VALUES = 3
 """Fewer values get no interval: at two, its half-width is 9 standard deviations, known to nobody."""
 
@@ -55,3 +57,13 @@ def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, 
         return mean, None, None
     half = t_critical(n - 1) * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1) / n)
     return mean, mean - half, mean + half
+
+
+def share_interval(share: float, n: float) -> tuple[float, float]:
+    """Wilson's 95% interval (1927) of a share of n independent trials:
+
+    (p + z^2 / 2n  +-  z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+    """
+    middle = share + Z**2 / (2 * n)
+    half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
+    return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))

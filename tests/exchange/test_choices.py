@@ -8,10 +8,11 @@ import torch
 from exporting import loud_run
 
 from sparsedepth.cli.exchange import evaluate
-from sparsedepth.exchange.choices import Question, read_questions, scores, wilson
+from sparsedepth.exchange.choices import Question, read_questions, scores
 from sparsedepth.exchange.export import export
 from sparsedepth.probe.load import load_stack
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.student import share_interval
 
 ROWS = [
     {"question": f"{n} times 3 is", "choices": [f"{3 * n}.", "many, many.", "x"], "answer": n % 3} for n in range(7)
@@ -60,7 +61,7 @@ def test_scores_are_those_of_the_logits(place, tmp_path, capsys):
     right = np.array([0, 1, 2, 0, 1, 2, 0])
     found = stored(results)
     hits = int((p.argmax(1) == right).sum())
-    assert found["acc"][:3] == pytest.approx((hits / 7, *wilson(hits, 7)))
+    assert found["acc"][:3] == pytest.approx((hits / 7, *share_interval(hits / 7, 7)))
     lengths = np.array([[len(choice) for choice in row["choices"]] for row in ROWS])
     assert found["acc_norm"][0] == pytest.approx(((p / lengths).argmax(1) == right).mean())
     n_bytes = lengths[np.arange(7), right] + 1
@@ -87,8 +88,10 @@ def test_accuracies_by_hand():
 
 def test_the_interval_is_wilsons():
     """8 of 10: 0.4902 to 0.9433, a standard example; at the ends it stays inside 0 to 1."""
-    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4) and wilson(10, 10)[1] == pytest.approx(1)
+    assert share_interval(0.8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert share_interval(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4) and share_interval(1.0, 10)[
+        1
+    ] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
