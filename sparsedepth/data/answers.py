@@ -11,7 +11,6 @@ Shapes: N documents, R rows of an epoch, T tokens of a row, S = T + 1 with the l
 
 import threading
 from bisect import bisect_right
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import shuffled
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.shards import Corpus
+from sparsedepth.data.shards import Corpus, CorpusSource
 
 
 class Documents:
@@ -65,7 +64,7 @@ def pack(length_N: np.ndarray, seq_len: int) -> np.ndarray:
     return np.array([*starts, len(length_N)])
 
 
-class AnswerSource:
+class AnswerSource(CorpusSource):
     """Pairs in place of a text. Raises ValueError where a document does not fit a row."""
 
     bytes_per_token: None = None  # where an answer's bytes begin, a token may begin in the prompt
@@ -79,19 +78,6 @@ class AnswerSource:
         self._packed: tuple[int, np.ndarray, np.ndarray] | None = None
         for seq_len in {config.seq_len, config.eval_seq_len or config.seq_len}:
             self._check_lengths(seq_len)
-
-    @property
-    def eod(self) -> int:
-        return self.corpus.manifest.eod
-
-    @property
-    def data_hash(self) -> str:
-        return self.corpus.data_hash
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a record tells of it; a pair has two ends in its files."""
-        return self.corpus.manifest.model_dump(mode="json")
 
     def _check_lengths(self, seq_len: int) -> None:
         long = [(int(side.length_N.max()), side) for side in (self._train, self._val)]

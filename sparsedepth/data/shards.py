@@ -14,7 +14,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -93,6 +93,26 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids; needs neither network nor the original tokenizer."""
         return reopen_tokenizer(self.folder, self.manifest.eod)
+
+
+class CorpusSource:
+    """What every source of tokenised text says of its corpus."""
+
+    corpus: Corpus
+
+    @property
+    def eod(self) -> int:
+        """The token that ends a document."""
+        return self.corpus.manifest.eod
+
+    @property
+    def data_hash(self) -> str:
+        return self.corpus.data_hash
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a record tells of it; a pair of prompt and answer has two ends in its files."""
+        return self.corpus.manifest.model_dump(mode="json")
 
 
 class TokenFile:

@@ -6,7 +6,6 @@ sequences that training never meets, disjoint for disjoint ranges of tokens.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import is_sft, task_name
@@ -14,13 +13,13 @@ from sparsedepth.data import batches
 from sparsedepth.data.answers import AnswerSource
 from sparsedepth.data.pipeline import Report, prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus
+from sparsedepth.data.shards import Corpus, CorpusSource
 from sparsedepth.data.tasks.stream import TaskSource
 from sparsedepth.data.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, eq=False)
-class TextSource:
+@dataclass(eq=False)
+class TextSource(CorpusSource):
     """Tokenised text: the target is the next token, and every position counts."""
 
     corpus: Corpus
@@ -28,20 +27,6 @@ class TextSource:
     @property
     def bytes_per_token(self) -> float:
         return self.corpus.val_bytes_per_token
-
-    @property
-    def eod(self) -> int:
-        """The token that ends a document."""
-        return self.corpus.manifest.eod
-
-    @property
-    def data_hash(self) -> str:
-        return self.corpus.data_hash
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a record tells of it."""
-        return self.corpus.manifest.model_dump(mode="json")
 
     def batch(self, config: RunConfig, step: int) -> Sequences:
         """batch_tokens // seq_len windows. Raises ValueError if the training text is shorter than one batch."""
