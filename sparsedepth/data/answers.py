@@ -18,7 +18,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import shuffled
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.shards import Corpus, CorpusSource
+from sparsedepth.data.shards import Corpus, DocumentSource
 
 
 class Documents:
@@ -64,7 +64,7 @@ def pack(length_N: np.ndarray, seq_len: int) -> np.ndarray:
     return np.array([*starts, len(length_N)])
 
 
-class AnswerSource(CorpusSource):
+class AnswerSource(DocumentSource):
     """Pairs in place of a text. Raises ValueError where a document does not fit a row."""
 
     bytes_per_token: None = None  # where an answer's bytes begin, a token may begin in the prompt

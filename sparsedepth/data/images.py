@@ -14,7 +14,7 @@ Shapes: N images, T positions, P numbers of a patch, C channels, S = image_size,
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import visited
 from sparsedepth.data.corpus import HUB, names_and_sizes, one_line
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.shards import Corpus, remedy
+from sparsedepth.data.shards import Corpus, CorpusSource, remedy
 from sparsedepth.files import write_json
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _of_hub(config: RunConfig) -> Iterator[tuple[int, "Image.Image", str]]:
         raise ValueError(f"corpus={config.corpus!r} cannot be read ({one_line(error)}); check the network") from None
 
 
-class ImageSource:
+class ImageSource(CorpusSource):
     """Images in place of a text."""
 
     bytes_per_token: None = None
@@ -214,15 +214,6 @@ class ImageSource:
         self._shape = (config.n_channels, config.image_size, config.patch_size, patch_values(config))
         row = 2 + config.n_channels * config.image_size**2
         self._train, self._val = (ids.reshape(-1, row) for ids in (corpus.train, corpus.val))
-
-    @property
-    def data_hash(self) -> str:
-        return self.corpus.data_hash
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a record tells of it."""
-        return self.corpus.manifest.model_dump(mode="json")
 
     @property
     def classes(self) -> list[str]:

@@ -96,14 +96,9 @@ class Corpus:
 
 
 class CorpusSource:
-    """What every source of tokenised text says of its corpus."""
+    """What every source that reads token files says of its corpus."""
 
     corpus: Corpus
-
-    @property
-    def eod(self) -> int:
-        """The token that ends a document."""
-        return self.corpus.manifest.eod
 
     @property
     def data_hash(self) -> str:
@@ -113,6 +108,15 @@ class CorpusSource:
     def facts(self) -> dict[str, Any]:
         """What a record tells of it; a pair of prompt and answer has two ends in its files."""
         return self.corpus.manifest.model_dump(mode="json")
+
+
+class DocumentSource(CorpusSource):
+    """A source of tokenised text."""
+
+    @property
+    def eod(self) -> int:
+        """The token that ends a document."""
+        return self.corpus.manifest.eod
 
 
 class TokenFile:

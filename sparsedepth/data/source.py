@@ -16,13 +16,13 @@ from sparsedepth.data.answers import AnswerSource
 from sparsedepth.data.images import ImageSource
 from sparsedepth.data.pipeline import Report, prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.data.shards import Corpus, CorpusSource
+from sparsedepth.data.shards import Corpus, DocumentSource
 from sparsedepth.data.tasks.stream import TaskSource
 from sparsedepth.data.tokenizer import Tokenizer
 
 
 @dataclass(eq=False)
-class TextSource(CorpusSource):
+class TextSource(DocumentSource):
     """Tokenised text: the target is the next token, and every position counts."""
 
     corpus: Corpus
