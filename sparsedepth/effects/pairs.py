@@ -34,6 +34,7 @@ EQUAL_LR = "lr"
 """A basis beside the others, where lr was tuned: the baseline's."""
 LR_OF_SETTING = "lr of the setting"
 """Beside no basis: what effects of tuned configurations are held against (`tuned`)."""
+AT_ONE_LR = (EQUAL_LR, LR_OF_SETTING)
 MATCH_TOLERANCE = 0.01
 """A basis counts as matched if every pair agrees to 1%."""
 COMPENSATES: dict[str, tuple[str, ...]] = {
@@ -79,7 +80,7 @@ def pairs(
     n_layers_baseline, run_id_baseline, cell_id_baseline, value_baseline, diverged_baseline, SIDE again.
     """
     unit_of(outcome)
-    at_equal_lr = basis in (EQUAL_LR, LR_OF_SETTING)
+    at_equal_lr = basis in AT_ONE_LR
     rows = trained(runs) if at_equal_lr else standing(runs)
     side = _sides(rows, knob, outcome, basis, design or design_of(runs))
     base = side[side["setting"] == knob.baseline].drop(columns=["setting", "match", "context", "seed"])
@@ -114,9 +115,8 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
     """One row per run that can be half of a pair; two runs of one `other_fields` may be paired."""
     at_depth = {"n_layers", *design.with_depth}
     free = {*knob.fields, *(COMPENSATES.get(basis, ()) if basis else ())}
-    others = [
-        name for name in (*design.chosen, *(["lr"] if basis in (EQUAL_LR, LR_OF_SETTING) else [])) if name not in free
-    ]
+    compared = (*design.chosen, "lr") if basis in AT_ONE_LR else design.chosen
+    others = [name for name in compared if name not in free]
     side = pd.DataFrame(
         {
             "setting": labels(runs, knob),

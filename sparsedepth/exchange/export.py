@@ -25,7 +25,7 @@ from sparsedepth.exchange.architecture import Architecture, architecture, weight
 from sparsedepth.exchange.card import Parity, card
 from sparsedepth.exchange.parity import TOLERANCE, first_document, random_documents
 from sparsedepth.exchange.tokenizer import save_tokenizer
-from sparsedepth.exchange.vit import FAMILY, save_processor, vit_architecture, vit_parity, vit_weights
+from sparsedepth.exchange.vit import FAMILY, save_processor, vit_architecture, vit_parity, vit_weights, with_classes
 from sparsedepth.files import appearing, write_text
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG, weight_files
@@ -56,8 +56,7 @@ def export(run: Path, out: Path) -> Exported:
     """
     record = read_run(run)
     config = record.config
-    classes = [str(number) for number in range(config.vocab_size)]
-    target = vit_architecture(config, classes) if config.architecture == "vit" else architecture(config)
+    target = vit_architecture(config) if config.architecture == "vit" else architecture(config)
     check_place(out)
     loaded = load_stack(run)
     model = loaded.stack.model
@@ -67,8 +66,7 @@ def export(run: Path, out: Path) -> Exported:
     held_out_1T = torch.from_numpy(source.held_out(config.seq_len, config.seq_len)[:1].inputs)
     with appearing(out) as aside:
         if isinstance(source, ImageSource):
-            target = vit_architecture(config, source.classes)
-            save_model(model, target, aside)
+            save_model(model, with_classes(target, source.classes), aside)
             save_processor(config, aside)
             random_NT = model.random_tokens(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
             parity = vit_parity(model, aside, random_NT, held_out_1T)

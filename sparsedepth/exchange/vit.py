@@ -9,6 +9,7 @@ Shapes: B images, T positions, P numbers of a patch, C channels, D d_model.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,11 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
 """When a ViT cannot be expressed, and the reason."""
 
 
-def vit_architecture(config: ModelConfig, classes: Sequence[str]) -> Architecture:
-    """The fields of ViTConfig. Raises ValueError, with every reason, where the model is no such ViT."""
+def vit_architecture(config: ModelConfig) -> Architecture:
+    """The fields of ViTConfig but the names of its classes.
+
+    Raises ValueError, with every reason, where the model is no such ViT.
+    """
     if reasons := [reason.format(c=config) for is_so, reason in REFUSED if is_so(config)]:
         raise ValueError(f"this model has no equal in transformers, whose ViT differs: {'; '.join(reasons)}")
     values = {
@@ -64,11 +68,16 @@ def vit_architecture(config: ModelConfig, classes: Sequence[str]) -> Architectur
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "initializer_range": config.init_std,
-        "id2label": dict(enumerate(classes)),
-        "label2id": {name: number for number, name in enumerate(classes)},
     }
     of_vit = ("the class vector and the biases of all matrices are 0, as in the run, which has none",)
     return Architecture(family=FAMILY, values=values, notes=notes(config, FAMILY) + of_vit)
+
+
+def with_classes(target: Architecture, classes: Sequence[str]) -> Architecture:
+    """The same with the names of its classes, in the order of their numbers."""
+    names = dict(enumerate(classes))
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    return replace(target, values=target.values | labels)
 
 
 @torch.no_grad()
