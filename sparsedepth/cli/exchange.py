@@ -52,51 +52,67 @@ def evaluate(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
     without: Annotated[
-        str | None, typer.Option(help="leave layers out: 5, or 5-8; beside it the model is scored whole; files alone")
+        str | None, typer.Option(help="leave layers out: 5, or 5-8, or several: 1,2,5-8; beside the whole model")
     ] = None,
 ) -> None:
     """Score a model on questions of a file, or by lm-evaluation-harness, and keep it for `query`; what is kept is not
-    evaluated again."""
-    from sparsedepth.exchange.choices import SUFFIXES, choices_key, evaluate_choices, layers_left, read_questions
-    from sparsedepth.exchange.evaluate import check_harness, load_tasks, task_key
-    from sparsedepth.exchange.evaluate import evaluate as run_tasks
+    evaluated again. With --without, what each task loses."""
+    from sparsedepth.exchange.choices import SUFFIXES, Questions, read_questions
+    from sparsedepth.exchange.evaluate import check_harness, layers_left, load_tasks
+    from sparsedepth.exchange.evaluate import evaluate as evaluate_task
     from sparsedepth.probe.load import load_stack
     from sparsedepth.store.evals import Evaluation, eval_folder, is_evaluated, read_evaluation, save_evaluation
     from sparsedepth.train.runtime import find_device
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    files = {Path(name): read_questions(Path(name), limit) for name in names if name.endswith(SUFFIXES)}
+    files = [Path(name) for name in names if name.endswith(SUFFIXES)]
+    asked = [Questions(name=file.name.partition(".")[0], questions=read_questions(file, limit)) for file in files]
     names = [name for name in names if not name.endswith(SUFFIXES)]
     if names:
         check_harness()
-    if names and without is not None:
-        raise ValueError(f"--without asks files of questions alone, and {names[0]} is a task of lm-evaluation-harness")
     loaded = load_stack(model, device=find_device(device), dtype="fp32")
-    if without is not None:
-        layers_left(without, loaded.stack.n_layers)
+    ranges = [] if without is None else [*dict.fromkeys(part.strip() for part in without.split(","))]
+    for layers in ranges:
+        layers_left(layers, loaded.stack.n_layers)
     results = loaded.folder.resolve().parent.parent
     if out is None and loaded.config is not None:
         out = results
-    asked = {
-        choices_key(loaded, file, questions, layers): questions
-        for file, questions in files.items()
-        for layers in (None, *([without] if without else []))
+    evaluations: list[Evaluation] = []
+    for task in [*asked, *(load_tasks(names, include_path, limit) if names else ())]:
+        keys = [task.key(loaded, layers) for layers in (None, *ranges)]
+        kept = [key for key in keys if out is not None and is_evaluated(out, key)]
+        for key in kept:
+            assert out is not None
+            evaluations.append(read_evaluation(eval_folder(out, key)))
+            _print_evaluation(evaluations[-1], "kept")
+        for evaluation in evaluate_task(loaded, results / "data", task, ranges, kept.__contains__):
+            evaluations.append(evaluation)
+            _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
+    if ranges:
+        _print_losses(evaluations)
+
+
+def _print_losses(evaluations: "list[Evaluation]") -> None:
+    """One row for each task, metric and range of layers left out."""
+    from sparsedepth.exchange.evaluate import LOST
+    from sparsedepth.store.query_result import QueryResult
+    from sparsedepth.store.render import table
+
+    values = {
+        (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value
+        for evaluation in evaluations
+        for result in evaluation.results
     }
-    harness = {task_key(loaded, task, limit): task for task in (load_tasks(names, include_path) if names else ())}
-    kept = [key for key in (*asked, *harness) if out is not None and is_evaluated(out, key)]
-    for key in kept:
-        assert out is not None
-        _print_evaluation(read_evaluation(eval_folder(out, key)), "kept")
-
-    def done(evaluation: Evaluation) -> None:
-        where = "" if out is None else f"written: {save_evaluation(out, evaluation)}"
-        _print_evaluation(evaluation, where)
-
-    for key, questions in asked.items():
-        if key not in kept:
-            done(evaluate_choices(loaded, results / "data", key, questions))
-    if wanted := [(key, task) for key, task in harness.items() if key not in kept]:
-        run_tasks(loaded, results / "data", wanted, limit, done)
+    rows = []
+    for evaluation in (evaluation for evaluation in evaluations if evaluation.without is not None):
+        for drop in (result for result in evaluation.results if result.metric.endswith(LOST)):
+            metric, task = drop.metric.removesuffix(LOST), evaluation.task_hash
+            before, after = (values[task, layers, metric, drop.filter] for layers in (None, evaluation.without))
+            name = metric if drop.filter == "none" else f"{metric}, {drop.filter}"
+            rows.append((evaluation.task, name, evaluation.without, before, after, drop.value, drop.lo, drop.hi))
+    if rows:
+        print()
+        print(table(QueryResult(("task", "metric", "without", "whole", "left", "lost", "lo", "hi"), tuple(rows))))
 
 
 def _print_evaluation(evaluation: "Evaluation", where: str) -> None:

@@ -10,27 +10,23 @@ choices the first is taken. Their intervals are Wilson's at 95%, over questions 
 """
 
 import math
-import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsedepth import __version__
-from sparsedepth.config.load import build
 from sparsedepth.data.corpus import json_objects, plain
 from sparsedepth.data.pairs import Pair, encode_pairs, text_field
 from sparsedepth.data.tokenizer import Tokenizer
-from sparsedepth.exchange.evaluate import answer_bits, model_key
+from sparsedepth.exchange.evaluate import Scored, answer_bits, model_key
 from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.files import digest
 from sparsedepth.probe.load import Loaded
 from sparsedepth.probe.text import tokenizer_of
-from sparsedepth.store.evals import Evaluation, EvaluationKey
+from sparsedepth.store.evals import EvaluationKey
 from sparsedepth.store.student import share_interval
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz")
@@ -78,48 +74,37 @@ def _question(row: Mapping[str, Any], place: str) -> Question:
     return Question(question=question, choices=tuple(map(plain, choices)), answer=place_of)
 
 
-def choices_key(model: Loaded, file: Path, questions: list[Question], without: str | None = None) -> EvaluationKey:
-    """What decides the scores of a file's questions on a model, or on the model without some layers."""
-    asked = [[question.question, question.choices, question.answer] for question in questions]
-    return model_key(
-        model,
-        task=file.name.partition(".")[0],
-        task_version="1",
-        task_hash=digest(asked),
-        n_fewshot=0,
-        harness=f"sparsedepth {__version__}",
-        without=without,
-    )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Questions:
+    """A file of questions, as a task."""
 
+    name: str
+    questions: list[Question]
 
-def layers_left(without: str, n_layers: int) -> list[int]:
-    """The layers of a model without '5', or without '5-8'. Raises ValueError for what is no range of its layers."""
-    if ends := re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", without):
-        first, last = int(ends[1]), int(ends[2] or ends[1])
-        if 1 <= first <= last <= n_layers:
-            return [layer for layer in range(1, n_layers + 1) if not first <= layer <= last]
-    raise ValueError(f"--without {without!r} is no layer or range of the {n_layers} layers; write 5, or 5-8, from 1")
+    def key(self, model: Loaded, without: str | None = None) -> EvaluationKey:
+        asked = [[question.question, question.choices, question.answer] for question in self.questions]
+        return model_key(
+            model,
+            task=self.name,
+            task_version="1",
+            task_hash=digest(asked),
+            n_fewshot=0,
+            harness=f"sparsedepth {__version__}",
+            without=without,
+        )
 
-
-def evaluate_choices(model: Loaded, data: Path, key: EvaluationKey, questions: list[Question]) -> Evaluation:
-    """Score each choice of each question; `data` is the data folder of a run's results."""
-    started, clock = datetime.now(UTC), time.perf_counter()
-    tokenizer = tokenizer_of(model, data)
-    layers = None if key.without is None else layers_left(key.without, model.stack.n_layers)
-    likelihood = Likelihood(model.stack, tokenizer.eod, key.max_len or DEFAULT_LEN, layers)
-    with model.stack.exact():
-        log_p = choice_likelihoods(likelihood, tokenizer, questions)
-    facts = {
-        **key.model_dump(mode="json"),
-        "model": model.source,
-        "n": len(questions),
-        "n_documents": len(questions),
-        "n_truncated": likelihood.n_truncated,
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(time.perf_counter() - clock, 3),
-        "results": scores(questions, log_p),
-    }
-    return build(Evaluation, facts, key.task)
+    def score(self, model: Loaded, data: Path, layers: list[int] | None) -> Scored:
+        tokenizer = tokenizer_of(model, data)
+        likelihood = Likelihood(model.stack, tokenizer.eod, self.key(model).max_len or DEFAULT_LEN, layers)
+        log_p = choice_likelihoods(likelihood, tokenizer, self.questions)
+        n = len(self.questions)
+        return Scored(
+            rows=scores(self.questions, log_p),
+            hits={(metric, "none"): dict(enumerate(of_all)) for metric, of_all in hits(self.questions, log_p).items()},
+            n=n,
+            n_documents=n,
+            n_truncated=likelihood.n_truncated,
+        )
 
 
 def choice_likelihoods(likelihood: Likelihood, tokenizer: Tokenizer, questions: list[Question]) -> list[np.ndarray]:
@@ -129,17 +114,25 @@ def choice_likelihoods(likelihood: Likelihood, tokenizer: Tokenizer, questions: 
     return np.split(log_p, np.cumsum([len(question.choices) for question in questions])[:-1])
 
 
-def scores(questions: list[Question], log_p: list[np.ndarray]) -> list[dict[str, Any]]:
-    """Rows of an evaluation from ln p of every choice."""
+def hits(questions: list[Question], log_p: list[np.ndarray]) -> dict[str, list[bool]]:
+    """By metric, whether each question is answered rightly, from ln p of every choice."""
     lengths = [np.array([len(choice) for choice in question.choices]) for question in questions]
     right = [question.answer for question in questions]
-    plainly = [int(p.argmax()) == answer for p, answer in zip(log_p, right, strict=True)]
-    by_length = [int((p / n).argmax()) == answer for p, n, answer in zip(log_p, lengths, right, strict=True)]
+    return {
+        "acc": [int(p.argmax()) == answer for p, answer in zip(log_p, right, strict=True)],
+        "acc_norm": [int((p / n).argmax()) == answer for p, n, answer in zip(log_p, lengths, right, strict=True)],
+    }
+
+
+def scores(questions: list[Question], log_p: list[np.ndarray]) -> list[dict[str, Any]]:
+    """Rows of an evaluation from ln p of every choice."""
+    right = [question.answer for question in questions]
     texts = [question.choices[question.answer] for question in questions]
     bits = [
         (-p[answer] / math.log(2), len(text.encode()) + 1) for p, answer, text in zip(log_p, right, texts, strict=True)
     ]
-    return [_accuracy("acc", plainly), _accuracy("acc_norm", by_length), *answer_bits(bits)]
+    accuracies = [_accuracy(metric, of_all) for metric, of_all in hits(questions, log_p).items()]
+    return [*accuracies, *answer_bits(bits)]
 
 
 def _accuracy(metric: str, hits: list[bool]) -> dict[str, Any]:

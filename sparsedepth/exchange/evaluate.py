@@ -9,29 +9,41 @@ Beside the harness's metrics, tasks with a right answer get
     answer_bits_per_byte = -sum log2 p(right answer | question) / sum bytes(right answer)
 
 over all documents, which moves long before accuracy does, and compares across tokenizers.
+
+Without some layers a model is asked the same documents, and each metric that is right or wrong of a document gets
+
+    metric_lost = metric with all layers - metric without them
+
+with a 95% interval that pairs the documents (`store.student.paired_share_interval`).
 """
 
 import json
 import logging
 import math
 import random
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from sparsedepth.config.load import build
 from sparsedepth.files import digest
+from sparsedepth.probe.hf import HfStack
 from sparsedepth.probe.load import Loaded, weights_hash
 from sparsedepth.store.evals import Evaluation, EvaluationKey
+from sparsedepth.store.student import paired_share_interval
 
 ANSWER_BITS = "answer_bits_per_byte"
+LOST = "_lost"
+"""Ends the name of what a metric loses without layers."""
 FEWSHOT_SEED = 1234
 """The harness's default, as are those below."""
 N_BOOTSTRAP = 100_000
@@ -43,16 +55,125 @@ def check_harness() -> None:
         raise ValueError("lm-evaluation-harness is not installed; pip install 'sparsedepth[eval]'")
 
 
+Hits = Mapping[tuple[str, str], Mapping[int, bool]]
+"""By metric and filter: of each document, whether it was answered rightly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What a task says of a model."""
+
+    rows: list[dict[str, Any]]
+    """of an evaluation's `results`"""
+    hits: Hits
+    """of the metrics that are right or wrong"""
+    n: int
+    n_documents: int
+    n_truncated: int | None
+
+
+class Asked(Protocol):
+    """A task, or a file of questions."""
+
+    def key(self, model: Loaded, without: str | None = None) -> EvaluationKey:
+        """What decides the scores on a model, or on the model without some layers."""
+        ...
+
+    def score(self, model: Loaded, data: Path, layers: list[int] | None) -> Scored:
+        """Ask the model, of which `layers` alone run, if they are given; `data` is the data folder of its results."""
+        ...
+
+
+def evaluate(
+    model: Loaded, data: Path, asked: Asked, without: Sequence[str], kept: Callable[[EvaluationKey], bool]
+) -> Iterator[Evaluation]:
+    """The evaluations that are not `kept`: of the whole model, then without each range of layers in `without`.
+
+    A drop is of pairs of answers, so the whole model is asked again where its evaluation alone is kept.
+    """
+    wanted = [key for key in (asked.key(model, layers) for layers in (None, *without)) if not kept(key)]
+    whole: Scored | None = None
+    for key in [asked.key(model), *(key for key in wanted if key.without is not None)] if wanted else []:
+        started, clock = datetime.now(UTC), time.perf_counter()
+        layers = None if key.without is None else layers_left(key.without, model.stack.n_layers)
+        with model.stack.exact():
+            scored = asked.score(model, data, layers)
+        whole = whole or scored
+        if key in wanted:
+            facts = {
+                **key.model_dump(mode="json"),
+                "model": model.source,
+                "n": scored.n,
+                "n_documents": scored.n_documents,
+                "n_truncated": scored.n_truncated,
+                "started": started.isoformat(timespec="seconds"),
+                "seconds": round(time.perf_counter() - clock, 3),
+                "results": [*scored.rows, *([] if key.without is None else lost(whole.hits, scored.hits))],
+            }
+            yield build(Evaluation, facts, key.task)
+
+
+def layers_left(without: str, n_layers: int) -> list[int]:
+    """The layers of a model without '5', or without '5-8'. Raises ValueError for what is no range of its layers."""
+    if ends := re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", without):
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if 1 <= first <= last <= n_layers:
+            return [layer for layer in range(1, n_layers + 1) if not first <= layer <= last]
+    raise ValueError(f"--without {without!r} is no layer or range of the {n_layers} layers; write 5, or 5-8, from 1")
+
+
+def lost(whole: Hits, left: Hits) -> list[dict[str, Any]]:
+    """Rows of what each metric loses, over the documents that both were asked."""
+    rows = []
+    for (metric, filter), hits in left.items():
+        pairs = [(whole[metric, filter][document], hit) for document, hit in hits.items()]
+        n_lost, n_gained, n = pairs.count((True, False)), pairs.count((False, True)), len(pairs)
+        lo, hi = paired_share_interval(n_lost, n_gained, n)
+        rows.append(_row(metric + LOST, filter, (n_lost - n_gained) / n, None, False) | {"lo": lo, "hi": hi})
+    return rows
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
     name: str
     loaded: Any
     """the harness's own object"""
+    limit: int | None = None
+    """documents, from the first; None = all"""
+
+    def key(self, model: Loaded, without: str | None = None) -> EvaluationKey:
+        documents = list(self.loaded.eval_docs)[: self.limit]
+        definition = json.dumps([self.loaded.dump_config(), documents], sort_keys=True, default=str)
+        return model_key(
+            model,
+            task=self.name,
+            task_version=str(self.loaded.VERSION),
+            task_hash=digest(definition),
+            n_fewshot=self.loaded.get_config("num_fewshot"),
+            harness=f"lm-eval {version('lm-eval')}",
+            without=without,
+        )
+
+    def score(self, model: Loaded, data: Path, layers: list[int] | None) -> Scored:
+        from sparsedepth.exchange.harness import DecoderLM, harness_model
+
+        lm = harness_model(model, data, layers)
+        out = [] if layers is None else [*({*range(1, model.stack.n_layers + 1)} - {*layers})]
+        with model.stack.leaving_out(out) if isinstance(model.stack, HfStack) and out else nullcontext():
+            answer = _run(lm, self)
+        samples = answer["samples"][self.name]
+        return Scored(
+            rows=[*_results(answer, self.name), *_answer_bits(self, samples)],
+            hits=_hits(samples),
+            n=answer["n-samples"][self.name]["effective"],
+            n_documents=answer["n-samples"][self.name]["original"],
+            n_truncated=lm.n_truncated if isinstance(lm, DecoderLM) else None,
+        )
 
 
-def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[Task]:
-    """The tasks behind the names of tasks, groups and tags. Raises ValueError for a name that is not known, and where a
-    task's documents cannot be had."""
+def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: int | None = None) -> list[Task]:
+    """The tasks behind the names of tasks, groups and tags, its first `limit` documents each. Raises ValueError for a
+    name that is not known, and where a task's documents cannot be had."""
     check_harness()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # a line for each default that a task leaves as it is
     from datasets import disable_progress_bars
@@ -78,7 +199,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None) -> list[T
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
-    return [Task(name=name, loaded=task) for name, task in tasks.items()]
+    return [Task(name=name, loaded=task, limit=limit) for name, task in tasks.items()]
 
 
 def _near(name: str, manager: Any) -> str:
@@ -88,20 +209,6 @@ def _near(name: str, manager: Any) -> str:
     return f"did you mean {near[0]!r}?" if near else "name one of its tasks, or give --include-path"
 
 
-def task_key(model: Loaded, task: Task, limit: int | None) -> EvaluationKey:
-    """What decides the scores of a task on a model."""
-    documents = list(task.loaded.eval_docs)[:limit]
-    definition = json.dumps([task.loaded.dump_config(), documents], sort_keys=True, default=str)
-    return model_key(
-        model,
-        task=task.name,
-        task_version=str(task.loaded.VERSION),
-        task_hash=digest(definition),
-        n_fewshot=task.loaded.get_config("num_fewshot"),
-        harness=f"lm-eval {version('lm-eval')}",
-    )
-
-
 def model_key(model: Loaded, **task: Any) -> EvaluationKey:
     """What decides the scores: of the model, and of the task as it is given."""
     max_len = model.facts.max_len if model.config is None else model.config.seq_len
@@ -109,41 +216,24 @@ def model_key(model: Loaded, **task: Any) -> EvaluationKey:
     return EvaluationKey(run_id=run_id, weights_hash=weights_hash(model.folder), max_len=max_len or 0, **task)
 
 
-def evaluate(
-    model: Loaded,
-    data: Path,
-    tasks: Iterable[tuple[EvaluationKey, Task]],
-    limit: int | None,
-    done: Callable[[Evaluation], None],
-) -> None:
-    """Run each task, on its first `limit` documents, and hand over its evaluation as soon as it is there; `data` is the
-    data folder of a run's results."""
-    from sparsedepth.exchange.harness import DecoderLM, harness_model
-
-    lm = harness_model(model, data)
-    for key, task in tasks:
-        started, clock = datetime.now(UTC), time.perf_counter()
-        before = lm.n_truncated if isinstance(lm, DecoderLM) else 0
-        with model.stack.exact():
-            answer = _run(lm, task, limit)
-        facts = {
-            **key.model_dump(mode="json"),
-            "model": model.source,
-            "n": answer["n-samples"][task.name]["effective"],
-            "n_documents": answer["n-samples"][task.name]["original"],
-            "n_truncated": lm.n_truncated - before if isinstance(lm, DecoderLM) else None,
-            "started": started.isoformat(timespec="seconds"),
-            "seconds": round(time.perf_counter() - clock, 3),
-            "results": [*_results(answer, task.name), *_answer_bits(task, answer["samples"][task.name])],
-        }
-        done(build(Evaluation, facts, task.name))
-
-
-def _run(lm: Any, task: Task, limit: int | None) -> dict[str, Any]:
+def _run(lm: Any, task: Task) -> dict[str, Any]:
     from lm_eval import evaluator
 
     loaded = {"tasks": {task.name: task.loaded}, "groups": {}, "group_map": {}}
-    return evaluator.evaluate(lm, loaded, limit=limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+    return evaluator.evaluate(lm, loaded, limit=task.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+
+
+def _hits(samples: list[dict[str, Any]]) -> Hits:
+    """Of every metric that is 0 or 1 of each document."""
+    values: dict[tuple[str, str], dict[int, float | None]] = {}
+    for sample in samples:
+        for metric in sample["metrics"]:
+            values.setdefault((metric, sample["filter"]), {})[sample["doc_id"]] = _number(sample[metric])
+    return {
+        name: {document: value == 1 for document, value in of_documents.items()}
+        for name, of_documents in values.items()
+        if {*of_documents.values()} <= {0.0, 1.0}
+    }
 
 
 def _results(answer: dict[str, Any], task: str) -> list[dict[str, Any]]:

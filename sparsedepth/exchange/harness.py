@@ -19,7 +19,6 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from torch import Tensor
 
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.likelihood import Likelihood
@@ -37,11 +36,12 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 """The two texts; the tokens given, and those asked for."""
 
 
-def harness_model(model: Loaded, data: Path) -> LM:
-    """The loaded model as the harness's; `data` is where the tokenizer that a run learned lies."""
+def harness_model(model: Loaded, data: Path, layers: Sequence[int] | None = None) -> LM:
+    """The loaded model as the harness's; `data` is where the tokenizer that a run learned lies. A run's model runs
+    `layers` alone, if they are given; a Hugging Face folder's does so while its stack is `leaving_out` the others."""
     if isinstance(model.stack, DecoderStack):
         assert model.config is not None
-        return DecoderLM(model.stack.model, tokenizer_of(model, data), model.config.seq_len)
+        return DecoderLM(model.stack.model, tokenizer_of(model, data), model.config.seq_len, layers)
     if find_spec("accelerate") is None:
         raise ValueError("lm-evaluation-harness needs accelerate for a Hugging Face folder; pip install accelerate")
     from lm_eval.models.huggingface import HFLM
@@ -60,10 +60,10 @@ def harness_model(model: Loaded, data: Path) -> LM:
 class DecoderLM(TemplateLM):
     """`Decoder` behind the harness's interface."""
 
-    def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int):
+    def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int, layers: Sequence[int] | None = None):
         super().__init__()
         self._model, self._text, self.max_length = model, tokenizer, max_len
-        self._likelihood = Likelihood(DecoderStack(model), tokenizer.eod, max_len)
+        self._likelihood = Likelihood(DecoderStack(model), tokenizer.eod, max_len, layers)
         self.n_truncated = 0
         """requests that were too long so far"""
 
@@ -111,7 +111,7 @@ class DecoderLM(TemplateLM):
         ids, answer = ids[-(self.max_length - most) :], ""
         start = len(ids)
         while len(ids) - start < most:
-            x_1TD = self._model.hidden(self._tensor([ids]))
+            x_1TD = self._likelihood.last_state([ids])
             token = int(self._model.logits(x_1TD[:, -1:]).argmax())
             if token == self.eot_token_id:
                 break
@@ -121,6 +121,3 @@ class DecoderLM(TemplateLM):
             if ends:
                 return answer[: min(ends)]
         return answer
-
-    def _tensor(self, ids: Any) -> Tensor:
-        return torch.tensor(ids, device=self._model.embed.weight.device)

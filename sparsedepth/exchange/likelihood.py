@@ -41,13 +41,18 @@ class Likelihood:
             for batch in _batches([len(ids) for ids in inputs]):
                 longest = max(len(inputs[i]) for i in batch)
                 padded = [inputs[i] + [self._eod] * (longest - len(inputs[i])) for i in batch]
-                x_BTD = self._stack.embed(self._tensor(padded))
-                for layer in self._layers:
-                    x_BTD = self._stack.block(layer, x_BTD)
+                x_BTD = self.last_state(padded)
                 for i, x_TD in zip(batch, x_BTD, strict=True):
                     asked, end = requests[i][1], len(inputs[i])
                     scores[i] = self._score(x_TD[end - len(asked) : end], asked)
         return scores
+
+    def last_state(self, ids_BT: list[list[int]]) -> Tensor:
+        """x_BTD after the last of the layers that run."""
+        x_BTD = self._stack.embed(self._tensor(ids_BT))
+        for layer in self._layers:
+            x_BTD = self._stack.block(layer, x_BTD)
+        return x_BTD
 
     def _input(self, given: list[int], asked: list[int]) -> list[int]:
         """What the model reads: all but the last token, as much of its end as fits."""

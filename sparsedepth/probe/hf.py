@@ -257,6 +257,18 @@ class HfStack:
             self.model.set_experts_implementation(before)
 
     @contextmanager
+    def leaving_out(self, layers: Iterable[int]) -> Generator[None, None, None]:
+        """While it is open the model itself runs without these layers: what each is given is what it hands on."""
+        generate: Any = self.model.generate
+        # A layer that is left out writes nothing to the cache, and by layer 1's positions are counted.
+        vars(self.model)["generate"] = lambda *args, **named: generate(*args, **{**named, "use_cache": False})
+        try:
+            with _in_place_of(map(self.block_module, layers), lambda *args, **named: _input(args, named)):
+                yield
+        finally:
+            del vars(self.model)["generate"]
+
+    @contextmanager
     def _attention(self, name: str) -> Generator[None, None, None]:
         before = self.model.config._attn_implementation
         self.model.set_attn_implementation(name)
@@ -284,8 +296,9 @@ class HfStack:
         calls: list[Call] = []
 
         def stand_still(*args: Any, **named: Any) -> Tensor:
-            x_BTD = named.pop("hidden_states") if "hidden_states" in named else args[0]
+            x_BTD = _input(args, named)
             seen.append(x_BTD)
+            named.pop("hidden_states", None)
             calls.append((args[1:], named))
             return x_BTD
 
@@ -308,6 +321,11 @@ def _in_place_of(modules: Iterable[nn.Module], function: Callable[..., Tensor]) 
             del vars(module)["forward"]
             if forward is not None:
                 vars(module)["forward"] = forward
+
+
+def _input(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    """x_BTD, as a model hands it to a layer."""
+    return named["hidden_states"] if "hidden_states" in named else args[0]
 
 
 def _window(mask: Tensor | None) -> int | None:

@@ -67,3 +67,12 @@ def share_interval(share: float, n: float) -> tuple[float, float]:
     middle = share + Z**2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     return max(0.0, (middle - half) / (1 + Z**2 / n)), min(1.0, (middle + half) / (1 + Z**2 / n))
+
+
+def paired_share_interval(lost: int, gained: int, n: int) -> tuple[float, float]:
+    """95% interval of the difference of two shares of the same n trials, (lost - gained) / n: the first alone holds in
+    `lost` of them, the second alone in `gained` (Agresti and Min 2005, eq. 1: Wald's after half a trial in each cell).
+    """
+    difference, n = (lost - gained) / (n + 2), n + 2
+    half = Z * math.sqrt((lost + gained + 1) / n - difference**2) / math.sqrt(n)
+    return max(-1.0, difference - half), min(1.0, difference + half)

@@ -61,9 +61,14 @@ def test_a_hugging_face_folder_scores_as_its_run(tmp_path, command):
     command("export", run, "-o", folder)
     write_task(tmp_path, "text", [{"text": " ".join(f"{n} times 2 is {2 * n}." for n in range(9))}], **TEXT, **METRICS)
     asked = ("--include-path", tmp_path, "--tasks", "text", "-o", run.parent.parent)
-    command("evaluate", run, *asked)
-    command("evaluate", folder, *asked)
-    answer, _ = command("query", run.parent.parent, "select run_id, model, value from evals", "--format", "json")
+    command("evaluate", run, *asked, "--without", 1)
+    command("evaluate", folder, *asked, "--without", 1)
+    both, _ = command("query", run.parent.parent, "select value from evals where without = '1'", "--format", "json")
+    first, second = (row["value"] for row in json.loads(both))
+    assert first == pytest.approx(second, rel=1e-5)
+    answer, _ = command(
+        "query", run.parent.parent, "select run_id, model, value from evals where without is null", "--format", "json"
+    )
     ours, theirs = sorted(json.loads(answer), key=lambda row: row["run_id"] is None)
     assert (ours["run_id"], theirs["run_id"], theirs["model"]) == (run.name, None, str(folder))
     assert ours["value"] == pytest.approx(theirs["value"], rel=1e-5)

@@ -8,7 +8,8 @@ import torch
 from exporting import loud_run
 
 from sparsedepth.cli.exchange import evaluate
-from sparsedepth.exchange.choices import Question, choice_likelihoods, layers_left, read_questions, scores
+from sparsedepth.exchange.choices import Question, choice_likelihoods, read_questions, scores
+from sparsedepth.exchange.evaluate import layers_left
 from sparsedepth.exchange.export import export
 from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.probe.load import load_stack
@@ -84,7 +85,11 @@ def test_scores_are_those_of_the_logits(place, tmp_path, capsys):
 def test_without_layers_the_others_alone_answer(place, tmp_path, capsys):
     folder, run = place
     asked(run, folder, tmp_path / "results", without="2")
-    assert "threes (version 1) without layers 2: 7 documents" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "threes (version 1) without layers 2: 7 documents" in shown
+    assert [line.split()[:3] for line in shown.splitlines()[-2:]] == [["threes", m, "2"] for m in ("acc", "acc_norm")]
+    asked(run, folder, tmp_path / "results", without="2")
+    assert capsys.readouterr().out.splitlines()[-2:] == shown.splitlines()[-2:]  # of what is kept
     loaded = load_stack(run)
     del loaded.stack.model.blocks[1]
     tokenizer = tokenizer_of(loaded, tmp_path)
@@ -94,8 +99,10 @@ def test_without_layers_the_others_alone_answer(place, tmp_path, capsys):
     expected = {row["metric"]: row["value"] for row in scores(read_questions(folder / "threes.jsonl"), log_p)}
     with open_store(tmp_path / "results") as store:
         rows = store.sql("select metric, value from evals where without = '2'").rows
-        whole = store.sql("select value from evals where without is null and metric = 'answer_bits_per_byte'").rows
-    assert dict(rows) == pytest.approx(expected) and whole[0][0] != expected["answer_bits_per_byte"]
+        whole = dict(store.sql("select metric, value from evals where without is null").rows)
+    drops = {f"{name}_lost": whole[name] - expected[name] for name in ("acc", "acc_norm")}
+    assert dict(rows) == pytest.approx(expected | drops)
+    assert whole["answer_bits_per_byte"] != expected["answer_bits_per_byte"]
 
 
 @pytest.mark.parametrize("without", ["0", "3", "2-1", "1-", "a", "-2", ""])

@@ -8,8 +8,9 @@ import torch
 from exporting import loud_run, write_task
 
 from sparsedepth.exchange import evaluate as module
-from sparsedepth.exchange.evaluate import evaluate, load_tasks, task_key
+from sparsedepth.exchange.evaluate import evaluate, load_tasks, lost
 from sparsedepth.probe.load import load_stack
+from sparsedepth.store.student import paired_share_interval
 
 pytest.importorskip("lm_eval")
 
@@ -39,12 +40,14 @@ def place(tmp_path_factory):
     return folder, load_stack(loud_run(folder, **SMALL))
 
 
-def evaluated(place, name, limit=None):
+def evaluations(place, name, limit=None, without=()):
     folder, model = place
-    tasks = load_tasks([name], folder)
-    found = []
-    evaluate(model, folder, [(task_key(model, task, limit), task) for task in tasks], limit, found.append)
-    (evaluation,) = found
+    (task,) = load_tasks([name], folder, limit)
+    return [*evaluate(model, folder, task, without, lambda key: False)]
+
+
+def evaluated(place, name, limit=None):
+    (evaluation,) = evaluations(place, name, limit)
     return evaluation, {(result.metric, result.filter): result for result in evaluation.results}
 
 
@@ -114,6 +117,32 @@ def test_answers_are_greedy_and_end_where_they_should(place):
     assert results["exact_match", "none"].value == pytest.approx(np.mean(hits))
 
 
+@pytest.mark.parametrize(("name", "metric"), [("count_choice", "acc"), ("count_answer", "exact_match")])
+def test_without_layers_the_others_alone_answer(place, name, metric):
+    """The same as of a model that never had the layer; the drop pairs the documents."""
+    folder, model = place
+    whole, left = evaluations(place, name, without=["1"])
+    cut = load_stack(model.folder)
+    del cut.stack.model.blocks[0]
+    of_cut, _ = evaluated((folder, cut), name)
+    values = [{row.metric: row for row in evaluation.results} for evaluation in (whole, left, of_cut)]
+    assert values[1][metric].value == values[2][metric].value
+    drop = values[1][f"{metric}_lost"]
+    assert drop.value == pytest.approx(values[0][metric].value - values[1][metric].value)
+    assert -1 <= drop.lo < drop.value < drop.hi <= 1 and f"{metric}_lost" not in values[0]
+    assert (whole.without, left.without) == (None, "1")
+    again = [*evaluate(model, folder, load_tasks([name], folder)[0], ["1"], lambda key: key.without is None)]
+    assert [(row.metric, row.value) for row in again[0].results] == [(row.metric, row.value) for row in left.results]
+
+
+def test_drops_by_hand():
+    """Of five documents two are lost and one is gained."""
+    left = {("acc", "none"): dict(enumerate([False, False, True, True, False]))}
+    (row,) = lost({("acc", "none"): dict(enumerate([True, True, False, True, False]))}, left)
+    assert (row["metric"], row["value"]) == ("acc_lost", pytest.approx(0.2))
+    assert (row["lo"], row["hi"]) == pytest.approx(paired_share_interval(2, 1, 5))
+
+
 def test_until_cuts_the_answer(place, monkeypatch):
     from sparsedepth.exchange.harness import DecoderLM
 
@@ -155,8 +184,7 @@ def test_batches_change_nothing(place, monkeypatch):
 
 def test_the_key_knows_the_documents_and_the_limit(place, tmp_path):
     folder, model = place
-    (task,) = load_tasks(["count_choice"], folder)
-    keys = [task_key(model, task, limit).eval_id for limit in (None, 7, 99, 3)]
+    keys = [load_tasks(["count_choice"], folder, limit)[0].key(model).eval_id for limit in (None, 7, 99, 3)]
     assert keys[0] == keys[1] == keys[2] != keys[3]
 
 

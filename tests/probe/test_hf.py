@@ -144,6 +144,28 @@ def test_low_precision_layers_are_computed_in_fp32(family):
         HfStack(tiny(family).to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_runs_and_generates_without_layers(family):
+    """Layer 1 left out too, by which the cache of transformers counts positions."""
+    model = tiny(family)
+    stack = HfStack(model)
+
+    def without(tokens):
+        with probing(stack):
+            x_BTD = stack.embed(tokens)
+            for layer in (2, 4):
+                x_BTD = stack.block(layer, x_BTD)
+            return stack.logits(x_BTD)
+
+    with torch.no_grad(), stack.leaving_out([1, 3]):
+        left = model(TOKENS, use_cache=False).logits
+        texts = model.generate(TOKENS[:1], max_new_tokens=3, do_sample=False, eos_token_id=None, use_cache=True)
+    torch.testing.assert_close(left, without(TOKENS), rtol=0, atol=1e-4)
+    torch.testing.assert_close(texts[:, 12:], without(texts)[:, 11:-1].argmax(-1))
+    with torch.no_grad():
+        assert not torch.allclose(model(TOKENS).logits, left, atol=1e-2) and "generate" not in vars(model)
+
+
 @pytest.mark.parametrize("family", ["gemma2", "olmoe"])
 def test_the_model_is_left_as_found_also_after_an_error(family):
     model = tiny(family).train()

@@ -1,6 +1,6 @@
 import pytest
 
-from sparsedepth.store.student import mean_interval
+from sparsedepth.store.student import mean_interval, paired_share_interval
 
 
 def test_an_interval_by_hand():
@@ -13,3 +13,11 @@ def test_too_few_values_have_no_interval():
     assert mean_interval([]) == (None, None, None)
     assert mean_interval([1.0]) == (1.0, None, None)
     assert mean_interval([1.0, 2.0]) == (1.5, None, None)
+
+
+def test_a_difference_of_shares_of_the_same_trials_by_hand():
+    """10 trials, 4 lost and 1 gained: 3 / 12 +- 1.95996 sqrt((6 / 12 - 1 / 16) / 12); alike is not certain."""
+    assert paired_share_interval(4, 1, 10) == pytest.approx((0.25 - 0.374236, 0.25 + 0.374236), abs=1e-5)
+    lo, hi = paired_share_interval(0, 0, 100)
+    assert -0.03 < lo < 0 < hi < 0.03
+    assert paired_share_interval(3, 0, 3)[1] == 1
