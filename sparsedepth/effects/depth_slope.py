@@ -25,7 +25,7 @@ from scipy.optimize import brentq, minimize_scalar
 from sparsedepth.effects.contrast import noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, with_added
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
-from sparsedepth.effects.pairs import unit_of, values_of
+from sparsedepth.effects.pairs import UNKNOWN_SEED, unit_of, values_of
 from sparsedepth.effects.sentences import (
     counted,
     df_text,
@@ -120,7 +120,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "setting": labels(runs, knob) if knob else "",
             "match": keys(runs, match),
             "n_layers": runs["n_layers"].astype(int),
-            "seed": runs["seed"],
+            "seed": runs["seed"].fillna(UNKNOWN_SEED),
             "run_id": runs["run_id"],
             "cell_id": runs["cell_id"],
             **tuned_side(runs, outcome),

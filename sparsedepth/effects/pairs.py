@@ -37,6 +37,8 @@ LR_OF_SETTING = "lr of the setting"
 AT_ONE_LR = (EQUAL_LR, LR_OF_SETTING)
 MATCH_TOLERANCE = 0.01
 """A basis counts as matched if every pair agrees to 1%."""
+UNKNOWN_SEED = -1
+"""Imported runs that do not say their seed count as of one, which tells no spread."""
 COMPENSATES: dict[str, tuple[str, ...]] = {
     "tokens": (),
     "params_total": SIZES,
@@ -125,7 +127,7 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
             "context": keys(runs, [name for name in others if name not in {*at_depth, "seed"}]),
             "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
             "n_layers": runs["n_layers"].astype(int),
-            "seed": runs["seed"],
+            "seed": runs["seed"].fillna(UNKNOWN_SEED),
             "run_id": runs["run_id"],
             "cell_id": runs["cell_id"],
             "value": values_of(runs, outcome),

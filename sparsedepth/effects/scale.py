@@ -152,7 +152,7 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     size, other = rows[_SIZE[AXES[axis]]], rows[_SIZE[AXES[HELD.get(axis, axis)]]]
     if size.isna().any():
         return None
-    cells = rows.assign(x=_levels(size), held=_levels(other), seed=rows["seed"].fillna(-1))
+    cells = rows.assign(x=_levels(size), held=_levels(other))
     if axis not in HELD or other.isna().any() or len(cells.drop_duplicates(["x", "held"])) == cells["held"].nunique():
         cells["held"] = 0.0  # no two sizes have one number of tokens: the two cannot be told apart
     if cells["x"].nunique() < 2:

@@ -29,11 +29,12 @@ def measured_beside(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     by_cell = {cell: rows for cell, rows in here.groupby("cell_id", sort=True)}
     cells = [_cell_of(str(name), rows) for name, rows in by_cell.items()]
     tuned = frozenset(tuned_fields(known))
+    unstated = [field for field in CELL_FIELDS if here[field].isna().all()]
     asked = [
         Cell(
             cell_id="",
             tuned=tuned,
-            knobs=_knobs_of(config),
+            knobs={**_knobs_of(config), **dict.fromkeys(unstated)},
             flops=float(cost(config).train_flops(config.train_tokens)),
         )
         for config in (recipe.config, recipe.baseline)

@@ -95,12 +95,12 @@ def statements(card: Card) -> list[Statement]:
 
 def measured_table(card: Card) -> QueryResult:
     """The recommended configuration beside the best that was measured, and the baseline."""
-    rows = tuple(
-        (", ".join(row.parts), f"{row.lr:g}", row.n_seeds, row.mean, row.lo, row.hi, row.flops, row.setting)
-        for row in card.measured
-    )
+    rows = []
+    for row in card.measured:
+        lr = None if row.lr is None else f"{row.lr:g}"
+        rows.append((", ".join(row.parts), lr, row.n_seeds, row.mean, row.lo, row.hi, row.flops, row.setting))
     names = ("configuration", "lr", "seeds", card.recipe.objective, "lo", "hi", "flops", "setting")
-    return QueryResult(columns=names, rows=rows)
+    return QueryResult(columns=names, rows=tuple(rows))
 
 
 def card_text(card: Card, width: int | None = None) -> str:

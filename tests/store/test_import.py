@@ -9,6 +9,7 @@ import pytest
 from sparsedepth.cli import main
 from sparsedepth.cli.importing import import_
 from sparsedepth.effects.family import measure_effects
+from sparsedepth.recipe.beside import measured_beside
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.connection import open_store
@@ -136,6 +137,22 @@ def test_effects_and_recipes_of_others_runs_are_of_grade_d(tmp_path):
     recipe = derive(runs)
     assert recipe.grade == "D" and "imported from a paper" in recipe.unknown and recipe.config is not None
     assert recipe.config.train_tokens % recipe.config.batch_tokens == 0
+
+
+def test_what_a_table_does_not_say_is_neither_dropped_nor_filled_in(tmp_path):
+    """No seed and no lr: an effect without an interval, and a recipe's table that names no value of the defaults."""
+    unstated = MAP.replace("  lr: lr\n", "").replace("  n_heads: width / 4\n", "")
+    rows = [
+        f"r{depth}{kind},{depth},8,,16.384,100,{kind},{2 + 0.5 * (kind == 'B')},," for depth in (2, 4) for kind in "AB"
+    ]
+    take_in(tmp_path, rows, unstated)
+    runs = frame_of(tmp_path)
+    effects = [c for c in measure_effects(runs, knob="norm") if c.basis == "tokens"]
+    assert [(c.effect.mean, c.effect.lo, c.n_seeds) for c in effects] == [
+        (pytest.approx(0.346574, abs=1e-6), None, 1)
+    ] * 2
+    baseline = next(row for row in measured_beside(runs, derive(runs)) if "baseline" in row.parts)
+    assert (baseline.setting, baseline.lr, baseline.n_seeds) == ("baseline", None, 1)
 
 
 def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
