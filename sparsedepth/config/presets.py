@@ -1,7 +1,8 @@
 """Models of the papers by name: `preset: NAME` in a run file or a sweep's base; fields given beside it override it.
 
 A preset holds what a paper or its released configs state: shapes, optimiser, schedule. Text, tokenizer, seed and
-precision stay the user's. Tokens are whole steps, so a stated budget is met to within one step.
+precision stay the user's (a ViT's corpus is ImageNet unless another is given). Tokens are whole steps, so a stated
+budget is met to within one step.
 
 Sources: 2502.05795 (LLaMA, sizes and training scripts as released; OLMo and Qwen2.5, of which it states name and
 tokens, in the shapes that those released) and 2603.15389 (OLMo fork, released configs). Where paper and release
@@ -23,6 +24,7 @@ class Preset:
     note: str = ""
 
 
+IMAGENET = "images:hub:ILSVRC/imagenet-1k"
 LLAMA = "2502.05795"
 OLMO = "2603.15389"
 
@@ -90,6 +92,20 @@ def _scaled_up(n_layers: int, d_model: int, n_heads: int, d_ff: int, tokens: int
     }
 
 
+def _vit(d_model: int, n_heads: int) -> Fields:
+    """12 layers on images of 224 x 224 in patches of 16; 1024 images a step."""
+    return {
+        "architecture": "vit",
+        "corpus": IMAGENET,
+        "vocab_size": 1000,
+        "n_layers": 12,
+        "d_model": d_model,
+        "n_heads": n_heads,
+        "batch_tokens": 1024 * 197,
+        "train_tokens": 1251 * 1024 * 197,
+    }
+
+
 def _dense_1b(n_layers: int) -> Fields:
     return _olmo(n_layers, 2048, 16, seq_len=1024, batch_tokens=256 * 1024, d_ff=8192)
 
@@ -116,6 +132,10 @@ _LLAMA_NOTE = "train_tokens counts padding, as the released scripts' steps do: t
 _STUDY = "Tokens per step are read off the paper's curves, at a budget of 5 B tokens; its yaml has lr 4e-4."
 _DEPTH = "Only the 16-layer config is released; the depths differ in n_layers alone, as the paper says."
 
+_IMAGES = (
+    "Shape and batch are 2012.12877's; train_tokens is one pass: set it, and lr. Matrices have no bias, and images are "
+    "not augmented. Another corpus of images goes beside it."
+)
 _OUTSIDE = "The paper states {} B tokens and no learning rate: set lr. Shape and tokens a step are of {} release."
 
 PRESETS: dict[str, Preset] = {
@@ -165,6 +185,8 @@ PRESETS: dict[str, Preset] = {
         ),
         note=_OUTSIDE.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
     ),
+    "vit-s": Preset(source=LLAMA + " (table 5)", fields=_vit(384, 6), note=_IMAGES),
+    "vit-tiny": Preset(source="2012.12877", fields=_vit(192, 3), note="ViT-S at half its width and heads. " + _IMAGES),
     "dense-400m": Preset(
         source=OLMO,
         fields=_olmo(16, 1536, 12, seq_len=4096, batch_tokens=256 * 4096, d_ff=2304, norm_eps=1e-5),

@@ -3,8 +3,9 @@
     published effect = ln(perplexity / perplexity of its baseline) in nat/token, or a difference of the outcome
 
 Signs are compared, sizes only shown: the models differ in size, data and training. A comparison needs the same choice
-(the same words; a weight decay or a factor of seq_len or group size within a factor of two) and the same kind of
-outcome. Where ours is not distinguishable from 0 nothing is claimed either way.
+(the same words; a weight decay or a factor of seq_len or group size within a factor of two), the same kind of model (a
+decoder, or a ViT) and the same kind of outcome; a published accuracy of the task that was trained stands beside our
+loss, with the sign turned. Where ours is not distinguishable from 0 nothing is claimed either way.
 """
 
 import math
@@ -25,6 +26,11 @@ LOSSES = ("val_loss", "val_loss_common", "train_loss", "val_bits_per_byte")
 KNOBS = {"group_size": "n_kv_heads", "experts": "n_experts"}
 """Published choice -> the knob that makes it, where the words differ."""
 FACTOR = 2.0
+NAMES = {"decoder": "decoder", "vit": "vision transformer"}
+UNITS = {
+    "perplexity": "nat/token", "loss": "nat/token", "bits_per_byte": "bit/byte", "accuracy": "points of accuracy",
+    "downstream_accuracy": "points of downstream accuracy",
+}  # fmt: skip
 
 
 class Published(Section):
@@ -33,7 +39,11 @@ class Published(Section):
     paper: Annotated[str, Field(description="arXiv number, or project#issue")]
     source: str
     field: str
-    outcome: Literal["perplexity", "loss", "bits_per_byte", "usefulness"]
+    architecture: Literal["decoder", "vit"] = "decoder"
+    outcome: Literal[
+        "perplexity", "loss", "bits_per_byte", "usefulness", "causal_score", "permutation_score", "accuracy",
+        "downstream_accuracy",
+    ]  # fmt: skip
     context: str
     baseline: Setting
     values: list[tuple[Setting, float]]
@@ -108,9 +118,7 @@ def _weighed(remark: Remark, recipe: Recipe) -> Compared | None:
 
 def _rows(table: Published, ours: Sequence[Candidate], recipe: Recipe) -> list[Compared]:
     """A row for every setting of a table that the card has, too; one for all the others together."""
-    unit = {"perplexity": "nat/token", "loss": "nat/token", "bits_per_byte": "bit/byte"}.get(
-        table.outcome, "usefulness"
-    )
+    unit = UNITS.get(table.outcome, table.outcome)
     source = f"{table.paper}: {table.source}"
     n_heads = recipe.baseline.n_heads if recipe.baseline else None
     rows, others = [], []
@@ -119,7 +127,7 @@ def _rows(table: Published, ours: Sequence[Candidate], recipe: Recipe) -> list[C
         if candidate is None:
             others.append(f"{setting} ({size:+.3g})")
             continue
-        verdict, why = _judge(table, size, candidate.contrast)
+        verdict, why = _judge(table, size, candidate.contrast, recipe)
         rows.append(
             Compared(
                 verdict=verdict,
@@ -145,9 +153,14 @@ def _nothing(knob: str, why: str, published: str, source: str) -> Compared:
 Verdict = Literal["contradicts", "agrees", "not comparable"]
 
 
-def _judge(table: Published, size: float, contrast: Contrast) -> tuple[Verdict, str]:
-    same = contrast.outcome == "usefulness" if table.outcome == "usefulness" else contrast.outcome in LOSSES
-    if not same:
+def _judge(table: Published, size: float, contrast: Contrast, recipe: Recipe) -> tuple[Verdict, str]:
+    ours = recipe.baseline.architecture if recipe.baseline else table.architecture
+    if ours != table.architecture:
+        return "not comparable", f"the card is of a {NAMES[ours]}, the table of a {NAMES[table.architecture]}"
+    outcome = {"accuracy": "val_accuracy"}.get(table.outcome, table.outcome)
+    turned = outcome == "val_accuracy" and contrast.outcome in LOSSES
+    is_loss = table.outcome in ("perplexity", "loss", "bits_per_byte")
+    if not (contrast.outcome in LOSSES if is_loss or turned else contrast.outcome == outcome):
         return "not comparable", f"the card's objective is {contrast.outcome}, the table's {table.outcome}"
     if contrast.n_diverged and abs(size) > 1 and table.outcome == "perplexity":
         return ("agrees" if size > 0 else "contradicts"), f"{contrast.n_diverged} of our runs diverged"
@@ -155,8 +168,9 @@ def _judge(table: Published, size: float, contrast: Contrast) -> tuple[Verdict, 
         return "not comparable", "ours is not distinguishable from no effect"
     if size == 0:
         return "not comparable", "the published values are equal, to the step that they are counted in"
-    agrees = (size > 0) == (contrast.effect.mean > 0)
-    return ("agrees" if agrees else "contradicts"), "in sign; one published run each, no interval"
+    agrees = (size > 0) == ((contrast.effect.mean > 0) != turned)
+    against = ", its accuracy against our loss" if turned else ""
+    return ("agrees" if agrees else "contradicts"), f"in sign{against}; one published run each, no interval"
 
 
 def _same_choice(table: Published, setting: Setting, candidate: Candidate, n_heads: int | None) -> bool:

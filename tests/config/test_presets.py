@@ -27,6 +27,9 @@ SIZES = {
     "olmo-1b": (1176.8, 1176.8),
     "olmo-7b": (6888.1, 6888.1),
     "qwen2.5-0.5b": (494.03, 494.03),
+    # ViT-S of 22 M and ViT-Ti of 5.7 M, as 2012.12877 has them, with biases on matrices
+    "vit-s": (22.05 - 0.04, 22.05 - 0.04),
+    "vit-tiny": (5.717 - 0.02, 5.717 - 0.02),
     # 2603.15389: from the released configs
     "dense-400m": (475, 475),
     "dense-1b-12": (1011, 1011),

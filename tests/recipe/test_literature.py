@@ -44,11 +44,29 @@ def test_perplexities_become_nats():
 def test_the_sign_decides(effect, verdict):
     recipe = recipe_of({"depth_scale": ["none", "lns"]}, lambda config: 3 + effect * (config.depth_scale == "lns"))
     rows = compare_with_papers(recipe)
-    found = verdicts(rows, "depth_scale lns vs none")
+    found = verdicts([row for row in rows if "nat/token" in row.published], "depth_scale lns vs none")
     assert found == [verdict] * 10  # table 1, table 4, and figure 1
     assert [row.why for row in rows if "before_norm" in row.published] == [
         "another choice: the card compares depth_scale=lns vs depth_scale=none"
     ]
+
+
+@pytest.mark.parametrize(("effect", "verdict"), [(-0.1, "contradicts"), (0.1, "agrees")])
+def test_a_vits_accuracy_stands_beside_its_loss_with_the_sign_turned(effect, verdict):
+    """Table 5: LNS after the norms costs accuracy; nothing of a text is laid beside images, nor the other way round."""
+    axes = {"architecture,corpus,batch_tokens,train_tokens": [("vit", "images:digits", 1088, 10880)]}
+    loss = lambda config: 3 + effect * (config.depth_scale == "lns")  # noqa: E731
+    rows = compare_with_papers(recipe_of({**axes, "depth_scale": ["none", "lns"]}, loss))
+    of_images = [row for row in rows if "points of accuracy" in row.published and row.contrast]
+    assert [row.verdict for row in of_images] == [verdict] and "accuracy against our loss" in of_images[0].why
+    of_text = [row for row in rows if "nat/token" in row.published and row.contrast]
+    assert {row.verdict for row in of_text} == {"not comparable"} and "the table of a decoder" in of_text[0].why
+    text = compare_with_papers(recipe_of({"depth_scale": ["none", "lns"]}, loss))
+    (other,) = [row for row in text if "points of accuracy" in row.published and row.contrast]
+    assert (other.verdict, other.why) == (
+        "not comparable",
+        "the card is of a decoder, the table of a vision transformer",
+    )
 
 
 def test_another_objective_is_not_comparable():
