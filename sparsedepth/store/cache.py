@@ -1,6 +1,6 @@
-"""The rows of the views, quickly: the run folders of a results folder are compacted into one file per view.
+"""The rows of the views, quickly: the run folders of a results folder are compacted into two files.
 
-    RESULTS/.cache/{runs,curves,layers,heads,pairs,tokens,difficulty}.parquet  pack.json
+    RESULTS/.cache/runs.parquet  rows.parquet  pack.json
 
 The cache is a pack without the records (`store.tables`). It is derived: delete it at any time. It holds each run under
 the checksum of its marker, which covers the checksums of all its files, so a run that was replaced, moved or removed is
@@ -96,6 +96,6 @@ def _write_cache(folder: Path, rows: Rows) -> None:
     try:
         folder.mkdir(exist_ok=True)
         write_text(folder / ".gitignore", "*\n")
-        write_tables(folder, {"runs": rows.runs, **{table: rows.in_memory(table) for table in TABLES}}, {})
+        write_tables(folder, rows, {})
     except OSError:
         return  # read-only or full: the next reader reads the folders again

@@ -154,14 +154,15 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
 
 
 def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
-    """A Parquet file of these rows, by zstd at a level; equal rows give equal bytes, in one version of pyarrow.
-
-    A small one is no smaller for zstd, which takes three times as long to read: it is by snappy.
-    """
+    """A Parquet file of these rows, by zstd at a level; equal rows give equal bytes, in one version of pyarrow."""
     content = io.BytesIO()
-    compression = "zstd" if level is not None or rows.nbytes > SMALL_BYTES else "snappy"
-    pq.write_table(rows, content, compression=compression, compression_level=level)
+    pq.write_table(rows, content, compression=compression_of(rows.nbytes, level), compression_level=level)
     return content.getvalue()
+
+
+def compression_of(n_bytes: int, level: int | None) -> str:
+    """A small table is no smaller for zstd, which takes three times as long to read: it is by snappy."""
+    return "zstd" if level is not None or n_bytes > SMALL_BYTES else "snappy"
 
 
 def finish(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A results folder as a few files: `sparsedepth pack`, `sparsedepth unpack`.
 
-    PACK/{runs,curves,layers,heads,pairs,tokens,difficulty}.parquet   the rows of the views (`store.tables`)
+    PACK/runs.parquet, rows.parquet   the rows of the views (`store.tables`)
     PACK/records.parquet    place, name, content: every other file of the records, as it was
     PACK/weights/           <run_id>.safetensors, where asked for
     PACK/pack.json          last: the checksums of the above
@@ -25,7 +25,7 @@ from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, RUN_ID, DamagedRun, Files, Marker, parse_marker
 from sparsedepth.store.folder import KINDS, file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import INDEX, Rows, StoredRun, StoredTable
+from sparsedepth.store.tables import INDEX, ROWS, Rows, StoredRun, StoredTable
 
 T = TypeVar("T")
 RECORDS = "records"
@@ -138,8 +138,9 @@ class Pack:
     @cached_property
     def _tables(self) -> dict[Table, tuple[pa.Table, dict[str, tuple[int, int]]]]:
         """Each table, and where in it the rows of a run begin and end."""
-        rows = {table: self._table(table, tables.view_schema(table)) for table in TABLES}
-        return {table: (one, _extents(one["run_id"])) for table, one in rows.items()}
+        views = self._checked(f"{ROWS}.parquet", lambda: tables.open_views(self.folder, self.index))
+        rows = {table: view.in_memory() if isinstance(view, StoredTable) else view for table, view in views.items()}
+        return {table: (view, _extents(view["run_id"])) for table, view in rows.items()}
 
     @cached_property
     def contents(self) -> dict[str, dict[str, bytes]]:
@@ -153,11 +154,7 @@ class Pack:
         return contents
 
     def _table(self, name: str, schema: pa.Schema | None) -> pa.Table:
-        def read() -> pa.Table:
-            table = tables.open_table(self.folder, self.index, name, schema)
-            return table.in_memory() if isinstance(table, StoredTable) else table
-
-        return self._checked(f"{name}.parquet", read)
+        return self._checked(f"{name}.parquet", lambda: tables.read_table(self.folder, self.index, name, schema))
 
     def _checked(self, name: str, read: Callable[[], T]) -> T:
         try:

@@ -76,9 +76,8 @@ def pack(results: Path, out: Path, weights: bool = False) -> Packed:
 
 def write_pack(folder: Path, rows: tables.Rows, contents: list[dict[str, Any]], n_records: int) -> None:
     """Write the tables of a pack: the rows of the views, and the other files of the records."""
-    all_tables = {"runs": rows.runs, **{table: rows.in_memory(table) for table in TABLES}}
-    all_tables[RECORDS] = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
-    tables.write_tables(folder, all_tables, {"sparsedepth": __version__, "records": n_records}, level=LEVEL)
+    records = pa.Table.from_pylist(contents, RECORDS_SCHEMA)
+    tables.write_tables(folder, rows, {"sparsedepth": __version__, "records": n_records}, LEVEL, {RECORDS: records})
 
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,9 @@
-"""The rows of many runs as one Parquet file per view, under checksums: the form of a pack and of the cache.
+"""The rows of many runs as two Parquet files, under checksums: the form of a pack and of the cache.
 
-    FOLDER/{runs,curves,layers,heads,pairs,tokens,difficulty}.parquet   a view without rows has no file
-    FOLDER/pack.json                                         last: {"version", "files": {name: sha256}}, and more
+    FOLDER/runs.parquet   the view `runs`
+    FOLDER/rows.parquet   the other views, one after the other, each in row groups of its own: `view`, and the columns
+                          of all of them, NULL in those that have no such column; no file where there are no rows
+    FOLDER/pack.json      last: {"version", "views": {view: [first row group, end]}, "files": {name: sha256}}, and more
 
 `runs` has two columns beside those of the view: the checksums of the run's marker, which covers all its files, and of
 its summary. The rows of one run stand together, in the order of its own files.
@@ -11,6 +13,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import stat
 import sys
@@ -18,6 +21,7 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -40,6 +44,7 @@ from sparsedepth.store.folder import (
     MeasuredRecord,
     Run,
     arrow_type,
+    compression_of,
     empty_table,
     parse_record,
     table_bytes,
@@ -51,12 +56,14 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 INDEX = "pack.json"
+ROWS = "rows"
 VERSION = digest(
-    [2, DEFAULTS_VERSION, [[view, column.name, column.type] for view in COLUMNS for column in COLUMNS[view]]]
+    [3, DEFAULTS_VERSION, [[view, column.name, column.type] for view in COLUMNS for column in COLUMNS[view]]]
 )
 """`runs` is made anew from the records where it was written with other columns."""
 
 MAX_INDEX_BYTES = 100_000_000
+GROUP_ROWS = 2**20
 MAX_BYTES = 4 * 2**30
 """A table above this is not read into memory."""
 
@@ -87,22 +94,25 @@ class StoredTable:
     """A table behind an open handle: it stays what it is while another process writes the file anew."""
 
     file: pa.NativeFile
+    columns: tuple[str, ...]
+    groups: range
+    """Its row groups in the file."""
 
     def dataset(self) -> "ds.Dataset":
         """The table as a Dataset, of which a query reads only the columns and metrics it needs."""
         import pyarrow.dataset as ds  # 0.3 s, because it imports pandas; a question to `runs` alone does without
 
         text = ds.ParquetReadOptions(dictionary_columns={"run_id", "metric"})
-        fragment = ds.ParquetFileFormat(read_options=text).make_fragment(self.file)
-        return ds.FileSystemDataset([fragment], schema=fragment.physical_schema, format=fragment.format)
+        fragment = ds.ParquetFileFormat(read_options=text).make_fragment(self.file).subset(row_group_ids=[*self.groups])
+        schema = pa.schema([fragment.physical_schema.field(name) for name in self.columns])
+        return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
         """Raises ValueError for a table beyond MAX_BYTES."""
         file = pq.ParquetFile(self.file)
-        groups = range(file.metadata.num_row_groups)
-        if sum(file.metadata.row_group(group).total_byte_size for group in groups) > MAX_BYTES:
+        if sum(file.metadata.row_group(group).total_byte_size for group in self.groups) > MAX_BYTES:
             raise ValueError(f"holds more than {MAX_BYTES:,} bytes")
-        return file.read()
+        return file.read_row_groups([*self.groups], columns=[*self.columns])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,46 +138,103 @@ class Rows:
 
 
 def write_tables(
-    folder: Path, tables: Mapping[str, pa.Table], facts: Mapping[str, Any], level: int | None = None
+    folder: Path,
+    rows: Rows,
+    facts: Mapping[str, Any],
+    level: int | None = None,
+    others: Mapping[str, pa.Table] = MappingProxyType({}),
 ) -> None:
-    """Write each table that has rows, compressed at `level`, and last of all the index, with `facts` in it."""
-    checksums = {}
-    for name, table in tables.items():
-        if len(table):
-            content = table_bytes(table, level)
-            checksums[f"{name}.parquet"] = hashlib.sha256(content).hexdigest()
-            write_bytes(folder / f"{name}.parquet", content)
-    write_json(folder / INDEX, {"version": VERSION, **facts, "files": checksums})
+    """Write the files, and beside them `others`, compressed at `level`; last of all the index, with `facts` in it."""
+    contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
+    in_memory = {view: rows.in_memory(view) for view in TABLES}
+    views, contents[ROWS] = _rows_bytes({view: part for view, part in in_memory.items() if len(part)}, level)
+    if not views:
+        del contents[ROWS]
+    for name, content in contents.items():
+        write_bytes(folder / f"{name}.parquet", content)
+    checksums = {f"{name}.parquet": hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    write_json(folder / INDEX, {"version": VERSION, **facts, "views": views, "files": checksums})
+
+
+def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[dict[Table, tuple[int, int]], bytes]:
+    """The row groups of each view, and the Parquet file that has them all."""
+    views: dict[Table, tuple[int, int]] = {}
+    schema = _rows_schema()
+    content, compression = io.BytesIO(), compression_of(sum(rows.nbytes for rows in tables.values()), level)
+    with pq.ParquetWriter(content, schema, compression=compression, compression_level=level) as writer:
+        end = 0
+        for view, rows in tables.items():
+            columns = {name: rows[name] for name in rows.column_names} | {"view": _repeated(view, len(rows))}
+            missing = {name: pa.nulls(len(rows), schema.field(name).type) for name in {*schema.names} - columns.keys()}
+            writer.write_table(pa.table({**columns, **missing}).select(schema.names), row_group_size=GROUP_ROWS)
+            first, end = end, end + math.ceil(len(rows) / GROUP_ROWS)
+            views[view] = first, end
+    return views, content.getvalue()
 
 
 def read_index(folder: Path) -> dict[str, Any]:
     """The index. Raises ValueError or OSError where it is none."""
     index = parse_json(read_regular(folder / INDEX, MAX_INDEX_BYTES))
-    if not isinstance(index, dict) or not isinstance(index.get("files"), dict):
+    if not isinstance(index, dict) or not all(isinstance(index.get(name), dict) for name in ("files", "views")):
         raise ValueError("is not an index of tables")
     return index
 
 
-def open_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema | None) -> StoredTable | pa.Table:
-    """A table behind an open handle, checked against the index, and its schema where one is given; an empty one where
-    there is no such file. Raises ValueError or OSError where it is not the file that was written."""
+def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFile | None:
+    """A file behind an open handle, checked against the index, which may have none of that name. Raises ValueError or
+    OSError where it is not the file that was written."""
     expected = index["files"].get(f"{name}.parquet")
     if expected is None:
-        return empty_table(schema or runs_schema())
+        return None
     file = pa.OSFile(str(_regular(folder / f"{name}.parquet")))
     if _sha256(file) != expected:
         raise ValueError("is not the file that was written (its checksum differs)")
-    parquet = pq.ParquetFile(file)
-    if parquet.metadata.num_rows > MAX_ROWS or (schema and not parquet.schema_arrow.equals(schema)):
-        raise ValueError(f"is not a table {name} of this version")
-    return StoredTable(file)
+    return file
+
+
+def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema | None) -> pa.Table:
+    """A whole file; its schema is checked where one is given. Raises as `open_file` does."""
+    file = open_file(folder, index, name)
+    if file is None:
+        return empty_table(schema or runs_schema())
+    metadata = pq.ParquetFile(file).metadata
+    return _checked(file, metadata, range(metadata.num_row_groups), schema).in_memory()
+
+
+def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | StoredTable]:
+    """The views but `runs`, each behind the same open handle. Raises as `open_file` does."""
+    file = open_file(folder, index, ROWS)
+    if file is None:
+        return {view: empty_table(view_schema(view)) for view in TABLES}
+    metadata = pq.ParquetFile(file).metadata
+    stored = {view: _checked(file, metadata, _groups(index, view), view_schema(view)) for view in TABLES}
+    return {view: rows if rows.groups else empty_table(view_schema(view)) for view, rows in stored.items()}
+
+
+def _groups(index: Mapping[str, Any], view: Table) -> range:
+    match index["views"].get(view, [0, 0]):
+        case [int(first), int(end)]:
+            return range(first, end)
+        case other:
+            raise ValueError(f"has {str(other)[:40]!r} for the row groups of {view}")
+
+
+def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema | None) -> StoredTable:
+    """Some row groups of a file. Raises ValueError where it lacks them, or columns of the schema."""
+    present = metadata.schema.to_arrow_schema()
+    if groups.start < 0 or groups.stop > metadata.num_row_groups:
+        raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
+    if sum(metadata.row_group(group).num_rows for group in groups) > MAX_ROWS:
+        raise ValueError(f"has more than {MAX_ROWS:,} rows")
+    for field in schema or ():
+        if field.name not in present.names or present.field(field.name).type != field.type:
+            raise ValueError(f"has no column {field.name} of this version")
+    return StoredTable(file, tuple((schema or present).names), groups)
 
 
 def open_rows(folder: Path, index: Mapping[str, Any]) -> Rows:
-    """All tables, `runs` in memory. Raises as `open_table` does; DuckDB reads the others when they are asked for."""
-    runs = open_table(folder, index, "runs", runs_schema())
-    tables = {table: open_table(folder, index, table, view_schema(table)) for table in TABLES}
-    return Rows(runs=runs.in_memory() if isinstance(runs, StoredTable) else runs, tables=tables)
+    """All views, `runs` in memory. Raises as `open_file` does; DuckDB reads the others when they are asked for."""
+    return Rows(runs=read_table(folder, index, "runs", runs_schema()), tables=open_views(folder, index))
 
 
 def _regular(path: Path) -> Path:
@@ -211,6 +278,13 @@ def read_rows(stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = No
 def view_schema(view: Table) -> pa.Schema:
     """The Arrow schema of a view's rows."""
     return pa.schema([pa.field(column.name, arrow_type(column)) for column in COLUMNS[view]])
+
+
+@functools.cache
+def _rows_schema() -> pa.Schema:
+    """`view`, and the columns of all views but `runs`: one name has one type."""
+    fields = {field.name: field for table in TABLES for field in view_schema(table)}
+    return pa.schema([pa.field("view", pa.string()), *fields.values()])
 
 
 @functools.cache

@@ -95,7 +95,7 @@ def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
             (tmp_path / ".cache" / name).write_bytes(content)
             assert totals(tmp_path) == expected
             assert (tmp_path / ".cache" / name).read_bytes() == whole[name]
-    (tmp_path / ".cache/layers.parquet").unlink()
+    (tmp_path / ".cache/rows.parquet").unlink()
     assert totals(tmp_path) == expected
     for content in ("", "[]", "{}", index.replace(tables.VERSION, "0" * 12)):
         (tmp_path / ".cache/pack.json").write_text(content)
@@ -106,10 +106,10 @@ def test_a_cache_that_cannot_be_used_is_made_again(tmp_path, small_limit):
 def test_files_of_two_caches_are_not_mixed(tmp_path, small_limit):
     fill(tmp_path, range(5))
     totals(tmp_path)
-    old = (tmp_path / ".cache/layers.parquet").read_bytes()
+    old = (tmp_path / ".cache/rows.parquet").read_bytes()
     fill(tmp_path, range(5, 10))
     expected = totals(tmp_path)
-    (tmp_path / ".cache/layers.parquet").write_bytes(old)  # as a crash between two files would leave it
+    (tmp_path / ".cache/rows.parquet").write_bytes(old)  # as a crash between two files would leave it
     assert totals(tmp_path) == expected
 
 

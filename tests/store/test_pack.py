@@ -21,6 +21,7 @@ from sparsedepth.store.measured_folder import save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.pack import DamagedPack, open_pack, refuse_pack
 from sparsedepth.store.packing import pack, unpack
+from sparsedepth.store.schema import TABLES
 from sparsedepth.toy.config import ToyConfig
 from sparsedepth.toy.record import save_toy
 
@@ -95,7 +96,7 @@ def test_a_pack_is_read_as_the_folder_is(results, tmp_path):
 def test_it_has_few_files_and_no_scratch(results, tmp_path):
     pack(results, tmp_path / "pack")
     names = sorted(path.name for path in (tmp_path / "pack").iterdir())
-    assert names == ["layers.parquet", "pack.json", "records.parquet", "runs.parquet", "sweep.yaml"]
+    assert names == ["pack.json", "records.parquet", "rows.parquet", "runs.parquet", "sweep.yaml"]
     assert json.loads((tmp_path / "pack/pack.json").read_text())["records"] == 6
 
 
@@ -164,7 +165,7 @@ def test_a_pack_of_other_columns_is_read_from_its_records(results, tmp_path, mon
     assert rows_of(tmp_path / "pack") == rows_of(results)
 
 
-@pytest.mark.parametrize("name", ["runs.parquet", "layers.parquet", "records.parquet", "pack.json"])
+@pytest.mark.parametrize("name", ["runs.parquet", "rows.parquet", "records.parquet", "pack.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "link"])
 def test_damage_is_named(results, tmp_path, name, damage):
     pack(results, tmp_path / "pack")
@@ -186,6 +187,48 @@ def test_damage_is_named(results, tmp_path, name, damage):
             open_store(tmp_path / "pack")
 
 
+def put(folder: Path, name: str, table: pa.Table) -> None:
+    """Another table in a pack's file, with the checksum that it has."""
+    pq.write_table(table, folder / name)
+    index = json.loads((folder / "pack.json").read_text())
+    index["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "pack.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("groups", [[0, 99], [-1, 1], ["a", 1], [0], None, [0, 1, 2]])
+def test_row_groups_that_do_not_exist_are_damage(results, tmp_path, groups):
+    pack(results, tmp_path / "pack")
+    index = json.loads((tmp_path / "pack/pack.json").read_text())
+    index["views"]["layers"] = groups
+    (tmp_path / "pack/pack.json").write_text(json.dumps(index))
+    with pytest.raises(DamagedPack):
+        open_store(tmp_path / "pack")
+
+
+def test_views_share_a_file_and_keep_their_own_rows(tmp_path):
+    schemas = {view: tables.view_schema(view) for view in ("curves", "layers")}
+    rows = {
+        "curves": pa.table({"run_id": ["a"], "step": [1]}),
+        "layers": pa.table({"run_id": ["a", "b"], "step": [1, 2], "layer": [3, 4], "metric": ["m", "m"]}),
+    }
+    whole = {
+        view: _filled(rows[view], schema) if view in rows else schema.empty_table() for view, schema in schemas.items()
+    }
+    empty = {view: tables.view_schema(view).empty_table() for view in TABLES}
+    tables.write_tables(tmp_path, tables.Rows(runs=tables.runs_schema().empty_table(), tables={**empty, **whole}), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pack.json", "rows.parquet"]
+    file = pq.read_table(tmp_path / "rows.parquet")
+    assert file["view"].to_pylist() == ["curves", "layers", "layers"] and file["layer"].to_pylist() == [None, 3, 4]
+    again = tables.open_rows(tmp_path, tables.read_index(tmp_path))
+    for view in TABLES:
+        assert again.in_memory(view).equals({**empty, **whole}[view])
+
+
+def _filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    nulls = {field.name: pa.nulls(len(table), field.type) for field in schema}
+    return pa.table({**nulls, **{name: table[name] for name in table.column_names}}).cast(schema)
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [("place", "runs/../../evil"), ("place", "/etc"), ("place", "runs"), ("name", "../evil"), ("name", ".x")],
@@ -195,10 +238,7 @@ def test_a_crafted_pack_writes_nowhere_else(results, tmp_path, column, value):
     path = tmp_path / "pack" / "records.parquet"
     rows = pq.read_table(path).to_pylist()
     rows[0][column] = value
-    index = json.loads((tmp_path / "pack/pack.json").read_text())
-    tables.write_tables(tmp_path / "pack", {"records": pa.Table.from_pylist(rows)}, {})
-    written = json.loads((tmp_path / "pack/pack.json").read_text())
-    (tmp_path / "pack/pack.json").write_text(json.dumps({**index, "files": {**index["files"], **written["files"]}}))
+    put(tmp_path / "pack", "records.parquet", pa.Table.from_pylist(rows))
     with pytest.raises(DamagedPack, match="names"):
         unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
     assert not (tmp_path / "again").exists()
@@ -207,13 +247,10 @@ def test_a_crafted_pack_writes_nowhere_else(results, tmp_path, column, value):
 def test_a_crafted_run_id_reaches_no_query(results, tmp_path):
     pack(results, tmp_path / "pack")
     folder = tmp_path / "pack"
-    index = json.loads((folder / "pack.json").read_text())
     runs = pq.read_table(folder / "runs.parquet")
     at = runs.schema.get_field_index("run_id")
     runs = runs.set_column(at, "run_id", pa.array(["') OR true --"] * len(runs)))
-    tables.write_tables(folder, {"runs": runs}, {})
-    written = json.loads((folder / "pack.json").read_text())
-    (folder / "pack.json").write_text(json.dumps({**index, "files": {**index["files"], **written["files"]}}))
+    put(folder, "runs.parquet", runs)
     with pytest.raises(DamagedPack, match="names"):
         open_store(folder, results)
 
