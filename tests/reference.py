@@ -5,13 +5,15 @@ itself a second time.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Literal, get_args, get_origin
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.decoder import Block, Decoder
 
@@ -68,6 +70,24 @@ ZOO: dict[str, dict] = {
     "dense_first": {"n_experts": 4, "top_k": 1, "d_expert": 48, "n_dense_layers": 1, "weight_density": 0.5},
 }
 """Every architecture of the papers, by the fields that make it."""
+
+
+def untried(cases: Iterable[Mapping[str, object]], elsewhere: Collection[str]) -> list[str]:
+    """Fields of a model, and choices of a field, that none of the cases has away from the default: 'gpas', 'norm=keel'.
+    Those `elsewhere` do not count; one that is tried here all the same is named, too."""
+    cases, missing = [*cases], []
+    for name, field in ModelConfig.model_fields.items():
+        choices = (
+            {*get_args(field.annotation)} - {None, field.default} if get_origin(field.annotation) is Literal else ()
+        )
+        tried = {str(case[name]) for case in cases if name in case and case[name] != field.default}
+        if name in elsewhere:
+            missing += [f"{name} is in the list of others, and tried"] if tried else []
+        elif choices:
+            missing += [f"{name}={choice}" for choice in choices if choice not in tried]
+        elif not tried:
+            missing.append(name)
+    return missing
 
 
 Plan = Sequence[int | Callable | None]

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 from exporting import loud
-from reference import ZOO
+from reference import ZOO, untried
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from sparsedepth.config.load import build
@@ -121,6 +121,14 @@ def test_every_reason_is_given():
         architecture(config(norm="post", norm_kind="group", depth_scale="after_residual"))
     for is_so, reason in REFUSED:
         assert any(is_so(config(**fields)) for fields, _ in REFUSALS), f"no case is refused for: {reason}"
+
+
+def test_every_field_and_every_choice_is_expressed_or_refused():
+    """Of a decoder's; a ViT's are in test_vit.py."""
+    cases = [*(fields for _, fields in CELLS), *(fields for fields, _ in REFUSALS), *ZOO.values()]
+    of_vit = ("architecture", "image_size", "patch_size", "n_channels")
+    sizes = ("d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "init_std", "norm_groups")
+    assert not untried(cases, (*of_vit, *sizes, "allow", "balance_loss", "router_z_loss"))
 
 
 def test_every_note_is_given():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parity import carry, loud, ours_to_reference, reference
-from reference import ZOO
+from reference import ZOO, untried
 from torch._dynamo.testing import CompileCounter
 
 from sparsedepth.config.load import build
@@ -26,6 +26,26 @@ def config(**fields) -> ModelConfig:
 
 def tokens(n_sequences: int = 2, n_tokens: int = 24) -> torch.Tensor:
     return torch.randint(0, 50, (n_sequences, n_tokens), generator=torch.Generator().manual_seed(1))
+
+
+ELSEWHERE = {
+    **dict.fromkeys(("architecture", "image_size", "patch_size", "n_channels"), "tests/model/test_vit.py, by loops"),
+    **dict.fromkeys(("d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "n_kv_heads"), "in every case"),
+    **dict.fromkeys(("tie_embeddings", "rope_theta", "norm_eps"), "below, beside transformers"),
+    **dict.fromkeys(("attention_dropout", "residual_dropout", "ffn_dropout"), "tests/model/test_dropout.py"),
+    **dict.fromkeys(("balance_loss", "router_z_loss"), "of the loss: tests/model/test_experts.py"),
+    "init_std": "tests/model/test_init.py",
+    "norm_groups": "a number that the loops read",
+    "logit_soft_cap": "tests/model/test_head.py",
+    "allow": "lets what is refused pass",
+}
+"""Fields that the zoo leaves as they are, and where each is tried."""
+
+
+def test_the_zoo_has_every_field_and_every_choice():
+    """A new field fails here until it is in fp64 loops, in the price (tests/config/test_cost.py) and in export, or is
+    listed above; see also tests/exchange/test_architecture.py."""
+    assert not untried(ZOO.values(), ELSEWHERE)
 
 
 OLMOE = {"n_experts": 4, "top_k": 2, "qk_norm": True, "qk_norm_over": "all"}
