@@ -36,16 +36,23 @@ def effects(
         Literal["params", "tokens"] | None,
         typer.Option(help="with --part scale, predict the largest size, or budget, from the smaller ones, and score"),
     ] = None,
+    detail: Annotated[
+        bool,
+        typer.Option(
+            "--detail",
+            help="in sentences, with all that a verdict rests on: every basis, interactions with depth, correlations "
+            "by knob, interventions, mediators",
+        ),
+    ] = False,
     skip_damaged: SkipDamaged = False,
     format: Format = None,
     out: Out = None,
 ) -> None:
-    """Paired effects of every knob at every depth on four bases, and the chain from sparsity to loss, link by link.
+    """Paired effects of every knob at every depth, how they run with depth, and the chain from sparsity to loss.
 
     Of a folder that a sampler filled: each axis's importance and partial dependence, with the surrogate's error.
     """
-    from sparsedepth.effects import causal_evidence, family, scale, scale_text, search_text, text_report
-    from sparsedepth.effects.knobs import find_knobs
+    from sparsedepth.effects import causal_evidence, family, scale, scale_text, search_text, summary, text_report
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, encode
@@ -58,7 +65,7 @@ def effects(
     if search is not None and part in ("all", "knobs") and knob is None:
         lines = search_text.search_lines(runs, search, by) if chosen == "table" else ()
         table = None if chosen == "table" else search_text.search_table(runs, search, by)
-        show(encode(table, chosen) if table else _sentences(lines, out), out)
+        show(encode(table, chosen) if table else _lines(lines, out), out)
         return
     by = loss_of(runs) if by in (None, "loss") else by
     sizes = scale_text.wanted(at or [])
@@ -73,22 +80,26 @@ def effects(
             table = family.effects_table(family.measure_effects(runs, by, knob))
         show(encode(table, chosen), out)
         return
-    text = []
+    text: list[str] = []
     if part in ("all", "knobs"):
-        text += text_report.knob_lines(runs, by, knob)
+        text += text_report.knob_cautions(runs, by)
+        text += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale" and holdout:
         text += scale_text.held_out_lines(runs, by, {"params": "parameters"}.get(holdout, holdout), knob)
     elif part == "scale":
         text += scale_text.scale_lines(runs, by, knob, sizes)
     if part == "chain" or (part == "all" and knob is None):
-        text += [*([""] if text else []), text_report.CHAIN_EXPLAINED, ""]
-        text += text_report.chain_lines(runs, [one for one in find_knobs(runs) if one.is_pure])
-    show(_sentences(text, out), out)
+        text += [*([""] if text else []), *(text_report if detail else summary).chain_lines(runs)]
+    is_summary = part != "scale" and not detail
+    if is_summary:
+        text += ["", "The same in sentences, with all that it rests on: --detail"]
+    show(_lines(text, out, is_summary), out)
 
 
-def _sentences(lines: Iterable[str], out: Path | None) -> bytes:
-    """Folded at a terminal; in a pipe or a file a line each, so that `grep` finds whole ones."""
+def _lines(lines: Iterable[str], out: Path | None, is_folded: bool = False) -> bytes:
+    """Folded at a terminal, and a summary everywhere; sentences in a pipe or a file are a line each, so that `grep`
+    finds whole ones."""
     from sparsedepth.store.render import wrapped
 
-    at_terminal = out is None and sys.stdout.isatty()
-    return (wrapped(lines) if at_terminal else "".join(f"{line}\n" for line in lines)).encode()
+    is_folded = is_folded or (out is None and sys.stdout.isatty())
+    return (wrapped(lines) if is_folded else "".join(f"{line}\n" for line in lines)).encode()

@@ -87,14 +87,15 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
             }
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == questions.EFFECTS:
-            from sparsedepth.effects.family import effects_table, effects_text, measure_effects
+            from sparsedepth.effects.family import effects_table, measure_effects
+            from sparsedepth.effects.summary import effects_text
             from sparsedepth.store.comparable_loss import loss_of
 
             runs = store.frame("select * from runs")
             effects = measure_effects(runs, loss_of(runs))
-            return (
-                f"{effects_text(effects)}\n".encode() if format == "table" else encode(effects_table(effects), format)
-            )
+            if format == "table":
+                return f"{effects_text(effects, every_basis=True)}\n".encode()
+            return encode(effects_table(effects), format)
         if ask is not None:
             answer = questions.ask(store, ask)
             return encode(answer, format) if format != "table" else f"{questions.text(store, ask, answer)}\n".encode()

@@ -70,7 +70,9 @@ def derive(
     advice: dict[str, Any] = {"depth": depth, "objective": objective, "matched": matched, "holdout": holdout}
     card = calls.recipe(*folders, out=out, **advice, holdout_depth=holdout_depth, skip_damaged=skip_damaged)
     print(card_text(card))
-    if out is not None:
+    if out is None:
+        print("\nWith -o recipe.yaml: the configuration, and its card with each setting's evidence in full")
+    else:
         data, page = card_path(out), page_path(out)
         kind = "the baseline" if card.recipe.abstained else "the recipe"
         print(f"\n{kind} is in {out}: sparsedepth train {out} --out {folders[0]}\nits card: {page} and {data}")

@@ -21,7 +21,6 @@ from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.intervals import correct, estimate, moderate
 from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import BASES, unit_of
-from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import TUNING_COLUMNS
 from sparsedepth.store.tuning import standing, trained
@@ -193,27 +192,3 @@ def effects_table(effects: Iterable[Contrast]) -> QueryResult:
             )
         )
     return QueryResult(columns=columns, rows=tuple(rows))
-
-
-def effects_text(effects: Sequence[Contrast], width: int | None = None) -> str:
-    """The effects as one table for a terminal: bases on which a setting has the same pairs share a line."""
-    by_pairs: dict[tuple[object, ...], list[Contrast]] = {}
-    for contrast in effects:
-        if contrast.has_pairs:
-            by_pairs.setdefault((contrast.knob, contrast.setting, contrast.n_layers, contrast.run_ids), []).append(
-                contrast
-            )
-    if not by_pairs:
-        return "no two runs match on any basis"
-    rows = []
-    for first, *others in by_pairs.values():
-        bases = [str(contrast.basis) for contrast in (first, *others)]
-        equal = "all" if len(bases) == len(BASES) else ", ".join(bases)
-        mean, lo, hi, pairs = first.effect.mean, first.effect.lo, first.effect.hi, first.effect.n
-        field, _, value = first.baseline.partition("=")
-        is_short = first.setting.startswith(f"{field}=") and "," not in first.setting + first.baseline
-        setting = f"{first.setting} vs {value if is_short else first.baseline}"
-        rows.append((first.n_layers, mean, lo, hi, first.p_holm, pairs, equal, first.verdict, setting))
-    head = f"{first.outcome} [{first.unit}]: effect, 95% interval (Student's, over seeds); equal: what both spend"
-    names = ("n_layers", "effect", "lo", "hi", "p_holm", "pairs", "equal", "verdict", "setting")
-    return f"{head}\n{render.compact(QueryResult(columns=names, rows=tuple(rows)), ('pairs', 'p_holm'), width)}"

@@ -10,9 +10,9 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.family import all_knobs, choose, measure_effects, measure_interactions, measure_slopes, needed
 from sparsedepth.effects.intervals import ALPHA, POWER
-from sparsedepth.effects.knobs import Knob
+from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.mediation import Mediation, mediations
-from sparsedepth.effects.pairs import BASES
+from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import (
     basis_text,
     counted,
@@ -45,9 +45,6 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     """Effects by knob and depth on every basis, their interaction with depth, and the slopes in depth."""
     effects = measure_effects(runs, outcome, knob)
     yield EXPLAINED
-    if caution := advice(outcome, rows_of(standing(runs), outcome)):
-        yield caution
-    yield from _pooled(standing(runs))
     for each in choose(all_knobs(needed(runs, outcome)), knob):
         of_knob = [contrast for contrast in effects if contrast.knob == each.name]
         together = f" (with {', '.join(each.fields[1:])}: no effect can be ascribed to one of them)"
@@ -57,8 +54,13 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
     yield from _depth_lines(runs, outcome, knob)
 
 
-def _pooled(runs: pd.DataFrame) -> Iterator[str]:
-    """What a contrast at one depth is a mean over, where that is more than one width or budget."""
+def knob_cautions(runs: pd.DataFrame, outcome: str) -> Iterator[str]:
+    """What to know of the outcome before its effects are believed; and what a contrast at one depth is a mean over,
+    where that is more than one width or budget. Raises ValueError for an outcome that is no number of `runs`."""
+    unit_of(outcome)
+    runs = standing(runs)
+    if caution := advice(outcome, rows_of(runs, outcome)):
+        yield caution
     words = {"d_model": "widths", "train_tokens": "numbers of tokens"}
     pooled = [
         f"{n} {word}" for name, word in words.items() if (n := runs.groupby("n_layers")[name].nunique().max()) > 1
@@ -101,10 +103,10 @@ def _depth_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator
 # The chain
 
 
-def chain_lines(runs: pd.DataFrame, knobs: Sequence[Knob]) -> Iterator[str]:
+def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
     """Every link with its word and all that the word rests on; then what passes through mediators, by knob."""
-    chain = weigh(runs)
-    yield from cautions(standing(runs))
+    chain, knobs = weigh(runs), [knob for knob in find_knobs(runs) if knob.is_pure]
+    yield from (CHAIN_EXPLAINED, "", *cautions(standing(runs)))
     if not chain:
         yield "no two quantities of the chain were measured in the same runs"
     for link in chain:

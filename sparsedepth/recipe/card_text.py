@@ -9,6 +9,7 @@ import yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text, ratio_text
+from sparsedepth.effects.summary import effects_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe.card import (
     Candidate,
@@ -79,12 +80,20 @@ def gain_and_cost(card: Card) -> str:
 
 def statements(card: Card) -> list[Statement]:
     """The card, a statement per fact: gain, grade, verification, domain, effects, what was refused and why, tests."""
-    recipe, holdout = card.recipe, card.held_out.depth_test
+    recipe = card.recipe
     refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
     return [
         *headline(card),
         *(("Recommended", candidate_text(change)) for change in recipe.changes),
         *(("Not recommended", candidate_text(candidate)) for candidate in refused),
+        *_beside(card),
+    ]
+
+
+def _beside(card: Card) -> list[Statement]:
+    """The changes together, held-out tests, and the domain."""
+    recipe, holdout = card.recipe, card.held_out.depth_test
+    return [
         ("Together", stack_text(recipe)),
         ("Diverged", f"{counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"),
         *(holdout_statements(holdout, recipe) if holdout else []),
@@ -104,14 +113,27 @@ def measured_table(card: Card) -> QueryResult:
 
 
 def card_text(card: Card, width: int | None = None) -> str:
-    """The card for a terminal: the rule, what was measured beside it, gain, grade and verification; below a blank line
-    the rest. Which runs it is from says the card's page."""
+    """The card for a terminal: the rule, what was measured beside it, gain, grade and verification; a table of the
+    settings tried; the rest. The evidence of each setting in a sentence, and the runs, are on the card's page."""
     width = width or render.terminal_width()
-    lines = [f"{heading}: {text}" for heading, text in statements(card)]
-    n_first = len(headline(card))
+    first, beside = (
+        render.wrapped((f"{heading}: {text}" for heading, text in lines), width)
+        for lines in (headline(card), _beside(card))
+    )
     rule = textwrap.fill(rule_text(card.recipe), width, break_on_hyphens=False)
-    table = f"{render.compact(measured_table(card), (), width)}\n" if card.measured else ""
-    return f"{rule}\n\n{table}{render.wrapped([*lines[:n_first], '', *lines[n_first:]], width)}".rstrip("\n")
+    table = f"{render.compact(measured_table(card), (), width)}\n\n" if card.measured else ""
+    return f"{rule}\n\n{table}{first}\n{settings_text(card.recipe, width)}{beside}".rstrip("\n")
+
+
+def settings_text(recipe: Recipe, width: int) -> str:
+    """The effects of what was tried, and why one that can be told apart was not taken; '' where nothing was."""
+    tried = [candidate for candidate in recipe.candidates if candidate.contrast.has_pairs]
+    if not tried:
+        return ""
+    told_apart = [c for c in tried if c.refused and c.contrast.verdict != "not distinguishable"]
+    reasons = [f"not recommended: {candidate.contrast.setting}: {candidate.refused}" for candidate in told_apart]
+    table = effects_text([candidate.contrast for candidate in tried], width)
+    return f"Settings tried:\n{table}\n{render.wrapped(reasons, width)}\n"
 
 
 def card_lines(card: Card) -> list[str]:

@@ -148,8 +148,13 @@ def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS
 
 def _least_width(name: str, *cells: str) -> int:
     """The width of the longest piece that does not break, of a column's name and its texts."""
-    pieces = [piece for cell in cells for piece in cell.split()] + [piece + "_" for piece in name.split("_")[:-1]]
-    return min(MAX_CELL_WIDTH, max(map(len, [*pieces, name.split("_")[-1]])))
+    pieces = [piece for cell in (name, *cells) for piece in _pieces(cell).split()]
+    return min(MAX_CELL_WIDTH, max(map(len, pieces)))
+
+
+def _pieces(cell: str) -> str:
+    """With a blank wherever it may break: also after a name's underscores."""
+    return cell.replace("_", "_ ") if cell.isidentifier() else cell
 
 
 def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str]:
@@ -157,8 +162,7 @@ def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str
     if len(cell) <= size:
         return [cell]
     is_name = cell.isidentifier()
-    pieces = cell.replace("_", "_ ") if is_name else cell
-    lines = textwrap.wrap(pieces, size, break_long_words=False, max_lines=max_lines, placeholder="...")
+    lines = textwrap.wrap(_pieces(cell), size, break_long_words=False, max_lines=max_lines, placeholder="...")
     return [shortened(line.replace("_ ", "_") if is_name else line, size) for line in lines or [cell]]
 
 

@@ -28,7 +28,7 @@ def results(tmp_path_factory):
 
 
 def test_knobs_bases_interactions_and_slopes(results):
-    out, _ = sparsedepth("effects", results, "--part", "knobs", "--knob", "depth_scale")
+    out, _ = sparsedepth("effects", results, "--part", "knobs", "--knob", "depth_scale", "--detail")
     lines = out.splitlines()
     assert "  n_layers=12, depth_scale=lns vs depth_scale=none" in lines
     same = "    equal tokens, equal params_total, equal params_active, equal flops: val_loss lower: -0.101 nat/token"
@@ -39,11 +39,22 @@ def test_knobs_bases_interactions_and_slopes(results):
 
 
 def test_the_chain_has_a_word_for_every_link(results):
-    out, _ = sparsedepth("effects", results, "--part", "chain")
+    out, _ = sparsedepth("effects", results, "--part", "chain", "--detail")
     assert "residual_variance_last -> usefulness: " in out
     assert re.search(r"intervention depth_scale=lns: residual_variance_last lower: x.+, not shown to be alone \(", out)
     assert "held-out depths" in out and "within depth, given val_loss" in out
     assert "depth_scale=lns vs depth_scale=none -> residual_variance_last -> val_loss: share" in out
+
+
+def test_it_opens_with_a_line_for_each_setting_slope_and_link(results):
+    lines = sparsedepth("effects", results, "--by", "val_loss")[0].splitlines()
+    rows = [line.split() for line in lines]
+    assert max(map(len, lines)) <= 160 and len(lines) < 60
+    at_depth = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row[0] in ("12", "24")]
+    assert [(row[0], row[1], row[-2]) for row in at_depth] == [("12", "-0.1010", "lower"), ("24", "-0.2010", "lower")]
+    (slope,) = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row not in at_depth]
+    assert float(slope[2]) == pytest.approx(-0.1) and slope[-2] == "lower"
+    assert any(line.startswith("residual_") and line.endswith("-") for line in lines)
 
 
 def test_as_a_table(results):

@@ -9,13 +9,13 @@ from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
 from sparsedepth.effects.family import (
     effects_of,
     effects_table,
-    effects_text,
     family_of,
     measure_effects,
     measure_interactions,
 )
 from sparsedepth.effects.intervals import correct, holm
 from sparsedepth.effects.pairs import BASES, pairs
+from sparsedepth.effects.summary import effects_text
 
 
 def experts(train_tokens, n_experts, seed, loss):
@@ -45,15 +45,15 @@ def test_each_basis_pairs_the_runs_that_agree_in_it(two_budgets):
     assert [row[6] for row in effects_table(found).rows if row[4] == "params_total"] == ["no matched runs"]
 
 
-def test_the_terminals_table_has_a_line_for_each_set_of_pairs(two_budgets):
+def test_the_terminals_table_has_a_line_for_each_setting_or_for_each_set_of_pairs(two_budgets):
     """Equal tokens and equal active parameters pair the same runs; no runs are equal in all parameters."""
-    head, names, *lines = effects_text(measure_effects(two_budgets, "val_loss", "n_experts"), 100).splitlines()
-    assert head.startswith("val_loss [nat/token]") and names.split()[-2:] == ["verdict", "setting"]
-    assert max(map(len, [head, names, *lines])) <= 100
-    cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-    assert [(row[0], row[1]) for row in cells if row[0] == "12"] == [("12", "-0.2000"), ("12", "0.1000")]
-    bases = [[cell for cell in row if cell.startswith(("tokens", "params", "flops"))] for row in cells]
-    assert [basis for row in bases for basis in row] == ["tokens,", "params_active", "flops"]
+    effects = measure_effects(two_budgets, "val_loss", "n_experts")
+    tables = [effects_text(effects, 100, every_basis=every).splitlines() for every in (False, True)]
+    assert all(max(map(len, lines)) <= 100 and lines[0].startswith("val_loss [nat/token], low") for lines in tables)
+    rows = [[line.split() for line in lines if line.lstrip().startswith("12 ")] for lines in tables]
+    assert [row[1] for row in rows[0]] == ["-0.2000"] and "at equal tokens" in tables[0][0]
+    assert [(row[1], row[5]) for row in rows[1]] == [("-0.2000", "tokens"), ("0.1000", "flops")]
+    assert {(row[-3], row[-2]) for row in rows[1]} == {("lower", "n_experts=4,"), ("higher", "n_experts=4,")}
 
 
 def test_a_run_is_in_one_pair_at_most_and_equal_sizes_come_first():

@@ -82,7 +82,7 @@ def test_a_card_opens_with_setting_gain_cost_grade_and_what_was_measured_beside_
     assert lines[0].startswith("At n_layers=24, matched in tokens: use ") and lines[2] == ""
     names, _, *rows = lines[3 : lines.index(next(line for line in lines if line.startswith("Gain: ")))]
     assert names.split() == ["configuration", "lr", "seeds", "val_loss", "lo", "hi", "flops", "setting"]
-    assert [row.split("  ")[0] for row in rows] == ["recommended", "best measured", "baseline"]
+    assert [row.split("  ")[0] for row in rows] == ["recommended", "best measured", "baseline", ""]
     here = runs[runs["n_layers"] == 24]
     both = here[(here["depth_scale"] == "lns") & (here["weight_decay"] == 0.1) & (here["n_kv_heads"] == 4)]
     recommended, best, baseline = card.measured

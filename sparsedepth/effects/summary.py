@@ -1,0 +1,192 @@
+"""Effects, slopes in depth and links of the chain as a table each, for a screen: what `sparsedepth effects` opens with.
+
+The sentences that say the same with all that it rests on are in `text_report`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from sparsedepth import quantities
+from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
+from sparsedepth.effects.chain import cautions
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.depth_slope import SlopeContrast
+from sparsedepth.effects.family import measure_effects, measure_slopes
+from sparsedepth.effects.intervals import ALPHA, POWER, Judged
+from sparsedepth.effects.sentences import counted, ratio_text
+from sparsedepth.store import render
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.tuning import standing
+
+SIZE = ("effect", "lo", "hi", "detectable")
+
+UNEVEN = "uneven tuning"
+
+LEGEND = (
+    "lo, hi: 95% interval over seeds; verdict: '-' is not distinguishable (the interval holds 0, or seeds alone, or "
+    f"Holm's correction at {ALPHA}, may explain it); detectable: the effect that {POWER:.0%} of such sweeps would have "
+    "told apart"
+)
+
+
+def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Iterator[str]:
+    """The table of effects, and that of slopes in depth where there are any."""
+    yield effects_text(measure_effects(runs, outcome, knob))
+    slopes = measure_slopes(runs, outcome, knob)
+    if slopes:
+        yield f"\n{slopes_text(slopes)}"
+
+
+def effects_text(effects: Sequence[Contrast], width: int | None = None, every_basis: bool = False) -> str:
+    """A line for each setting at each depth, on the first basis that has pairs (of equal tokens first); with
+    `every_basis` one for each set of pairs. Under it why tuning bars a verdict."""
+    places: dict[tuple[int | None, str], dict[tuple[str, ...], Contrast]] = {}
+    for contrast in effects:
+        if contrast.has_pairs:
+            places.setdefault((contrast.n_layers, contrast.setting), {}).setdefault(contrast.run_ids, contrast)
+    if not places:
+        return "no two runs match on any basis"
+    shown = [c for by_runs in places.values() for c in list(by_runs.values())[: None if every_basis else 1]]
+    shown.sort(key=lambda contrast: contrast.n_layers or math.inf)  # depth itself, over all of them, comes last
+    bases = {contrast.basis for contrast in shown}
+    names = ("n_layers", *SIZE, "equal", "seeds", "diverged", "flops", "verdict", "setting")
+    rows = [
+        (
+            contrast.n_layers,
+            *_size(contrast),
+            contrast.basis if len(bases) > 1 else None,
+            contrast.n_seeds,
+            contrast.n_diverged or None,
+            _flops(contrast),
+            _verdict(contrast),
+            contrast.setting,
+        )
+        for contrast in shown
+    ]
+    only = shown[0].basis and f"at equal {shown[0].basis}"
+    at = "both sides equal in what 'equal' names" if len(bases) > 1 else only or "all else equal"
+    own = ", each at its own tuned value" if any(contrast.tuned.startswith("each") for contrast in shown) else ""
+    head = (
+        f"{_title(shown[0].outcome, shown[0].unit)}; effect: setting {_against(shown[0].unit)} baseline, {at}{own}",
+        f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in shown))}",
+        f"{LEGEND}; flops: of training, over the baseline's",
+    )
+    notes = _notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in shown)
+    return _laid_out(head, names, rows, ("seeds", "equal"), notes, width)
+
+
+def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:
+    """A line for each setting: how the outcome runs with depth there, at its baseline, and their difference."""
+    names = ("of_setting", "of_baseline", "difference", *SIZE[1:], "seeds", "verdict", "setting")
+    rows = [
+        (
+            _shown(slope.at_setting.slope.mean, slope.unit),
+            _shown(slope.at_baseline.slope.mean, slope.unit),
+            *_size(slope),
+            slope.n_seeds,
+            _verdict(slope),
+            slope.at_setting.setting,
+        )
+        for slope in slopes
+    ]
+    head = (
+        f"Does {slopes[0].outcome} run differently with depth? Its change per doubling of n_layers: setting "
+        f"{_against(slopes[0].unit)} baseline",
+    )
+    notes = _notes((slope.at_setting.setting, slope) for slope in slopes)
+    return _laid_out(head, names, rows, ("seeds",), notes, width)
+
+
+def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
+    """A line for each link from sparsity to loss: the correlation within depth, the skill at held-out depths, what an
+    intervention showed, and the word for it."""
+    chain = weigh(runs)
+    if not chain:
+        yield "no two quantities of the chain were measured in the same runs"
+        return
+    names = ("cause", "effect", "rho", "lo", "hi", "skill", "intervention", "verdict")
+    rows = []
+    for link in chain:
+        within, skill = link.within, link.skill
+        word = "-" if link.word == "not distinguishable" else link.word
+        size = (within.rho, within.lo, within.hi, skill.value)
+        rows.append((link.cause, link.effect, *size, _tried(link), word))
+    head = (
+        f"The chain from sparsity to loss, over {counted(chain[0].within.n_runs, 'run')} of "
+        f"{counted(chain[0].within.n_units, 'configuration')}",
+        "rho: rank correlation within depth, with its 95% interval over configurations; skill at depths held out: 1 is "
+        "perfect, 0 no better than the mean; verdict: associated (rho excludes 0 after Holm), predicts (skill, too), "
+        "causes (an intervention moved the cause alone, and the effect), '-' not distinguishable",
+    )
+    yield _laid_out(head, names, rows, ("skill",), cautions(standing(runs)))
+
+
+def _tried(link: LinkEvidence) -> str | None:
+    """What the interventions on a link showed, in a word."""
+    if not link.interventions:
+        return None
+    if any(tried.shows for tried in link.interventions):
+        return "shows it"
+    return "shows nothing" if any(tried.is_alone for tried in link.interventions) else "not alone"
+
+
+def _laid_out(
+    head: Iterable[str],
+    names: Sequence[str],
+    rows: Sequence[tuple[Any, ...]],
+    gives_way: Sequence[str],
+    notes: Iterable[str],
+    width: int | None = None,
+) -> str:
+    table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), gives_way, width)
+    return f"{render.wrapped(head, width)}{table}\n{render.wrapped(notes, width)}".rstrip("\n")
+
+
+def _notes(places: Iterable[tuple[str, Judged]]) -> list[str]:
+    """'uneven tuning (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for place, judged in places:
+        if _verdict(judged) == UNEVEN:
+            by_reason.setdefault(judged.uneven, []).append(place)
+    return [f"{UNEVEN} ({'; '.join(places)}): {reason}" for reason, places in by_reason.items()]
+
+
+def _verdict(judged: Judged) -> str:
+    if judged.verdict_if_tuned_alike != judged.verdict:
+        return UNEVEN
+    return "-" if judged.verdict == "not distinguishable" else judged.verdict
+
+
+def _size(judged: Judged) -> tuple[float | None, ...]:
+    effect, unit = judged.effect, judged.unit
+    return tuple(_shown(value, unit) for value in (effect.mean, effect.lo, effect.hi, judged.detectable))
+
+
+def _shown(value: float | None, unit: str) -> float | None:
+    """A difference, or the ratio whose logarithm it is."""
+    return math.exp(value) if value is not None and _is_ratio(unit) else value
+
+
+def _flops(contrast: Contrast) -> float | str | None:
+    ratio = contrast.ratios["flops"]
+    if ratio is None:
+        return None
+    return sum(ratio) / 2 if ratio[1] < 1.05 * ratio[0] else ratio_text(ratio)
+
+
+def _against(unit: str) -> str:
+    return "over" if _is_ratio(unit) else "less"
+
+
+def _is_ratio(unit: str) -> bool:
+    return unit.startswith("ln ratio")
+
+
+def _title(outcome: str, unit: str) -> str:
+    """'val_loss [nat/token], low is better'."""
+    quantity = quantities.IN_RUNS[outcome]
+    shown = "" if unit in ("", "1") else f" [{'ratio' if _is_ratio(unit) else unit}]"
+    return f"{outcome}{shown}{f', {quantity.better} is better' if quantity.better in ('low', 'high') else ''}"
