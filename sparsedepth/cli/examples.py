@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 EXAMPLES: Mapping[str, str] = {
-    "init": "sparsedepth init sweep -o mine.yaml",
+    "init": "sparsedepth init sweep mine.yaml",
     "plan": "sparsedepth plan sweeps/depth.yaml --on h100 --budget-hours 24",
     "sweep": "sparsedepth sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3",
     "work": "sparsedepth work results/mine --workers 2",

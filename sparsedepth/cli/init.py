@@ -12,17 +12,20 @@ def register(app: typer.Typer) -> None:
 
 def init(
     kind: Annotated[Literal["sweep", "run", "toy", "import"], typer.Argument(help="what the file defines")] = "sweep",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="file to write; default KIND.yaml here")] = None,
+    file: Annotated[Path | None, typer.Argument(help="file to write; default KIND.yaml here")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the same as FILE")] = None,
 ) -> None:
     """Write a commented definition that runs as it is, in minutes on a laptop, to be changed into one's own."""
     from sparsedepth.cli.templates import template
     from sparsedepth.files import write_bytes
 
-    path = out or Path(f"{kind}.yaml")
+    if file and out:
+        raise ValueError(f"both {file} and -o {out} are given; name one file to write")
+    path = file or out or Path(f"{kind}.yaml")
     if path.exists():
-        raise ValueError(f"{path} exists; name another file with -o, for init replaces none")
+        raise ValueError(f"{path} exists; name another file, for init replaces none")
     if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is no folder; make it, or name another file with -o")
+        raise ValueError(f"{path.parent} is no folder; make it, or name another file")
     write_bytes(path, template(kind, str(path)).encode())
     command = {"sweep": "sweep", "run": "train", "toy": "toy", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {path}\n" if kind == "sweep" else ""

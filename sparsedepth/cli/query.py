@@ -23,10 +23,13 @@ EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth,
 
 
 class _Query(TyperCommand):
-    """`--ask` at the end, without a name, lists the questions."""
+    """`--ask` without a name, at the end or before another option, lists the questions."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [*args, "list"] if args[-1:] == ["--ask"] else args)
+        after = args.index("--ask") + 1 if "--ask" in args else None
+        if after and (after == len(args) or args[after].startswith("-")):
+            args = [*args[:after], "list", *args[after:]]
+        return super().parse_args(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
@@ -78,6 +81,7 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
     """The schema, the list of questions, or the answer to one."""
     from sparsedepth.store import questions
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import encode
 
     with open_store(*folders, skip_damaged=skip_damaged) as store:
@@ -85,6 +89,8 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
             asks = {question.name: question.asks for question in questions.QUESTIONS.values()} | {
                 questions.EFFECTS: EFFECTS_ASK
             }
+            if format != "table":
+                return encode(QueryResult(columns=("name", "question"), rows=tuple(asks.items())), format)
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == questions.EFFECTS:
             from sparsedepth.effects.family import effects_table, measure_effects

@@ -16,7 +16,16 @@ from matplotlib.ticker import MaxNLocator
 from sparsedepth.effects.chain import Link, Scope, link, units_of
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.runs import sources
-from sparsedepth.plots.style import GREY, depth_colours, folder_fills, groups, knob_markers, point, set_scale
+from sparsedepth.plots.style import (
+    GREY,
+    PROPOSAL,
+    depth_colours,
+    folder_fills,
+    groups,
+    knob_markers,
+    point,
+    set_scale,
+)
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 
@@ -44,8 +53,8 @@ class Correlations:
     n_diverged: int
 
 
-def correlations(runs: pd.DataFrame) -> Correlations:
-    """The numbers of the figure, from the rows of `runs`."""
+def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
+    """The numbers of the figure, from the rows of `runs`; those of a search are all proposals."""
     finished = runs[runs["outcome"] == "ok"]
     loss = loss_of(runs)
     panels = [(x, y) for x, y in (in_terms_of(loss, panel) for panel in PANELS)]
@@ -53,7 +62,8 @@ def correlations(runs: pd.DataFrame) -> Correlations:
     points = finished[["run_id", "n_layers", "outcome"]].assign(unit=units_of(runs))
     knobs = find_knobs(runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
-    points["knob"] = [_knob_label(away, mixed) for away in changed(finished, knobs)]
+    away = changed(finished, knobs)
+    points["knob"] = [PROPOSAL if is_search else _knob_label(names, mixed) for names in away]
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values

@@ -14,6 +14,7 @@ from sparsedepth.plots.style import caption, depth_colours, depth_legend, folder
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.search import search_of
 from sparsedepth.store.tuning import chosen, standing, trained
 
 PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, True)}
@@ -25,17 +26,18 @@ def load_overview(figure: str, store: Store) -> Drawing:
     runs, layers = read_runs(store), read_metrics(store, "layers", METRICS)
     known = standing(runs).astype({"n_layers": int})
     with_chain, with_profiles = PARTS[figure]
-    chain = correlations(known) if with_chain else None
-    by_depth = profiles(known, layers).layers if with_profiles else None
+    is_search = search_of(store.roots) is not None
+    chain = correlations(known, is_search) if with_chain else None
+    by_depth = profiles(known, layers, is_search).layers if with_profiles else None
     has_links = chain is not None and any(dropped < len(chain.points) for dropped in chain.dropped.values())
     if not has_links and (by_depth is None or by_depth.empty):
         raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
     data = chain.points if chain is not None else by_depth
     assert data is not None
-    return Drawing(data=data, page=partial(page_of_runs, figure, runs, layers))
+    return Drawing(data=data, page=partial(page_of_runs, figure, runs, layers, is_search))
 
 
-def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
+def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> Figure:
     """Rows of three panels: two of the chain, one of profiles, one legend above and one caption below."""
     runs = chosen(runs)
     known = trained(runs).astype({"n_layers": int})
@@ -43,7 +45,7 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figur
     n_rows = 2 * with_chain + with_profiles
     page = Figure(figsize=(10.2, 3.0 * n_rows + 0.9), layout="constrained")
     axes = page.subplots(n_rows, 3, squeeze=False)
-    chain = correlations(known)
+    chain = correlations(known, is_search)
     colours = depth_colours(chain.points["n_layers"])
     text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)."
     if len(runs) > len(known):
@@ -58,11 +60,12 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame) -> Figur
         text += " ρ: Spearman, [95% interval, jackknife over configurations]."
         text += mark((name for panel in chain.links for name in panel), known)
     if with_profiles:
-        by_depth = profiles(known, layers)
+        by_depth = profiles(known, layers, is_search)
         draw_profiles(by_depth, axes[-1], colours)
         scores = [score.name for score in PROFILED if score.rows in METRICS and not with_chain]
         text += mark(scores, known)
-        text += " Profiles: runs at the baseline, or nearest to it; dashed: the threshold of usefulness."
+        shown = "the proposal of the lowest loss" if is_search else "runs at the baseline, or nearest to it"
+        text += f" Profiles: {shown}; dashed: the threshold of usefulness."
         if by_depth.dropped:
             text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."
     caption(page, text)

@@ -19,6 +19,7 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import sources, trained_runs
 from sparsedepth.plots.style import (
     GREY,
+    PROPOSAL,
     Fill,
     caption,
     depth_colours,
@@ -32,6 +33,7 @@ from sparsedepth.plots.style import (
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
 from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.search import search_of
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -62,19 +64,19 @@ class Front:
 
 def pareto(store: "Store") -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
-    best = front(trained_runs(store))
+    best = front(trained_runs(store), is_search=search_of(store.roots) is not None)
     if len(best.cells) < 2 or len(best.quantities) < 2:
         raise NothingToDraw("fewer than two configurations finished with a val_loss and a cost, so there is no front")
     return Drawing(data=best.cells, page=partial(page_of_front, best))
 
 
-def front(runs: pd.DataFrame) -> Front:
-    """From the rows of `runs` (trained ones)."""
+def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
+    """From the rows of `runs` (trained ones); those of a search are all proposals."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
     kept = runs[~runs["cell_id"].isin(diverged)].copy()
     knobs = changed(kept, find_knobs(runs)) if len(kept) else pd.Series(dtype=object)
     kept["source"] = sources(kept)
-    kept["knobs"] = knobs.map(" + ".join).replace("", "baseline") if len(kept) else ""
+    kept["knobs"] = PROPOSAL if is_search else knobs.map(" + ".join).replace("", "baseline") if len(kept) else ""
     names = in_terms_of(loss_of(runs), dict.fromkeys(name for pair in PANELS for name in pair))
     kept = kept.astype(dict.fromkeys(names, float))
     by_cell = kept.groupby("cell_id", sort=True)

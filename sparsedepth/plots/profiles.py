@@ -14,6 +14,7 @@ from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.runs import at_last_step, mean_and_range
 from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, set_layer_scale
 from sparsedepth.quantities import BY_LAYER
+from sparsedepth.store.comparable_loss import loss_of
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
 LOG = tuple(name for name in METRICS if BY_LAYER[name].scale == "log")
@@ -29,16 +30,20 @@ class Profiles:
     """usefulness_threshold of these runs."""
 
 
-def chosen_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per depth, the finished runs that moved the fewest knobs from their baseline."""
+def chosen_runs(runs: pd.DataFrame, is_search: bool = False) -> pd.DataFrame:
+    """Per depth, the finished runs that moved the fewest knobs from their baseline; of a search, which has none, the
+    run of the lowest loss."""
     finished = runs[runs["outcome"] == "ok"]
+    if is_search:
+        loss = pd.to_numeric(finished[loss_of(runs)], errors="coerce")
+        return finished[loss == loss.groupby(finished["n_layers"]).transform("min")]
     away = changed(finished, find_knobs(runs)).map(len).astype(int)
     return finished[away == away.groupby(finished["n_layers"]).transform("min")]
 
 
-def profiles(runs: pd.DataFrame, layers: pd.DataFrame) -> Profiles:
+def profiles(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> Profiles:
     """The numbers of the figure, from the rows of `runs` and `layers`."""
-    chosen = chosen_runs(runs)
+    chosen = chosen_runs(runs, is_search)
     rows = layers[layers["metric"].isin(METRICS) & (layers["layer"] >= 1)]
     rows = rows.merge(chosen[["run_id", "n_layers"]], on="run_id")
     # The last layer has no later one to affect: its NULL is no missing value.

@@ -19,12 +19,15 @@ from sparsedepth.report.tables import Cell, Table, table_of, table_of_runs
 from sparsedepth.store.checksums import left_out
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.folder import MARKER
+from sparsedepth.store.search import search_of
 from sparsedepth.store.tables import INDEX
 from sparsedepth.sweep.standing import Standing, standing
 from sparsedepth.sweep.status import RunState, is_silent, varied
 
 SHOWN = ("pareto", "curves", "profiles", "variance")
 """The figures of the page: the front, the loss along training, what the layers do, residual variance."""
+SHOWN_OF_SEARCH = ("history", "slices", "pareto", "profiles")
+"""Of a folder that a sampler fills."""
 REST = 5.0
 LEAST_SECONDS = 1.0
 MAX_PAGE = 500
@@ -82,7 +85,7 @@ class Reading:
         self._texts = ["\n".join(cell.text for cell in row).lower() for row in self.runs.rows]
 
     def image(self, name: str) -> Image:
-        """A figure of SHOWN, drawn once. Raises NothingToDraw."""
+        """A figure, drawn once. Raises NothingToDraw."""
         with _DRAWING:
             if name not in self._images:
                 try:
@@ -155,6 +158,10 @@ class Live:
         self._reading: Reading | None = None
         self._readings = Shared(self._read)
         self._status = Shared(self._look)
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        return SHOWN_OF_SEARCH if search_of([self.results]) else SHOWN
 
     def reading(self) -> Reading:
         return self._readings.get()

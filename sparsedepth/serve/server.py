@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.message import Message
 from http import HTTPStatus
@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
-from sparsedepth.serve.live import SHOWN, Live
+from sparsedepth.serve.live import Live
 
 COOKIE = "sparsedepth-token"
 POLICY = (
@@ -86,7 +86,7 @@ class Site:
     def _at(self, path: str, asked: Mapping[str, str]) -> Answer:
         match path:
             case "/":
-                return _html(page(self.results))
+                return _html(page(self.results, self.live.figures))
             case "/page.css":
                 style = "".join((files(f"sparsedepth.{part}") / "page.css").read_text() for part in ("report", "serve"))
                 return Answer(content=style.encode(), kind="text/css; charset=utf-8")
@@ -100,7 +100,7 @@ class Site:
             case "/report":
                 return _html(self.live.reading().report(), REPORT_POLICY)
         name = path.removeprefix("/figure/")
-        if path == f"/figure/{name}" and name in SHOWN:
+        if path == f"/figure/{name}" and name in self.live.figures:
             try:
                 image = self.live.reading().image(name)
             except NothingToDraw as reason:
@@ -132,7 +132,7 @@ class Site:
         return COOKIE in known and hmac.compare_digest(known[COOKIE].value.encode(), token.encode())
 
 
-def page(results: Path) -> str:
+def page(results: Path, figures: Sequence[str]) -> str:
     """The page, whose script asks for all the rest."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -143,7 +143,7 @@ def page(results: Path) -> str:
     return environment.get_template("page.html.j2").render(
         definition=read_definition(results),
         folder=results.resolve().name,
-        figures={name: FIGURES[name].meaning for name in SHOWN},
+        figures={name: FIGURES[name].meaning for name in figures},
     )
 
 

@@ -42,6 +42,8 @@ def test_sql_over_several_folders_in_every_format(results, more, tmp_path):
 
 def test_saved_questions_by_name(results, more):
     listed, _ = sparsedepth("query", results, "--ask")
+    as_csv, _ = sparsedepth("query", results, "--ask", "--format", "csv")
+    assert as_csv.splitlines()[0] == "name,question" and len(as_csv.splitlines()) == 1 + len(listed.splitlines())
     assert [line.partition(":")[0] for line in listed.splitlines()] == [*QUESTIONS, "effects"]
     out, _ = sparsedepth("query", results, more, "--ask", "seed_noise", "--format", "csv")
     assert [line.split(",")[2:4] for line in out.splitlines()] == [

@@ -70,6 +70,7 @@ def test_what_cannot_be_shown_is_dropped_and_counted():
 def test_fields_that_changed_together_are_not_given_one_name():
     runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4)]}, summary)
     assert list(correlations(runs).points["knob"]) == ["baseline", "several"]
+    assert list(correlations(runs, is_search=True).points["knob"]) == ["proposal", "proposal"]
 
 
 def test_the_drawing_shows_every_point_once():

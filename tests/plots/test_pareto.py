@@ -31,6 +31,11 @@ def test_cells_are_means_over_seeds():
     assert by_value == [True, True, False]  # lowest loss; more useful; beaten in both
 
 
+def test_the_proposals_of_a_search_have_no_baseline_among_them():
+    found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
+    assert found.cells["knobs"].tolist() == ["proposal"] * 3
+
+
 def test_diverged_and_unmeasured():
     runs = grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4)
     runs.loc[(runs["weight_decay"] == 0.3) & (runs["seed"] == 1), "outcome"] = "diverged"

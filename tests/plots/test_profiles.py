@@ -90,3 +90,10 @@ def test_diverged_runs_have_no_profile(outcome):
     runs, layers = runs_and_layers()
     runs.loc[runs["n_layers"] == 4, "outcome"] = outcome
     assert set(profiles(runs, layers).layers["n_layers"]) == {2}
+
+
+def test_of_a_search_the_proposal_of_the_lowest_loss_is_shown():
+    runs, layers = runs_and_layers()
+    runs["val_loss"] = range(len(runs), 0, -1)
+    found = profiles(runs, layers, is_search=True)
+    assert set(found.layers["n_runs"]) == {1} and set(found.layers["n_layers"]) == set(runs["n_layers"])
