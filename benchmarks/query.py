@@ -1,10 +1,12 @@
-"""How long do questions to a large store take? 2,016 runs of 12 to 32 layers, made up, in a temporary folder.
+"""How long do questions to a large store take? 5,000 runs of 4 to 24 layers in a temporary folder: the tables and
+summaries of the quickstart's runs, under other configurations and, where questions compare them, with other numbers.
 
-    python benchmarks/query.py [--runs 2016]
+    python benchmarks/query.py [--runs 5000] [--opening] [--folder DIR]
 
-Prints seconds of processor time, which a busy machine changes least: of opening a store, of every saved question and of
-`best` inside Python (store open, pandas imported), and of whole commands (with their wall time), with exit status 1
-where a limit is exceeded.
+Prints seconds of processor time, which a busy machine changes least: of opening a store and of its first question to
+the tables (with --opening, of nothing else), of every saved question and of `best` inside Python (store open, pandas
+imported), and of whole commands (with their wall time), with exit status 1 where a limit is exceeded. A --folder that
+is not there is filled and kept; one that is there is taken as it is.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import itertools
 import math
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-
-from synthetic import make_run
+import yaml
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
@@ -30,43 +31,59 @@ from sparsedepth.effects.family import effects_table, measure_effects
 from sparsedepth.store import questions
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.folder import (
+    Run,
+    finish,
+    parse_record,
+    run_folder,
+    write_config,
+    write_manifest,
+    write_summary,
+)
+from sparsedepth.store.pack import open_pack
+from sparsedepth.store.run_tables import table_bytes
 
-INSIDE, WHOLE, STATUS = 0.5, 1.5, 1.0
+INSIDE, WHOLE, STATUS, TABLES = 0.5, 1.5, 1.0, 5e-3
 FIRST, ONE_MORE = 5.0 / 5000, 0.2
-"""Of opening: seconds per run for the first time, and for one run that is not in the cache."""
-DEFINITION = """
-name: benchmark
-question: How long?
-hypothesis: Not long.
-space: {n_layers: [12, 16, 24, 32], weight_decay: [0.0, 0.1, 0.3, 1.0], n_kv_heads: [4, 2, 1], depth_scale: [none, lns]}
-tune: {lr: [5.0e-4, 1.0e-3, 2.0e-3]}
-seeds: [0, 1, 2, 3, 4, 5, 6]
-"""
-METRICS = ("residual_variance", "weight_sparsity@0.001", "attention_sparsity@0.001", "causal_effect")
-MEASURED = ("usefulness", "usefulness_loss_increase", "weight_sparsity", "attention_sparsity_rel", "causal_score")
+"""Of opening: seconds per run for the first time, and for one run that is not in the cache. TABLES: seconds per run of
+the first question to a table."""
+REAL = Path(__file__).parent.parent / "results" / "quickstart"
+DEPTHS, LRS = (4, 12, 24), (5e-4, 1e-3, 2e-3)
+AXES = {"weight_decay": (0.0, 0.1, 0.3, 1.0), "n_kv_heads": (4, 2, 1), "depth_scale": ("none", "lns")}
+DEFINITION = {
+    "name": "benchmark",
+    "question": "How long?",
+    "hypothesis": "Not long.",
+    "space": {"n_layers": [*DEPTHS], **{name: [*values] for name, values in AXES.items()}},
+    "tune": {"lr": [*LRS]},
+}
+DRAWN = ("usefulness", "usefulness_loss_increase", "weight_sparsity", "attention_sparsity_rel", "causal_score")
 
 
 def fill(results: Path, n_runs: int) -> None:
-    """Runs over six axes, with every table a sweep leaves."""
+    """Complete runs over six axes, with every file of a real run of their depth but the weights."""
     draw = random.Random(0)
-    axes = itertools.product(
-        range(7), (12, 16, 24, 32), (0.0, 0.1, 0.3, 1.0), (4, 2, 1), ("none", "lns"), (5e-4, 1e-3, 2e-3)
-    )
-    for seed, depth, decay, heads, scale, lr in itertools.islice(axes, n_runs):
-        fields = {"n_layers": depth, "weight_decay": decay, "n_kv_heads": heads, "depth_scale": scale}
-        config = build(RunConfig, {**fields, "lr": lr, "seed": seed}, "benchmark")
-        sizes = dict.fromkeys(("params_total", "params_active"), 1000 * depth) | {"train_flops": 1e9 * depth}
-        summary = {"val_loss": 3 - 0.1 * math.log(depth) + draw.gauss(0, 0.01), "tokens_trained": config.train_tokens}
-        summary |= {name: draw.random() for name in MEASURED} | {"residual_variance_last": 1 + 100 * draw.random()}
+    records = [parse_record(run.files()) for run in open_pack(REAL).stored_runs]
+    real = {d: [run for run in records if isinstance(run, Run) and run.config.n_layers == d] for d in DEPTHS}
+    seeds = range(-(-n_runs // math.prod(map(len, (DEPTHS, LRS, *AXES.values())))))
+    (results / "sweep.yaml").write_text(yaml.safe_dump({**DEFINITION, "seeds": [*seeds]}))
+    others = list(itertools.product(LRS, *AXES.values()))
+    for seed, depth, values in itertools.islice(itertools.product(seeds, DEPTHS, others), n_runs):
+        fields = {"n_layers": depth, "seed": seed, **dict(zip(("lr", *AXES), values, strict=True))}
+        config, record = build(RunConfig, fields, "benchmark"), draw.choice(real[depth])
+        summary = {**record.summary, **{name: draw.random() for name in DRAWN}}
+        summary |= {"val_loss": 3 - 0.1 * math.log(depth) + draw.gauss(0, 0.01), "tokens_trained": config.train_tokens}
         if draw.random() < 0.02:
             summary = {"outcome": "diverged", "diverged_step": 10, "diverged_cause": "loss is NaN"}
-        layers = [
-            {"step": 256, "layer": layer, "metric": metric, "value": draw.random(), "n": 8192}
-            for layer in range(1, depth + 1)
-            for metric in METRICS
-        ]
-        curves = [{"step": step, "tokens": step * 8192, "train_loss": 3.0, "lr": lr} for step in range(0, 256, 10)]
-        make_run(results, config, {**summary, **sizes}, layers=layers, curves=curves)
+        folder = run_folder(results, config.run_id)
+        folder.mkdir(parents=True)
+        write_config(folder, config)
+        write_manifest(folder, record.manifest)
+        write_summary(folder, summary)
+        for table, rows in record.tables.items():
+            if len(rows):
+                (folder / f"{table}.parquet").write_bytes(table_bytes(rows))
+        finish(folder)
 
 
 def seconds(work: Callable[[], object], times: int = 3) -> float:
@@ -93,10 +110,48 @@ def command(*words: str) -> tuple[float, float]:
     return min(cpu), min(wall)
 
 
+def measure_opening(results: Path, report: Callable[..., None]) -> None:
+    """The first time, again, with one run more, and with a question to a table."""
+    shutil.rmtree(results / ".cache", ignore_errors=True)
+    *others, last = sorted((results / "runs").iterdir())
+    aside = last.rename(results / last.name)
+    first, wall = _measured(lambda: open_store(results).close(), resource.RUSAGE_SELF)
+    report(f"{len(others):,} runs for the first time", first, FIRST * len(others), wall)
+    again = seconds(lambda: open_store(results).close())
+    report("again", again, INSIDE)
+    aside.rename(last)
+    report("with one more, in addition", seconds(lambda: open_store(results).close()) - again, ONE_MORE)
+    for name, limit in (("the first question to layers", TABLES * len(others)), ("the next", INSIDE)):
+        with open_store(results) as store:
+            cpu, wall = _measured(lambda store=store: store.sql("select avg(value) from layers"), resource.RUSAGE_SELF)
+            report(name, cpu, limit, wall)
+    report("opened with tables", seconds(lambda: open_store(results).close()), INSIDE)
+
+
+def measure_questions(results: Path, report: Callable[..., None], report_command: Callable[..., None]) -> None:
+    """Every saved question and more, inside Python and as commands."""
+    folder = str(results)
+    report_command("status", STATUS, "status", folder)
+    with open_store(folder) as store:
+        for name in questions.QUESTIONS:
+            report(f"{name}, inside", seconds(lambda name=name: questions.ask(store, name)), INSIDE)
+            report_command(name, WHOLE, "query", folder, "--ask", name)
+        effects = seconds(lambda: effects_table(measure_effects(store.frame("select * from runs"))))
+        report("effects, inside", effects, INSIDE)
+        report_command("effects", WHOLE, "query", folder, "--ask", "effects")
+        where = "params_active < 5e7"
+        report("best, inside", seconds(lambda: best(store, "usefulness", 24, where=where)), INSIDE)
+        report_command("best", WHOLE, "best", folder, "--by", "usefulness", "--depth", "24", "--where", where)
+    report_command("SQL, in the sandbox", WHOLE, "query", folder, "select count(*) from runs")
+    report_command("SQL on layers", WHOLE, "query", folder, "select avg(value) from layers")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=2016)
-    n_runs = parser.parse_args().runs
+    parser.add_argument("--runs", type=int, default=5000)
+    parser.add_argument("--opening", action="store_true", help="measure nothing but the opening of the store")
+    parser.add_argument("--folder", type=Path, help="where the store is kept; else in a temporary folder")
+    given = parser.parse_args()
     exceeded = []
 
     def report(name: str, cpu: float, limit: float, wall: float | None = None) -> None:
@@ -108,29 +163,14 @@ def main() -> int:
         cpu, wall = command(*words)
         report(name, cpu, limit, wall)
 
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder)
-        with mock.patch("os.fsync"):  # thousands of folders' worth of waiting for the disk
-            fill(results, n_runs)
-            (results / "sweep.yaml").write_text(DEFINITION)
-            report(f"{n_runs} runs for the first time", seconds(lambda: open_store(folder).close(), 1), FIRST * n_runs)
-            again = seconds(lambda: open_store(folder).close())
-            report("again", again, INSIDE)
-            make_run(results, RunConfig(n_layers=6), {"val_loss": 3.0})
-            report("with one more, in addition", seconds(lambda: open_store(folder).close()) - again, ONE_MORE)
-        report_command("status", STATUS, "status", folder)
-        with open_store(folder) as store:
-            for name in questions.QUESTIONS:
-                report(f"{name}, inside", seconds(lambda name=name: questions.ask(store, name)), INSIDE)
-                report_command(name, WHOLE, "query", folder, "--ask", name)
-            effects = seconds(lambda: effects_table(measure_effects(store.frame("select * from runs"))))
-            report("effects, inside", effects, INSIDE)
-            report_command("effects", WHOLE, "query", folder, "--ask", "effects")
-            where = "params_active < 5e7"
-            report("best, inside", seconds(lambda: best(store, "usefulness", 32, where=where)), INSIDE)
-            report_command("best", WHOLE, "best", folder, "--by", "usefulness", "--depth", "32", "--where", where)
-        report_command("SQL, in the sandbox", WHOLE, "query", folder, "select count(*) from runs")
-        report_command("SQL on layers", WHOLE, "query", folder, "select avg(value) from layers")
+    with tempfile.TemporaryDirectory() as temporary, mock.patch("os.fsync"):  # thousands of folders' worth of waiting
+        results = given.folder or Path(temporary, "results")
+        if not results.exists():
+            results.mkdir()
+            fill(results, given.runs)
+        measure_opening(results, report)
+        if not given.opening:
+            measure_questions(results, report, report_command)
     if exceeded:
         print(f"beyond the limit: {', '.join(exceeded)}")
     return int(bool(exceeded))

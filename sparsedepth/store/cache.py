@@ -1,6 +1,7 @@
 """The rows of the views, quickly: the run folders of a results folder are compacted into two files.
 
     RESULTS/.cache/runs.parquet  rows.parquet  pack.json
+    RESULTS/.cache/runs/     `runs` alone, of a large folder whose tables no question has asked for yet
 
 The cache is a pack without the records (`store.tables`). It is derived: delete it at any time. It holds each run under
 the checksum of its marker, which covers the checksums of all its files, so a run that was replaced, moved or removed is
@@ -8,7 +9,9 @@ noticed, and only what is new is read (and verified) again. A cache that is dama
 results folder that cannot be written goes without. A pack needs none, unless it was written with other columns.
 """
 
-from collections.abc import Iterable, Set
+import functools
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparsedepth.files import write_text
-from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.checksums import DamagedRun, left_out
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.folder import RUNS
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import VERSION, Rows, open_rows, read_index, read_rows, write_tables
+from sparsedepth.store.tables import VERSION, Rows, UnreadTable, open_rows, read_index, read_rows, write_tables
 
 CACHE_FROM = 32
 """Fewer runs than this are read faster than a cache is worth."""
+
+TABLES_LATER_FROM = 500
+"""Of so many runs and more that are met for the first time the tables are read when a question names one: to parse and
+write them takes longer than everything else together."""
 
 STALE_SHARE = 1 / 16
 """The cache is rewritten when this share of its runs would have to be read anew: each run is rewritten few times."""
@@ -38,15 +45,38 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
         return [read_rows(part.runs, damaged)]
     folder = part.root / ".cache"
     cached = _open_cache(folder)
+    is_later = cached is None and len(part.runs) >= TABLES_LATER_FROM and not folder.is_symlink()
+    if is_later and (cached := _open_cache(folder / "runs")):
+        cached = _with_tables_later(folder, cached.runs, part, damaged)
     known = set() if cached is None else set(cached.keys)
     fresh = [run for run in part.runs if run.key not in known]
     if cached is not None and len(known) + len(fresh) == len(part.runs) and len(fresh) <= STALE_SHARE * len(known):
         return [cached, read_rows(fresh, damaged)] if fresh else [cached]
-    rows = read_rows(fresh, damaged)
+    rows = read_rows(fresh, damaged, with_tables=not is_later)
+    if is_later:
+        runs = rows.runs if cached is None else pa.concat_tables([_kept(cached.runs, part), rows.runs])
+        _write_cache(folder / "runs", Rows(runs=runs, tables={}))
+        return [_with_tables_later(folder, runs, part, damaged)]
     if cached:
-        rows = _joined(_keep(cached, {run.key for run in part.runs}), rows)
+        rows = _joined(_keep(cached, part), rows)
     _write_cache(folder, rows)
     return [rows]
+
+
+def _with_tables_later(folder: Path, runs: pa.Table, part: Part, damaged: list[DamagedRun] | None) -> Rows:
+    """These rows of `runs`, with tables that are read, and cached, when a question names one."""
+
+    @functools.cache
+    def read() -> Rows:
+        keys = set(Rows(runs=runs, tables={}).keys)
+        since = None if damaged is None else []
+        rows = read_rows((run for run in part.runs if run.key in keys), since)
+        _write_cache(folder, rows)
+        if since:
+            warnings.warn(left_out(since), stacklevel=2)
+        return rows
+
+    return Rows(runs=runs, tables={table: UnreadTable(table, read) for table in TABLES})
 
 
 def read_columns(
@@ -76,9 +106,15 @@ def _open_cache(folder: Path) -> Rows | None:
         return None
 
 
-def _keep(rows: Rows, keys: Set[tuple[str, str]]) -> Rows:
-    """The cached runs that still exist, in memory."""
-    runs = rows.runs.filter(pa.array([key in keys for key in rows.keys], pa.bool_()))
+def _kept(runs: pa.Table, part: Part) -> pa.Table:
+    """The cached runs that still exist."""
+    keys = {run.key for run in part.runs}
+    return runs.filter(pa.array([key in keys for key in Rows(runs=runs, tables={}).keys], pa.bool_()))
+
+
+def _keep(rows: Rows, part: Part) -> Rows:
+    """The same with their tables, in memory."""
+    runs = _kept(rows.runs, part)
     existing = pc.field("run_id").isin(runs["run_id"].combine_chunks())
     return Rows(runs=runs, tables={table: rows.in_memory(table).filter(existing) for table in TABLES})
 
@@ -94,7 +130,7 @@ def _write_cache(folder: Path, rows: Rows) -> None:
     if folder.is_symlink():
         return
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ".gitignore", "*\n")
         write_tables(folder, rows, {})
     except OSError:

@@ -31,10 +31,11 @@ from sparsedepth.store.checksums import DamagedRun, left_out
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.find import Part, find_runs
-from sparsedepth.store.folder import RUNS, empty_table
+from sparsedepth.store.folder import RUNS
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.run_tables import empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
-from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, rows_table, view_schema
+from sparsedepth.store.tables import MARKER_COLUMNS, StoredTable, UnreadTable, rows_table, view_schema
 from sparsedepth.store.tuning import IS_TRAINED, read_tuned, tuning_columns
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
@@ -63,10 +64,14 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+Later = StoredTable | UnreadTable
+"""A table whose rows are fetched when a question names it."""
+
+
 class ViewRows(NamedTuple):
     """Part of a view."""
 
-    rows: pa.Table | StoredTable
+    rows: pa.Table | Later
     columns: str
     """SQL of what the view takes from them."""
     copies: list[str]
@@ -80,7 +85,10 @@ class Store:
     """Complete runs, open for questions. Close it, or use it in a `with`."""
 
     def __init__(
-        self, connection: duckdb.DuckDBPyConnection, cached: dict[str, StoredTable], time_limit: float = TIME_LIMIT
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        cached: dict[str, StoredTable | UnreadTable],
+        time_limit: float = TIME_LIMIT,
     ) -> None:
         self._connection = connection
         self._cached = cached
@@ -153,6 +161,12 @@ class Store:
             raise ValueError(_explain(error)) from None
         except (UnicodeError, OverflowError, RecursionError) as error:
             raise ValueError(f"the query cannot be run: {error}") from None
+
+    def read_tables(self) -> None:
+        """Read what is unread of the tables now, and cache it. Raises DamagedRun."""
+        for rows in self._cached.values():
+            if isinstance(rows, UnreadTable):
+                rows.in_memory()
 
     def _attach(self, named: set[str]) -> None:
         """Put the cached rows that a query needs in place of their empty stand-ins."""
@@ -235,7 +249,9 @@ def _run_columns(root: Path) -> str:
     return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({whole} AS folder)"
 
 
-def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[ViewRows]]) -> dict[str, StoredTable]:
+def _make_views(
+    connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[ViewRows]]
+) -> dict[str, StoredTable | UnreadTable]:
     """Make every view over its sources. Cached ones have empty stand-ins until a query needs them, and are returned
     under the names to attach them to."""
     cached = {}
@@ -243,7 +259,7 @@ def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list
         selects = []
         for index, (rows, columns, copies) in enumerate(parts):
             name = f"{view}_{index}"
-            if isinstance(rows, StoredTable):
+            if not isinstance(rows, pa.Table):
                 cached[name] = rows
                 rows = empty_table(view_schema(view))
             connection.register(name, rows)

@@ -22,7 +22,7 @@ from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
 from sparsedepth.store.find import groups
 from sparsedepth.store.folder import EVALS as FOLDER
-from sparsedepth.store.folder import arrow_type
+from sparsedepth.store.run_tables import arrow_type
 from sparsedepth.store.tables import rows_table
 
 FILE = "evaluation.json"

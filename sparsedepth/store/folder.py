@@ -22,7 +22,6 @@ measured model lies in a folder of any name (`sparsedepth.store.measured_folder`
 
 import difflib
 import functools
-import io
 import json
 import math
 import re
@@ -33,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from sparsedepth import quantities
@@ -41,7 +39,7 @@ from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import sha256, write_bytes, write_json, write_text
-from sparsedepth.quantities.record import Column, Table
+from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import (
     MARKER,
     RUN_ID,
@@ -55,6 +53,7 @@ from sparsedepth.store.checksums import (
 )
 from sparsedepth.store.imported_run import ImportedRun
 from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 
 RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
@@ -73,12 +72,6 @@ FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHT
 
 _SEED = re.compile(r"^seed: (0|[1-9]\d{0,8})$", re.MULTILINE)
 
-SMALL_BYTES = 2**16
-"""Of a table in memory: below it zstd saves nothing."""
-
-MAX_ROWS = 50_000_000
-"""A table above this is not read: no run of ours comes near."""
-
 Row = Mapping[str, Any]
 
 
@@ -90,7 +83,7 @@ class Record:
     folder: Path
     summary: dict[str, Any]
     manifest: dict[str, Any]
-    tables: dict[Table, pa.Table]
+    tables: TableFiles
     """Empty where the run has no such file."""
 
 
@@ -151,18 +144,6 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
     _check_rows(table, rows)
     columns = {column.name: [_finite(row.get(column.name)) for row in rows] for column in FILE_COLUMNS[table]}
     write_bytes(folder / f"{table}.parquet", table_bytes(pa.table(columns, schema=file_schema(table))))
-
-
-def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
-    """A Parquet file of these rows, by zstd at a level; equal rows give equal bytes, in one version of pyarrow."""
-    content = io.BytesIO()
-    pq.write_table(rows, content, compression=compression_of(rows.nbytes, level), compression_level=level)
-    return content.getvalue()
-
-
-def compression_of(n_bytes: int, level: int | None) -> str:
-    """A small table is no smaller for zstd, which takes three times as long to read: it is by snappy."""
-    return "zstd" if level is not None or n_bytes > SMALL_BYTES else "snappy"
 
 
 def finish(folder: Path) -> None:
@@ -288,7 +269,7 @@ def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
         "folder": folder,
         "summary": parse_object(folder, "summary.json", contents["summary.json"]),
         "manifest": parse_object(folder, "manifest.json", contents["manifest.json"]),
-        "tables": {table: _parse_table(folder, table, contents.get(f"{table}.parquet")) for table in TABLES},
+        "tables": TableFiles(folder, contents),
     }
     if MODEL in contents:
         return MeasuredRecord(model=_parse_subject(folder, MODEL, contents[MODEL], marker), **common)
@@ -364,45 +345,3 @@ def parse_object(folder: Path, name: str, content: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise DamagedRun(folder, name, "is not a JSON object")
     return values
-
-
-def _parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
-    schema = file_schema(table)
-    if content is None:
-        return empty_table(schema)
-    try:
-        file = pq.ParquetFile(pa.BufferReader(content))
-        if file.metadata.num_rows > MAX_ROWS:
-            raise DamagedRun(folder, f"{table}.parquet", f"has more than {MAX_ROWS:,} rows")
-        rows = file.read(use_threads=False)
-        return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({_one_line(error)})") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-# Arrow types
-
-
-@functools.cache
-def empty_table(schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches([], schema)
-
-
-def arrow_type(column: Column) -> pa.DataType:
-    """The Arrow type of a column."""
-    return {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}[column.type]
-
-
-@functools.cache
-def file_schema(table: Table) -> pa.Schema:
-    """The Arrow schema of `<table>.parquet`."""
-    return pa.schema(
-        [
-            pa.field(column.name, arrow_type(column), nullable=column.name not in KEYS[table])
-            for column in FILE_COLUMNS[table]
-        ]
-    )

@@ -108,10 +108,13 @@ def child() -> None:
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
     from sparsedepth.store import best, render
     from sparsedepth.store.connection import open_store
+    from sparsedepth.store.schema import TABLES
 
     limits = {"time_limit": request["time_limit"], "skip_damaged": request["skip_damaged"]}
     with open_store(*request["paths"], **limits) as store:
         question, format = request["question"], request["format"]
+        if any(table in json.dumps(question).lower() for table in TABLES):
+            store.read_tables()  # while the cache can be written
         out.write(_OPEN)
         out.flush()
         limit(request["time_limit"] + GRACE)

@@ -37,19 +37,15 @@ from sparsedepth.store.depth_columns import depth_columns
 from sparsedepth.store.folder import (
     CONFIG,
     IMPORTED,
-    MAX_ROWS,
     MODEL,
     DamagedRun,
     ImportedRecord,
     MeasuredRecord,
     Run,
-    arrow_type,
-    compression_of,
-    empty_table,
     parse_record,
-    table_bytes,
 )
 from sparsedepth.store.measured_model import MeasuredModel
+from sparsedepth.store.run_tables import MAX_ROWS, arrow_type, compression_of, empty_table, table_bytes
 from sparsedepth.store.schema import COLUMNS, RUN_COLUMNS, TABLES
 
 if TYPE_CHECKING:
@@ -115,13 +111,27 @@ class StoredTable:
         return file.read_row_groups([*self.groups], columns=[*self.columns])
 
 
+@dataclass(frozen=True)
+class UnreadTable:
+    """A table of runs of which only the rows of `runs` are known so far; all their tables are read together, once."""
+
+    table: Table
+    read: Callable[[], "Rows"]
+
+    def in_memory(self) -> pa.Table:
+        """Raises DamagedRun."""
+        return self.read().in_memory(self.table)
+
+    dataset = in_memory
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of some runs of one results folder, as the views show them."""
 
     runs: pa.Table
     """RUN_COLUMNS and MARKER_COLUMNS; `folder` is relative to the results folder."""
-    tables: dict[Table, pa.Table | StoredTable]
+    tables: dict[Table, pa.Table | StoredTable | UnreadTable]
 
     @property
     def keys(self) -> list[tuple[str, str]]:
@@ -131,7 +141,7 @@ class Rows:
 
     def in_memory(self, table: Table) -> pa.Table:
         rows = self.tables[table]
-        return rows.in_memory() if isinstance(rows, StoredTable) else rows
+        return rows if isinstance(rows, pa.Table) else rows.in_memory()
 
 
 # The files
@@ -146,7 +156,7 @@ def write_tables(
 ) -> None:
     """Write the files, and beside them `others`, compressed at `level`; last of all the index, with `facts` in it."""
     contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
-    in_memory = {view: rows.in_memory(view) for view in TABLES}
+    in_memory = {view: rows.in_memory(view) for view in rows.tables}
     views, contents[ROWS] = _rows_bytes({view: part for view, part in in_memory.items() if len(part)}, level)
     if not views:
         del contents[ROWS]
@@ -255,8 +265,11 @@ def _sha256(file: pa.NativeFile) -> str:
 # From records to rows
 
 
-def read_rows(stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None) -> Rows:
-    """Read and verify records. Raises DamagedRun; given a list, damaged ones are left out and added to it."""
+def read_rows(
+    stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None, *, with_tables: bool = True
+) -> Rows:
+    """Read and verify records; without their tables, files are verified all the same. Raises DamagedRun; given a list,
+    damaged ones are left out and added to it."""
     runs: list[dict[str, Any]] = []
     tables: dict[Table, list[pa.Table]] = {table: [empty_table(view_schema(table))] for table in TABLES}
     for record in stored:
@@ -264,7 +277,7 @@ def read_rows(stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = No
             run = parse_record(record.files())
             checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
             runs.append({**_run_row(run), "folder": record.place, **checksums})
-            for table, rows in run.tables.items():
+            for table, rows in run.tables.items() if with_tables else ():
                 if len(rows):
                     columns = [_repeated(run.run_id, len(rows)), *rows.columns]
                     tables[table].append(pa.Table.from_arrays(columns, schema=view_schema(table)))

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
@@ -110,10 +111,10 @@ def tuning_columns(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str,
     """run_id -> its TUNING_COLUMNS. A configuration that was tried at one value only has none: it was not tuned."""
     from sparsedepth.store.landscape import landscapes
 
-    held = [name for name in CELL_FIELDS if name not in tuned.fields]
+    configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuned.fields))
     groups = defaultdict(list)
     for run in runs:
-        groups[tuple(repr(run[name]) for name in held)].append(run)
+        groups[configuration(run)].append(run)
     of_runs: dict[str, dict[str, Any]] = {}
     choices = []
     for group in groups.values():

@@ -20,7 +20,7 @@ from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, write_marker
 from sparsedepth.store.find import groups
 from sparsedepth.store.folder import TOYS as FOLDER
-from sparsedepth.store.folder import arrow_type
+from sparsedepth.store.run_tables import arrow_type
 from sparsedepth.store.schema import column_type
 from sparsedepth.toy.config import AXES, ToyConfig
 

@@ -1,3 +1,5 @@
+import io
+import json
 import shutil
 from time import process_time
 
@@ -5,7 +7,7 @@ import pytest
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store import cache, tables
+from sparsedepth.store import cache, run_tables, sandbox, tables
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.folder import DamagedRun, finish
 
@@ -139,6 +141,62 @@ def test_every_way_to_name_a_cached_table_reads_it(tmp_path, small_limit):
             assert store.sql(text).rows == ((answer,),)
     with open_store(tmp_path) as store:
         assert store.frame("SELECT run_id, metric, value FROM layers").shape == (5, 3)
+
+
+@pytest.fixture
+def tables_later(small_limit, monkeypatch):
+    monkeypatch.setattr(cache, "TABLES_LATER_FROM", 5)
+
+
+def test_tables_of_many_new_runs_are_read_when_one_is_named(tmp_path, tables_later, monkeypatch, read_folders):
+    """And cached then; runs that came, went or changed in between are noticed as ever."""
+    parsed = []
+    original = run_tables._parse_table
+    monkeypatch.setattr(run_tables, "_parse_table", lambda *file: parsed.append(file[1]) or original(*file))
+    folders = fill(tmp_path, range(20))
+    for _ in range(2):
+        with open_store(tmp_path) as store:
+            assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((20, 190.0),)
+        assert len(read_folders) == 20 and not parsed and not (tmp_path / ".cache/pack.json").exists()
+    fill(tmp_path, [100])
+    shutil.rmtree(folders[19])
+    with open_store(tmp_path) as store:
+        assert store.sql("SELECT sum(val_loss) FROM runs").rows == ((190.0 - 19 + 100,),)
+    read_folders.clear()
+    assert totals(tmp_path) == (20, 271.0, 271.0)
+    assert len(read_folders) == 20, "the tables, once"
+    read_folders.clear()
+    assert totals(tmp_path) == (20, 271.0, 271.0) and not read_folders
+
+
+def test_tables_that_are_read_later_are_those_of_the_open_store(tmp_path, tables_later):
+    folders = fill(tmp_path, range(6))
+    with open_store(tmp_path) as store:
+        fill(tmp_path, range(6, 12))
+        assert totals(tmp_path)[0] == 12
+        assert store.sql("SELECT sum(value) FROM layers").rows == ((15.0,),)
+    shutil.rmtree(tmp_path / ".cache")
+    with open_store(tmp_path) as store, open_store(tmp_path, skip_damaged=True) as patient:
+        (folders[2] / "layers.parquet").write_bytes(b"noise")
+        with pytest.raises(DamagedRun, match=rf"{folders[2].name}.*layers\.parquet"):
+            store.sql("SELECT sum(value) FROM layers")
+        with pytest.warns(UserWarning, match=rf"1 damaged run left out: {folders[2].name}"):
+            assert patient.sql("SELECT sum(value) FROM layers").rows == ((66.0 - 2,),)
+
+
+def test_a_question_in_the_sandbox_leaves_the_tables_in_the_cache(tmp_path, tables_later, monkeypatch):
+    """They are read before the process takes on its limits."""
+    fill(tmp_path, range(6))
+    monkeypatch.setattr(sandbox, "limit", lambda seconds: (tmp_path / ".cache/rows.parquet").rename(tmp_path / "kept"))
+    question = {"sql": "SELECT max(value) AS x FROM Layers"}
+    request = {
+        "paths": [str(tmp_path)],
+        "question": question,
+        "format": "json",
+        "time_limit": 60,
+        "skip_damaged": False,
+    }
+    assert json.loads(sandbox._answer(request, io.BytesIO())) == [{"x": 5.0}]
 
 
 def test_a_few_runs_leave_no_trace(tmp_path):

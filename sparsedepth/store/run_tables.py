@@ -1,0 +1,90 @@
+"""The tables of one run: rows in Parquet files of its folder, by the columns of the schema."""
+
+import functools
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparsedepth.quantities.record import Column, Table
+from sparsedepth.store.checksums import DamagedRun
+from sparsedepth.store.schema import FILE_COLUMNS, KEYS, TABLES
+
+SMALL_BYTES = 2**16
+"""Of a table in memory: below it zstd saves nothing."""
+
+MAX_ROWS = 50_000_000
+"""A table above this is not read: no run of ours comes near."""
+
+
+def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
+    """A Parquet file of these rows, by zstd at a level; equal rows give equal bytes, in one version of pyarrow."""
+    content = io.BytesIO()
+    pq.write_table(rows, content, compression=compression_of(rows.nbytes, level), compression_level=level)
+    return content.getvalue()
+
+
+def compression_of(n_bytes: int, level: int | None) -> str:
+    """A small table is no smaller for zstd, which takes three times as long to read: it is by snappy."""
+    return "zstd" if level is not None or n_bytes > SMALL_BYTES else "snappy"
+
+
+class TableFiles(Mapping[Table, pa.Table]):
+    """A record's tables. The bytes are those that were written; each is parsed when it is asked for, which may raise
+    DamagedRun."""
+
+    def __init__(self, folder: Path, contents: Mapping[str, bytes]) -> None:
+        self._folder, self._contents = folder, contents
+        self._parsed: dict[Table, pa.Table] = {}
+
+    def __getitem__(self, table: Table) -> pa.Table:
+        if table not in self._parsed:
+            self._parsed[table] = _parse_table(self._folder, table, self._contents.get(f"{table}.parquet"))
+        return self._parsed[table]
+
+    def __iter__(self) -> Iterator[Table]:
+        return iter(TABLES)
+
+    def __len__(self) -> int:
+        return len(TABLES)
+
+
+def _parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
+    schema = file_schema(table)
+    if content is None:
+        return empty_table(schema)
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        if file.metadata.num_rows > MAX_ROWS:
+            raise DamagedRun(folder, f"{table}.parquet", f"has more than {MAX_ROWS:,} rows")
+        rows = file.read(use_threads=False)
+        return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({_one_line(error)})") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+@functools.cache
+def empty_table(schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches([], schema)
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The Arrow type of a column."""
+    return {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}[column.type]
+
+
+@functools.cache
+def file_schema(table: Table) -> pa.Schema:
+    """The Arrow schema of `<table>.parquet`."""
+    return pa.schema(
+        [
+            pa.field(column.name, arrow_type(column), nullable=column.name not in KEYS[table])
+            for column in FILE_COLUMNS[table]
+        ]
+    )
