@@ -142,8 +142,19 @@ class Driver:
                     for worker in self._workers:
                         worker.abandon()
                 path.unlink(missing_ok=True)
-            self.refused = queue.refused(study)
-            self.unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
+            self._look_back(study)
+
+    def _look_back(self, study: optuna.Study) -> None:
+        """Note what is not there, and why; once the study's database answers."""
+        while True:
+            try:
+                self.refused = queue.refused(study)
+                self.unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
+                return
+            except storage.ERRORS as error:
+                if self.stop():
+                    raise
+                self._wait_for_storage(error)
 
     def _compare_packages(self) -> None:
         """Warn where this machine's packages are not the runs'. Raises ValueError with `same_packages`."""
@@ -299,7 +310,10 @@ class Driver:
             self._lost_since = now
             minutes = f"{PATIENCE_SECONDS / 60:.0f} minutes"
             if storage.is_lost(error):
-                warnings.warn(f"the database of the study does not answer; trying again for {minutes}", stacklevel=2)
+                since = time.strftime("%H:%M:%S")  # and so said each time that it is lost
+                warnings.warn(
+                    f"since {since} the database of the study does not answer; trying again for {minutes}", stacklevel=2
+                )
         if not storage.is_lost(error) or now > self._lost_since + PATIENCE_SECONDS:
             raise error
         time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not self.stop() else 0.0)

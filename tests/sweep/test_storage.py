@@ -143,6 +143,17 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
     assert len(states) == 10 and set(states) <= set(queue.SETTLED)
 
 
+def test_a_connection_that_is_lost_at_the_end_of_a_sweep_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    sweeping = Sweep(sweep(space={"n_layers": [1, 2]}), tmp_path)
+    study = sweeping.finish()
+    answers = iter([lost, lost, queue.refused])
+    monkeypatch.setattr(queue, "refused", lambda study: next(answers)(study))
+    with pytest.warns(UserWarning, match=r"since \d\d:\d\d:\d\d the database of the study does not answer"):
+        sweeping._look_back(study)
+    assert sweeping.unfinished == 0 and not list(answers)
+
+
 def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
     sweeping = Sweep(sweep(space={"n_layers": [1]}), tmp_path)
