@@ -4,19 +4,21 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import Kind, markers, processes
+import tiny
+from processes import Kind, markers, processes, until
 from tiny import definition, start
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.files import sha256
+from sparsedepth.files import sha256, write_text
 from sparsedepth.plan.definition_file import planned_runs
 
 BASE = {"measures": ["loss"], "train_tokens": 128 * 60, "observe_every": 20}
@@ -25,8 +27,51 @@ STEPS = 60
 KILLED: tuple[Kind, ...] = ("run", "run", "run", "forkserver")
 """What is killed, as often as it stands here; a run may have to be waited for."""
 
+SILENCE_SECONDS = 900.0
+"""A sweep is at its end, or hangs, when so long no run is completed: a run takes seconds, its process's start a few
+more, and a slow machine ten times as long."""
+
 Record = dict[str, tuple[str, str]]
 """run_id -> checksums of summary and weights."""
+
+
+def with_faults(**variables: object) -> dict[str, str]:
+    """The environment of a command whose processes are disturbed from within: `chaos/faults/sitecustomize.py`."""
+    paths = [str(Path(__file__).parent / "chaos" / "faults"), os.environ.get("PYTHONPATH", "")]
+    known = {**tiny.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**known, **{name: str(value) for name, value in variables.items()}}
+
+
+class Pace:
+    """Holds a sweep open for its disturbances: only so many of its runs come to their end as were allowed by now.
+
+    Without it a fast machine would be through before it was disturbed, and a slow one would be disturbed in its
+    imports alone.
+    """
+
+    def __init__(self, folder: Path, monkeypatch) -> None:
+        self.folder = folder / "pace"
+        (self.folder / "entered").mkdir(parents=True)
+        self.allow(0)
+        monkeypatch.setattr("tiny.ENVIRONMENT", with_faults(SPARSEDEPTH_PACE=self.folder))
+
+    def allow(self, runs: float) -> None:
+        """Let so many runs come to their end, in all."""
+        write_text(self.folder / "allowed", str(int(runs)))
+
+    def open(self) -> None:
+        """Let every run come to its end."""
+        self.allow(10**6)
+
+
+def at_the_end(process: subprocess.Popen, results: Path) -> tuple[str, str]:
+    """Wait for the end of a sweep, for as long as its runs get on. Its output and errors."""
+    while True:
+        before = markers(results)
+        try:
+            return process.communicate(timeout=SILENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            assert markers(results) != before, f"no run was completed in {SILENCE_SECONDS} s"
 
 
 @dataclass(frozen=True)
@@ -53,7 +98,7 @@ class Sweep:
     def run(self, results: Path, workers: int, *more: object, code: int = 0) -> tuple[str, str]:
         """Run the command to its end; its output and errors."""
         process = start(*self.arguments(results, workers, *more))
-        out, err = process.communicate(timeout=600)
+        out, err = at_the_end(process, results)
         assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
         return out, err
 
@@ -64,8 +109,24 @@ def record_of(results: Path) -> Record:
     return {folder.name: (sha256(folder / "summary.json"), sha256(folder / "model.safetensors")) for folder in folders}
 
 
-def kill_at_random(results: Path, kills: int, ended: Callable[[], bool], rng: random.Random) -> Counter:
-    """Kill a run or the forkserver, `kills` times; no complete run may change meanwhile. What was killed."""
+def kill_everything(arguments: list[object], results: Path, rng: random.Random) -> None:
+    """Give the command, and kill it with all its processes at a moment before its end."""
+    driver, kind = start(*arguments), rng.choice(KILLED)
+    until(lambda: processes(results, kind) or driver.poll() is not None)
+    time.sleep(rng.uniform(0.0, 2.0))
+    assert driver.poll() is None, "the sweep ended before it had been disturbed enough"
+    for process in [driver.pid, *processes(results)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    driver.communicate()
+    until(lambda: not processes(results))
+
+
+def kill_at_random(
+    results: Path, kills: int, ended: Callable[[], bool], rng: random.Random, pace: Pace, runs: int, entered: int = 0
+) -> Counter:
+    """Kill a run or the forkserver, `kills` times, while `entered` to all of the `runs` come to their end; no complete
+    run may change meanwhile. What was killed."""
     killed: Counter[str] = Counter()
     seen: dict[str, int] = {}
     kind = rng.choice(KILLED)
@@ -79,5 +140,7 @@ def kill_at_random(results: Path, kills: int, ended: Callable[[], bool], rng: ra
                 os.kill(rng.choice(found), signal.SIGKILL)
                 killed[kind] += 1
                 kind = rng.choice(KILLED)
+                pace.allow(entered + (runs - entered) * killed.total() / kills)
                 time.sleep(rng.uniform(0.0, 0.5))
+    pace.open()
     return killed

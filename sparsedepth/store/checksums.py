@@ -135,7 +135,7 @@ def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
 def _read_bytes(folder: Path, name: str, limit: int) -> bytes:
     """The file's bytes; a link is not followed, so a folder from elsewhere cannot point out of itself."""
     try:
-        return read_regular(os.path.join(folder, name), limit)
+        return read_regular(f"{folder}/{name}", limit)
     except FileNotFoundError:
         raise DamagedRun(folder, name, "is missing") from None
     except OSError as error:

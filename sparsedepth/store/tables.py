@@ -381,6 +381,8 @@ def _fields_of(subject: RunConfig | MeasuredModel) -> dict[str, Any]:
 
 _PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool}
 _LARGEST = {"BIGINT": 2**63 - 1, "DOUBLE": sys.float_info.max}
+_KINDS = {name: (_PYTHON_TYPES[column.type], _LARGEST.get(column.type)) for name, column in _COLUMNS.items()}
+"""What the values of a column are in Python, and how large they may be."""
 
 
 class MisfitError(ValueError):
@@ -397,10 +399,9 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if value is None:
             continue
-        column = _COLUMNS[name]
-        kind = _PYTHON_TYPES[column.type]
+        kind, largest = _KINDS[name]
         fits = type(value) is kind or (kind is float and type(value) is int)
-        if not fits or (column.type in _LARGEST and abs(value) > _LARGEST[column.type]):
-            raise MisfitError(column, value)
+        if not fits or (largest is not None and not -largest <= value <= largest):
+            raise MisfitError(_COLUMNS[name], value)
         typed[name] = utf8(value) if kind is str and not value.isascii() else value
     return typed

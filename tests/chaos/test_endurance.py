@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from disturbed import Sweep
+from disturbed import Pace, Sweep, at_the_end
 from processes import markers, processes
 from tiny import start
 
@@ -23,16 +23,17 @@ def open_files(process: int) -> int:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("runs", "tolerance"), [(30, 0.1), (300, 0.05)], ids=["short", "long"])
-def test_memory_and_open_files_stay_flat(folder, tmp_path, runs, tolerance):
+def test_memory_and_open_files_stay_flat(folder, tmp_path, monkeypatch, runs, tolerance):
     """Compared: the most between a quarter and a half of the runs, and the most in the last quarter.
 
     Over thirty runs the allocators are still settling, so that the short form allows twice as much. The forkserver
     holds pipes for each run that lives, and how many live when it is looked at is chance: its fewest open files are
     compared, to within those of one run, where a leak of one file a run would add at least seven. The driver's most
-    are, as its memory is.
+    are, as its memory is. In either window the runs wait until it has been looked at ten times.
     """
-    results = tmp_path / "results"
-    driver = start(*Sweep(folder, runs).arguments(results, 2))
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
+    pace.allow(0.45 * runs)
+    driver = start(*Sweep(folder, runs).arguments(results, 2, "--runtime", "stack=4"))
     early: dict[int, list[tuple[int, int]]] = {}
     late: dict[int, list[tuple[int, int]]] = {}
     """per process: (bytes resident, open files) at each look"""
@@ -48,7 +49,9 @@ def test_memory_and_open_files_stay_flat(folder, tmp_path, runs, tolerance):
                 window.setdefault(process, []).append((resident(process), open_files(process)))
             except OSError:
                 continue
-    out, err = driver.communicate()
+        if len(window.get(driver.pid, ())) >= 10:
+            pace.allow(0.9 * runs) if window is early else pace.open()
+    out, err = at_the_end(driver, results)
     assert driver.returncode == 0, out + err
     both = early.keys() & late.keys()
     assert len(both) == 2, "the driver and the forkserver"

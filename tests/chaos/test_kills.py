@@ -3,19 +3,14 @@
 The counts that a test asserts are printed: `pytest -s`.
 """
 
-import contextlib
 import json
-import os
 import random
-import signal
-import time
 from collections import Counter
-from pathlib import Path
 
 import optuna
 import pytest
-from disturbed import STEPS, Sweep, kill_at_random, record_of
-from processes import markers, processes, until
+from disturbed import STEPS, Pace, Sweep, at_the_end, kill_at_random, kill_everything, record_of
+from processes import markers, processes
 from tiny import start
 
 from sparsedepth.sweep.storage import open_storage
@@ -23,28 +18,22 @@ from sparsedepth.sweep.storage import open_storage
 chaos = pytest.mark.chaos
 
 
-def disturb(sweep: Sweep, results: Path, workers: int, kills: int, *more: object) -> Counter:
-    """Run the sweep under kills to its end. What was killed."""
-    driver = start(*sweep.arguments(results, workers, *more))
-    killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills))
-    before = markers(results)
-    out, err = driver.communicate(timeout=600)
-    assert driver.returncode == 0, out + err
-    assert before.items() <= markers(results).items()
-    assert not processes(results), "something is left running"
-    print(f"\n{sweep.runs} runs, {workers} workers, killed: {dict(killed)}")
-    return killed
-
-
 @pytest.mark.parametrize(
     ("runs", "workers", "kills"), [(4, 2, 2), pytest.param(40, 4, 50, marks=chaos)], ids=["short", "long"]
 )
-def test_kills_of_runs_and_of_the_forkserver(folder, undisturbed, tmp_path, runs, workers, kills):
+def test_kills_of_runs_and_of_the_forkserver(folder, undisturbed, tmp_path, monkeypatch, runs, workers, kills):
     expected = undisturbed(runs)
-    results = tmp_path / "results"
-    killed = disturb(Sweep(folder, runs), results, workers, kills)
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
+    driver = start(*Sweep(folder, runs).arguments(results, workers))
+    killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills), pace, runs)
+    before = markers(results)
+    out, err = at_the_end(driver, results)
+    assert driver.returncode == 0, out + err
+    assert before.items() <= markers(results).items()
+    assert not processes(results), "something is left running"
     assert killed.total() == kills, "the sweep ended before it had been disturbed enough"
     assert record_of(results) == expected
+    print(f"\n{runs} runs, {workers} workers, killed: {dict(killed)}")
     for path in results.glob("runs/*/summary.json"):
         assert json.loads(path.read_text())["tokens_trained"] == 128 * STEPS
     storage = open_storage(None, results)
@@ -56,23 +45,16 @@ def test_kills_of_runs_and_of_the_forkserver(folder, undisturbed, tmp_path, runs
 
 
 @pytest.mark.parametrize(("runs", "kills"), [(2, 1), pytest.param(20, 20, marks=chaos)], ids=["short", "long"])
-def test_kill_of_everything_and_the_same_command_again(folder, undisturbed, tmp_path, runs, kills):
+def test_kill_of_everything_and_the_same_command_again(folder, undisturbed, tmp_path, monkeypatch, runs, kills):
     expected = undisturbed(runs)
-    sweep, results = Sweep(folder, runs), tmp_path / "results"
+    sweep, results, pace = Sweep(folder, runs), tmp_path / "results", Pace(tmp_path, monkeypatch)
     rng = random.Random(kills)
-    done = 0
-    for _ in range(kills):
-        driver = start(*sweep.arguments(results, 2))
-        until(lambda driver=driver: processes(results, "forkserver") or driver.poll() is not None, 120)
-        time.sleep(rng.uniform(0.0, 6.0))
-        done += driver.poll() is None
-        for process in [driver.pid, *processes(results)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        driver.communicate()
-        until(lambda: not processes(results), 30)
+    for number in range(kills):
+        kill_everything(sweep.arguments(results, 2), results, rng)
         before = record_of(results)
         assert before.items() <= expected.items()
+        pace.allow(runs * (number + 1) / (kills + 1))
+    pace.open()
     sweep.run(results, 2)
     assert record_of(results) == expected
-    print(f"\n{runs} runs; everything killed {done} times while the sweep ran, {kills - done} times after its end")
+    print(f"\n{runs} runs; everything killed {kills} times while the sweep ran")

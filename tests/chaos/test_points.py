@@ -1,14 +1,11 @@
 """Death at every named point of a run's life, and at random steps: it recovers, and its weights are bit-equal."""
 
 import json
-import os
 import random
 from pathlib import Path
 
 import pytest
-from disturbed import STEPS, Sweep, record_of
-
-FAULTS = Path(__file__).parent / "faults"
+from disturbed import STEPS, Sweep, record_of, with_faults
 
 LIVES = (
     ["start"],
@@ -28,17 +25,11 @@ def dying(folder: Path, results: Path, faults: dict[str, list[str]], monkeypatch
     """Run the sweep with these faults to its end; how often a process died."""
     described = tmp_path / "faults.json"
     described.write_text(json.dumps(faults))
-    monkeypatch.setattr("tiny.ENVIRONMENT", environment(described))
+    monkeypatch.setattr("tiny.ENVIRONMENT", with_faults(SPARSEDEPTH_FAULTS=described))
     Sweep(folder, len(faults)).run(results, 2, "--runtime", "checkpoint_seconds=0.05")
     flags = {path.name for path in tmp_path.iterdir()} - {described.name, results.name}
     assert flags == {f"{run_id}.{n}" for run_id, points in faults.items() for n in range(len(points))}
     return len(flags)
-
-
-def environment(described: Path) -> dict[str, str]:
-    paths = [str(FAULTS), os.environ.get("PYTHONPATH", "")]
-    known = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**known, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "SPARSEDEPTH_FAULTS": str(described)}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.chaos)], ids=["short", "long"])

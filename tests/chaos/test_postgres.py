@@ -1,13 +1,13 @@
 """The same sweep on a real PostgreSQL server, under kills, with workers of two commands: the same record."""
 
 import random
-import time
+import threading
 from collections import Counter
 
 import optuna
 import pytest
-from disturbed import Sweep, kill_at_random, record_of
-from processes import processes, until
+from disturbed import Pace, Sweep, at_the_end, kill_at_random, record_of
+from processes import markers, processes, until
 from takers import take
 from tiny import definition, sparsedepth, start
 
@@ -18,17 +18,18 @@ ONE = ("--workers", 1, "--runtime", "threads=1")
 
 @pytest.mark.chaos
 @pytest.mark.parametrize(("runs", "workers", "kills"), [(6, 2, 3), (40, 4, 20)], ids=["short", "long"])
-def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, workers, kills):
+def test_kills_on_postgresql(folder, undisturbed, tmp_path, monkeypatch, database, runs, workers, kills):
     """Half of the workers are another command's, as on a second machine that shares the folder."""
     expected = undisturbed(runs)
-    results = tmp_path / "results"
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
     driver = start(*Sweep(folder, runs).arguments(results, workers // 2, "--storage", database.url))
     until(lambda: processes(results, "run") or driver.poll() is not None)
     helper = start("work", results, "--storage", database.url, "--workers", workers // 2, "--max-attempts", 1000)
-    killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills))
-    out, err = driver.communicate(timeout=600)
+    killed = kill_at_random(results, kills, lambda: driver.poll() is not None, random.Random(kills), pace, runs)
+    out, err = at_the_end(driver, results)
     assert driver.returncode == 0, out + err
-    _, helped = helper.communicate(timeout=300)
+    assert killed.total() == kills, "the sweep ended before it had been disturbed enough"
+    _, helped = at_the_end(helper, results)
     assert helper.returncode == 0, helped
     assert not processes(results)
     assert record_of(results) == expected
@@ -45,22 +46,35 @@ def test_kills_on_postgresql(folder, undisturbed, tmp_path, database, runs, work
 
 
 @pytest.mark.chaos
-def test_a_server_that_is_restarted_under_a_sweep(folder, undisturbed, tmp_path, database):
-    """It is away for some seconds while runs end: they are told afterwards, and none is lost or repeated."""
+def test_a_server_that_is_restarted_under_a_sweep(folder, undisturbed, tmp_path, monkeypatch, database):
+    """It is away while runs end: they are told afterwards, and none is lost or repeated."""
     runs = 8
     expected = undisturbed(runs)
-    results = tmp_path / "results"
-    driver = start(*Sweep(folder, runs).arguments(results, 2, "--storage", database.url))
-    for seconds in (0, 8):
-        until(lambda: processes(results, "run") or driver.poll() is not None)
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
+    alone = ("--storage", database.url, "--runtime", "stack=1")
+    driver = start(*Sweep(folder, runs).arguments(results, 2, *alone))
+    said: list[str] = []
+    listener = threading.Thread(target=lambda: said.extend(iter(driver.stderr.readline, "")))
+    listener.start()
+    for ended in (2, 4):
+        until(lambda ended=ended: len([*results.glob("work/*/config.yaml")]) == ended or driver.poll() is not None)
         database.stop()
-        time.sleep(seconds)
+        pace.allow(ended)
+        until(lambda ended=ended: len(markers(results)) == ended or driver.poll() is not None)
+        until(lambda ended=ended: len(lost(said)) == ended / 2 or driver.poll() is not None)
         database.start()
-        time.sleep(3)
-    out, err = driver.communicate(timeout=300)
-    assert driver.returncode == 0, out + err
-    assert "does not answer; trying again" in err and "Traceback" not in err
+    pace.open()
+    driver.wait()
+    listener.join()
+    err = "".join(said)
+    assert driver.returncode == 0, err
+    assert len(lost(said)) == 2 and "Traceback" not in err
     assert record_of(results) == expected
+
+
+def lost(said: list[str]) -> list[str]:
+    """The lines that say that the database is away."""
+    return [line for line in said if "does not answer; trying again" in line]
 
 
 @pytest.mark.chaos

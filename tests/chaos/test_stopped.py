@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from disturbed import Sweep, record_of
+import tiny
+from disturbed import Pace, Sweep, at_the_end, record_of
 from processes import OF, markers, phases, processes, until
-from tiny import ENVIRONMENT
 
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.folder import write_config
@@ -28,7 +28,7 @@ sys.exit({module}.{call}(sys.argv[1:]))
 def impatient(module: str, call: str, grace: float, *arguments: object) -> subprocess.Popen:
     code = IMPATIENT.format(module=module, call=call, grace=grace)
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**ENVIRONMENT, OF: "\n".join(map(str, arguments))}
+    environment = {**tiny.ENVIRONMENT, OF: "\n".join(map(str, arguments))}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -41,20 +41,20 @@ def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
     return scratch, [results, scratch.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
 
 
-def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_path):
+def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_path, monkeypatch):
     expected = undisturbed(1)
-    results = tmp_path / "results"
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
     scratch, arguments = one_run(folder, results)
     first = impatient("sparsedepth.run.execute", "main", 60, *arguments)
     until(lambda: "training" in phases(results) and first.poll() is None)
     os.kill(first.pid, signal.SIGSTOP)
-    assert not markers(results), "it was too fast for this test"
+    pace.open()
     second = impatient("sparsedepth.run.execute", "main", 2, *arguments)
-    assert second.wait(120) == 0
+    assert second.wait() == 0
     before = markers(results)
     assert record_of(results) == expected
     os.kill(first.pid, signal.SIGCONT)
-    _, err = first.communicate(timeout=300)
+    _, err = first.communicate()
     assert first.returncode == 75, f"it should have been interrupted: {err}"
     assert markers(results) == before and record_of(results) == expected
     assert not scratch.failures()
@@ -63,19 +63,21 @@ def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_p
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", ["run", "forkserver"])
-def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, kind):
+def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, monkeypatch, kind):
     """A run, or the forkserver, under which a run then ends unheard."""
     runs = 4
     expected = undisturbed(runs)
-    results = tmp_path / "results"
-    driver = impatient("sparsedepth.cli.main", "run", 2, *Sweep(folder, runs).arguments(results, 1))
-    until(lambda: "training" in phases(results), 120)
+    results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
+    driver = impatient("sparsedepth.cli.main", "run", 5, *Sweep(folder, runs).arguments(results, 1))
+    until(lambda: "training" in phases(results))
     stopped = processes(results, kind)
+    assert stopped
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
+    pace.open()
     stopped_at = time.monotonic()
-    until(lambda: not set(stopped) & set(processes(results)), 180)  # a stack of four goes on to its end
-    print(f"\nreplaced {time.monotonic() - stopped_at:.1f} s after it was stopped; the grace period was 2 s")
-    _, err = driver.communicate(timeout=300)
+    until(lambda: not set(stopped) & set(processes(results)))  # a stack of four goes on to its end
+    print(f"\nreplaced {time.monotonic() - stopped_at:.1f} s after it was stopped; the grace period was 5 s")
+    _, err = at_the_end(driver, results)
     assert driver.returncode == 0, err
     assert record_of(results) == expected

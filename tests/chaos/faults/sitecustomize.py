@@ -6,12 +6,17 @@ once; the file `<run_id>.<n>` beside the JSON says that the n-th has happened.
 
 SPARSEDEPTH_SLOW names a folder: until it has the file `start`, `sparsedepth work` does not get to its first line, and
 until it has `steps`, a step of training takes a second.
+
+SPARSEDEPTH_PACE names a folder whose file `allowed` holds a number: so many runs may train to their end. Each of the
+others waits at a step drawn at random, so that no machine is too fast to be disturbed (`disturbed.Pace`).
 """
 
+import fcntl
 import importlib.abc
 import importlib.machinery
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -49,12 +54,48 @@ def may_hurry(name: str) -> bool:
     return folder is None or Path(folder, name).exists()
 
 
+class Turn:
+    """When the runs of this process, which are a stack, may go on."""
+
+    def __init__(self, run_ids: list[str]) -> None:
+        self.run_ids = run_ids
+        self.parent = os.getppid()
+        self.has_come = "SPARSEDEPTH_PACE" not in os.environ
+
+    def wait(self, run_id: str, step: int, n_steps: int) -> None:
+        """Before a step; an orphan goes on, to see that it is to stop."""
+        if self.has_come or step < random.Random(f"{os.getpid()} {run_id}").randrange(n_steps):
+            return
+        while not self.has_come and os.getppid() == self.parent:
+            self.has_come = self._enter(Path(os.environ["SPARSEDEPTH_PACE"]))
+            time.sleep(0.02)
+
+    def _enter(self, pace: Path) -> bool:
+        """Count the runs among those that are allowed, if so many still are."""
+        with open(pace / "lock", "w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            new = [run_id for run_id in self.run_ids if not (pace / "entered" / run_id).exists()]
+            room = int((pace / "allowed").read_text()) - len(list((pace / "entered").iterdir()))
+            if len(new) > room:
+                return False
+            for run_id in new:
+                (pace / "entered" / run_id).touch()
+        return True
+
+
+turn: Turn | None = None
+"""Of the runs of this process."""
+
+
 def patch_execute(module) -> None:
     """In the run's process, before anything else."""
     original = module.main
 
     def main(arguments):
-        reached(Path(arguments[1]).parent.name, "start")
+        global turn
+        configs = [Path(argument) for argument in arguments[1:] if argument.endswith("config.yaml")]
+        turn = Turn([path.parent.name for path in configs])
+        reached(configs[0].parent.name, "start")
         return original(arguments)
 
     module.main = main
@@ -94,6 +135,8 @@ def patch_batches(module) -> None:
         reached(config.run_id, f"step {step}")
         if not may_hurry("steps"):
             time.sleep(1.0)
+        if turn:
+            turn.wait(config.run_id, step, config.train_tokens // config.batch_tokens)
         return original(corpus, config, step)
 
     module.batch = batch
@@ -141,7 +184,7 @@ def patch_renames() -> None:
     os.replace, os.rename = replaced, renamed
 
 
-if {"SPARSEDEPTH_FAULTS", "SPARSEDEPTH_SLOW"} & {*os.environ}:
+if {"SPARSEDEPTH_FAULTS", "SPARSEDEPTH_SLOW", "SPARSEDEPTH_PACE"} & {*os.environ}:
     while b"\0work\0" in Path("/proc/self/cmdline").read_bytes() and not may_hurry("start"):
         time.sleep(0.2)
     sys.meta_path.insert(0, AfterImport())
