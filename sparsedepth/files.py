@@ -1,17 +1,20 @@
 """Files that are either whole or absent: written aside, flushed to disk, renamed; named by checksum.
 
-A reader never sees half a file: `write_bytes` writes `NAME.tmp-PID`, calls fsync, and renames (atomic on POSIX).
+A reader never sees half a file: `write_bytes` writes `.NAME.tmp-TOKEN`, calls fsync, and renames (atomic on POSIX).
 Locks are files too: `locked`.
 """
 
 import errno
 import fcntl
+import glob
 import hashlib
 import io
 import json
 import os
 import shutil
 import stat
+import time
+import uuid
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,8 @@ from typing import Any
 
 COMPLETE = "complete"
 """The file that is written last into a folder, and says that it is whole."""
+LEFT_SECONDS = 86_400.0
+"""A folder that was being filled, and has not changed for so long, has lost its process."""
 MAX_TEXT_BYTES = 10_000_000
 """A text of ours above this is not read: none comes near."""
 
@@ -29,7 +34,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises ValueError in a complete folder, which never changes.
     """
     refuse_complete(path.parent)
-    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    aside = aside_of(path)
     try:
         with open(aside, "wb") as file:
             file.write(content)
@@ -59,16 +64,26 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def aside_of(path: Path) -> Path:
+    """Where something is written before it gets its name: no other process does, on any machine (process ids recur, in
+    containers always)."""
+    return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
+
+
 @contextmanager
 def appearing(folder: Path) -> Generator[Path]:
     """A hidden folder to fill, which becomes `folder` (absent, or empty) at the end, flushed to disk.
 
-    What is raised inside, or a crash, leaves no `folder`; readers pass over hidden ones.
+    What is raised inside, or a crash, leaves no `folder`; readers pass over hidden ones, and the next that fills
+    `folder` deletes what a killed process left a day ago.
     """
     whole = folder.resolve()
     refuse_complete(whole.parent)
-    aside = whole.with_name(f".{whole.name}.tmp-{os.getpid()}")
+    aside = aside_of(whole)
     aside.mkdir(parents=True)
+    for left in aside.parent.glob(f".{glob.escape(whole.name)}.tmp-*"):
+        if left.is_dir() and time.time() - left.stat().st_mtime > LEFT_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
     try:
         yield aside
         for path in sorted(aside.rglob("*")):

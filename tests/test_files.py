@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 import time
 
@@ -71,3 +72,16 @@ def test_a_second_holder_is_told_that_it_waits(tmp_path):
         order.append("released")
     thread.join()
     assert order == ["waits", "released", "holds"]
+
+
+def test_a_folder_appears_where_killed_processes_left_theirs(tmp_path):
+    """Process ids recur: what one of ours left is in nobody's way. What is a day old is deleted."""
+    old, young = (tmp_path / f".out.tmp-{name}" for name in ("1", os.getpid()))
+    for left in (old, young):
+        left.mkdir()
+        (left / "half").touch()
+    os.utime(old, (0, 0))
+    with files.appearing(tmp_path / "out") as aside:
+        (aside / "whole").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", young.name}
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]

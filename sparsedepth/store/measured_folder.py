@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparsedepth.files import appearing, refuse_complete, write_json
+from sparsedepth.files import appearing, aside_of, refuse_complete, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import folder as record
 from sparsedepth.store.measured_model import MeasuredModel
@@ -16,7 +16,7 @@ from sparsedepth.store.measured_model import MeasuredModel
 
 def check_place(out: Path) -> None:
     """Raises ValueError, one line, unless `out` is absent or an empty folder, and a folder can be made beside it."""
-    aside = _aside(out)
+    aside = aside_of(out.resolve())
     if aside.parent.name == "runs":
         place = aside.parent.with_name("models")
         raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(place)!r}")
@@ -49,9 +49,3 @@ def save_measured(
             if rows := list(rows):
                 record.write_table(aside, table, rows)
         record.finish(aside)
-
-
-def _aside(out: Path) -> Path:
-    """The hidden sibling; readers pass over hidden folders."""
-    whole = out.resolve()
-    return whole.with_name(f".{whole.name}.tmp-{os.getpid()}")

@@ -1,11 +1,13 @@
 """The results folder of a sweep: whose it is, what names it for good, and what dead processes left in it. No torch."""
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
 import time
 import uuid
+from collections.abc import Generator
 from pathlib import Path
 
 import yaml
@@ -17,7 +19,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import folder as record
 from sparsedepth.store.pack import refuse_pack
 
-ASIDE = re.compile(r"^\.(room-\d+|progress-\d+|[a-z0-9.-]*lock-[0-9a-f]{32}|folder-id-[0-9a-f]{32}|.+\.tmp-\d+)$")
+ASIDE = re.compile(r"^\.(room-\d+|progress-\d+|[a-z0-9.-]*lock-[0-9a-f]{32}|folder-id-[0-9a-f]{32}|.+\.tmp-[0-9a-f]+)$")
 """Files that are written aside and renamed at once; one that is older than ASIDE_SECONDS has lost its process."""
 
 ASIDE_SECONDS = 600.0
@@ -28,22 +30,41 @@ def claim(results: Path, definition: SweepDefinition) -> None:
     refuse_pack(results)
     try:
         results.mkdir(parents=True, exist_ok=True)
-        try:
-            before = read_definition(results)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; if {results / DEFINITION} is damaged, delete it: the same command writes it anew"
-            ) from None
-        if before and (before.name, before.base) != (definition.name, definition.base):
-            differing = sorted(
-                key for key in {*before.base, *definition.base} if before.base.get(key) != definition.base.get(key)
-            )
-            what = f"base differs in {', '.join(differing)}" if before.name == definition.name else repr(before.name)
-            raise ValueError(f"{results} holds another sweep ({what}), not {definition.name!r}; choose another --out")
-        content = definition.model_dump(mode="json", exclude_unset=True, exclude={"scales"})
-        files.write_text(results / DEFINITION, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        with _alone(results):
+            _refuse_another(results, definition)
+            content = definition.model_dump(mode="json", exclude_unset=True, exclude={"scales"})
+            files.write_text(results / DEFINITION, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
     except OSError as error:
         raise ValueError(f"{results} cannot be written ({error.strerror}); choose another --out") from None
+
+
+@contextlib.contextmanager
+def _alone(results: Path) -> Generator[None]:
+    """Of two sweeps that claim a fresh folder at one moment, one comes after the other. The folder itself is locked;
+    a file system that knows no locks of folders goes without."""
+    handle = os.open(results, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _refuse_another(results: Path, definition: SweepDefinition) -> None:
+    """Raises ValueError where the folder is another sweep's."""
+    try:
+        before = read_definition(results)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; if {results / DEFINITION} is damaged, delete it: the same command writes it anew"
+        ) from None
+    if before and (before.name, before.base) != (definition.name, definition.base):
+        differing = sorted(
+            key for key in {*before.base, *definition.base} if before.base.get(key) != definition.base.get(key)
+        )
+        what = f"base differs in {', '.join(differing)}" if before.name == definition.name else repr(before.name)
+        raise ValueError(f"{results} holds another sweep ({what}), not {definition.name!r}; choose another --out")
 
 
 def drop_leftovers(results: Path) -> None:

@@ -4,6 +4,8 @@ import os
 import random
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
@@ -12,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from tiny import ENVIRONMENT
 
 from sparsedepth.config.runtime import RuntimeConfig
-from sparsedepth.sweep import driver, storage
+from sparsedepth.sweep import driver, results_folder, storage
 from sparsedepth.sweep import study as queue
 from sparsedepth.sweep.machine import machine
 from sparsedepth.sweep.results_folder import claim, drop_leftovers
@@ -201,3 +203,17 @@ def test_noise_in_the_definition_of_a_folder_is_said(tmp_path):
         claim(tmp_path, sweep(space={"n_layers": [1]}))
     (tmp_path / "sweep.yaml").unlink()
     claim(tmp_path, sweep(space={"n_layers": [1]}))
+
+
+def test_of_two_sweeps_that_claim_a_fresh_folder_at_one_moment_one_is_refused(tmp_path, monkeypatch):
+    write = results_folder.files.write_text
+
+    def slowly(path, content):
+        time.sleep(0.2)  # in which the other would find no definition
+        write(path, content)
+
+    monkeypatch.setattr(results_folder.files, "write_text", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        claims = [pool.submit(claim, tmp_path, sweep(name=name, space={"n_layers": [1]})) for name in ("a", "b")]
+    refused = [error for made in claims if (error := made.exception())]
+    assert len(refused) == 1 and "holds another sweep" in str(refused[0])
