@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparsedepth.plots import by_knob, forest, learning_rate, matrices, pareto, search
+from sparsedepth.plots import by_knob, depth, forest, learning_rate, matrices, pareto, search
 from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
@@ -131,6 +131,7 @@ _CHAIN = "how sparsity, residual variance, effectiveness and loss move together,
 _PROFILES = "layer by layer at the baseline, a line per depth: variance, effect on later layers, usefulness"
 _VARIANCE = "residual variance over depth and over training, a line per setting of each knob"
 _EFFECTS = "what each setting does at each depth: paired difference, interval, noise floor"
+_DEPTH = "does depth pay: loss, needed layers and residual variance against n_layers, a line per setting"
 _MATRICES = "causal and permutation effects by pair of layers, the baseline beside each setting"
 _ANGLES = "how one run's tokens turn from layer to layer (--run), and the angle against depth"
 
@@ -138,6 +139,7 @@ FIGURES: dict[str, FigureKind] = {
     "overview": FigureKind(partial(load_overview, "overview"), "the chain and the profiles on one page"),
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
     "profiles": FigureKind(partial(load_overview, "profiles"), _PROFILES),
+    "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
     "curves": FigureKind(by_knob.curves, "training loss along training, a line per setting of each knob", of_grid=True),
     "variance": FigureKind(by_knob.variance, _VARIANCE, of_grid=True),
     "scores": FigureKind(by_knob.scores, "the layers' scores, a line per setting of each knob", of_grid=True),

@@ -1,0 +1,134 @@
+"""Does depth pay? Loss, blocks that are needed and residual variance against the number of layers, a line per setting.
+
+A setting is what a configuration has away from the baseline (`store.setting`), each at the values that tuning chose. A
+point is the mean over seeds with Student's 95% interval (from three seeds on), of the logarithm where the quantity is
+compared by ratios; a configuration with a diverged seed has none.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.effects.sentences import counted
+from sparsedepth.plots.page import Drawing, NothingToDraw
+from sparsedepth.plots.runs import trained_runs
+from sparsedepth.plots.style import GREY, caption, folded, groups, inert, line_handle, set_scale, setting_styles
+from sparsedepth.quantities import IN_RUNS, axis_label
+from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.setting import read_settings
+from sparsedepth.store.student import mean_interval
+
+if TYPE_CHECKING:
+    from sparsedepth.store.connection import Store
+
+NEEDED = ("needed_layers", "usefulness_loss_increase")
+"""The first of them that the runs have."""
+VARIANCE = "residual_variance_last"
+SPREAD = 0.15
+"""How far apart, in shares of its depth, the first and the last setting's points stand, so that all intervals show."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByDepth:
+    points: pd.DataFrame
+    """Columns: setting (the baseline first), n_layers, quantity, mean, lo, hi (NaN below three seeds), n_seeds."""
+    n_diverged: int
+    """Configurations with a diverged seed."""
+    degenerate: str = ""
+    """Which of the scores say nothing here, and why: a sentence."""
+
+
+def depth(store: "Store") -> Drawing:
+    """Raises NothingToDraw where no setting was run at two depths."""
+    runs, settings = trained_runs(store), read_settings(store)
+    assert settings is not None
+    rows = store.sql(f"SELECT DISTINCT cell_id, {', '.join(CELL_FIELDS)} FROM runs WHERE train_tokens IS NOT NULL").rows
+    words = {cell_id: settings.words(dict(zip(CELL_FIELDS, values, strict=True))) for cell_id, *values in rows}
+    data = by_depth(runs, words)
+    if data.points.empty:
+        raise NothingToDraw("no setting was run at two depths, so there is no line to draw")
+    return Drawing(data=data.points, page=partial(page_of_depths, data))
+
+
+def by_depth(runs: pd.DataFrame, words: Mapping[str, str]) -> ByDepth:
+    """The numbers, from the rows of `runs` that stand for a configuration, and each cell_id's setting."""
+    diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
+    kept = runs[~runs["cell_id"].isin(diverged)].copy()
+    kept["setting"] = kept["cell_id"].map(dict(words))
+    kept = kept[kept.groupby("setting")["n_layers"].transform("nunique") > 1]
+    needed = next((name for name in NEEDED if name in kept and kept[name].notna().any()), None)
+    rows = []
+    for (setting, n_layers), same in kept.groupby(["setting", "n_layers"]):
+        for name in (name for name in (loss_of(runs), needed, VARIANCE) if name is not None and name in kept):
+            values = pd.to_numeric(same[name], errors="coerce").dropna().tolist()
+            if values:
+                rows.append((setting, int(n_layers), name, *_mean_interval(values, name), len(values)))
+    points = pd.DataFrame(rows, columns=["setting", "n_layers", "quantity", "mean", "lo", "hi", "n_seeds"])
+    points = points.astype({"lo": float, "hi": float})
+    order = points["setting"].map(lambda setting: (setting != "baseline", setting.count(","), setting))
+    points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
+    return ByDepth(points=points, n_diverged=len(diverged), degenerate=mark(NEEDED, runs))
+
+
+def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:
+    if not _is_log(values, name):
+        return mean_interval(values)
+    return tuple(None if ends is None else math.exp(ends) for ends in mean_interval([*map(math.log, values)]))
+
+
+def _is_log(values: Sequence[float], name: str) -> bool:
+    return IN_RUNS[name].scale == "log" and min(values) > 0
+
+
+def page_of_depths(data: ByDepth) -> Figure:
+    """A panel per quantity."""
+    points = data.points
+    names, settings = list(dict.fromkeys(points["quantity"])), list(dict.fromkeys(points["setting"]))
+    styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
+    page = Figure(figsize=(max(5.2, 3.5 * len(names)), 3.6), layout="constrained")
+    axes = page.subplots(1, len(names), squeeze=False)[0]
+    for axis, name in zip(axes, names, strict=True):
+        _draw_quantity(axis, points[points["quantity"] == name], styles, name)
+    handles = [line_handle(inert(folded(setting)), style) for setting, style in styles.items()]
+    page.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))
+    text = f"{counted(len(settings), 'setting')}, each at the values that tuning chose, if any: mean over seeds "
+    text += "(geometric on a logarithmic axis), 95% interval."
+    if NEEDED[0] in names:
+        text += " Grey: every block is needed."
+    if data.n_diverged:
+        text += f" Not shown: {counted(data.n_diverged, 'configuration')} with a diverged seed."
+    caption(page, text + data.degenerate)
+    return page
+
+
+def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[str, str, str]], name: str) -> None:
+    depths = sorted(set(points["n_layers"]))
+    if name == NEEDED[0]:
+        every = np.geomspace(depths[0], depths[-1], 50)
+        axis.plot(every, every, color=GREY, linestyle=":", linewidth=1.0)
+    places = dict(
+        zip(styles, np.linspace(-SPREAD / 2, SPREAD / 2, len(styles)) if len(styles) > 1 else [0.0], strict=True)
+    )
+    for (setting,), line in groups(points, "setting"):
+        colour, marker, dashes = styles[setting]
+        x, mean = line["n_layers"] * (1 + places[setting]), line["mean"]
+        errors = [(mean - line["lo"]).fillna(0.0), (line["hi"] - mean).fillna(0.0)]
+        look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
+        axis.errorbar(x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting == "baseline" else 3, **look)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(FixedLocator(depths))
+    axis.xaxis.set_major_formatter(FixedFormatter([str(depth) for depth in depths]))
+    axis.xaxis.set_minor_locator(NullLocator())
+    if _is_log(points["mean"].tolist(), name):
+        set_scale(axis, "y", "log", points["mean"].tolist())
+    axis.set(xlabel="n_layers", ylabel=axis_label(name))
+    axis.xaxis.label.set_color(GREY)

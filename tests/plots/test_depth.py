@@ -1,0 +1,53 @@
+"""Outcomes against depth: settings by name, mean and interval over seeds, nothing from seeds that survived."""
+
+import math
+
+import numpy as np
+import pytest
+from frames import grid
+
+from sparsedepth.plots.depth import by_depth, page_of_depths
+from sparsedepth.quantities import axis_label
+
+
+def summary(config):
+    gain = 0.5 if config.depth_scale == "lns" else 0.0
+    loss = 3.0 - gain * math.log2(config.n_layers / 4) + 0.1 * config.seed
+    return {"val_loss": loss, "needed_layers": config.n_layers / 2, "residual_variance_last": 10.0**config.seed}
+
+
+RUNS = grid({"n_layers": [4, 8], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}, summary)
+WORDS = {row.cell_id: "lns" if row.depth_scale == "lns" else "baseline" for row in RUNS.itertuples()}
+
+
+def test_means_and_intervals_over_seeds():
+    points = by_depth(RUNS, WORDS).points
+    assert list(dict.fromkeys(points["setting"])) == ["baseline", "lns"]
+    assert list(dict.fromkeys(points["quantity"])) == ["val_loss", "needed_layers", "residual_variance_last"]
+    losses = points[points["quantity"] == "val_loss"].set_index(["setting", "n_layers"])
+    assert losses["mean"].tolist() == pytest.approx([3.1, 3.1, 3.1, 2.6])
+    half = 4.302653 * 0.1 / math.sqrt(3)  # t(2, 0.975) s / sqrt(n)
+    assert losses.loc[("lns", 8), ["lo", "hi"]].tolist() == pytest.approx([2.6 - half, 2.6 + half], abs=1e-6)
+    assert set(losses["n_seeds"]) == {3}
+    variance = points[points["quantity"] == "residual_variance_last"].iloc[0]  # 1, 10, 100
+    spread = math.exp(4.302653 * math.log(10) / math.sqrt(3))
+    assert [variance["mean"], variance["lo"], variance["hi"]] == pytest.approx([10, 10 / spread, 10 * spread], rel=1e-5)
+
+
+def test_a_setting_of_one_depth_and_a_diverged_seed_have_no_point():
+    runs = RUNS.copy()
+    runs.loc[(runs["depth_scale"] == "lns") & (runs["n_layers"] == 8) & (runs["seed"] == 1), "outcome"] = "diverged"
+    data = by_depth(runs, WORDS)
+    assert set(data.points["setting"]) == {"baseline"} and data.n_diverged == 1
+    assert by_depth(RUNS[RUNS["n_layers"] == 4], WORDS).points.empty
+
+
+def test_the_page_has_a_panel_per_quantity_and_whole_depths():
+    runs = RUNS.assign(needed_layers=None)
+    page = page_of_depths(by_depth(runs, WORDS))
+    labels = [axis.get_ylabel() for axis in page.axes]
+    assert labels == [axis_label("val_loss"), axis_label("residual_variance_last")]
+    assert [text.get_text() for text in page.axes[0].get_xticklabels()] == ["4", "8"]
+    two = by_depth(RUNS[RUNS["seed"] < 2], WORDS)
+    assert np.isnan(two.points["lo"]).all()
+    assert "every block is needed" in " ".join(page_of_depths(two).get_supxlabel().split())
