@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from sparsedepth.effects.knobs import changed, find_knobs, labels
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, trained_runs
+from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, sources, trained_runs
 from sparsedepth.plots.style import (
     GREY,
     caption,
@@ -42,6 +42,8 @@ ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
 """Panels along training, with the names of their x axes; the others are over layers."""
 MOST_PANELS = 9
 """On a page."""
+PLACE = " in "
+"""Between a setting and the results folder that it is from, where there are several."""
 ALL_RUNS = "n_layers"
 """Names the row of a store in which nothing but depth was varied."""
 
@@ -128,14 +130,14 @@ def _lines(moved: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
 
 def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
     """Per knob, the finished runs that moved no other one: columns run_id, n_layers, knob, setting; settings in the
-    knob's order. Without a knob, all finished runs, under ALL_RUNS."""
+    knob's order, each by its folder where there are several. Without a knob, all finished runs, under ALL_RUNS."""
     finished = runs[runs["outcome"] == "ok"]
+    places = sources(finished).map(lambda name: f"{PLACE}{name}" if name else "")
     knobs = find_knobs(runs)
     if not knobs:
         depths = finished.sort_values("n_layers")
-        return depths[["run_id", "n_layers"]].assign(
-            knob=ALL_RUNS, setting=depths["n_layers"].map("n_layers={}".format)
-        )
+        named = depths["n_layers"].map("n_layers={}".format) + places.loc[depths.index]
+        return depths[["run_id", "n_layers"]].assign(knob=ALL_RUNS, setting=named)
     away = changed(finished, knobs)
     parts = []
     for knob in knobs:
@@ -143,7 +145,8 @@ def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
         kept = finished[others == others.groupby(finished["n_layers"]).transform("min")]
         part = kept[["run_id", "n_layers"]].assign(knob=knob.name, setting=labels(kept, knob))
         order = {setting: i for i, setting in enumerate(knob.settings)}
-        parts.append(part.sort_values("setting", key=lambda column, order=order: column.map(order), kind="stable"))
+        part = part.sort_values("setting", key=lambda column, order=order: column.map(order), kind="stable")
+        parts.append(part.assign(setting=part["setting"] + places.loc[part.index]))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -177,7 +180,7 @@ def page_of_lines(by_setting: Lines) -> Figure:
         height = -(-len(settings) // n_columns)
         axes[i][0].set_title("\n".join(" " * height), fontsize=8.5)  # room for the legend, which may be wider
         legend = axes[i][0].legend(  # on the left, above its row: a narrow window shows it
-            handles=[line_handle(inert(short(setting)), style) for setting, style in styles.items()],
+            handles=[line_handle(inert(_named(setting)), style) for setting, style in styles.items()],
             loc="lower left", bbox_to_anchor=(-0.02, 1.0), fontsize=7.5, ncols=n_columns,
             borderaxespad=0.2,
         )  # fmt: skip
@@ -194,6 +197,12 @@ def page_of_lines(by_setting: Lines) -> Figure:
         text += f" Not shown, since their settings lie closer together: {', '.join(map(inert, left_out))}."
     caption(page, text + by_setting.degenerate)
     return page
+
+
+def _named(setting: str) -> str:
+    """A setting in a legend, cut where it is long; the folder that it is from stays whole."""
+    name, _, place = setting.partition(PLACE)
+    return f"{short(name)}{PLACE}{place}" if place else short(name)
 
 
 def _quantity(panel: str) -> Quantity:

@@ -29,7 +29,7 @@ def measured_beside(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     by_cell = {cell: rows for cell, rows in here.groupby("cell_id", sort=True)}
     cells = [_cell_of(str(name), rows) for name, rows in by_cell.items()]
     tuned = frozenset(tuned_fields(known))
-    unstated = [field for field in CELL_FIELDS if here[field].isna().all()]
+    unstated = [field for field in CELL_FIELDS if len(here) and here[field].isna().all()]
     asked = [
         Cell(
             cell_id="",

@@ -41,6 +41,13 @@ def test_a_knob_has_the_runs_that_moved_no_other(runs):
     assert len(moved) == 2 * 2 * 3 * 2
 
 
+def test_a_setting_of_two_folders_is_two_lines(runs):
+    folders = runs["seed"].map("/x/sweep{}/runs/a".format)
+    moved = single_moves(runs.assign(folder=folders))
+    settings = set(moved.loc[moved["knob"] == "weight_decay", "setting"])
+    assert settings == {f"weight_decay={value} in sweep{seed}" for value in ("0", "0.3") for seed in (0, 1)}
+
+
 def test_means_and_ranges_over_seeds_at_both_ends_of_depth(runs):
     found = lines(runs, rows_of(runs), over_training=True)
     assert set(found.rows["n_layers"]) == {2, 8}
