@@ -18,7 +18,7 @@ import pandas as pd
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.effects.contrast import Contrast, Interaction, compare, contrasts, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.intervals import correct, estimate, moderate
+from sparsedepth.effects.intervals import correct, doubt_shared_baselines, estimate, moderate
 from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store.query_result import QueryResult
@@ -59,7 +59,7 @@ def judge(family: Sequence[Contrast]) -> list[Contrast]:
     by_depth: dict[int | None, list[Contrast]] = {}
     for contrast in moderate(family):
         by_depth.setdefault(contrast.n_layers, []).append(contrast)
-    judged = {depth: iter(correct(contrasts)) for depth, contrasts in by_depth.items()}
+    judged = {depth: iter(doubt_shared_baselines(correct(contrasts))) for depth, contrasts in by_depth.items()}
     return [next(judged[contrast.n_layers]) for contrast in family]
 
 

@@ -94,6 +94,8 @@ class Added:
 
     variance: float
     df: float
+    baseline: frozenset[str] = frozenset()
+    """The cells of the baseline, where it is the choice of their value: contrasts with the same ones share it."""
 
 
 def with_added(effect: Estimate, added: Sequence[Added]) -> Estimate:
@@ -237,6 +239,40 @@ def correct(family: Sequence[J]) -> list[J]:
         replace(judged, p_holm=None if judged.effect.p is None else next(adjusted), n_tested=max(len(p_values), 1))
         for judged in family
     ]
+
+
+def doubt_shared_baselines(family: Sequence[J]) -> list[J]:
+    """The same effects at one depth, corrected. A baseline whose tuned value was badly chosen puts all settings on one
+    side of it, and so do its contrasts tell of it: a verdict that would not be, less that, is barred. With m the median
+    over J >= 3 contrasts of effect less excess, v the variance that the baseline's choice adds, and e^2 the rest of
+    theirs, or how far these lie apart where that is more, the choice's part is expected to be m v / (v + pi e^2 / 2J).
+    """
+    by_baseline: dict[frozenset[str], list[Judged]] = {}
+    for judged in family:
+        if (shared := _of_baseline(judged)) and judged.effect.error is not None:
+            by_baseline.setdefault(shared.baseline, []).append(judged)
+    return [
+        _doubted(judged, by_baseline[shared.baseline], shared.variance)
+        if (shared := _of_baseline(judged)) and len(by_baseline.get(shared.baseline, ())) >= 3
+        else judged
+        for judged in family
+    ]
+
+
+def _of_baseline(judged: Judged) -> Added | None:
+    return next((term for term in judged.added if term.baseline), None)
+
+
+def _doubted(judged: J, beside: Sequence[Judged], variance: float) -> J:
+    rest_J = np.array([(other.effect.mean or 0.0) - other.excess for other in beside])
+    apart = max(float(np.mean([(other.effect.error or 0.0) ** 2 for other in beside])) - variance, rest_J.var(ddof=1))
+    median = float(np.median(rest_J))
+    share = variance / (variance + math.pi / 2 * apart / len(beside))
+    doubt = (
+        f"the {len(beside)} settings lie {median:+.3g} from this baseline (median), as if its tuned value were at fault"
+    )
+    doubted = replace(judged, excess=judged.excess + median * share, tuning_doubt=doubt)
+    return doubted if doubted.uneven and not judged.uneven else judged
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

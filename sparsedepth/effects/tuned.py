@@ -108,7 +108,8 @@ def terms(rows: pd.DataFrame, weights: pd.Series | None = None) -> tuple[Added, 
         variance_C = known.groupby(f"cell_id{end}")[f"tuning_variance{end}"].first().astype(float)
         variance = float((weight_C**2 * variance_C).sum())
         if variance > 0:
-            added.append(Added(variance=variance, df=float(known[f"tuning_df{end}"].min())))
+            cells = frozenset(weight_C.index) if end else frozenset[str]()
+            added.append(Added(variance=variance, df=float(known[f"tuning_df{end}"].min()), baseline=cells))
     return tuple(added)
 
 

@@ -8,26 +8,30 @@ squares on the means over tuning seeds:
 r: roughness, what a value does beside the smooth curve with every seed alike; e: seeds, s^2/S. A curve of four values
 or more has its own k; one of three takes the k of all curves together. Over all curves of a sweep
 
-    var(r) = max(0, residual mean square - s^2/S)      s^2: values x seeds of the tuning, less both means
+    var(r): restricted maximum likelihood, of the means over all runs at each value, whose error is known:
+            s^2 over values x seeds of the tuning, less both means, and w^2 of each seed, which all values share
+
+The means that chose a value flatter it, and runs that had no part in that make them twice as sure. What a seed does to
+all curves alike is taken off first.
 
 The *excess* of the chosen value is what its loss lies above the lowest point of the smooth curve within a step,
 
     D = r_b - min over |u| <= step of (b u + (k/2) u^2)
 
-and its distribution is the posterior given every run at these values, those of the results among them: b and k have a
-flat prior, r has N(0, var(r)), and a value's mean the error of its runs (s^2 each, and w^2 of each seed, which all
-values share). Few tuning seeds chose a value that flattered them; seeds that had no part in it show that. An excess
-that all configurations have cancels between two sides, so that what a side adds to the mean square of an effect is
+and its distribution is the posterior given every run at these values, those of the results among them: with k_0 the
+bend of all curves and h the step, b has the prior N(0, (k_0 h)^2), k N(k_0, (k_0 / 2)^2), r N(0, var(r)), and a
+value's mean the error of its runs. Few tuning seeds chose a value that flattered them; seeds that had no part in it
+show that. An excess that all configurations have cancels between two sides, so that what a side adds to the mean
+square of an effect is
 
     variance = var(D) + (mean(D) - its mean over the n curves)^2 n / (n - 1)
 
-With one tuning seed s^2 is that of the other seeds at one value; without any it stays in var(r): the seed that chose
-the value flatters it as much.
+With one tuning seed s^2 is that of the other seeds at one value; without any it stays in var(r).
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,7 +56,8 @@ class Curve:
     """by value and tuning seed, (K, S); inf where a run diverged"""
     chosen: int
     fresh: np.ndarray | None = None
-    """by value and seed that had no part in the choice, (K, F); NaN where none was run, or it diverged"""
+    """by value and seed that had no part in the choice, the same F in all curves, (K, F); NaN where none was run, or it
+    diverged"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +91,20 @@ class _Near:
     runs: np.ndarray
     """losses by value and seed, those of the tuning first; NaN where there is none, (K, S + F)"""
 
+    @property
+    def count(self) -> np.ndarray:
+        """Of runs at each value, (K,)"""
+        return np.isfinite(self.runs).sum(axis=1)
+
+    @property
+    def all_means(self) -> np.ndarray:
+        """Over all runs at each value, (K,)"""
+        return np.nansum(self.runs, axis=1) / self.count
+
 
 def landscapes(curves: Sequence[Curve]) -> list[Landscape]:
     """The landscape of every curve of a sweep, whose roughness is one."""
+    curves = _without_seeds(curves, _seed_noise(curves)[0])
     near = [_near(curve) for curve in curves]
     bend = _common_bend([part for part in near if len(part.away) >= 3])
     fits = [_fit(part, bend) for part in near]
@@ -97,10 +113,8 @@ def landscapes(curves: Sequence[Curve]) -> list[Landscape]:
         return [Landscape(optimum=None, half_width=None, variance=None, df=0) for _ in curves]
     spread = sum(fit.squares for fit in fits) / df
     noise, noise_df, shared = _seed_noise(curves)
-    n_seeds = float(np.mean([part.n_seeds for part in near]))
-    per_mean = noise / n_seeds if n_seeds > 1 else 0.0
-    rough = max(0.0, spread - per_mean)
-    doubt = spread**2 / df + (per_mean**2 / noise_df if noise_df else 0.0)
+    rough, error, unsure = _roughness(near, bend, noise, shared)
+    doubt = unsure + (error**2 / noise_df if noise_df else 0.0)
     roughness = _Roughness(
         variance=rough, spread=spread, noise=noise, shared=shared, df=df,
         certainty=max(1.0, rough**2 / doubt) if rough else df,
@@ -132,6 +146,62 @@ class _Roughness:
     """degrees of freedom of variance (Satterthwaite)"""
 
 
+def _roughness(near: Sequence[_Near], bend: float, noise: float, shared: float) -> tuple[float, float, float]:
+    """var(r), by restricted maximum likelihood, of all runs' means around their smooth curves; the error's variance of
+    a mean there; and half the variance of var(r)."""
+    squares, errors = [np.zeros(0)], [np.zeros(0)]
+    for part in near:
+        if len(part.away) < 3:
+            continue
+        mean_K, error_KK = _means_with_error(part, noise, shared)
+        columns_KP = np.stack([np.ones_like(part.away), part.away, part.away**2 / 2], axis=1)
+        if len(part.away) == 3:
+            columns_KP, mean_K = columns_KP[:, :2], mean_K - bend * columns_KP[:, 2]
+        apart_KR = np.linalg.svd(columns_KP)[0][:, columns_KP.shape[1] :]
+        error_R, axes_RR = np.linalg.eigh(apart_KR.T @ error_KK @ apart_KR)
+        squares.append((axes_RR.T @ apart_KR.T @ mean_K) ** 2)
+        errors.append(error_R)
+    square_R, error_R = np.concatenate(squares), np.maximum(np.concatenate(errors), 0.0) + 1e-12
+    rough_G = np.append(0.0, np.geomspace(1e-6, 10.0, 600)) * (square_R.mean() + error_R.mean())
+    total_GR = rough_G[:, None] + error_R
+    best = int((np.log(total_GR) + square_R / total_GR).sum(axis=1).argmin())
+    weight_R = total_GR[best] ** -2
+    return float(rough_G[best]), float(weight_R @ error_R / weight_R.sum()), float(1 / weight_R.sum())
+
+
+def _without_seeds(curves: Sequence[Curve], noise: float) -> list[Curve]:
+    """The curves less what a seed does to all of them alike, where they have the same ones. How much of the rise from
+    the tuning's seeds to the others is such, and how much the choice's, is told by how far the seeds lie apart."""
+    fresh_F = [c.fresh[c.chosen] for c in curves if c.fresh is not None]
+    if len(curves) < 3 or len({c.losses.shape[1] for c in curves}) > 1 or len({*map(len, fresh_F)}) > 1:
+        return list(curves)
+    tuning_RS = np.concatenate([c.losses[np.isfinite(c.losses).all(axis=1)] for c in curves])
+    whole = [row for row in fresh_F if np.isfinite(row).all()]
+    blocks = [rows for rows in (tuning_RS, np.stack(whole) if whole else np.zeros((0, 0))) if min(rows.shape) > 1]
+    squares = sum(float((_of_seeds(rows) ** 2).sum()) - noise * (rows.shape[1] - 1) / len(rows) for rows in blocks)
+    common = max(0.0, squares / max(1, sum(rows.shape[1] - 1 for rows in blocks)))
+    rises = [
+        float(row[np.isfinite(row)].mean() - c.losses[c.chosen].mean())
+        for c, row in zip(curves, fresh_F, strict=False)
+        if np.isfinite(row).any()
+    ]
+    rise = common / (common + noise / len(rises)) * float(np.mean(rises)) if common and rises else 0.0
+    of_seed_S = _of_seeds(tuning_RS)
+    return [replace(c, losses=c.losses - of_seed_S, fresh=None if c.fresh is None else c.fresh - rise) for c in curves]
+
+
+def _of_seeds(loss_RS: np.ndarray) -> np.ndarray:
+    """The mean of each seed over rows, less the mean of all."""
+    return loss_RS.mean(axis=0) - loss_RS.mean() if len(loss_RS) else np.zeros(loss_RS.shape[1])
+
+
+def _means_with_error(part: _Near, noise: float, shared: float) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of all runs at each value, and the covariance of its error: (K,), (K, K)."""
+    known_KS = np.isfinite(part.runs).astype(float)
+    alike_KK = known_KS @ known_KS.T / np.outer(part.count, part.count)
+    return part.all_means, noise * np.diag(1 / part.count) + shared * alike_KK
+
+
 def _near(curve: Curve) -> _Near:
     first, last = max(0, curve.chosen - STEPS), curve.chosen + STEPS + 1
     x_K, y_K = curve.values[first:last], curve.losses[first:last].mean(axis=1)
@@ -155,7 +225,7 @@ def _common_bend(near: Sequence[_Near]) -> float:
         line_K2 = np.stack([np.ones_like(part.away), part.away], axis=1)
         square_K = part.away**2 / 2
         rest_K = square_K - line_K2 @ np.linalg.lstsq(line_K2, square_K, rcond=None)[0]
-        above, below = above + float(rest_K @ part.means), below + float(rest_K @ rest_K)
+        above, below = above + float(rest_K @ part.all_means), below + float(rest_K @ rest_K)
     return above / below if below else 0.0
 
 
@@ -208,12 +278,17 @@ def _seed_noise(curves: Sequence[Curve]) -> tuple[float, int, float]:
             shared_df += n_seeds - 1
     if df:
         return squares / df, df, max(0.0, shared / shared_df)
+    for known_F in _of_one_value(curves):
+        squares, df = squares + float(((known_F - known_F.mean()) ** 2).sum()), df + len(known_F) - 1
+    return (squares / df if df else 0.0), df, 0.0
+
+
+def _of_one_value(curves: Sequence[Curve]) -> Iterator[np.ndarray]:
+    """The losses at each value of the seeds that had no part in the choice, where two or more are finite."""
     for curve in curves:
         for value_F in () if curve.fresh is None else curve.fresh:
-            known_F = value_F[np.isfinite(value_F)]
-            if len(known_F) > 1:
-                squares, df = squares + float(((known_F - known_F.mean()) ** 2).sum()), df + len(known_F) - 1
-    return (squares / df if df else 0.0), df, 0.0
+            if np.isfinite(value_F).sum() > 1:
+                yield value_F[np.isfinite(value_F)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,15 +303,11 @@ class _Excess:
 
 def _excess(part: _Near, bend: float, roughness: _Roughness) -> _Excess:
     """The excess of the chosen value, by draws of slope, bend and the value's roughness from their posterior."""
-    known_KS = np.isfinite(part.runs)
-    count_K = known_KS.sum(axis=1)
-    mean_K = np.nansum(part.runs, axis=1) / count_K
-    alike_KK = known_KS.astype(float) @ known_KS.T / np.outer(count_K, count_K)
-    error_KK = roughness.noise * np.diag(1 / count_K) + roughness.shared * alike_KK
+    mean_K, error_KK = _means_with_error(part, roughness.noise, roughness.shared)
     error_KK += (roughness.variance + 1e-12) * np.eye(len(mean_K))
     columns_KP = np.stack([np.ones_like(part.away), part.away, part.away**2 / 2], axis=1)
     weight_KK = np.linalg.inv(error_KK)
-    prior_P = np.array([0.0, 1 / max(bend * part.step, 1e-9) ** 2, 1 / max(bend, 1e-9) ** 2])
+    prior_P = np.array([0.0, 1 / max(bend * part.step, 1e-9) ** 2, 4 / max(bend, 1e-9) ** 2])
     covariance_PP = np.linalg.inv(columns_KP.T @ weight_KK @ columns_KP + np.diag(prior_P))
     theta_P = covariance_PP @ (columns_KP.T @ weight_KK @ mean_K + prior_P * np.array([0.0, 0.0, bend]))
     rng = np.random.default_rng(0)

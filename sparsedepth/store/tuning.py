@@ -124,7 +124,8 @@ def tuning_columns(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str,
         of_runs |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
         if len(losses) > 1 and all(isinstance(value, int | float) and value > 0 for point in losses for value in point):
             choices.append((list(roles), losses, _fresh(tuned, group, losses)))
-    curves = [_curve(losses, fresh, axis) for _, losses, fresh in choices for axis in range(len(tuned.fields))]
+    seeds = sorted({seed for _, _, fresh in choices for by_seed in fresh.values() for seed in by_seed})
+    curves = [_curve(losses, fresh, seeds, axis) for _, losses, fresh in choices for axis in range(len(tuned.fields))]
     shapes = iter(landscapes(curves))
     for run_ids, losses, _ in choices:
         known = _facts(losses, [next(shapes) for _ in tuned.fields])
@@ -186,7 +187,7 @@ def _means(losses: Losses) -> dict[Point, float]:
     return {point: fmean(by_seed.values()) if len(by_seed) == most else math.inf for point, by_seed in losses.items()}
 
 
-def _curve(losses: Losses, fresh: Losses, axis: int) -> "Curve":
+def _curve(losses: Losses, fresh: Losses, seeds: Sequence[int], axis: int) -> "Curve":
     """The losses along one field, the others at their best."""
     from numpy import array, log
 
@@ -195,7 +196,6 @@ def _curve(losses: Losses, fresh: Losses, axis: int) -> "Curve":
     best, _ = best_point(_means(losses))
     most = max(map(len, losses.values()))
     line = sorted(point for point in losses if (*point[:axis], *point[axis + 1 :]) == (*best[:axis], *best[axis + 1 :]))
-    seeds = sorted({seed for point in line for seed in fresh[point]})
     return Curve(
         values=log(array([point[axis] for point in line])),
         losses=array(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedepth.effects.intervals import estimate, holm
+from sparsedepth.effects.intervals import Added, Judged, doubt_shared_baselines, estimate, holm, student
 from sparsedepth.store.student import t_critical, two_sided_p
 
 
@@ -77,3 +77,28 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
     assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     assert [adjusted[i] for i in order] == sorted(adjusted)
+
+
+def against_one_baseline(means, chosen_badly=0.1**2):
+    """Effects of error .12 or so against a baseline whose choice adds this variance."""
+    shared = (Added(variance=chosen_badly, df=20, baseline=frozenset({"cell"})),)
+    error = math.sqrt(chosen_badly + 0.05**2)
+    effects = [student(mean, error, 30, 6) for mean in means]
+    return [
+        Judged(effect=effect, unit="nat/token", by_seed=(), floor=0.05, p_holm=effect.p, added=shared, excess=0.0)
+        for effect in effects
+    ]
+
+
+def test_a_baseline_that_all_settings_lie_below_is_in_doubt():
+    """Of -.3 as the median of five the choice explains .01 / (.01 + pi .0025 / 10), nearly all; of an effect of -.4
+    among four of 0 nothing; and two contrasts tell nothing of their baseline."""
+    together = doubt_shared_baselines(against_one_baseline([-0.3, -0.31, -0.3, -0.29, -0.3]))
+    assert {judged.verdict for judged in together} == {"not distinguishable"}
+    assert together[0].excess == pytest.approx(-0.3 * 0.01 / (0.01 + math.pi * 0.0025 / 10))
+    assert together[0].uneven.startswith("the 5 settings lie -0.3 from this baseline (median)")
+    alone = doubt_shared_baselines(against_one_baseline([-0.4, 0.0, 0.01, -0.01, 0.0]))
+    assert [judged.verdict for judged in alone] == ["lower"] + ["not distinguishable"] * 4
+    assert {judged.verdict for judged in doubt_shared_baselines(against_one_baseline([-0.3, -0.31]))} == {"lower"}
+    sure = doubt_shared_baselines(against_one_baseline([-0.3, -0.31, -0.3], chosen_badly=1e-6))
+    assert {judged.verdict for judged in sure} == {"lower"}

@@ -12,9 +12,19 @@ import pandas as pd
 import pytest
 
 from sparsedepth.effects.contrast import noise_and_floor
-from sparsedepth.effects.intervals import Added, Judged, correct, estimate, moderate, with_added
+from sparsedepth.effects.intervals import (
+    Added,
+    Judged,
+    correct,
+    doubt_shared_baselines,
+    estimate,
+    moderate,
+    with_added,
+)
 from sparsedepth.store.landscape import Curve, landscapes
 
+WIDE = {"noisy, steep", "noisy, a cliff", "noisy, a seed moves all"}
+"""Whose intervals are wider than they need be; 0.97 is wanted of the others, beside the error of 300 draws."""
 STEP = math.log(2)
 N_CONFIGURATIONS = 8
 CLEAN = {"seed_sd": 0.03, "n_tuning": 3, "n_results": 3}
@@ -80,7 +90,8 @@ def judged(curves, results, at_end):
         by_seed = results[number] - results[0]
         noise, floor = noise_and_floor(pd.DataFrame({"value": results[number], "value_baseline": results[0]}))
         here, base = shapes[number], shapes[0]
-        added = tuple(Added(variance=shape.variance, df=shape.df) for shape in (here, base) if shape.variance)
+        sides = ((here, frozenset()), (base, frozenset({"the baseline"})))
+        added = tuple(Added(variance=s.variance, df=s.df, baseline=cells) for s, cells in sides if s.variance)
         family.append(
             Judged(
                 effect=with_added(estimate(by_seed), added),
@@ -94,7 +105,7 @@ def judged(curves, results, at_end):
                 tuning_flaw="an end" if at_end[number] or at_end[0] else "",
             )
         )
-    return correct(moderate(family))
+    return doubt_shared_baselines(correct(moderate(family)))
 
 
 def draws(n, effect=0.0, **world):
@@ -123,7 +134,7 @@ def test_a_few_draws():
 def test_intervals_cover_and_nothing_is_called_lower_without_an_effect(world):
     covered, false, worst, _ = draws(300, **WORLDS[world])
     print(f"{world}: covered {covered:.3f}, false {false:.3f}, with the worst choices of a baseline {worst:.3f}")
-    assert covered >= 0.93 and false <= 0.05 and worst <= 0.2
+    assert 0.93 <= covered <= (0.99 if world in WIDE else 0.98) and false <= 0.02 and worst <= 0.1
 
 
 @pytest.mark.slow
@@ -133,7 +144,7 @@ def test_intervals_cover_and_nothing_is_called_lower_without_an_effect(world):
     [
         ({**CLEAN}, 0.12, 0.5),
         ({**CLEAN, "n_results": 6}, 0.12, 0.8),
-        ({**CLEAN, "rough": 0.02}, 0.2, 0.8),
+        ({**CLEAN, "rough": 0.02}, 0.2, 0.75),
         ({**CLEAN, "bend": 0.005}, 0.12, 0.4),
         ({**NOISY}, 0.4, 0.45),
         ({**NOISY, "n_tuning": 6}, 0.4, 0.7),

@@ -1,6 +1,7 @@
 """Landscapes of a tuned value: a parabola by hand, roughness that was planted, and what choosing adds."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,3 +95,19 @@ def test_seeds_that_had_no_part_in_a_choice_show_what_it_is_worth():
         shape, *_ = landscapes([tuned, *others])
         excess[height], rivals[height] = shape.excess, shape.rivals
     assert excess[0.2] > excess[0.0] + 0.05 and pytest.approx(STEP) in rivals[0.2]
+
+
+def test_what_a_seed_does_to_all_curves_alike_is_no_roughness():
+    """Eight smooth curves; the seeds that chose lie 5 apart, and the others up to 5 above them, in every curve."""
+    rng = np.random.default_rng(3)
+    plain, shifted = [], []
+    for _ in range(8):
+        smooth_K = 0.1 * (np.arange(4) - 1.5 + rng.uniform(-0.5, 0.5)) ** 2
+        seen_KS = smooth_K[:, None] + 0.14 * rng.standard_normal((4, 8))
+        chosen = int(seen_KS[:, :2].mean(axis=1).argmin())
+        fresh_KF = np.where(np.arange(4)[:, None] == chosen, seen_KS[:, 2:], np.nan)
+        tuned = replace(curve(seen_KS[:, :2], chosen=chosen), fresh=fresh_KF)
+        plain.append(tuned)
+        shifted.append(replace(tuned, losses=tuned.losses + np.array([0.0, 5.0]), fresh=fresh_KF + np.arange(6)))
+    added, as_well = (np.mean([shape.variance for shape in landscapes(curves)]) for curves in (plain, shifted))
+    assert as_well < 1.5 * added + 0.02**2
