@@ -171,7 +171,10 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     views: dict[Table, tuple[int, int]] = {}
     schema = _rows_schema()
     content, compression = io.BytesIO(), compression_of(sum(rows.nbytes for rows in tables.values()), level)
-    with pq.ParquetWriter(content, schema, compression=compression, compression_level=level) as writer:
+    numbers = [field.name for field in schema if pa.types.is_floating(field.type)]
+    others = [name for name in schema.names if name not in numbers]  # a dictionary of numbers that all differ is lost
+    encoding: Any = {"use_dictionary": others, "use_byte_stream_split": numbers}
+    with pq.ParquetWriter(content, schema, compression=compression, compression_level=level, **encoding) as writer:
         end = 0
         for view, rows in tables.items():
             columns = {name: rows[name] for name in rows.column_names} | {"view": _repeated(view, len(rows))}
