@@ -59,7 +59,10 @@ def judge(family: Sequence[Contrast]) -> list[Contrast]:
     by_depth: dict[int | None, list[Contrast]] = {}
     for contrast in moderate(family):
         by_depth.setdefault(contrast.n_layers, []).append(contrast)
-    judged = {depth: iter(doubt_shared_baselines(correct(contrasts))) for depth, contrasts in by_depth.items()}
+    judged = {
+        depth: iter(doubt_shared_baselines(correct(contrasts), [contrast.knob for contrast in contrasts]))
+        for depth, contrasts in by_depth.items()
+    }
     return [next(judged[contrast.n_layers]) for contrast in family]
 
 

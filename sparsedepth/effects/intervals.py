@@ -14,6 +14,7 @@ covers at most 1 - 2^(1-n) of the time (75% at n = 3). Student's interval covers
 it is given from n = 3 on (`store.student`).
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -241,18 +242,20 @@ def correct(family: Sequence[J]) -> list[J]:
     ]
 
 
-def doubt_shared_baselines(family: Sequence[J]) -> list[J]:
-    """The same effects at one depth, corrected. A baseline whose tuned value was badly chosen puts all settings on one
-    side of it, and so do its contrasts tell of it: a verdict that would not be, less that, is barred. With m the median
-    over J >= 3 contrasts of effect less excess, v the variance that the baseline's choice adds, and e^2 the rest of
-    theirs, or how far these lie apart where that is more, the choice's part is expected to be m v / (v + pi e^2 / 2J).
+def doubt_shared_baselines(family: Sequence[J], knobs: Sequence[str]) -> list[J]:
+    """The same effects at one depth, corrected; `knobs` are what each of them moves. A baseline whose tuned value was
+    badly chosen puts all settings on one side of it, and so do its contrasts tell of it: a verdict that would not be,
+    less that, is barred. With m the median over J contrasts of effect less excess, v the variance that the baseline's
+    choice adds, and e^2 the rest of theirs, or how far these lie apart where that is more, the choice's part is
+    expected to be m v / (v + pi e^2 / 2J). It takes three knobs: the settings of one, as of depth, are expected to lie
+    on one side.
     """
-    by_baseline: dict[frozenset[str], list[Judged]] = {}
-    for judged in family:
+    by_baseline: dict[frozenset[str], dict[str, list[Judged]]] = {}
+    for judged, knob in zip(family, knobs, strict=True):
         if (shared := _of_baseline(judged)) and judged.effect.error is not None:
-            by_baseline.setdefault(shared.baseline, []).append(judged)
+            by_baseline.setdefault(shared.baseline, {}).setdefault(knob, []).append(judged)
     return [
-        _doubted(judged, by_baseline[shared.baseline], shared.variance)
+        _doubted(judged, list(itertools.chain(*by_baseline[shared.baseline].values())), shared.variance)
         if (shared := _of_baseline(judged)) and len(by_baseline.get(shared.baseline, ())) >= 3
         else judged
         for judged in family

@@ -90,15 +90,21 @@ def against_one_baseline(means, chosen_badly=0.1**2):
     ]
 
 
+def doubted(family, knobs=None):
+    return doubt_shared_baselines(family, knobs or [str(i) for i in range(len(family))])
+
+
 def test_a_baseline_that_all_settings_lie_below_is_in_doubt():
     """Of -.3 as the median of five the choice explains .01 / (.01 + pi .0025 / 10), nearly all; of an effect of -.4
     among four of 0 nothing; and two contrasts tell nothing of their baseline."""
-    together = doubt_shared_baselines(against_one_baseline([-0.3, -0.31, -0.3, -0.29, -0.3]))
+    together = doubted(against_one_baseline([-0.3, -0.31, -0.3, -0.29, -0.3]))
     assert {judged.verdict for judged in together} == {"not distinguishable"}
     assert together[0].excess == pytest.approx(-0.3 * 0.01 / (0.01 + math.pi * 0.0025 / 10))
     assert together[0].uneven.startswith("the 5 settings lie -0.3 from this baseline (median)")
-    alone = doubt_shared_baselines(against_one_baseline([-0.4, 0.0, 0.01, -0.01, 0.0]))
+    alone = doubted(against_one_baseline([-0.4, 0.0, 0.01, -0.01, 0.0]))
     assert [judged.verdict for judged in alone] == ["lower"] + ["not distinguishable"] * 4
-    assert {judged.verdict for judged in doubt_shared_baselines(against_one_baseline([-0.3, -0.31]))} == {"lower"}
-    sure = doubt_shared_baselines(against_one_baseline([-0.3, -0.31, -0.3], chosen_badly=1e-6))
+    assert {judged.verdict for judged in doubted(against_one_baseline([-0.3, -0.31]))} == {"lower"}
+    sure = doubted(against_one_baseline([-0.3, -0.31, -0.3], chosen_badly=1e-6))
     assert {judged.verdict for judged in sure} == {"lower"}
+    depths = doubted(against_one_baseline([-0.3, -0.31, -0.3, -0.29]), ["n_layers"] * 4)
+    assert {judged.verdict for judged in depths} == {"lower"}, "settings of one knob tell nothing of their baseline"

@@ -105,7 +105,7 @@ def judged(curves, results, at_end):
                 tuning_flaw="an end" if at_end[number] or at_end[0] else "",
             )
         )
-    return doubt_shared_baselines(correct(moderate(family)))
+    return doubt_shared_baselines(correct(moderate(family)), [str(i) for i in range(len(family))])
 
 
 def draws(n, effect=0.0, **world):
