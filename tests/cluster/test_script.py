@@ -168,11 +168,12 @@ def test_a_warning_that_comes_early_is_waited_out(task, tmp_path):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path):
-    """Three starts in a row that reach the limit with nothing made; where one wrote a checkpoint, the count is anew."""
+    """Three starts in a row that reach the limit with nothing made; where one wrote a checkpoint, the count is anew.
+    A file system's clock ticks every few milliseconds: a checkpoint of the start's own tick is not newer than it."""
     array = TaskArray(sweep="x", results=tmp_path)
     checkpoint = tmp_path / "work" / "0" / "checkpoints" / "step-1.json"
     checkpoint.parent.mkdir(parents=True)
-    for restarts, makes in enumerate(["", "", f"touch {checkpoint}; ", "", "", ""]):
+    for restarts, makes in enumerate(["", "", f"sleep 0.1; touch {checkpoint}; ", "", "", ""]):
         (tmp_path / "asked").unlink(missing_ok=True)
         process = task(makes + WORK, restarts=restarts)
         process.send_signal(signal.SIGUSR1)
