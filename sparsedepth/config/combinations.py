@@ -120,3 +120,16 @@ def check_combinations(config: Any) -> None:
         raise Mistakes(mistakes)
     if config.depth_scale == "lns" and config.init == "scaled":
         warnings.warn("depth_scale='lns' with init='scaled' defeats LNS (2502.05795, Table 6)", stacklevel=2)
+
+
+def check_parallel(config: Any, parallel: str) -> None:
+    """Raises ValueError for a run that cannot be spread over processes in this way; `config` is a RunConfig."""
+    if parallel != "fsdp":
+        return
+    if config.optimizer == "muon":
+        raise ValueError("optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'")
+    if config.loops > 1:
+        raise ValueError(
+            f"loops={config.loops} shares weights between layers, and parallel='fsdp' shards each layer's own; use "
+            f"parallel='ddp'"
+        )

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from sparsedepth.config.combinations import check_parallel
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
@@ -176,7 +177,10 @@ def left_of(definition: SweepDefinition, results: Path) -> list[RunConfig]:
 
 
 def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:
-    """The price of runs that start in this order."""
+    """The price of runs that start in this order. Raises ValueError for one that cannot be spread over processes as
+    the setup says."""
+    for config in runs:
+        check_parallel(config, setup.place.parallel)
     ids = [shape_id(config) for config in runs]
     examples = dict(zip(reversed(ids), reversed(runs), strict=True))
     shapes = {key: shape(examples[key]) for key in dict.fromkeys(ids)}

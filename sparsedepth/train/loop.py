@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from sparsedepth.config.combinations import check_parallel
 from sparsedepth.config.run import RunConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
@@ -100,15 +101,7 @@ class TrainingState:
 
     def __init__(self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices):
         self.model, self.config, self.runtime, self.devices = model, config, runtime, devices
-        if config.optimizer == "muon" and devices.parallel == "fsdp":
-            raise ValueError(
-                "optimizer='muon' needs whole matrices, and parallel='fsdp' shards them; use parallel='ddp'"
-            )
-        if config.loops > 1 and devices.parallel == "fsdp":
-            raise ValueError(
-                f"loops={config.loops} shares weights between layers, and parallel='fsdp' shards each layer's own; use "
-                f"parallel='ddp'"
-            )
+        check_parallel(config, devices.parallel)
         if runtime.compile:
             compile_blocks(model)
         self.objective = devices.wrap(Objective(model, config), runtime.device)

@@ -59,6 +59,13 @@ def test_a_file_is_read_once_for_its_price(tmp_path, monkeypatch):
     assert define_run(path, ["seed=4"]).seeds == [4] and len(reads) == 1
 
 
+@pytest.mark.parametrize("field", [{"optimizer": "muon"}, {"loops": 2}])
+def test_what_fsdp_cannot_shard_is_refused_before_anything_is_priced(tmp_path, field):
+    path = write(tmp_path, {**LARGE, **field})
+    with pytest.raises(ValueError, match=f"{next(iter(field))}=.*; use parallel='ddp'"):
+        plan(path, on="h100", runtime=["parallel=fsdp"])
+
+
 def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_that_fits(tmp_path, capsys):
     path = write(tmp_path, LARGE)
     plan(path, on="h100", format="json")
