@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.all_effects import all_knobs
 from sparsedepth.effects.intervals import estimate
-from sparsedepth.effects.knobs import labels
+from sparsedepth.effects.knobs import find_knobs, labels
 from sparsedepth.effects.script import NOTHING, read_runs, run_script
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
@@ -39,7 +38,7 @@ NEEDED, VARIANCE = "needed_layers", "residual_variance_last"
 
 def crossed(runs: pd.DataFrame) -> pd.DataFrame | None:
     """A row per depth and setting of the other knobs, by depth and loss; None where LNS is crossed with nothing."""
-    knobs = [knob for knob in all_knobs(runs) if "n_layers" not in knob.fields]
+    knobs = find_knobs(runs)
     if not any("depth_scale" in knob.fields for knob in knobs):
         return None
     others = [knob for knob in knobs if "depth_scale" not in knob.fields]

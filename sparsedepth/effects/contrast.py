@@ -15,7 +15,7 @@ and never averaged.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -196,6 +196,7 @@ def _held_against(contrast: Contrast, at: Mapping[_AtOneLr, Contrast]) -> Contra
 
 
 def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth: int | None) -> Contrast:
+    """One setting against the baseline, from the rows of `pairs` that have it; not moderated yet."""
     usable = rows[rows["difference"].notna()]
     uncertainty = uncertainty_of(rows, outcome)
     baseline = float(usable["value_baseline"].mean()) if len(usable) else None
@@ -298,10 +299,8 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
             continue
         shallow, deep = depths[0], depths[-1]
         at_shallow, at_deep = (rows[rows["n_layers"] == depth] for depth in (shallow, deep))
-        both = at_deep.merge(at_shallow, on="match", suffixes=("", "_shallow"))
+        both = at_deep.merge(at_shallow, on="match", suffixes=("", "_reference"))
         least_sd = rounding_sd(outcome, shallow, shallow, deep, deep)
-        change = (both["difference"] - both["difference_shallow"]).groupby(both["seed"]).mean()
-        tuning = tuning_of(at_deep).less(tuning_of(at_shallow))
         by_setting.append(
             Interaction(
                 knob=knob.name,
@@ -311,19 +310,30 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
                 deep=deep,
                 outcome=outcome,
                 unit=unit_of(outcome),
-                effect=replace(
-                    with_extra_variances(estimate(change.to_numpy(), least_sd), tuning.extra_variances), n=len(both)
-                ),
-                extra_variances=tuning.extra_variances,
-                expected_regret=tuning.expected_regret,
-                tuning_flaw=tuning.flaw,
-                tuning_ambiguity=tuning.ambiguity,
-                by_seed=tuple(map(float, change)),
-                least_sd=least_sd,
-                floor=0.0,
+                **difference_of_effects(both, at_deep, at_shallow, least_sd),
             )
         )
     return by_setting
+
+
+def difference_of_effects(
+    both: pd.DataFrame, rows: pd.DataFrame, reference: pd.DataFrame, least_sd: float
+) -> dict[str, Any]:
+    """What `Judged` holds of the effect over some rows of `pairs` less that over others: `both` has the pairs of pairs,
+    with `difference_reference` of the others; each seed counts once. The floor is 0: seeds are in the interval."""
+    change = (both["difference"] - both["difference_reference"]).groupby(both["seed"]).mean()
+    tuning = tuning_of(rows).less(tuning_of(reference))
+    effect = with_extra_variances(estimate(change.to_numpy(), least_sd), tuning.extra_variances)
+    return {
+        "effect": replace(effect, n=len(both)),
+        "extra_variances": tuning.extra_variances,
+        "expected_regret": tuning.expected_regret,
+        "tuning_flaw": tuning.flaw,
+        "tuning_ambiguity": tuning.ambiguity,
+        "by_seed": tuple(map(float, change)),
+        "least_sd": least_sd,
+        "floor": 0.0,
+    }
 
 
 def _range(ratios: pd.Series) -> tuple[float, float] | None:

@@ -10,15 +10,14 @@ the floor is 0, since seeds are in the interval already.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
-from sparsedepth.effects.contrast import Contrast, contrast_of
-from sparsedepth.effects.intervals import Judged, correct, estimate, moderate, with_extra_variances
+from sparsedepth.effects.contrast import Contrast, contrast_of, difference_of_effects
+from sparsedepth.effects.intervals import Judged, correct, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
-from sparsedepth.effects.tuning_error import tuning_of
 from sparsedepth.store.setting import word
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -58,13 +57,12 @@ def setting_interactions(runs: pd.DataFrame, outcome: str, knob: str | None = No
     knobs = [each for each in find_knobs(runs) if any(ROLES[name].kind == "knob" for name in each.fields)]
     known: set[tuple[int, frozenset[str]]] = set()
     family = []
-    for each in knobs:
+    for each in (each for each in knobs if knob is None or knob in each.fields):
         for interaction in _of_knob(runs, each, knobs, outcome, design):
             crossed = (interaction.n_layers, frozenset((interaction.setting, *interaction.settings)))
-            is_mirrored = len(interaction.settings) == 1 and crossed in known and knob is None
+            is_mirrored = len(interaction.settings) == 1 and crossed in known
             known.add(crossed)
-            if not is_mirrored and (knob is None or knob in each.fields):
-                family.append(interaction)
+            family += [] if is_mirrored else [interaction]
     return correct(moderate(family))
 
 
@@ -73,7 +71,8 @@ def _of_knob(
 ) -> list[SettingInteraction]:
     beside_N = _away(runs, [other for other in knobs if other is not knob])
     contexts = list(dict.fromkeys([(), *beside_N]))
-    context_N = pd.Series([contexts.index(beside) for beside in beside_N], index=runs["run_id"])
+    place = {context: nth for nth, context in enumerate(contexts)}
+    context_N = pd.Series([place[beside] for beside in beside_N], index=runs["run_id"])
     of_knobs = {name for each in knobs for name in each.fields}
     sizes = [name for name in design.chosen if ROLES[name].kind == "capacity" and name not in of_knobs]
     size_N = keys(runs, sizes).set_axis(runs["run_id"])
@@ -94,15 +93,12 @@ def _interaction(
     knob: Knob, setting: str, context: _Context, alone: pd.DataFrame, beside: pd.DataFrame, outcome: str
 ) -> SettingInteraction | None:
     """The interaction of a setting with a context; None where fewer than two seeds have both sides."""
-    both = beside.merge(alone, on=["seed", "size"], suffixes=("", "_alone"))
-    both = both.dropna(subset=["difference", "difference_alone"])
-    change = (both["difference"] - both["difference_alone"]).groupby(both["seed"]).mean()
-    if len(change) < 2:
+    both = beside.merge(alone, on=["seed", "size"], suffixes=("", "_reference"))
+    both = both.dropna(subset=["difference", "difference_reference"])
+    if both["seed"].nunique() < 2:
         return None
     n_layers = int(beside["n_layers"].iloc[0])
     alone, beside = (rows.merge(both[["seed", "size"]].drop_duplicates()) for rows in (alone, beside))
-    tuning = tuning_of(beside).less(tuning_of(alone))
-    least_sd = rounding_sd(outcome, *[n_layers] * 4)
     return SettingInteraction(
         outcome=outcome,
         n_layers=n_layers,
@@ -111,16 +107,7 @@ def _interaction(
         alone=contrast_of(alone, knob, setting, outcome, n_layers),
         beside=contrast_of(beside, knob, setting, outcome, n_layers),
         unit=unit_of(outcome),
-        effect=replace(
-            with_extra_variances(estimate(change.to_numpy(), least_sd), tuning.extra_variances), n=len(both)
-        ),
-        extra_variances=tuning.extra_variances,
-        expected_regret=tuning.expected_regret,
-        tuning_flaw=tuning.flaw,
-        tuning_ambiguity=tuning.ambiguity,
-        by_seed=tuple(map(float, change)),
-        least_sd=least_sd,
-        floor=0.0,
+        **difference_of_effects(both, beside, alone, rounding_sd(outcome, *[n_layers] * 4)),
     )
 
 
