@@ -67,7 +67,7 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
             contrast.basis if len(bases) > 1 else None,
             contrast.n_seeds,
             contrast.n_diverged or None,
-            _flops(contrast),
+            one_ratio(contrast.ratios["flops"]),
             _verdict(contrast),
             contrast.setting,
         )
@@ -80,11 +80,11 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     if own and outcome not in LOSSES:
         own += f", so that what lr does to {outcome} is in it (at equal lr: --detail)"
     head = (
-        f"{_title(outcome, shown[0].unit)}; effect: setting {_against(shown[0].unit)} baseline, {at}{own}",
+        f"{title(outcome, shown[0].unit)}; effect: setting {against(shown[0].unit)} baseline, {at}{own}",
         f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in shown))}",
         f"{LEGEND}{OF_RATIOS if _is_ratio(shown[0].unit) else ''}; flops: of training, over the baseline's",
     )
-    notes = _notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in shown)
+    notes = uneven_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in shown)
     return _laid_out(head, names, rows, ("seeds", "equal"), notes, width)
 
 
@@ -94,8 +94,8 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
     rows = [
         (
             each.n_layers,
-            _shown(each.alone.effect.mean, each.unit),
-            _shown(each.beside.effect.mean, each.unit),
+            shown_value(each.alone.effect.mean, each.unit),
+            shown_value(each.beside.effect.mean, each.unit),
             *_size(each),
             len(each.by_seed),
             _verdict(each),
@@ -105,9 +105,9 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
     ]
     head = (
         f"Does an effect on {interactions[0].outcome} depend on what else is set? A setting's effect beside other "
-        f"settings {_against(interactions[0].unit)} its effect alone (above, it is the mean over both)",
+        f"settings {against(interactions[0].unit)} its effect alone (above, it is the mean over both)",
     )
-    notes = _notes((f"{each.words} at n_layers={each.n_layers}", each) for each in interactions)
+    notes = uneven_notes((f"{each.words} at n_layers={each.n_layers}", each) for each in interactions)
     return _laid_out(head, names, rows, ("seeds", "detectable"), notes, width)
 
 
@@ -116,8 +116,8 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
     names = ("of_setting", "of_baseline", "difference", *SIZE[1:], "seeds", "verdict", "setting")
     rows = [
         (
-            _shown(slope.at_setting.slope.mean, slope.unit),
-            _shown(slope.at_baseline.slope.mean, slope.unit),
+            shown_value(slope.at_setting.slope.mean, slope.unit),
+            shown_value(slope.at_baseline.slope.mean, slope.unit),
             *_size(slope),
             slope.n_seeds,
             _verdict(slope),
@@ -127,9 +127,9 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
     ]
     head = (
         f"Does {slopes[0].outcome} run differently with depth? Its change per doubling of n_layers: setting "
-        f"{_against(slopes[0].unit)} baseline",
+        f"{against(slopes[0].unit)} baseline",
     )
-    notes = _notes((slope.at_setting.setting, slope) for slope in slopes)
+    notes = uneven_notes((slope.at_setting.setting, slope) for slope in slopes)
     return _laid_out(head, names, rows, ("seeds",), notes, width)
 
 
@@ -184,7 +184,7 @@ def _laid_out(
     return f"{render.wrapped(head, width)}{table}\n{render.wrapped(notes, width)}".rstrip("\n")
 
 
-def _notes(places: Iterable[tuple[str, Judged]]) -> list[str]:
+def uneven_notes(places: Iterable[tuple[str, Judged]]) -> list[str]:
     """'uneven tuning (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for place, judged in places:
@@ -203,22 +203,22 @@ def _verdict(judged: Judged) -> str:
 
 def _size(judged: Judged) -> tuple[float | None, ...]:
     effect, unit = judged.effect, judged.unit
-    return tuple(_shown(value, unit) for value in (effect.mean, effect.lo, effect.hi, judged.detectable))
+    return tuple(shown_value(value, unit) for value in (effect.mean, effect.lo, effect.hi, judged.detectable))
 
 
-def _shown(value: float | None, unit: str) -> float | None:
+def shown_value(value: float | None, unit: str) -> float | None:
     """A difference, or the ratio whose logarithm it is."""
     return math.exp(value) if value is not None and _is_ratio(unit) else value
 
 
-def _flops(contrast: Contrast) -> float | str | None:
-    ratio = contrast.ratios["flops"]
-    if ratio is None:
+def one_ratio(ends: tuple[float, float] | None) -> float | str | None:
+    """One number, where the pairs' ratios are within 5%; else both ends."""
+    if ends is None:
         return None
-    return sum(ratio) / 2 if ratio[1] < 1.05 * ratio[0] else ratio_text(ratio)
+    return sum(ends) / 2 if ends[1] < 1.05 * ends[0] else ratio_text(ends)
 
 
-def _against(unit: str) -> str:
+def against(unit: str) -> str:
     return "over" if _is_ratio(unit) else "less"
 
 
@@ -226,7 +226,7 @@ def _is_ratio(unit: str) -> bool:
     return unit.startswith("ln ratio")
 
 
-def _title(outcome: str, unit: str) -> str:
+def title(outcome: str, unit: str) -> str:
     """'val_loss [nat/token], low is better'."""
     quantity = quantities.IN_RUNS[outcome]
     shown = "" if unit in ("", "1") else f" [{'ratio' if _is_ratio(unit) else unit}]"

@@ -1,12 +1,10 @@
 """The tables of a card: what was measured beside the recipe, the settings tried, what a held-out test predicted."""
 
-import math
-
-from sparsedepth import quantities
 from sparsedepth.effects.intervals import ALPHA, POWER, Estimate
-from sparsedepth.effects.sentences import ratio_text, size_text
-from sparsedepth.effects.summary import UNEVEN
+from sparsedepth.effects.sentences import size_text
+from sparsedepth.effects.summary import against, one_ratio, shown_value, title, uneven_notes
 from sparsedepth.recipe.card import Candidate, Card, Holdout
+from sparsedepth.recipe.conclusion import part_of
 from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
 
@@ -16,7 +14,7 @@ COSTS = {"params": "params_total", "flops": "flops"}
 
 def measured_table(card: Card) -> QueryResult:
     """The recommended configuration beside the best that was measured, and the baseline."""
-    baseline = next((row for row in card.measured if "baseline" in row.parts), None)
+    baseline = part_of(card, "baseline")
     rows = []
     for row in card.measured:
         lr = None if row.lr is None else f"{row.lr:g}"
@@ -44,13 +42,13 @@ def settings_text(card: Card, width: int | None = None) -> str:
 
 def _setting_row(candidate: Candidate, seconds: float | None) -> tuple:
     contrast, effect = candidate.contrast, candidate.contrast.effect
-    sizes = (_shown(value, contrast.unit) for value in (effect.mean, effect.lo, effect.hi, contrast.detectable))
+    sizes = (shown_value(value, contrast.unit) for value in (effect.mean, effect.lo, effect.hi, contrast.detectable))
     verdict = "-" if contrast.verdict == "not distinguishable" else contrast.verdict
     return (
         *sizes,
         contrast.n_seeds,
         contrast.n_diverged or None,
-        *(_ratio(contrast.ratios[basis]) for basis in COSTS.values()),
+        *(one_ratio(contrast.ratios[basis]) for basis in COSTS.values()),
         seconds,
         f"{verdict} (uneven)" if contrast.verdict_blocked_by else verdict,
         contrast.setting,
@@ -59,12 +57,10 @@ def _setting_row(candidate: Candidate, seconds: float | None) -> tuple:
 
 def _settings_head(settings: list[Candidate]) -> tuple[str, ...]:
     contrast = settings[0].contrast
-    quantity, is_ratio = quantities.IN_RUNS[contrast.outcome], contrast.unit == "ln ratio"
-    unit = "ratio" if is_ratio else contrast.unit
     own = ", each at its own tuned value" if any(c.contrast.tuned.startswith("each") for c in settings) else ""
     return (
-        f"{contrast.outcome}{f' [{unit}]' if unit not in ('', '1') else ''}, {quantity.better} is better; effect: "
-        f"setting {'over' if is_ratio else 'less'} baseline, all else equal{own}",
+        f"{title(contrast.outcome, contrast.unit)}; effect: setting {against(contrast.unit)} baseline, all else equal"
+        f"{own}",
         f"baseline: {', '.join(dict.fromkeys(candidate.contrast.baseline for candidate in settings))}",
         "lo, hi: 95% interval over seeds, of whose variance each setting borrows from the others (in `effects` from "
         f"depth, too: its intervals differ a little); detectable: the effect that {POWER:.0%} of such sweeps would "
@@ -75,27 +71,11 @@ def _settings_head(settings: list[Candidate]) -> tuple[str, ...]:
 
 def _notes(settings: list[Candidate]) -> list[str]:
     """What of the tuning was uneven, whether or not it changes a verdict; why a setting told apart was not taken."""
-    by_reason: dict[str, list[str]] = {}
-    for candidate in settings:
-        if candidate.contrast.verdict_blocked_by:
-            by_reason.setdefault(candidate.contrast.verdict_blocked_by, []).append(candidate.contrast.setting)
     told_apart = [c for c in settings if c.refused and c.contrast.verdict != "not distinguishable"]
     return [
-        *(f"{UNEVEN} ({'; '.join(names)}): {reason}" for reason, names in by_reason.items()),
+        *uneven_notes((candidate.contrast.setting, candidate.contrast) for candidate in settings),
         *(f"not recommended: {candidate.contrast.setting}: {candidate.refused}" for candidate in told_apart),
     ]
-
-
-def _shown(value: float | None, unit: str) -> float | None:
-    """A difference, or the ratio whose logarithm it is."""
-    return math.exp(value) if value is not None and unit == "ln ratio" else value
-
-
-def _ratio(ends: tuple[float, float] | None) -> float | str | None:
-    """One number, where the pairs' ratios are within 5%; else both ends."""
-    if ends is None:
-        return None
-    return sum(ends) / 2 if ends[1] < 1.05 * ends[0] else ratio_text(ends)
 
 
 def holdout_table(holdout: Holdout) -> QueryResult:
