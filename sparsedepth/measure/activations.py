@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -73,3 +75,11 @@ def _shares(sums: Mapping[int, Tensor], n_layers: int, n_tokens: int) -> dict[st
         for values, mean in zip(shares.values(), means, strict=True):
             values.append(finite(mean))
     return shares
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = activations(context.probed, context.inputs, context.max_tokens)
+    for name, by_layer in result.shares.items():
+        if known := [share for share in by_layer if share is not None]:  # a mixture may have no dense part
+            made.summary[name] = sum(known) / len(known)
+            made.add_layers(name, by_layer, result.n_tokens)

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import MAX_TOKENS, batches, piece, probing, stream
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel
@@ -137,3 +139,24 @@ def attention_sums(
         for index, limit in enumerate([*taus, *(tau / seen_R1 for tau in relative_taus)]):
             sum_BHC[..., index] += (weight_BHRS < limit).sum((-1, -2))
     return sum_BHC
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
+    result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
+
+    def add(metric: str, values: HeadValues, n: int) -> None:
+        made.add_layers(metric, values.by_layer.tolist(), n * values.by_head.shape[1])
+        made.add_heads(metric, values.by_head, n)
+
+    for name, by_threshold in (("attention_sparsity", result.absolute), ("attention_sparsity_rel", result.relative)):
+        made.add_score(name, next(iter(by_threshold.values())).total)
+        for threshold, values in by_threshold.items():
+            add(f"{name}@{threshold:g}", values, result.weights_per_head)
+    for name, values in (
+        ("attention_entropy", result.entropy),
+        ("attention_entropy_rel", result.relative_entropy),
+        ("attention_sink", result.sink),
+    ):
+        made.add_score(name, values.total)
+        add(name, values, result.rows_per_head)

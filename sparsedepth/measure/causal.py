@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, probing, record, skip, walk
 from sparsedepth.probe.probed_model import ProbedModel
@@ -107,3 +110,13 @@ def _mean_or_none(values: np.ndarray) -> float | None:
 def _token_norms(x: Tensor) -> Tensor:
     """Mean over tokens of the norm over D: [..., T, D] -> [...], fp64."""
     return torch.linalg.vector_norm(x, dim=-1).mean(-1, dtype=torch.float64)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = causal_effect(context.probed, context.scored, context.rng(), context.max_tokens)
+    made.add_score("causal_score", result.score)
+    made.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
+    made.summary["score_tokens"] = result.n_scored
+    made.add_layers("causal_effect", result.by_layer, result.n_tokens)
+    made.add_layers("skip_loss_increase", result.skip_increase, result.n_scored)
+    made.add_pairs("causal_effect", result.effects, result.n_tokens)

@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, record, replace, token_count, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -139,3 +141,16 @@ def _depth_score(largest_RLL: np.ndarray) -> np.ndarray:
     later_Rs = np.triu(largest_RLL, 1)[:, :-1].sum(-1) / (n_layers - layer_s)
     total_R = later_Rs.sum(-1)
     return np.divide(later_Rs @ layer_s, total_R, out=np.full(len(total_R), np.nan), where=total_R > 0)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    for name, tokens in (("causal_maximum", "future"), ("causal_maximum_current", "current")):
+        if tokens == "future" and context.config.seq_len <= SPACING + MARGIN:
+            continue  # no position has enough tokens before and after it: the score does not exist
+        if tokens == "future" and not context.probed.causal:
+            continue  # where every token sees every other, none is later
+        most = context.max_tokens
+        result = causal_maximum(context.probed, context.inputs, context.rng(), tokens=tokens, max_tokens=most)
+        made.add_score(name, result.score)
+        made.add_score(name.replace("causal_maximum", "depth_score"), result.depth_score)
+        made.add_pairs(name, result.effects, result.n_tokens)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -61,3 +63,12 @@ def composite_gain(
 def _gain(gain_LN: np.ndarray, rng: np.random.Generator) -> Gain:
     whole = bootstrap(lambda mean_R1: mean_R1[:, 0], gain_LN[:1].T, rng=rng)
     return Gain(by_layer=[finite(value) for value in gain_LN.mean(1)], whole=whole)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = composite_gain(context.probed, context.inputs, context.rng(), context.max_tokens)
+    if result is None:
+        return
+    for name, gain in (("composite_gain", result.forward), ("composite_gain_backward", result.backward)):
+        made.add_score(name, gain.whole)
+        made.add_layers(name, gain.by_layer, result.n_tokens)

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import MAX_TOKENS, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
@@ -80,3 +82,10 @@ def _mean_increase(loss_RE: np.ndarray) -> np.ndarray:
     if loss_RE.shape[1] < 2:
         return np.full(len(loss_RE), np.nan)
     return relative_change(loss_RE[:, :-1], loss_RE[:, -1:]).mean(-1)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
+    for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
+        made.add_score(f"{name}_increase", exits.mean_increase)
+        made.add_layers(name, [estimate.value for estimate in exits.by_layer], result.n_tokens, first=0)

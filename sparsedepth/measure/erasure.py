@@ -23,7 +23,9 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, piece, probing, record, replace, stream, token_count, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -113,3 +115,14 @@ def _distance(probed: ProbedModel, one_BtD: Tensor, other_BtD: Tensor) -> Tensor
         one_nV, other_nV = (probed.logits(x_nD[None])[0].float().softmax(-1) for x_nD in part)
         distances.append(torch.linalg.vector_norm(one_nV - other_nV, dim=-1))
     return torch.cat(distances).view(one_BtD.shape[:2]).mean(-1, dtype=torch.float64)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    if not context.probed.causal:
+        return  # where every token sees every other, none is later
+    result = erasure(context.probed, context.inputs, context.rng(), context.max_tokens)
+    made.add_score("erasure_effect", result.score)
+    made.add_score("erasure_late_share", result.late_share)
+    made.add_layers("erasure_effect", result.effect[:, 1:].mean(1).tolist(), result.n_tokens, first=0)
+    for share, effect_L in zip(SHARES, result.effect.T, strict=True):
+        made.add_layers(f"erasure_effect_{100 * share:.0f}", effect_L.tolist(), len(context.inputs), first=0)

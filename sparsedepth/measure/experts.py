@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -95,3 +97,16 @@ def effective_experts(load: np.ndarray) -> np.ndarray:
 def variation(load: np.ndarray) -> np.ndarray:
     """Standard deviation over mean, over the last axis; all experts are there, so nothing is estimated."""
     return load.std(-1) / load.mean(-1)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = expert_use(context.probed, context.inputs, context.rng(), context.max_tokens)
+    if result is None:
+        return
+    for name, mean, by_layer in (
+        ("effective_experts", result.mean_effective_experts, result.effective_experts),
+        ("expert_load_variation", result.mean_variation, result.variation),
+        ("router_entropy", result.mean_router_entropy, result.router_entropy),
+    ):
+        made.add_score(name, mean)
+        made.add_layers(name, by_layer, result.n_tokens)

@@ -30,9 +30,12 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, piece, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import Update, updates
+from sparsedepth.quantities import IN_RUNS
 
 MAX_COSINES = 2**21
 """Cosines of pairs of states that exist at a time (16 MiB in fp64; on a GPU more, `probe.fork.piece`), at least those
@@ -209,3 +212,16 @@ def _values(moments_NP2: np.ndarray) -> list[float | None]:
 def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
     angle_LL = _ratio(moments_NLL2.mean(0))
     return {(int(a), int(b)): finite(angle_LL[a, b]) for a, b in zip(*np.triu_indices(len(angle_LL), 1), strict=True)}
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = geometry(context.probed, context.inputs, context.rng(), context.max_tokens)
+    made.add_score("angular_distance_middle", result.angular_distance_middle)
+    made.add_pairs("angular_distance", result.angles, result.n_tokens)
+    if context.probed.causal:  # elsewhere the last token has seen no more than the others
+        made.add_score("angular_distance_last_token", result.angular_distance_last_token)
+        made.add_pairs("angular_distance_last_token", result.angles_last_token, len(context.inputs))
+    for name, profile in result.profiles.items():
+        made.add_layers(name, profile.by_layer, result.n_tokens, first=profile.first)
+        if name in IN_RUNS:
+            made.add_score(name, profile.mean)

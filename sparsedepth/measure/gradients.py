@@ -21,7 +21,9 @@ import torch.nn.functional as F
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.jacobian import STATES_OF_A_GRAPH
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, probing, rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
@@ -62,3 +64,9 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
         gain=bootstrap(gain, square_NL, rng=rng),
         n_tokens=scored.targets.numel(),
     )
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = gradients(context.probed, context.scored, context.rng(), context.max_tokens)
+    made.add_score("gradient_gain", result.gain)
+    made.add_layers("stream_gradient", result.by_layer, result.n_tokens, first=0)

@@ -41,6 +41,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -252,3 +254,14 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
 def _signs(generator: torch.Generator, n_tokens: int) -> Tensor:
     """sign_T1, each +1 or -1."""
     return torch.randint(0, 2, (n_tokens, 1), generator=generator) * 2.0 - 1.0
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    n_probes, most = context.config.jacobian_probes, context.max_tokens
+    result = jacobian_deviation(context.probed, context.inputs, context.rng(), n_probes, max_tokens=most)
+    for form, deviation in result.forms.items():
+        name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
+        made.add_score(name, deviation.score)
+        made.summary[f"{name}_se"] = deviation.score_standard_error
+        made.add_layers(name, deviation.by_layer, result.n_tokens)
+        made.add_layers(f"{name}_se", deviation.standard_error, result.n_tokens)

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, piece, probing, record, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -74,3 +76,15 @@ def _of_batch(probed: ProbedModel, states: list[Tensor]) -> Tensor:
             shared_nKK = logits_nV.topk(top).indices[:, :, None] == final_nK[:, None, :]
             both_2nL[1, start : start + rows, layer] = shared_nKK.any(-1).double().mean(-1)
     return both_2nL.unflatten(1, (n_sequences, n_tokens)).mean(2)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    if not context.probed.causal:
+        return  # the head of a ViT reads the class token alone
+    result = lens(context.probed, context.inputs, context.rng(), context.max_tokens)
+    for name, score, by_layer in (
+        ("lens_kl", result.mean_kl, result.kl),
+        ("lens_overlap", result.mean_overlap, result.overlap),
+    ):
+        made.add_score(name, score)
+        made.add_layers(name, by_layer, result.n_tokens, first=0)

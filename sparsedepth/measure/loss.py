@@ -19,7 +19,9 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, piece, probing, record, stream, walk
 from sparsedepth.probe.probed_model import ProbedModel
@@ -156,3 +158,22 @@ def _logits(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> Iterator
     targets = targets_BT.expand(len(x_FBTD), -1, -1).flatten().split(rows)
     for x_nD, target_n in zip(states, targets, strict=True):
         yield probed.logits(x_nD[None])[0].float(), target_n
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    config = context.config
+    scored = context.sequences(config.seq_len, config.val_tokens)
+    val = held_out_loss(context.probed, scored, context.rng(), context.max_tokens)
+    common = val
+    if config.eval_seq_len not in (None, config.seq_len):
+        at_common = context.sequences(config.eval_seq_len, config.val_tokens)
+        common = held_out_loss(context.probed, at_common, context.rng(), context.max_tokens)
+    made.add_score("val_loss", val.loss)
+    made.add_score("val_accuracy", val.accuracy)
+    if val.by_difficulty is not None:
+        made.add_score("solved_difficulty", val.by_difficulty.solved)
+        made.difficulty.extend({"step": made.step, **row} for row in val.by_difficulty.rows)
+    made.add_score("val_loss_common", common.loss)
+    known = context.bytes_per_token is not None and val.loss.value is not None
+    bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None
+    made.summary.update({"val_loss_tokens": val.n_tokens, "val_bits_per_byte": bits})

@@ -26,7 +26,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.bootstrap import finite, whole_mean
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -82,3 +84,16 @@ def spectrum_rank(energy: Tensor) -> float:
     """exp of the entropy of the shares of a spectrum; what rounding leaves below 0 counts as 0."""
     share = energy.clamp(min=0) / energy.clamp(min=0).sum()
     return math.exp(-torch.special.xlogy(share, share).sum().item())
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = participation(context.probed, context.inputs, context.max_tokens)
+    ratios, ranks = zip(*((spread.ratio, spread.rank) for spread in result.states), strict=True)
+    update_ranks = [spread.rank for spread in result.updates]
+    for name, values, first in (
+        ("participation_ratio", ratios, 0),
+        ("effective_rank", ranks, 0),
+        ("update_rank", update_ranks, 1),
+    ):
+        made.summary[name] = whole_mean(values[1 - first :])
+        made.add_layers(name, values, result.n_tokens, first=first)

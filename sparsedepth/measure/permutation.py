@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, swap
 from sparsedepth.probe.probed_model import ProbedModel
@@ -96,3 +98,10 @@ def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
     if swapped_RP.shape[1] == 0:
         return np.full(len(base_R), np.nan)
     return np.abs(relative_change(swapped_RP, base_R[:, None])).mean(-1)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    n_pairs = context.config.permutation_pairs
+    result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs, context.max_tokens)
+    made.add_score("permutation_score", result.score)
+    made.add_pairs("permutation_effect", result.effects, result.n_tokens)

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.permutation import mean_effect
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, swap
 from sparsedepth.probe.probed_model import ProbedModel
@@ -42,3 +44,8 @@ def permutation_neighbours(
         score=bootstrap(mean_effect, swapped_NP, base_N, rng=rng),
         n_tokens=scored.n_scored,
     )
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = permutation_neighbours(context.probed, context.scored, context.rng(), context.max_tokens)
+    made.add_score("permutation_neighbours", result.score)

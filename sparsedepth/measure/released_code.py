@@ -14,7 +14,11 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.permutation import permutation_effect
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine
 from sparsedepth.measure.variance import token_variance
@@ -108,3 +112,19 @@ def normalised_last_variance(
 def _sum_of_norms(x: Tensor) -> Tensor:
     """[..., B, T, D] -> [...]: the sum over sequences and tokens of the norm over D, fp64."""
     return torch.linalg.vector_norm(x, dim=-1).sum((-1, -2), dtype=torch.float64)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
+    probed, scored, most = context.probed, context.scored, context.max_tokens
+    effects = list(causal_misaligned(probed, context.inputs, probed.final_norm, most).values())
+    shifted = [effect for effect in effects if effect is not None]
+    pairs = permutation_effect(probed, scored, context.rng(), None, most).effects
+    known = {pair: effect for pair, effect in pairs.items() if effect is not None}
+    increases = affine_increase_in_sample(probed, scored, max_tokens=most)
+    made.summary.update(
+        causal_score_released=sum(shifted) / len(shifted) if shifted and len(shifted) == len(effects) else None,
+        permutation_score_released=permutation_weighted(known, probed.n_layers),
+        usefulness_released=share_above(increases, context.config.usefulness_threshold),
+        residual_variance_last_released=normalised_last_variance(probed, context.inputs, probed.final_norm, most),
+    )

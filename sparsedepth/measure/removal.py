@@ -23,7 +23,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
@@ -120,3 +122,14 @@ def _mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
     if removed_RK.shape[1] == 0:
         return np.full(len(base_R), np.nan)
     return relative_change(removed_RK, base_R[:, None]).mean(-1)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    n_ranges = context.config.removal_ranges
+    result = removal(context.probed, context.scored, context.rng(), n_ranges, context.max_tokens)
+    made.add_score("removal_score", result.score)
+    made.add_score("removal_range_score", result.range_score)
+    made.add_score("removal_accuracy_lost", result.accuracy_score)
+    made.summary["removal_cosine_correlation"] = result.cosine_correlation
+    made.add_pairs("removal_drop", result.drops, result.n_tokens)
+    made.add_pairs("removal_accuracy_lost", result.accuracy_lost, result.n_tokens)

@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
-from sparsedepth.measure.rows import Row
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements, Row
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -207,3 +208,22 @@ def _document_begin(ids_NT: np.ndarray, eod: int | None) -> np.ndarray:
     if eod is not None:
         begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
     return np.maximum.accumulate(begin_NT, axis=1)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = trajectories(context.probed, context.inputs, context.rng(), context.eod, context.max_tokens)
+    if result is None:
+        return
+    made.add_score("early_stop_share", result.early_stop_share)
+    made.add_score("even_share", result.even_share)
+    for name, values in (
+        ("trajectory_mean", result.mean),
+        ("trajectory_pc1", result.components[0]),
+        ("trajectory_pc2", result.components[1]),
+        ("early_stop_ideal", result.early_stop),
+        ("even_ideal", result.even),
+    ):
+        made.add_layers(name, [finite(value) for value in values], result.n_tokens)
+    for i, share in enumerate(result.variance_shares, start=1):
+        made.summary[f"trajectory_pc{i}_share"] = share
+    made.tokens.extend({"step": made.step, **point} for point in result.points)

@@ -9,10 +9,8 @@ mean increase; the increase with the block left out (the identity for a map) is 
 
     added(l) = loss with block l replaced by its affine map - loss              (nat/token)
     accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
-    needed layers = number of blocks with added(l) > needed_threshold and its 95% interval above 0
 
-The relative increase says little where the loss is small: of a model with a loss of 0.00001 a block is useful whose
-replacement costs nothing. These, ours, are in units that do not depend on the loss.
+These, ours, are in units that do not depend on the loss; `needed_layers` counts blocks by the first.
 Deviates from its released code, which fits and scores on the same tokens and installs the transposed map (A^T for A).
 
 The fit is ridge-free, in fp64, on centred data, of the block's update u = x_l - x_(l-1): with C the covariances over
@@ -24,7 +22,6 @@ Shapes: N and B sequences, T tokens of one sequence, n tokens, D width of the re
 R resamples, E statistics; 2: loss and accuracy.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,15 +30,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.run import MeasureConfig
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import fork_scores, relative_change
+from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
-NEEDED_THRESHOLD: float = MeasureConfig.model_fields["needed_threshold"].default
-"""nat/token"""
 Statistic = Callable[..., np.ndarray]
 """Means over sequences, [R, ...] each -> [R, E]."""
 
@@ -126,7 +124,7 @@ def usefulness(
         mean_increase=each(_mean(relative), affine_NL, base_N)[0],
         mean_added=each(_mean(_per_position), added_NL, weight_N)[0],
         mean_accuracy_lost=each(_mean(_per_position), lost_NL, weight_N)[0],
-        needed=_needed(added, needed_threshold, each(count, added_NL, weight_N)[0]),
+        needed=needed_layers(added, needed_threshold, each(count, added_NL, weight_N)[0]),
         n_tokens=scored.n_scored,
         n_fit_tokens=token_count(fit_NT),
     )
@@ -140,14 +138,6 @@ def _per_position(value_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
 
 def _mean(statistic: Statistic) -> Statistic:
     return lambda *means: statistic(*means).mean(-1, keepdims=True)
-
-
-def _needed(added: list[BootstrapEstimate], threshold: float, count: BootstrapEstimate) -> BootstrapEstimate:
-    """The number of blocks above the threshold, each with an interval above 0; that of `count`, widened to hold it."""
-    if count.lo is None or count.hi is None or any(block.value is None or block.lo is None for block in added):
-        return dataclasses.replace(count, value=None, lo=None, hi=None)
-    needed = float(sum((block.value or 0.0) > threshold and (block.lo or 0.0) > 0 for block in added))
-    return dataclasses.replace(count, value=needed, lo=min(count.lo, needed), hi=max(count.hi, needed))
 
 
 def fit_affine(probed: ProbedModel, fit_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[AffineUpdate]:
@@ -198,3 +188,23 @@ class _Moments:
         # pinv drops directions whose variance is below D eps of the largest: there fp32 states hold only rounding.
         weight_DD = torch.linalg.pinv(xx_DD, hermitian=True) @ xu_DD
         return AffineUpdate(mean_D.float(), weight_DD.float(), bias_D.float())
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    config = context.config
+    result = usefulness(
+        context.probed, context.fit, context.scored, config.usefulness_threshold, context.rng(), context.max_tokens,
+        config.needed_threshold,
+    )  # fmt: skip
+    made.add_score("usefulness", result.share)
+    made.add_score("usefulness_loss_increase", result.mean_increase)
+    for percent in (2, 5, 20):
+        made.summary[f"usefulness_{percent}pct"] = share_above(result.affine_increase, percent / 100)
+    share = result.share.value
+    made.summary["effective_layers"] = None if share is None else share * context.probed.n_layers
+    made.add_score("affine_loss_added", result.mean_added)
+    made.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
+    made.add_score("needed_layers", result.needed)
+    made.add_layer_scores("affine_loss_increase", result.increase, result.n_tokens)
+    made.add_layer_scores("affine_loss_added", result.added, result.n_tokens)
+    made.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, result.n_tokens)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import updates
@@ -131,3 +133,15 @@ def _quotient(after: np.ndarray, before: np.ndarray) -> np.ndarray:
     """after / before, NaN where before is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(before > 0, after / before, np.nan)
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = residual_variance(context.probed, context.inputs, context.rng(), context.max_tokens)
+    made.add_score("residual_variance_last", result.last)
+    made.add_score("residual_variance_growth", result.growth_rate)
+    made.add_layers("residual_variance", result.by_layer, result.n_tokens, first=0)
+    made.add_layers("residual_growth", result.growth_by_layer, result.n_tokens)
+    for name, branch in (("attention_variance", result.attention), ("ffn_variance", result.ffn)):
+        if branch is not None:
+            made.add_score(name, branch.mean)
+            made.add_layers(name, branch.by_layer, result.n_tokens)

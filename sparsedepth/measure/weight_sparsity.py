@@ -18,8 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedModel
+from sparsedepth.quantities import IN_RUNS
+from sparsedepth.quantities.measured import MATRICES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +76,16 @@ def _count(matrices: Mapping[str, Tensor], thresholds: Sequence[float], relative
 
 def _share(count: np.ndarray, index: int) -> float | None:
     return int(count[index]) / int(count[-1]) if count[-1] else None
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    for name in ("weight_sparsity", "weight_sparsity_rel"):
+        thresholds = getattr(context.config, IN_RUNS[name].threshold)
+        result = weight_sparsity(context.probed, thresholds, relative=name.endswith("_rel"))
+        made.summary[name] = result.total[thresholds[0]]
+        for threshold, shares in result.by_layer.items():
+            made.add_layers(f"{name}@{threshold:g}", shares, result.entries)
+            for kind in MATRICES:
+                if kind in result.by_kind[threshold]:
+                    by_layer, n = result.by_kind[threshold][kind], result.entries_by_kind[kind]
+                    made.add_layers(f"{name}_{kind}@{threshold:g}", by_layer, n)

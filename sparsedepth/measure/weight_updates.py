@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.measure.bootstrap import finite
+from sparsedepth.measure.bootstrap import finite, whole_mean
+from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.participation import spectrum_rank
+from sparsedepth.measure.rows import Measurements
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.init import initial_matrix
 from sparsedepth.probe.probed_model import ProbedModel
@@ -63,3 +65,12 @@ def _matrices(model: Decoder, config: RunConfig, layer: int) -> Iterator[tuple[T
         if weight.ndim > 1:
             first = initial_matrix(names[weight], weight.shape, config, config.seed)
             yield weight.detach(), first.to(weight.device).double()
+
+
+def add_rows(context: MeasureContext, made: Measurements) -> None:
+    result = weight_updates(context.probed)
+    if result is None:
+        return
+    for name, values in (("weight_update_rank", result.rank), ("weight_update_size", result.size)):
+        made.summary[name] = whole_mean(values)
+        made.add_layers(name, values, result.entries)

@@ -9,10 +9,10 @@ from handmade import HandMadeModel, brackets, identity, integers, known, normal,
 from reference import FAMILIES, affine_increases, run_config
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import bootstrap
 from sparsedepth.measure.loss import fork_losses, fork_scores
 from sparsedepth.measure.scored import Scored
-from sparsedepth.measure.usefulness import _needed, fit_affine, usefulness
+from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import replace
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -88,17 +88,6 @@ def test_where_the_loss_is_small_blocks_are_useful_that_none_needs():
     found = usefulness(probed, integers(50, 10, 20, seed=1), scored, 0.1, rng())
     assert found.share.value == pytest.approx(2 / 3) and known(found.increase[0].value) > 3
     assert found.needed.value == 0 and max(known(block.value) for block in found.added) < 0.001
-
-
-def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
-    def block(value, lo):
-        return BootstrapEstimate(value=value, lo=lo, hi=None if lo is None else 9.0, n_sequences=4)
-
-    blocks = [block(0.3, 0.1), block(0.3, -0.1), block(0.04, 0.03), block(-0.2, -0.3)]  # sure; unsure; cheap; better
-    counted = BootstrapEstimate(value=2.0, lo=2.0, hi=3.0, n_sequences=4)
-    found = _needed(blocks, 0.05, counted)
-    assert (found.value, found.lo, found.hi) == (1, 1, 3)
-    assert _needed([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval
 
 
 def test_an_interval_by_layer_is_that_of_the_layers_own_difference():
