@@ -19,6 +19,29 @@ ON_THE_STREAM: dict[str, Callable[[Any], bool]] = {
 
 REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
+        lambda c: c.n_experts > 0 and c.top_k is None,
+        "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}",
+    ),
+    (
+        lambda c: c.n_experts > 0 and c.top_k is not None and c.top_k > c.n_experts,
+        "top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}",
+    ),
+    (
+        lambda c: c.n_experts > 0 and c.activation != "swiglu",
+        "activation={c.activation!r} is of the dense feed-forward part, and experts are SwiGLU in every kernel; use "
+        "activation='swiglu', or n_experts=0",
+    ),
+    (
+        lambda c: c.n_experts > 0 and c.ffn_dropout > 0,
+        "ffn_dropout={c.ffn_dropout:g} is of the dense feed-forward part, and the kernels of experts drop no hidden "
+        "units; use residual_dropout, or n_experts=0",
+    ),
+    (
+        lambda c: c.n_experts > 0 and c.n_dense_layers >= c.n_layers,
+        "n_dense_layers={c.n_dense_layers} leaves no layer of n_layers={c.n_layers} to the experts; choose a smaller "
+        "one, or n_experts=0",
+    ),
+    (
         lambda c: c.residual_gate == "admin" and c.norm != "post",
         "residual_gate='admin' weighs the stream against a branch before their norm (2004.08249), and norm={c.norm!r} "
         "has none there or weights of its own; use norm='post'",

@@ -4,37 +4,20 @@ Fields are independent of one another unless their description names a condition
 or that a paper found to defeat another, is refused with the reason.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from sparsedepth.config.combinations import check_combinations
-from sparsedepth.config.mistakes import check, run_checks
+from sparsedepth.config.mistakes import check
 from sparsedepth.config.role import KNOB, RECORD, SHAPE, Role, roles
+from sparsedepth.config.section import Count, NonNegative, Positive, Section
 from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
-Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 Dropout = Annotated[float, Field(ge=0, lt=1), Role(cost_scope="step", sparser_direction="more")]
-
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """What the sizes that are left out follow from (`Role.derived_if_missing`)."""
-
-
-class Section(BaseModel):
-    """A part of a configuration: frozen, strict, without unknown keys; what its checks find is told at once."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="after")
-    def _run_checks(self) -> Self:
-        run_checks(self)
-        return self
 
 
 class ModelConfig(Section):
@@ -325,34 +308,11 @@ class ModelConfig(Section):
 
     @check
     def _check_experts(self) -> None:
-        if self.n_experts == 0:
-            for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"{name}={getattr(self, name)} needs experts, but n_experts=0; "
-                        f"set n_experts, or leave {name} out"
-                    )
-        elif self.top_k is None:
-            raise ValueError(f"n_experts={self.n_experts} needs top_k, from 1 to {self.n_experts}")
-        elif self.top_k > self.n_experts:
-            raise ValueError(
-                f"top_k={self.top_k} is more than n_experts={self.n_experts}; choose top_k <= {self.n_experts}"
-            )
-        elif self.activation != "swiglu":
-            raise ValueError(
-                f"activation={self.activation!r} is of the dense feed-forward part, and experts are SwiGLU in every "
-                f"kernel; use activation='swiglu', or n_experts=0"
-            )
-        elif self.ffn_dropout:
-            raise ValueError(
-                f"ffn_dropout={self.ffn_dropout:g} is of the dense feed-forward part, and the kernels of experts drop "
-                f"no hidden units; use residual_dropout, or n_experts=0"
-            )
-        elif self.n_dense_layers >= self.n_layers:
-            raise ValueError(
-                f"n_dense_layers={self.n_dense_layers} leaves no layer of n_layers={self.n_layers} to the experts; "
-                f"choose a smaller one, or n_experts=0"
-            )
+        for name in ("top_k", "d_expert", "n_shared_experts", "n_dense_layers"):
+            if self.n_experts == 0 and getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} needs experts, but n_experts=0; set n_experts, or leave {name} out"
+                )
 
     @check
     def _check_conditions(self) -> None:

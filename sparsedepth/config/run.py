@@ -12,8 +12,9 @@ from pydantic import ConfigDict, Field, model_validator
 from sparsedepth.config import presets
 from sparsedepth.config.images import check_images, with_sizes_of_digits
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.model import Count, Fraction, ModelConfig, NonNegative, Positive, Section
+from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role, fields_where
+from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
 from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES

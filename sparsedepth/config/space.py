@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.model import Count, Positive, Section
+from sparsedepth.config.section import Count, Positive, Section
 
 Value = bool | int | float | str
 Cell = dict[str, Any]

@@ -12,18 +12,19 @@ laid over the definition.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
-from sparsedepth.config.model import Count, Positive, Section
 from sparsedepth.config.plain_text import Sentence
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Count, Positive, Section
+from sparsedepth.config.seeds import Seeds, TuningSeeds, own_seeds
 from sparsedepth.config.space import (
     Axis,
     Bounded,
@@ -48,25 +49,6 @@ DEFINITION = "sweep.yaml"
 Matched = Literal["tokens", "steps", "params_total", "params_active", "flops"]
 
 
-def _counted(first: int) -> Callable[[Any], Any]:
-    """Reads seeds that are given as a number, counted from `first`: 3 from 0 are 0, 1 and 2."""
-
-    def listed(seeds: Any) -> Any:
-        if not isinstance(seeds, int) or isinstance(seeds, bool):
-            return seeds
-        if seeds < 1:
-            raise ValueError(f"must be 1 or more, which stands for as many seeds from {first}")
-        check_size(1, seeds)
-        return list(range(first, first + seeds))
-
-    return listed
-
-
-Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
-TuningSeeds = Annotated[
-    list[int], Field(min_length=1), BeforeValidator(_counted(101), json_schema_input_type=int | list[int])
-]
-SEEDS = TypeAdapter(Seeds)
 Zip = list[dict[str, Values]]
 
 
@@ -154,7 +136,7 @@ class SweepDefinition(Section):
 
     @check
     def _check_repeats(self) -> None:
-        own = [("seeds", _seeds_of(entry, [])) for entry in (*self.variants, *self.cells)]
+        own = [("seeds", own_seeds(entry, [])) for entry in (*self.variants, *self.cells)]
         named = [(name, getattr(self, name)) for name in ("seeds", "tuning_seeds", "objectives")]
         for name, given in (*named, *own):
             if len(set(given)) < len(given):
@@ -263,7 +245,7 @@ class SweepDefinition(Section):
     @property
     def result_seeds(self) -> list[int]:
         """Every seed whose runs are results."""
-        own = (seed for entry in (*self.variants, *self.cells) for seed in _seeds_of(entry, []))
+        own = (seed for entry in (*self.variants, *self.cells) for seed in own_seeds(entry, []))
         return list(dict.fromkeys((*self.seeds, *own)))
 
     @property
@@ -354,22 +336,12 @@ class SweepDefinition(Section):
             key = repr(sorted(cell.items()))
             if key not in seen and not self.is_excluded(cell):
                 seen.add(key)
-                yield cell, _seeds_of(entry, self.seeds)
+                yield cell, own_seeds(entry, self.seeds)
 
 
 def _fields_of(entry: Mapping[str, Any]) -> Cell:
     """The RunConfig fields of a variant or a listed cell."""
     return {name: value for name, value in entry.items() if name != "seeds"}
-
-
-def _seeds_of(entry: Mapping[str, Any], otherwise: list[int]) -> list[int]:
-    """The own seeds of a variant or a listed cell. Raises ValueError."""
-    if "seeds" not in entry:
-        return otherwise
-    try:
-        return SEEDS.validate_python(entry["seeds"], strict=True)
-    except ValidationError:
-        raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or how many there are from 0") from None
 
 
 def read_definition(results: Path) -> SweepDefinition | None:

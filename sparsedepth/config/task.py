@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from sparsedepth.config.model import Count, Section
 from sparsedepth.config.role import DATA
+from sparsedepth.config.section import Count, Section
 
 TASK = "task:"
 

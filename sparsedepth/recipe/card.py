@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sparsedepth.config.load import build
-from sparsedepth.config.model import Section
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Section
 from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence
 from sparsedepth.effects.contrast import Contrast, Interaction
 from sparsedepth.files import write_json

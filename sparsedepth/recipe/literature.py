@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sparsedepth.config.load import build, parse_yaml
-from sparsedepth.config.model import Section
+from sparsedepth.config.section import Section
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.recipe.card import Candidate, Compared, Recipe
 

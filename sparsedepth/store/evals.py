@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from sparsedepth.config.load import build
-from sparsedepth.config.model import Section
+from sparsedepth.config.section import Section
 from sparsedepth.files import appearing, digest, write_json
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker

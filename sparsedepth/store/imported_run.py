@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
-from sparsedepth.config.model import Section
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.section import Section
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.files import digest
 
