@@ -66,7 +66,7 @@ def train(
 
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.run.execute import execute
-    from sparsedepth.run.process import stop_on_signals
+    from sparsedepth.run.signals import stop_on_signals
     from sparsedepth.run.train_and_measure import Infeasible, Options
     from sparsedepth.store.run_record import read_run
     from sparsedepth.train.devices import LostError
@@ -313,7 +313,7 @@ def machine_of(
 @contextmanager
 def _signal_handlers_kept() -> Generator[None]:
     """A call ends with the caller's handlers, as it began."""
-    from sparsedepth.run.process import CAUGHT
+    from sparsedepth.run.signals import CAUGHT
 
     before = {number: signal.getsignal(number) for number in CAUGHT}
     try:

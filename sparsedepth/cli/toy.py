@@ -49,7 +49,7 @@ def toy(
 def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path, device: str) -> int:
     """Train what is not complete, group after group; how many another process is training."""
     from sparsedepth.cli.run_progress import bar
-    from sparsedepth.run.process import stop_on_signals
+    from sparsedepth.run.signals import stop_on_signals
     from sparsedepth.store.checksums import is_complete
     from sparsedepth.toy.group import is_busy, make_group
     from sparsedepth.toy.record import toy_folder

@@ -22,9 +22,9 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.run.allocation import allocation
 from sparsedepth.run.lease import Beat, Lease, Stopped, hold
-from sparsedepth.run.process import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.prune import PrunedRun, Pruner
 from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.signals import INFEASIBLE, INTERRUPTED, USER_ERROR, end_with_parent, stop_on_signals
 from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Options, RunJob
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack

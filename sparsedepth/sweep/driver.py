@@ -28,20 +28,18 @@ from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
 from sparsedepth.run.lease import Stopped, hold, last_beat
 from sparsedepth.run.manifest import package_versions
-from sparsedepth.run.process import Stop
 from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.signals import Stop
 from sparsedepth.run.train_and_measure import check_source
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.packages import mixed
 from sparsedepth.sweep import forkserver, storage, trial_queue
+from sparsedepth.sweep.failures import Failures
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
 from sparsedepth.sweep.results_folder import claim, drop_leftovers
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
-
-MAX_FAILURES = 3
-"""Runs that may fail one after the other, with none completed between, before the sweep stops."""
 
 MAX_DEATHS = 5
 """How often the forkserver may die under each worker, on average, with no run completed in between."""
@@ -54,9 +52,6 @@ SHOW_SECONDS, SHOW_SHARE = 0.3, 0.05
 runs it takes a while, on cores that the runs need."""
 LOOK_SECONDS = 1.0
 """Between two looks at an empty queue, while runs of others may still be given back to it."""
-
-PATIENCE_SECONDS = 600.0
-"""How long a database that does not answer is tried again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +95,7 @@ class Driver:
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
-        self._lost_since: float | None = None
+        self._storage_wait = storage.StorageWait()
         self._workers = [
             Worker(
                 definition=self.definition,
@@ -164,7 +159,7 @@ class Driver:
             except storage.ERRORS as error:
                 if self.stop():
                     raise
-                self._wait_for_storage(error)
+                self._storage_wait.wait(error, self.stop)
 
     def _compare_packages(self) -> None:
         """Warn where this machine's packages are not the runs'. Raises ValueError with `same_packages`."""
@@ -230,7 +225,7 @@ class Driver:
         self._show(failures, runs)
         self._explain(failures)
 
-    def _show(self, failures: "Failures", runs: list[RunConfig]) -> None:
+    def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
         """Pass the state on, and see whether there is any sense in going on. Raises ValueError for a full disk."""
         states = scan(self.results, self.definition, runs)
         self.on_progress(states)
@@ -251,7 +246,7 @@ class Driver:
                 try:
                     worker.advance()
                 except storage.ERRORS as error:
-                    self._wait_for_storage(error)
+                    self._storage_wait.wait(error, self.stop)
                 ended |= worker.is_idle
         return ended
 
@@ -264,13 +259,13 @@ class Driver:
                 self._refill(study)
                 if not self._take(worker, study):
                     break
-            self._lost_since = None
+            self._storage_wait.end()
             if trial_queue.count(study, TrialState.WAITING) or not all(worker.is_idle for worker in idle):
                 return True
             may_leave = self.leaves_when_idle and not self.plan.is_open(self.results_index.loss_of)
             return not may_leave and bool(trial_queue.count(study, TrialState.RUNNING))
         except storage.ERRORS as error:
-            self._wait_for_storage(error)
+            self._storage_wait.wait(error, self.stop)
             return True
 
     def _take(self, worker: Worker, study: optuna.Study) -> bool:
@@ -313,29 +308,9 @@ class Driver:
         scratch = Scratch(self.results, run_id)
         return len(scratch.failures()) >= self.machine.max_attempts or scratch.infeasible() is not None
 
-    def _wait_for_storage(self, error: Exception) -> None:
-        """Let some time pass after a lost connection. Raises the error where it is another, or has lasted too long."""
-        now = time.monotonic()
-        if self._lost_since is None:
-            self._lost_since = now
-            minutes = f"{PATIENCE_SECONDS / 60:.0f} minutes"
-            if storage.is_lost(error):
-                since = time.strftime("%H:%M:%S")  # and so said each time that it is lost
-                warnings.warn(
-                    f"since {since} the database of the study does not answer; trying again for {minutes}", stacklevel=2
-                )
-        if not storage.is_lost(error) or now > self._lost_since + PATIENCE_SECONDS:
-            raise error
-        time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not self.stop() else 0.0)
-
-    def _explain(self, failures: "Failures") -> None:
+    def _explain(self, failures: Failures) -> None:
         """Raise ValueError for what made the sweep give up."""
-        if failures.too_many:
-            raise ValueError(
-                f"{len(failures.in_a_row)} runs failed one after the other, the last with: {failures.last_reason}. "
-                f"Their logs are {self.results / 'work'}/*/log.txt; mend the cause and give the same command again "
-                f"with --retry-failed"
-            )
+        failures.explain(self.results)
         if self._gives_up:
             raise ValueError(
                 "the process that starts the runs died again and again, with no run completed in between (is there "
@@ -367,36 +342,3 @@ def work(
             )
     driver = Driver(definition, results, machine, on_progress, storage_url, leaves_when_idle=leaves_when_idle)
     return driver.run_waiting()
-
-
-class Failures:
-    """Counts the runs that have failed since the last one that was completed."""
-
-    def __init__(self, failed_permanently: Callable[[str], bool]):
-        self.failed_permanently = failed_permanently
-        self.known: set[str] = set()
-        self.in_a_row: list[str] = []
-        self.last_reason: str | None = None
-
-    def see(self, states: list[RunState], *, before: bool) -> bool:
-        """Note what has changed since the last call; what ended `before` this invocation does not count.
-
-        Returns whether a run has been completed since.
-        """
-        completed = False
-        for state in states:
-            failed = state.state == "failed" and self.failed_permanently(state.run_id)
-            if state.run_id in self.known or not (failed or state.state == "complete"):
-                continue
-            self.known.add(state.run_id)
-            if failed and not before:
-                self.in_a_row.append(state.run_id)
-                self.last_reason = state.reason
-            elif not failed:
-                self.in_a_row.clear()
-                completed = True
-        return completed
-
-    @property
-    def too_many(self) -> bool:
-        return len(self.in_a_row) >= MAX_FAILURES

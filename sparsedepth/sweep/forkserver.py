@@ -20,7 +20,8 @@ from collections.abc import Generator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from sparsedepth.run.process import end_with_parent, name_process, thread_environment
+from sparsedepth.run.process import name_process, thread_environment
+from sparsedepth.run.signals import end_with_parent
 
 LAUNCHER = "torch.distributed.run"
 EXECUTE = "sparsedepth.run.execute"

@@ -15,7 +15,7 @@ import torch
 import torch._dynamo
 
 import sparsedepth.run.execute  # noqa: F401
-from sparsedepth.run.process import end_with_parent
+from sparsedepth.run.signals import end_with_parent
 
 assert not torch.cuda.is_initialized(), "a CUDA context does not survive a fork"
 end_with_parent(os.getppid())

@@ -14,7 +14,9 @@ import ctypes
 import fcntl
 import importlib.util
 import os
-from collections.abc import Generator
+import time
+import warnings
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +29,9 @@ JOURNAL = "study.journal"
 
 ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
 """What the study's database raises."""
+
+PATIENCE_SECONDS = 600.0
+"""How long a database that does not answer is tried again."""
 
 PROBE_BYTES = 2**20
 """A disk that has no room for this much is full."""
@@ -131,6 +136,33 @@ def is_lost(error: BaseException) -> bool:
     """Whether an exception is that of a connection that broke, and may come back."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
     return isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
+
+
+class StorageWait:
+    """Waits for a database that does not answer, at growing intervals, and says once that it does."""
+
+    def __init__(self) -> None:
+        self._lost_since: float | None = None
+
+    def wait(self, error: Exception, stop: Callable[[], bool]) -> None:
+        """Let some time pass. Raises the error where it is no lost connection, or has lasted PATIENCE_SECONDS."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+            if is_lost(error):
+                since = time.strftime("%H:%M:%S")  # and so said each time that it is lost
+                warnings.warn(
+                    f"since {since} the database of the study does not answer; trying again for "
+                    f"{PATIENCE_SECONDS / 60:.0f} minutes",
+                    stacklevel=2,
+                )
+        if not is_lost(error) or now > self._lost_since + PATIENCE_SECONDS:
+            raise error
+        time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)
+
+    def end(self) -> None:
+        """The database has answered."""
+        self._lost_since = None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.verify import sweep_fields, verified
-from sparsedepth.run.process import Stop
+from sparsedepth.run.signals import Stop
 from sparsedepth.store.connection import open_store
 from sparsedepth.sweep.driver import Driver
 from sparsedepth.sweep.machine import Machine

@@ -33,8 +33,9 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Task
 from sparsedepth.run import lease
-from sparsedepth.run.process import INTERRUPTED, oom_kills
+from sparsedepth.run.process import oom_kills
 from sparsedepth.run.scratch import Scratch
+from sparsedepth.run.signals import INTERRUPTED
 from sparsedepth.store import run_record
 from sparsedepth.sweep import forkserver, trial_queue
 from sparsedepth.sweep.machine import Machine

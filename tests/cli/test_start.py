@@ -17,7 +17,7 @@ from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data import tokenizer
-from sparsedepth.run.process import Stop, stop_on_signals
+from sparsedepth.run.signals import Stop, stop_on_signals
 from sparsedepth.store.render import choose_format
 from sparsedepth.sweep.driver import SweepResult
 

@@ -119,7 +119,7 @@ def lost(*_: object) -> None:
 
 def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypatch):
     """When a task is taken, and when a result is told."""
-    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     counts, rng = {"take": 0, "tell": 0}, random.Random(0)
 
     def sometimes(name, original):
@@ -145,7 +145,7 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
 
 
 def test_a_connection_that_is_lost_at_the_end_of_a_sweep_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     sweeping = Sweep(sweep(space={"n_layers": [1, 2]}), tmp_path)
     study = sweeping.finish()
     answers = iter([lost, lost, trial_queue.refused])
@@ -156,11 +156,11 @@ def test_a_connection_that_is_lost_at_the_end_of_a_sweep_is_waited_for(tmp_path,
 
 
 def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     sweeping = Sweep(sweep(space={"n_layers": [1]}), tmp_path)
     monkeypatch.setattr(trial_queue, "take", lost)
     assert sweeping._hand_out(sweeping.study, sweeping._workers)
-    monkeypatch.setattr(driver, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(storage, "PATIENCE_SECONDS", -1.0)
     with pytest.raises(OperationalError):
         sweeping._hand_out(sweeping.study, sweeping._workers)
 
