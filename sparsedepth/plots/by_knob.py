@@ -5,6 +5,7 @@ that moved the fewest); a line is their mean over seeds, the band their range. T
 shallowest pale.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,9 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, sources, trained_runs
 from sparsedepth.plots.style import (
     GREY,
+    MOVES_VARIANCE,
     caption,
+    fitting_legend,
     groups,
     inert,
     layer_ticks,
@@ -44,6 +47,7 @@ MOST_PANELS = 9
 """On a page."""
 PLACE = " in "
 """Between a setting and the results folder that it is from, where there are several."""
+MOVED = ["run_id", "n_layers", "lr"]
 ALL_RUNS = "n_layers"
 """Names the row of a store in which nothing but depth was varied."""
 
@@ -51,9 +55,9 @@ ALL_RUNS = "n_layers"
 @dataclass(frozen=True, kw_only=True)
 class Lines:
     rows: pd.DataFrame
-    """Columns: knob, setting, n_layers, panel, x, mean, low, high, n_runs. `panel` is a metric, with x the layer, or
-    'training', with x the tokens and the residual
-    variance of the last layer, or 'train_loss', with x the tokens."""
+    """Columns: knob, setting, n_layers, panel, x, mean, low, high, n_runs, lr (NaN where the line's runs differ in it).
+    `panel` is a metric, with x the layer, or 'training', with x the tokens and the residual variance of the last layer,
+    or 'train_loss', with x the tokens."""
     settings: dict[str, tuple[str, ...]]
     """By knob: its settings, the baseline first."""
     degenerate: str = ""
@@ -125,11 +129,14 @@ def _lines(moved: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
     settings = {str(knob): tuple(dict.fromkeys(part["setting"])) for knob, part in moved.groupby("knob", sort=False)}
     order = {panel: i for i, panel in enumerate((*SCORES, VARIANCE, "training"))}
     rows = rows.sort_values(["panel", "x"], key=lambda c: c.map(order) if c.name == "panel" else c, kind="stable")
+    line = ["knob", "setting", "n_layers"]
+    rates = moved.groupby(line)["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
+    rows = rows.join(rates.astype(float), on=line)
     return Lines(rows=rows.reset_index(drop=True), settings=settings)
 
 
 def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per knob, the finished runs that moved no other one: columns run_id, n_layers, knob, setting; settings in the
+    """Per knob, the finished runs that moved no other one: columns run_id, n_layers, lr, knob, setting; settings in the
     knob's order, each by its folder where there are several. Without a knob, all finished runs, under ALL_RUNS."""
     finished = runs[runs["outcome"] == "ok"]
     places = sources(finished).map(lambda name: f"{PLACE}{name}" if name else "")
@@ -137,13 +144,13 @@ def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
     if not knobs:
         depths = finished.sort_values("n_layers")
         named = depths["n_layers"].map("n_layers={}".format) + places.loc[depths.index]
-        return depths[["run_id", "n_layers"]].assign(knob=ALL_RUNS, setting=named)
+        return depths[MOVED].assign(knob=ALL_RUNS, setting=named)
     away = changed(finished, knobs)
     parts = []
     for knob in knobs:
         others = away.map(lambda names, knob=knob: len(set(names) - {knob.name}))
         kept = finished[others == others.groupby(finished["n_layers"]).transform("min")]
-        part = kept[["run_id", "n_layers"]].assign(knob=knob.name, setting=labels(kept, knob))
+        part = kept[MOVED].assign(knob=knob.name, setting=labels(kept, knob))
         order = {setting: i for i, setting in enumerate(knob.settings)}
         part = part.sort_values("setting", key=lambda column, order=order: column.map(order), kind="stable")
         parts.append(part.assign(setting=part["setting"] + places.loc[part.index]))
@@ -169,6 +176,7 @@ def page_of_lines(by_setting: Lines) -> Figure:
     panels = by_setting.panels
     knobs = shown_knobs(by_setting, MOST_PANELS // len(panels))
     rows = by_setting.rows[by_setting.rows["knob"].isin(knobs)]
+    own_rates = rows.loc[~rows["setting"].str.contains(r"\blr="), "lr"].nunique() > 1
     page = Figure(figsize=(max(6.8, 3.1 * len(panels)), 2.6 * len(knobs) + 0.8), layout="constrained")
     axes = page.subplots(len(knobs), len(panels), squeeze=False, sharex="col", sharey="col")
     for i, knob in enumerate(knobs):
@@ -176,15 +184,17 @@ def page_of_lines(by_setting: Lines) -> Figure:
         styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
         for axis, panel in zip(axes[i], panels, strict=True):
             _draw_panel(axis, panel, of_knob[of_knob["panel"] == panel], styles)
-        n_columns = 2 if len(settings) < 5 else 3
-        height = -(-len(settings) // n_columns)
-        axes[i][0].set_title("\n".join(" " * height), fontsize=8.5)  # room for the legend, which may be wider
-        legend = axes[i][0].legend(  # on the left, above its row: a narrow window shows it
-            handles=[line_handle(inert(_named(setting)), style) for setting, style in styles.items()],
-            loc="lower left", bbox_to_anchor=(-0.02, 1.0), fontsize=7.5, ncols=n_columns,
-            borderaxespad=0.2,
+        rates = _rates(of_knob) if own_rates else {}
+        handles = [
+            line_handle(inert(_named(setting) + rates.get(setting, "")), styles[setting]) for setting in settings
+        ]
+        legend, n_columns = fitting_legend(  # on the left, above its row: a narrow window shows it
+            page, axes[i][0], handles, 2 if len(settings) < 5 else 3, indent=0.7,
+            loc="lower left", bbox_to_anchor=(-0.02, 1.0), fontsize=7.5, borderaxespad=0.2,
         )  # fmt: skip
         legend.set_in_layout(False)
+        height = -(-len(settings) // n_columns)
+        axes[i][0].set_title("\n".join(" " * height), fontsize=8.5)  # room for the legend, which may be wider
     for column, panel in zip(axes.T, panels, strict=True):
         shown = rows[rows["panel"] == panel]
         if len(shown):  # one scale for the column, of all its rows
@@ -193,10 +203,22 @@ def page_of_lines(by_setting: Lines) -> Figure:
     ends = f" Full: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
     most = int(rows["n_runs"].max())
     text = f"Mean and range over up to {most} runs; no other knob moved.{ends}" if most > 1 else f"One run each.{ends}"
+    if own_rates:
+        text += " Each line has its own lr (above, that of the full lines)"
+        text += f"{MOVES_VARIANCE}." if VARIANCE in panels else "."
+    elif len(rates := set(rows["lr"].dropna())) == 1:
+        text += f" lr {rates.pop():g} throughout."
     if left_out := [knob for knob in by_setting.settings if knob not in knobs]:
         text += f" Not shown, since their settings lie closer together: {', '.join(map(inert, left_out))}."
     caption(page, text + by_setting.degenerate)
     return page
+
+
+def _rates(of_knob: pd.DataFrame) -> dict[str, str]:
+    """', lr 0.003' of each setting at the deepest depth, unless its name says it."""
+    deepest = of_knob[of_knob["n_layers"] == of_knob["n_layers"].max()].drop_duplicates("setting").dropna(subset="lr")
+    deepest = deepest[~deepest["setting"].str.contains(r"\blr=")]
+    return {str(setting): f", lr {lr:g}" for setting, lr in zip(deepest["setting"], deepest["lr"], strict=True)}
 
 
 def _named(setting: str) -> str:

@@ -44,13 +44,18 @@ SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
     points: pd.DataFrame
-    """Columns: run_id, n_layers, knob, source (of several results folders), and one per quantity of the panels (NaN
+    """Columns: run_id, n_layers, lr, knob, source (of several results folders), and one per quantity of the panels (NaN
     where not measured or not drawable)."""
     links: dict[tuple[str, str], tuple[Link, ...]]
     """By panel: pooled, and within depth where there is more than one."""
     dropped: dict[tuple[str, str], int]
     """Finished runs that a panel cannot show."""
     n_diverged: int
+
+    @property
+    def panels(self) -> list[tuple[str, str]]:
+        """Those that any run can be shown in."""
+        return [panel for panel, n in self.dropped.items() if n < len(self.points)]
 
 
 def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
@@ -59,7 +64,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     loss = loss_of(runs)
     panels = [(x, y) for x, y in (in_terms_of(loss, panel) for panel in PANELS)]
     names = list(dict.fromkeys(name for panel in panels for name in panel))
-    points = finished[["run_id", "n_layers", "outcome"]].assign(unit=units_of(runs))
+    points = finished[["run_id", "n_layers", "lr", "outcome"]].assign(unit=units_of(runs))
     knobs = find_knobs(runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
     away = changed(finished, knobs)
@@ -68,7 +73,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
     points["source"] = sources(finished)
-    shown = ["run_id", "n_layers", "knob", *(["source"] if points["source"].any() else []), *names]
+    shown = ["run_id", "n_layers", "lr", "knob", *(["source"] if points["source"].any() else []), *names]
     scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
     return Correlations(
         points=points[shown].reset_index(drop=True),
@@ -79,11 +84,11 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
 
 
 def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
-    """Draw into six axes, two rows of three."""
+    """Draw into as many axes as there are panels."""
     points = chain.points
     fills = folder_fills(points.get("source", ()))
     colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(chain))
-    for axis, panel in zip(axes, chain.links, strict=True):
+    for axis, panel in zip(axes, chain.panels, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
         size = 36 if len(shown) < 80 else 28

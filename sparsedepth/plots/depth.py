@@ -25,6 +25,7 @@ from sparsedepth.plots.style import (
     folded_settings,
     groups,
     inert,
+    legend_above,
     line_handle,
     set_scale,
     setting_styles,
@@ -103,7 +104,7 @@ def page_of_depths(data: ByDepth) -> Figure:
     for axis, name in zip(axes, names, strict=True):
         _draw_quantity(axis, points[points["quantity"] == name], styles, name)
     handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
-    page.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))
+    legend_above(page, handles)
     text = f"{counted(len(settings), 'setting')}, each at the values that tuning chose, if any: mean over seeds "
     text += "(geometric on a logarithmic axis), 95% interval."
     if NEEDED[0] in names:

@@ -5,6 +5,7 @@ is the noise floor, which two means of as many seeds differ by for no reason (`e
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, MISSING, caption, depth_colours, depth_legend, inert, short
+from sparsedepth.plots.style import GREY, MISSING, MOVES_VARIANCE, caption, depth_colours, depth_legend, inert, short
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.degeneracy import mark
@@ -29,7 +30,8 @@ from sparsedepth.store.degeneracy import mark
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
-OUTCOMES = ("val_loss", "residual_variance_last", "usefulness_loss_increase", "causal_score")
+VARIANCE = "residual_variance_last"
+OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
 LADDER = ("val_loss", "usefulness_loss_increase")
 LOG_UNIT = "ln ratio"
 
@@ -104,12 +106,19 @@ def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
                 "pairs": contrast.effect.n,
                 "seeds": contrast.n_seeds,
                 "diverged": contrast.n_diverged,
+                "tuned": contrast.tuned,
                 "verdict": contrast.verdict,
             }
             for rows in panels.values()
             for contrast in (row.contrast for row in rows)
         ]
     )
+
+
+def rates_of(contrast: Contrast) -> str:
+    """'0.003 → 0.006', baseline first, where either side was at its own lr and these differ."""
+    own = re.fullmatch(r"each at its own .+ \((.+) -> (.+)\)", contrast.tuned)
+    return f"{own[1]} → {own[2]}" if own and own[1] != own[2] else ""
 
 
 def page_of_effects(
@@ -139,6 +148,8 @@ def page_of_effects(
     )
     if any(contrast.verdict_ignoring_tuning != contrast.verdict for contrast in contrasts):
         text += " Hollow, too, what only uneven tuning keeps from being told apart."
+    if any(rates_of(row.contrast) for row in panels.get(VARIANCE, ())):
+        text += f" Beside the residual variance: the lr of baseline → setting, each its own{MOVES_VARIANCE}."
     if any(contrast.effect.lo is None for contrast in contrasts):
         text += " No line: too few pairs for an interval."
     if is_ladder:
@@ -165,6 +176,9 @@ def _draw_forest(
         if contrast.effect.lo is not None and contrast.effect.hi is not None:
             axis.plot([contrast.effect.lo, contrast.effect.hi], [y, y], color=colours[depth], linewidth=1.4)
         face = "white" if contrast.verdict == "not distinguishable" else colours[depth]
+        if contrast.outcome == VARIANCE:  # at the panel's right end
+            place: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
+            axis.text(1.01, y, rates_of(contrast), **place)
         axis.plot(contrast.effect.mean, y, "o", markersize=4.5, color=colours[depth], markerfacecolor=face)
     axis.axvline(0, color="#444444", linewidth=0.8)
     axis.set_yticks(range(len(labels)), [inert(label) for label in labels], fontsize=7.5)

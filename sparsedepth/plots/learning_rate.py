@@ -25,6 +25,7 @@ from sparsedepth.plots.style import (
     folded_settings,
     groups,
     inert,
+    legend_above,
     line_handle,
     log_scale,
     setting_styles,
@@ -89,8 +90,8 @@ def page_of_curves(by_rate: Curves) -> Figure:
     points = by_rate.points
     depths, kinds = sorted(set(points["n_layers"])), _kinds(points)
     styles = dict(zip(kinds, setting_styles(len(kinds)), strict=True))
-    n_columns = min(COLUMNS, len(depths))
-    n_rows = -(-len(depths) // n_columns)
+    n_rows = -(-len(depths) // COLUMNS)
+    n_columns = -(-len(depths) // n_rows)
     page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
     axes = page.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for axis, depth in zip(axes, depths, strict=False):
@@ -102,9 +103,9 @@ def page_of_curves(by_rate: Curves) -> Figure:
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
     handles += [
         Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
-        for mark, label in (("o", "chosen, or best"), ("x", "the same, at an end"))[: 1 + bool(n_edge)]
+        for mark, label in (("o", "chosen, or best"), ("x", "chosen or best, at an end"))[: 1 + bool(n_edge)]
     ]
-    page.legend(handles=handles, loc="outside upper left", ncols=min(4, 1 + len(depths)))
+    legend_above(page, handles, 1 + len(depths))
     lost = int(points[by_rate.loss].isna().sum())
     text = f"{counted(n_configurations, 'configuration')}, mean over seeds. "
     text += "Ring: the best value, or the one that tuning chose by seeds of its own"

@@ -1,16 +1,17 @@
 """The figures of many runs on one page: the chain (`correlations`) and the profiles by layer (`profiles`)."""
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.effects.sentences import counted
-from sparsedepth.plots.correlations import correlations, draw_correlations, knob_names
+from sparsedepth.plots.correlations import Correlations, correlations, draw_correlations, knob_names
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.profiles import METRICS, draw_profiles, profiles
+from sparsedepth.plots.profiles import METRICS, Profiles, draw_profiles, profiles
 from sparsedepth.plots.runs import read_metrics, read_runs
-from sparsedepth.plots.style import caption, depth_colours, depth_legend, folder_fills, knob_markers
+from sparsedepth.plots.style import MOVES_VARIANCE, caption, depth_colours, depth_legend, folder_fills, knob_markers
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
@@ -29,7 +30,7 @@ def load_overview(figure: str, store: Store) -> Drawing:
     is_search = search_of(store.roots) is not None
     chain = correlations(known, is_search) if with_chain else None
     by_depth = profiles(known, layers, is_search).layers if with_profiles else None
-    has_links = chain is not None and any(dropped < len(chain.points) for dropped in chain.dropped.values())
+    has_links = chain is not None and bool(chain.panels)
     if not has_links and (by_depth is None or by_depth.empty):
         raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
     data = chain.points if chain is not None else by_depth
@@ -38,14 +39,13 @@ def load_overview(figure: str, store: Store) -> Drawing:
 
 
 def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> Figure:
-    """Rows of three panels: two of the chain, one of profiles, one legend above and one caption below."""
+    """Rows of up to three panels, of the chain and of profiles; one legend above and one caption below."""
     runs = without_tuning_runs(runs)
     known = without_measured_models(runs).astype({"n_layers": int})
     with_chain, with_profiles = PARTS[figure]
-    n_rows = 2 * with_chain + with_profiles
-    page = Figure(figsize=(10.2, 3.0 * n_rows + 0.9), layout="constrained")
-    axes = page.subplots(n_rows, 3, squeeze=False)
     chain = correlations(known, is_search)
+    by_depth = profiles(known, layers, is_search)
+    page, links, by_layer = _panels(len(chain.panels) * with_chain, len(by_depth.metrics) * with_profiles)
     colours = depth_colours(chain.points["n_layers"])
     text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)."
     if len(runs) > len(known):
@@ -56,17 +56,42 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
     markers, fills = knob_markers(knob_names(chain)), folder_fills(chain.points.get("source", ()))
     depth_legend(page, colours, markers if with_chain else None, fills=fills if with_chain else None)
     if with_chain:
-        draw_correlations(chain, list(axes[:2].ravel()))
+        draw_correlations(chain, links)
         text += " ρ: Spearman, [95% interval, jackknife over combinations of settings]."
         text += mark((name for panel in chain.links for name in panel), known)
     if with_profiles:
-        by_depth = profiles(known, layers, is_search)
-        draw_profiles(by_depth, axes[-1], colours)
+        draw_profiles(by_depth, by_layer, colours)
         scores = [score.name for score in PROFILED if score.rows in METRICS and not with_chain]
         text += mark(scores, known)
         shown = "the proposal of the lowest loss" if is_search else "runs at the baseline, or nearest to it"
-        text += f" Profiles: {shown}; dashed: the threshold of usefulness."
+        shown += f" ({by_depth.rates})" if by_depth.rates else ""
+        text += f" Profiles: {shown}; dashed: the threshold of usefulness." if by_layer else ""
         if by_depth.dropped:
             text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."
+    rates = chain.points["lr"].dropna()
+    if rates.nunique() > 1:
+        text += f" lr{MOVES_VARIANCE}, is not the same: {rates.min():g} to {rates.max():g} (in the data)."
+    if absent := _absent(chain if with_chain else None, by_depth if with_profiles else None):
+        text += f" Not measured: {', '.join(absent)}."
     caption(page, text)
     return page
+
+
+def _panels(n_links: int, n_profiles: int) -> tuple[Figure, list[Any], list[Any]]:
+    """A page of as many panels, in rows of up to three, the profiles in rows of their own."""
+    n_columns = min(3, max(n_links, n_profiles))
+    n_link_rows, n_profile_rows = (-(-n // n_columns) for n in (n_links, n_profiles))
+    n_rows = n_link_rows + n_profile_rows
+    page = Figure(figsize=(3.4 * max(2, n_columns), 3.0 * n_rows + 0.9), layout="constrained")
+    axes = page.subplots(n_rows, n_columns, squeeze=False)
+    links, by_layer = list(axes[:n_link_rows].ravel()), list(axes[n_link_rows:].ravel())
+    for axis in (*links[n_links:], *by_layer[n_profiles:]):
+        axis.remove()
+    return page, links[:n_links], by_layer[:n_profiles]
+
+
+def _absent(chain: Correlations | None, by_depth: Profiles | None) -> list[str]:
+    """What no run has a value of, and has no panel for that."""
+    links = [] if chain is None else dict.fromkeys(name for panel in chain.links for name in panel)
+    absent = [name for name in links if chain is not None and chain.points[name].isna().all()]
+    return absent + [name for name in METRICS if by_depth is not None and name not in by_depth.metrics]

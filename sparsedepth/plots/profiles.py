@@ -4,6 +4,7 @@ One line per depth: the mean over the runs of that depth that changed the fewest
 at the last step at which each was measured; the band is their range. Layer l of L stands at l / L.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,27 @@ LOG = tuple(name for name in METRICS if BY_LAYER[name].scale == "log")
 @dataclass(frozen=True, kw_only=True)
 class Profiles:
     layers: pd.DataFrame
-    """Columns: metric, n_layers, layer, position (layer / n_layers), mean, low, high, n_runs."""
+    """Columns: metric, n_layers, layer, position (layer / n_layers), mean, low, high, n_runs, lr
+    (NaN where the depth's runs differ in it)."""
     dropped: int
     """Values that are NULL, or not positive where the axis is logarithmic."""
     thresholds: tuple[float, ...]
     """usefulness_threshold of these runs."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Those of METRICS that were measured."""
+        return [metric for metric in METRICS if (self.layers["metric"] == metric).any()]
+
+    @property
+    def rates(self) -> str:
+        """'lr 0.003 at 4, 8 layers, 0.006 at 12', or 'lr 0.003' where it is one."""
+        depths: dict[float, list[str]] = {}
+        for depth, lr in self.layers.drop_duplicates("n_layers")[["n_layers", "lr"]].dropna().itertuples(index=False):
+            depths.setdefault(lr, []).append(f"{depth:g}")
+        if len(depths) == 1:
+            return f"lr {next(iter(depths)):g}"
+        return "lr " + "; ".join(f"{lr:g} at {', '.join(at)} layers" for lr, at in depths.items()) if depths else ""
 
 
 def chosen_runs(runs: pd.DataFrame, is_search: bool = False) -> pd.DataFrame:
@@ -52,21 +69,20 @@ def profiles(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) 
     drawable = rows["value"].notna() & ((rows["value"] > 0) | ~rows["metric"].isin(LOG))
     by_layer = mean_and_range(rows[drawable], ["metric", "n_layers", "layer"], sort=True)
     by_layer.insert(3, "position", by_layer["layer"] / by_layer["n_layers"])
+    rates = chosen.groupby("n_layers")["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
+    by_layer = by_layer.join(rates.astype(float), on="n_layers")
     thresholds = tuple(sorted(set(map(float, chosen["usefulness_threshold"].dropna()))))
     return Profiles(layers=by_layer, dropped=int((~drawable).sum()), thresholds=thresholds)
 
 
 def draw_profiles(by_depth: Profiles, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
-    """Draw into three axes, one per metric."""
+    """Draw into as many axes as there are metrics."""
     import seaborn as sns
 
     colours = colours or depth_colours(by_depth.layers["n_layers"])
-    for axis, metric in zip(axes, METRICS, strict=True):
+    for axis, metric in zip(axes, by_depth.metrics, strict=True):
         shown = by_depth.layers[by_depth.layers["metric"] == metric]
         axis.set(xlabel="layer / number of layers", ylabel=BY_LAYER[metric].axis_label, xlim=(0, 1.02))
-        if shown.empty:
-            axis.set_title("not measured in these runs", color=GREY, fontsize=7.5)
-            continue
         sns.lineplot(
             shown, x="position", y="mean", hue="n_layers", palette=colours, ax=axis, legend=False, errorbar=None,
             marker="o", markersize=3, markeredgewidth=0, linewidth=1.3,

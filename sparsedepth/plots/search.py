@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sparsedepth.effects.surrogate import MIN_SKILL, Axis, axes_of, proposals, surrogate
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, caption, inert, short
+from sparsedepth.plots.style import GREY, caption, inert, legend_above, short
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.search import Search, search_of
 
@@ -56,7 +56,7 @@ def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
             axes.scatter(front["proposal"], front[name], s=30, facecolors="none", edgecolors="C3", label="on the front")
         axes.set_ylabel(axis_label(name))
     panels[-1].set_xlabel("proposal, by its start")
-    panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)  # above the points
+    legend_above(page, panels[0].get_legend_handles_labels()[0])
     caption(page, "The best of many is lucky, too: run it again with other seeds before it is believed.")
     return page
 
@@ -100,7 +100,10 @@ def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Fi
         options = axis.values if not axis.is_range else tuple(axis.values)
         for place, option in zip(np.linspace(0, 1, len(options)), options, strict=True):
             text = f"{option:g}" if isinstance(option, float) else str(option)
-            panel.annotate(inert(text), (x, place), xytext=(3, 0), textcoords="offset points", fontsize="small")
+            panel.annotate(
+                inert(text), (x, place), xytext=(4, 0), textcoords="offset points", fontsize="small", va="center",
+                bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+            )  # fmt: skip
     panel.set_xticks(range(len(axes)), [axis.name for axis in axes])
     panel.set_yticks([])
     panel.set_xlim(-0.2, len(axes) - 0.5)
@@ -154,5 +157,7 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: 
         panel.set_visible(False)
     for row in panels:
         row[0].set_ylabel(axis_label(objective))
-    caption(page, f"Line: partial dependence of a Gaussian process; {skill}.")
+    has_line = (data["kind"] != "proposal").any()
+    text = "Line (of a choice: dash): partial dependence of a Gaussian process; " if has_line else "No line: "
+    caption(page, f"A dot per proposal. {text}{skill}.")
     return page

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -46,6 +48,10 @@ STANDS_OUT = 5
 """A value this many times the median one sets a linear axis' scale alone: the first layer's, above all."""
 DECADES = 4
 """Of a symlog axis above its linear part, at most."""
+NARROW, WIDEST = 358, 640
+"""CSS pixels of a figure that a window of 390 shows at once, and that it has there at most (`report/page.css`)."""
+MOVES_VARIANCE = ", which moves residual variance as well"
+"""Of lr, which tuning may have chosen for each setting: said wherever settings' variances stand side by side."""
 LONGEST = 30
 """Characters of a setting's name beside an axis."""
 
@@ -151,8 +157,27 @@ def depth_legend(
         Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=inert(label), **plain)
         for label, (colour, marker, fill) in swatches.items()
     ]
-    spacing: Any = {"ncols": min(n_columns, len(handles)), "handletextpad": 0.1, "columnspacing": 1.2}
-    page.legend(handles=handles, loc="outside upper left", **spacing)
+    legend_above(page, handles, n_columns, handletextpad=0.1, columnspacing=1.2)
+
+
+def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
+    """Above the page, on the left, in as many columns as a narrow window shows at once."""
+    fitting_legend(page, page, handles, n_columns, loc="outside upper left", **options)
+
+
+def fitting_legend(
+    page: Figure, owner: Any, handles: Sequence[Line2D], n_columns: int, indent: float = 0.0, **options: Any
+) -> tuple[Legend, int]:
+    """A legend of the page, or of one of its axes, and its columns: at most `n_columns`, fewer where it would end
+    beyond what a narrow window shows; `indent` is where it begins (inches)."""
+    renderer = FigureCanvasAgg(page).get_renderer()
+    room = page.dpi * (NARROW / 96 * max(1.0, 96 * float(page.get_size_inches()[0]) / WIDEST) - indent)
+    for columns in range(min(n_columns, len(handles)), 0, -1):
+        legend = owner.legend(handles=handles, ncols=columns, **options)
+        if columns == 1 or legend.get_window_extent(renderer).width <= room:
+            return legend, columns
+        legend.remove()
+    raise AssertionError("a legend has at least one entry")
 
 
 def groups(frame: "pd.DataFrame", *names: str) -> Iterator[tuple[Any, "pd.DataFrame"]]:
@@ -166,7 +191,12 @@ def inert(text: str) -> str:
 
 
 def short(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    """A setting's name with as many of its fields as fit, and how many there are beside them."""
+    if len(text) <= LONGEST:
+        return text
+    fields = text.split(", ")
+    kept = [i for i in range(1, len(fields)) if len(", ".join(fields[:i])) + 4 <= LONGEST]
+    return f"{', '.join(fields[: kept[-1]])}, +{len(fields) - kept[-1]}" if kept else text[: LONGEST - 1] + "…"
 
 
 def folded(text: str, width: int = LONGEST) -> str:

@@ -194,7 +194,7 @@ def _draw_depth(axis: Any, picture: Picture) -> None:
             label += f": b = {law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
             axis.plot(depths, law(family, depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
-        label = folded(label, 58)
+        label = folded(label, 44)
         axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=front)
     depths, angles = sorted(set(picture.angles["n_layers"])), picture.angles[ANGLE].astype(float)
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])

@@ -98,3 +98,21 @@ def test_of_many_knobs_those_whose_settings_lie_apart_are_shown():
     assert shown_knobs(found, 4) == [knob for knob in found.settings if knob != "beta2"]
     page = page_of_lines(found)
     assert len(page.axes) == 8 and "closer together: beta2." in page.get_supxlabel()
+
+
+def test_the_lr_of_each_line_is_named_where_tuning_chose_them_apart(runs):
+    """lr moves the variance as well, so a reader must see whether it is the same."""
+    found = lines(runs.assign(lr=0.003), rows_of(runs))
+    assert set(found.rows["lr"]) == {0.003}
+    page = page_of_lines(found)
+    assert "lr 0.003 throughout." in page.get_supxlabel() and "lr" not in legend_of(page)
+    tuned = runs.assign(lr=[0.001 if decay else 0.003 for decay in runs["weight_decay"]])
+    tuned["tuned_fields"] = "lr"
+    page = page_of_lines(lines(tuned, rows_of(runs)))
+    assert legend_of(page).startswith("weight_decay=0, lr 0.003|weight_decay=0.3, lr 0.001|n_kv_heads=4, lr 0.003")
+    assert "which moves residual variance as well" in " ".join(page.get_supxlabel().split())
+
+
+def legend_of(page):
+    legends = [axis.get_legend() for axis in page.axes if axis.get_legend()]
+    return "|".join(text.get_text() for legend in legends for text in legend.get_texts())

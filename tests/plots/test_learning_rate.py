@@ -27,7 +27,7 @@ def test_best_and_edge():
     roles = {(row.setting, row.lr): row.role for row in points.itertuples() if row.role}
     assert roles == {("baseline", 3e-3): "best", ("lns", 1e-2): "edge"}
     assert points.loc[points["role"] == "best", "val_loss"].tolist() == [3.05]
-    assert marks_explained(runs) == ["chosen, or best", "the same, at an end"]
+    assert marks_explained(runs) == ["chosen, or best", "chosen or best, at an end"]
     assert marks_explained(runs[runs["depth_scale"] == "none"]) == ["chosen, or best"]
 
 

@@ -5,7 +5,7 @@ import pytest
 from frames import grid
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.profiles import chosen_runs, draw_profiles, profiles
+from sparsedepth.plots.profiles import METRICS, chosen_runs, draw_profiles, profiles
 
 AXES = {"n_layers": [2, 4], "weight_decay": [0.0, 0.3], "seed": [0, 1]}
 
@@ -74,15 +74,18 @@ def test_the_lines_carry_the_means():
     assert axes[0].get_title(loc="left") + axes[0].get_title() == "mean and range of 2 runs per depth"
 
 
-def test_no_layer_rows_is_said_and_drawn_empty():
+def test_a_metric_that_no_run_has_by_layer_has_no_panel():
     runs, layers = runs_and_layers()
-    found = profiles(runs, layers[:0])
-    assert found.layers.empty
-    figure = Figure()
-    axes = figure.subplots(1, 3)
-    draw_profiles(found, axes, {2: "#000000", 4: "#ffffff"})
-    assert all(len(axis.get_lines()) == 0 for axis in axes)
-    assert axes[0].get_title(loc="left") + axes[0].get_title() == "not measured in these runs"
+    assert profiles(runs, layers[:0]).metrics == []
+    assert profiles(runs, layers[layers["metric"] != "causal_effect"]).metrics == [METRICS[0], METRICS[2]]
+
+
+def test_the_lr_of_the_lines_is_said():
+    """Depths may have been tuned apart, and lr moves the variance that is shown."""
+    runs, layers = runs_and_layers()
+    assert profiles(runs.assign(lr=0.003), layers).rates == "lr 0.003"
+    tuned = runs.assign(lr=[0.003 if n_layers == 2 else 0.001 for n_layers in runs["n_layers"]])
+    assert profiles(tuned, layers).rates == "lr 0.003 at 2 layers; 0.001 at 4 layers"
 
 
 @pytest.mark.parametrize("outcome", ["diverged"])

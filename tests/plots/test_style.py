@@ -3,18 +3,25 @@
 import itertools
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from sparsedepth.plots.correlations import PANELS
 from sparsedepth.plots.profiles import METRICS
 from sparsedepth.plots.style import (
+    BASELINE,
+    NARROW,
+    WIDEST,
     depth_colours,
     knob_markers,
+    legend_above,
+    line_handle,
     linear_below,
     log_scale,
     set_layer_scale,
     setting_styles,
+    short,
 )
 from sparsedepth.quantities import axis_label
 
@@ -70,3 +77,20 @@ def test_the_first_layer_does_not_set_the_scale_alone():
 @pytest.mark.parametrize("n", [2, 8, 10, 14])
 def test_settings_have_colours_of_their_own(n):
     assert len({style[0] for style in setting_styles(n)}) == n
+
+
+@pytest.mark.parametrize("width", [4.8, 6.8, 11.4])
+def test_a_legend_ends_where_a_narrow_window_does(width):
+    """Whatever the names: in fewer columns."""
+    page = Figure(figsize=(width, 3))
+    names = ["baseline", "n_experts=8, weight_decay=0.1", "lns", "n_kv_heads=1, norm=sandwich", "kv 1", "z"]
+    legend_above(page, [line_handle(name, BASELINE) for name in names])
+    (legend,) = page.legends
+    shown = legend.get_window_extent(FigureCanvasAgg(page).get_renderer()).width / page.bbox.width
+    assert shown * min(96 * width, WIDEST) <= NARROW and len(legend.get_texts()) == len(names)
+
+
+def test_a_long_name_keeps_whole_fields_and_counts_the_rest():
+    assert short("task_group=A5, seq_len=8, vocab_size=62, tracked=element") == "task_group=A5, seq_len=8, +2"
+    assert short("n_experts=8, top_k=2") == "n_experts=8, top_k=2"
+    assert short("corpus=" + "a" * 40) == "corpus=" + "a" * 22 + "…"

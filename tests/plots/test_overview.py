@@ -1,0 +1,32 @@
+"""The overview: a panel for what was measured and none for what was not; lr is named where it differs."""
+
+import pandas as pd
+from frames import grid
+
+from sparsedepth.plots.overview import page_of_runs
+from sparsedepth.plots.style import MOVES_VARIANCE
+
+
+def runs_and_layers(**columns):
+    summary = {"val_loss": 3.0, "usefulness_loss_increase": 0.5, "residual_variance_last": 2.0, "causal_score": 0.1}
+    runs = grid({"n_layers": [2, 4], "lr": [0.001, 0.003]}, lambda config: summary).assign(**columns)
+    rows = [(run_id, 10, 1, "residual_variance", 2.0) for run_id in runs["run_id"]]
+    return runs, pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"])
+
+
+def test_what_no_run_has_gets_no_panel_and_is_named():
+    runs, layers = runs_and_layers(causal_score=None)
+    page = page_of_runs("overview", runs, layers)
+    labels = [(axis.get_xlabel(), axis.get_ylabel().partition(":")[0]) for axis in page.axes]
+    variance = "residual variance, last layer"
+    assert [label for _, label in labels] == ["usefulness", "validation loss (nat/token)", "residual variance"]
+    assert labels[0][0] == variance and all(axis.collections or axis.lines for axis in page.axes)
+    text = " ".join(page.get_supxlabel().split())
+    absent = "weight_sparsity, attention_sparsity_rel, causal_score, causal_effect, affine_loss_increase"
+    assert f"Not measured: {absent}." in text
+    assert f"lr{MOVES_VARIANCE}, is not the same: 0.001 to 0.003 (in the data)." in text
+
+
+def test_one_lr_is_no_news():
+    text = page_of_runs("chain", *runs_and_layers(lr=0.001)).get_supxlabel()
+    assert "lr" not in text
