@@ -23,7 +23,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import SCORES, advice, columns_for
+from sparsedepth.store.degeneracy import SCORES, advice, read_scores
 from sparsedepth.store.imported_run import unknown_text
 from sparsedepth.store.packages import mixed
 from sparsedepth.store.query_result import QueryResult
@@ -42,8 +42,8 @@ class Ranking:
 
     table: QueryResult
     """rank (equal means share one; NULL without a mean), cell_id, source (of several results folders), model (where any
-    was only measured), the knobs that vary, seeds (with a value), diverged (where any did), flops (of training, over
-    the baseline's), mean, lo, hi (95% over seeds), note ('baseline', 'no value')."""
+    was only measured), the knobs that vary, seeds (with a value), diverged (where any did), params and flops (of
+    training) over the baseline's, mean, lo, hi (95% over seeds), note ('baseline', 'no value')."""
     settings: tuple[str, ...]
     """What each row has away from the baseline, in words."""
     tuned: tuple[str, ...]
@@ -60,8 +60,10 @@ class Ranking:
     roots: tuple[Path, ...]
     knobs: tuple[Mapping[str, Any], ...]
     """Every field of each row's configuration."""
+    cost: str
+    """Whose parameters and FLOPs those of the table are divided by; empty where they are not known."""
     caution: str
-    """What to know of the score, and of the runs' packages, before it is believed; empty where all is well."""
+    """What to know of the score, the data and the runs' packages before it is believed; empty where all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ def best(
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
-    facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "train_flops", by)
+    facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops", by)
     objectives = search.objectives if search else ()
     columns = ", ".join((*facts, *CELL_FIELDS, *(f"{name} AS objective_{i}" for i, name in enumerate(objectives))))
     conditions.append(IS_CHOSEN)
@@ -126,8 +128,9 @@ def best(
     else:
         (baseline,) = [cell for cell in ranked if cell is settings.baseline]
         shown = ranked[:top] if baseline in ranked[:top] else [*ranked[:top], baseline]
+    table = _table(shown, dict(zip(map(id, ranked), ranks, strict=True)), baseline, settings.varying, by, objectives)
     return Ranking(
-        table=_table(shown, dict(zip(map(id, ranked), ranks, strict=True)), baseline, settings.varying, by, objectives),
+        table=table,
         settings=tuple(_setting(cell, settings, search) for cell in shown),
         search=search,
         roots=store.roots,
@@ -139,7 +142,8 @@ def best(
         n_cells=len(cells),
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
-        caution=_caution(store, by, conditions),
+        cost=settings.cost_text(table.columns),
+        caution="\n".join(filter(None, (_caution(store, by, conditions), settings.data_text))),
     )
 
 
@@ -157,20 +161,18 @@ def _caution(store: Store, by: str, conditions: Sequence[str]) -> str:
     imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {met}").rows
     cautions = [unknown_text(imported)] if imported else []
     if by in SCORES:
-        scores = store.sql(f"SELECT {', '.join(columns_for(by))} FROM runs WHERE {met}")
-        cautions.append(advice(by, [dict(zip(scores.columns, row, strict=True)) for row in scores.rows]))
+        cautions.append(advice(by, read_scores(store, by, met)))
     cautions.append(mixed(text for (text,) in store.sql(f"SELECT packages FROM runs WHERE {met}").rows))
     return "; ".join(filter(None, cautions))
 
 
 def heading(ranking: Ranking) -> str:
-    """What a ranking's table shows; in a third line, what to know of a score before it is believed."""
+    """What a ranking's table shows, and what to know of a score before it is believed."""
     columns = ranking.table.columns
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
     diverged = f", {ranking.n_diverged} of them diverged" if ranking.n_diverged else ""
     has_interval = any(row[columns.index("lo")] is not None for row in ranking.table.rows)
     interval = "with 95% interval (Student's)" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
-    caution = f"\n{render.wrapped([ranking.caution]).rstrip()}" if ranking.caution else ""
     advice = ""
     if ranking.search:
         folder = " ".join(map(str, ranking.roots))
@@ -178,11 +180,28 @@ def heading(ranking: Ranking) -> str:
             f"\nthese again, with seeds of their own:\n  sparsedepth best {folder} --top {min(3, ranking.n_cells)} "
             f"--again again.yaml && sparsedepth sweep again.yaml -o {folder}-again"
         )
-    cost = "; flops: of training, over the baseline's" if "flops" in columns else ""
-    searched = render.wrapped([ranking.search.text]) if ranking.search else ""
-    return (
-        f"{searched}{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}:\n"
-        f"{ranking.n_cells} configurations, {ranking.n_runs} runs{diverged}{cost}{caution}{advice}"
+    depths = " of all depths (--depth N: of one)" if "n_layers" in columns and not ranking.search else ""
+    lines = (
+        ranking.search.text if ranking.search else "",
+        f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}:",
+        f"{ranking.n_cells} configurations{depths}, {ranking.n_runs} runs{diverged}",
+        ranking.cost,
+        ranking.caution,
+    )
+    return f"{render.wrapped(filter(None, lines)).rstrip()}{advice}"
+
+
+def answer(ranking: Ranking) -> str:
+    """Heading and table, and which commands tell whether a difference is one: ranks do not."""
+    page = f"{heading(ranking)}\n{text(ranking)}\n"
+    if ranking.search or ranking.n_cells == 1:  # a search's heading has advice of its own
+        return page
+    folders = " ".join(map(str, ranking.roots))
+    return page + render.wrapped(
+        [
+            f"whether a difference is more than chance: sparsedepth effects {folders}; what to train: sparsedepth "
+            f"recipe {folders}"
+        ]
     )
 
 
@@ -201,6 +220,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
         "lo",
         "hi",
         *(ranking.search.objectives[1:] if ranking.search else ()),
+        "params",
         "flops",
         *(("note",) if ranking.search else ()),
     )
@@ -221,7 +241,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     )
     shown = ["mean" if columns[at] == ranking.by else columns[at] for at in places]
     answer = QueryResult(columns=(*shown, "setting"), rows=rows)
-    return render.compact(answer, ("cell_id",), width=width, max_rows=len(rows))
+    return render.compact(answer, ("cell_id", "params"), width=width, max_rows=len(rows))
 
 
 def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
@@ -251,6 +271,7 @@ def _cells(rows: Sequence[Mapping[str, Any]], by: str, objectives: Sequence[str]
             knobs={name: runs[0][name] for name in CELL_FIELDS},
             objectives=[_mean(runs, name) for name in objectives],
             values=_finished(runs, by),
+            params=mean_interval(_finished(runs, "params_total"))[0],
             flops=mean_interval(_finished(runs, "train_flops"))[0],
             sources=frozenset(str(Path(run["folder"]).parent.parent) for run in runs),
             n_diverged=sum(run["outcome"] == "diverged" for run in runs),
@@ -279,16 +300,18 @@ def _table(
     objectives: Sequence[str],
 ) -> QueryResult:
     sources = frozenset[str]().union(*(cell.sources for cell in shown))
-    unit = baseline.flops if baseline else None
-    ratios = {cell.cell_id: cell.flops / unit for cell in shown if cell.flops and unit}
+    params, flops = (baseline.params, baseline.flops) if baseline else (None, None)
+    of_params = {cell.cell_id: cell.params / params for cell in shown if cell.params and params}
+    of_flops = {cell.cell_id: cell.flops / flops for cell in shown if cell.flops and flops}
     optional = {
         "source": len(sources) > 1,
         "model": any(cell.model is not None for cell in shown),
         "tuning": any(cell.tuning for cell in shown),
         "diverged": any(cell.n_diverged for cell in shown),
-        "flops": bool(ratios),
+        "params": bool(of_params),
+        "flops": bool(of_flops),
     }
-    names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "flops")
+    names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "params", "flops")
     others = [name for name in objectives if name != by]
     columns = tuple(name for name in (*names, by, "lo", "hi", *others, "note") if optional.get(name, True))
     least, most = quantities.rankable(by).range
@@ -306,7 +329,8 @@ def _table(
             "tuning": cell.tuning,
             "seeds": len(cell.values),
             "diverged": cell.n_diverged,
-            "flops": ratios.get(cell.cell_id),
+            "params": of_params.get(cell.cell_id),
+            "flops": of_flops.get(cell.cell_id),
             by: mean,
             "lo": None if lo is None else max(lo, least),
             "hi": None if hi is None else min(hi, most),

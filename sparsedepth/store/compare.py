@@ -91,7 +91,7 @@ def _cells(store: Store, by: str) -> Sequence[tuple[Cell, dict[int, float]]]:
         f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:
         known: dict[str, Any] = dict(zip(CELL_FIELDS, knobs, strict=True))
-        cell = Cell(cell_id=cell_id, tuned=frozenset(names_tuned(tuned)), knobs=known, flops=None)
+        cell = Cell(cell_id=cell_id, tuned=frozenset(names_tuned(tuned)), knobs=known)
         _, values = by_cell.setdefault(cell_id, (cell, {}))
         if outcome == "ok" and value is not None:
             values[seed] = value

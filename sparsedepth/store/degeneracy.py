@@ -26,6 +26,8 @@ from sparsedepth.quantities import IN_RUNS, PROFILED, RUNS
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsedepth.store.connection import Store
+
 Run = Mapping[str, Any]
 """A row of `runs`; None or NaN is NULL, and so is a column that is not there."""
 
@@ -176,6 +178,12 @@ def columns_for(score: str) -> tuple[str, ...]:
 def rows_of(runs: "pd.DataFrame", score: str) -> list[Run]:
     """The rows of a frame as this module reads them."""
     return runs[[name for name in columns_for(score) if name in runs.columns]].to_dict("records")
+
+
+def read_scores(store: "Store", score: str, condition: str) -> list[Run]:
+    """The rows of `runs` that meet an SQL condition, as this module reads them."""
+    answer = store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}")
+    return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
 
 
 def advice(score: str, runs: Sequence[Run]) -> str:

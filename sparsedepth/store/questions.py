@@ -3,24 +3,26 @@
 A *cell* is every field of a run but the seed; its numbers are means over the seeds that trained to the end, its sd the
 standard deviation over them. Only runs of their own count: not models that were only measured, nor values of a tuned
 field that were only tried (but for `lr_curves`, which are made of these). {varying} stands for the fields that vary in
-the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.comparable_loss`). The effect
-of each knob is no SQL: `sparsedepth.effects.all_effects` answers it.
+the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.comparable_loss`), {scores} for
+the scores of depth: in place of one that is degenerate in these runs its sound form (`store.degeneracy`). The effect of
+each knob is no SQL: `sparsedepth.effects.all_effects` answers it.
 """
 
 import difflib
 import itertools
 import math
-import textwrap
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import advice, degeneracy, instead, read_scores
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import in_words, read_settings
-from sparsedepth.store.small_sample import mean_interval
+from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_tried
 
 EFFECTS = "effects"
@@ -33,34 +35,36 @@ class Question:
     asks: str
     """One sentence."""
     sql: str
+    remark: str = ""
+    """What a reader needs beside the table."""
+    none: str = "no run was trained to the end"
+    """Why there may be no row where there are runs."""
     gives_way: tuple[str, ...] = ("cell_id", "run_id")
     """The columns that a terminal shows only where it has room, the least needed first; files have all."""
-    interval: bool = False
-    """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
+    scores: tuple[str, ...] = ()
+    """The scores of depth that it shows."""
     needs: tuple[str, ...] = ()
     """The measured quantities without which there is no answer."""
+    ranks: bool = False
+    """Whether it tells configurations apart by their loss."""
+    interval: bool = False
+    """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
     marks_best: bool = False
     """Whether the column `note`, what tuning chose, becomes a word on the best lr of each configuration."""
 
 
+def _mean(name: str) -> str:
+    return f"avg({name}) FILTER (outcome = 'ok') AS {name}"
+
+
+_MEANS = ("weight_sparsity", "attention_sparsity_rel", "residual_variance_last", "train_flops", "params_total")
 _CELLS = f"""
     WITH cells AS (
         SELECT cell_id, {{cell_fields}}
-            count({{loss}}) AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
-            list({{loss}} ORDER BY seed) FILTER ({{loss}} IS NOT NULL) AS losses,
-            avg({{loss}}) AS {{loss}}, stddev_samp({{loss}}) AS {{loss}}_sd,
-            avg(usefulness) AS usefulness, stddev_samp(usefulness) AS usefulness_sd,
-            avg(weight_sparsity) AS weight_sparsity, avg(attention_sparsity_rel) AS attention_sparsity_rel,
-            avg(residual_variance_last) AS residual_variance_last,
-            avg(usefulness_loss_increase) AS usefulness_loss_increase,
-            avg(train_flops) AS train_flops, avg(params_active) AS params_active
-        FROM (
-            SELECT * REPLACE (
-                if(outcome = 'ok', {{loss}}, NULL) AS {{loss}}, if(outcome = 'ok', usefulness, NULL) AS usefulness,
-                if(outcome = 'ok', residual_variance_last, NULL) AS residual_variance_last
-            ) FROM runs WHERE {IS_RESULT}
-        )
-        GROUP BY ALL
+            count({{loss}}) FILTER (outcome = 'ok') AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
+            list({{loss}} ORDER BY seed) FILTER (outcome = 'ok' AND {{loss}} IS NOT NULL) AS losses,
+            {{means}} {", ".join(map(_mean, _MEANS))}
+        FROM runs WHERE {IS_RESULT} GROUP BY ALL
     )
 """
 
@@ -69,30 +73,38 @@ QUESTIONS: dict[str, Question] = {
     for question in (
         Question(
             name="best_per_depth",
-            gives_way=("cell_id", "params_active", "usefulness"),
-            asks="which configuration has the lowest mean loss at each n_layers, of those of which no seed "
-            "diverged (lo, hi: Student's 95% interval over seeds)?",
+            gives_way=("cell_id", "{scores}"),
+            asks="which configuration has the lowest mean loss at each n_layers, of those of which no seed diverged?",
+            none="no configuration has a loss, and no seed that diverged",
+            scores=("usefulness",),
+            ranks=True,
             interval=True,
-            sql=_CELLS + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, usefulness, train_flops,"
-            " params_active FROM cells"
+            sql=_CELLS + "SELECT n_layers, cell_id, {varying} seeds, {loss}, losses, {scores} params_total, train_flops"
+            " FROM cells"
             " WHERE diverged = 0 AND {loss} IS NOT NULL"
             " QUALIFY row_number() OVER (PARTITION BY n_layers ORDER BY {loss}, cell_id) = 1 ORDER BY n_layers",
         ),
         Question(
             name="pareto",
+            gives_way=("cell_id", "params"),
+            scores=("usefulness",),
             needs=("usefulness",),
+            ranks=True,
             asks="which configurations does no other beat or equal in loss, usefulness and train_flops at once?",
-            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, usefulness, train_flops FROM cells AS this"
-            " WHERE diverged = 0 AND {loss} IS NOT NULL AND usefulness IS NOT NULL AND NOT EXISTS ("
+            none="no configuration has a loss, usefulness and train_flops, and no seed that diverged",
+            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, {scores} params_total, train_flops"
+            " FROM cells AS this"
+            " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
             "   FROM cells AS other WHERE other.diverged = 0 AND other.{loss} <= this.{loss}"
-            "   AND other.usefulness >= this.usefulness AND other.train_flops <= this.train_flops"
-            "   AND (other.{loss} < this.{loss} OR other.usefulness > this.usefulness"
+            "   AND other.{score} >= this.{score} AND other.train_flops <= this.train_flops"
+            "   AND (other.{loss} < this.{loss} OR other.{score} > this.{score}"
             "        OR other.train_flops < this.train_flops))"
             " ORDER BY train_flops, {loss}, cell_id",
         ),
         Question(
             name="diverged",
             asks="which runs diverged, when, and why?",
+            none="every run trained to the end",
             sql="SELECT run_id, n_layers, {varying} seed, diverged_step, steps, diverged_cause FROM runs"
             " WHERE outcome = 'diverged' ORDER BY n_layers, cell_id, seed",
         ),
@@ -101,6 +113,8 @@ QUESTIONS: dict[str, Question] = {
             gives_way=("run_id", "peak_memory_bytes", "planned_memory_bytes", "tokens_trained", "outcome"),
             asks="did each run train as long as its configuration says, and in the time and memory that it was priced "
             "at before the sweep started (ratio = actual / planned)?",
+            remark="seconds are wall-clock time: what else ran on the machine lengthens them; a ratio of '-' was not "
+            "recorded on one side",
             sql="SELECT run_id, n_layers, {varying} seed, outcome, tokens_trained, tokens_trained / train_tokens AS"
             " tokens_ratio, seconds, planned_seconds, seconds / planned_seconds AS seconds_ratio, peak_memory_bytes,"
             " planned_memory_bytes, peak_memory_bytes / planned_memory_bytes AS memory_ratio FROM runs"
@@ -111,6 +125,7 @@ QUESTIONS: dict[str, Question] = {
             name="lr_curves",
             asks="how does the loss depend on lr in every configuration that was run at two or more, and is its best "
             "lr, or the one that tuning chose by its own seeds, inside the range that was tried?",
+            none="no configuration was run at two values of lr",
             sql="WITH choosing AS (SELECT DISTINCT seed FROM runs WHERE tuning = 'tuning'),"
             " points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
             " count(*) FILTER (outcome = 'diverged') AS diverged,"
@@ -125,15 +140,18 @@ QUESTIONS: dict[str, Question] = {
         Question(
             name="seed_noise",
             asks="how far do seeds alone move loss and usefulness in each configuration with two or more?",
-            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, usefulness,"
-            " usefulness_sd FROM cells WHERE seeds >= 2 ORDER BY {loss}_sd DESC, cell_id",
+            none="no configuration has two seeds that trained to the end",
+            scores=("usefulness",),
+            sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, {scores}"
+            " {score}_sd FROM cells WHERE seeds >= 2 ORDER BY {loss}_sd DESC, cell_id",
         ),
         Question(
             name="mechanism",
-            gives_way=("cell_id", "flops", "seeds", "usefulness_loss_increase"),
+            gives_way=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase"),
             asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
+            scores=("usefulness", "usefulness_loss_increase"),
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"
-            " residual_variance_last, usefulness, usefulness_loss_increase, {loss}, train_flops FROM cells"
+            " residual_variance_last, {scores} {loss}, params_total, train_flops FROM cells"
             " ORDER BY n_layers, {loss}, cell_id",
         ),
     )
@@ -146,36 +164,61 @@ def ask(store: Store, name: str) -> QueryResult:
     if question is None:
         near = difflib.get_close_matches(name, QUESTIONS, n=1)
         raise ValueError(f"no question is called {name!r}; {f'did you mean {near[0]!r}?' if near else listed()}")
-    varying = varying_fields(store)
+    varying, loss = varying_fields(store), loss_in(store)
+    scores = _forms(store, question)
+    spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
     answer = store.sql(
         question.sql.format(
             varying=_columns(varying),
             others=_columns([field for field in varying if field != "lr"]),
             cell_fields=_columns(["n_layers", *varying]),
-            loss=loss_in(store),
+            means=_columns([*map(_mean, (loss, *scores)), *spread]),
+            scores=_columns(scores),
+            score=next(iter(scores), ""),
+            loss=loss,
         )
     )
     answer = _with_interval(answer) if question.interval else answer
     return _with_best(answer) if question.marks_best else answer
 
 
+def _forms(store: Store, question: Question) -> dict[str, str]:
+    """The scores of depth that a question shows, the sound form of one that is degenerate; each with what to say of
+    it, '' where all is well."""
+    forms: dict[str, list[str]] = defaultdict(list)
+    for score in question.scores:
+        runs = read_scores(store, score, IS_RESULT)
+        form = instead(score, runs) if degeneracy(score, runs).is_degenerate else score
+        forms[form or score].append(advice(score, runs))
+    return {form: "\n".join(advices) for form, advices in forms.items()}
+
+
 def text(store: Store, name: str, answer: QueryResult) -> str:
     """An answer for a terminal, below its question: what a configuration has away from the baseline is one column."""
-    settings = read_settings(store)
+    question, settings = QUESTIONS[name], read_settings(store)
     shown = in_words(answer, settings) if settings else answer
-    table = render.compact(shown, QUESTIONS[name].gives_way) if answer.rows else _none(store, QUESTIONS[name])
-    cost = " (flops: of training, over the baseline's)" if "flops" in table.partition("\n")[0].split() else ""
-    return f"{textwrap.fill(f'{QUESTIONS[name].asks}{cost}', render.terminal_width())}\n{table}"
+    if not answer.rows:
+        return f"{render.wrapped([question.asks])}none: {_reason(store, question)}"
+    forms = _forms(store, question)
+    table = render.compact(shown, [names.format(scores=" ".join(forms)) for names in question.gives_way])
+    columns = table.partition("\n")[0].split()
+    remarks = [question.asks, question.remark, *forms.values()]
+    if question.interval:
+        known = "lo, hi: Student's 95% interval over seeds"
+        remarks.append(known if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
+    if settings:
+        remarks += [settings.cost_text(columns), settings.data_text if question.ranks else ""]
+    return f"{render.wrapped(filter(None, remarks))}{table}"
 
 
-def _none(store: Store, question: Question) -> str:
-    """'none', and where no run has what is asked about, that."""
+def _reason(store: Store, question: Question) -> str:
+    """Why nothing was found: no run, or none that has what is asked about, or none of that kind."""
     counts = ", ".join(["count(*)", *(f"count({name})" for name in question.needs)])
     ((n_runs, *n_known),) = store.sql(f"SELECT {counts} FROM runs WHERE {IS_TRAINED}").rows
-    if not n_runs:
-        return "none: there is no complete run"
     missing = [name for name, n in zip(question.needs, n_known, strict=True) if not n]
-    return f"none: no run has {' or '.join(missing)} (sparsedepth measure)" if missing else "none"
+    if not n_runs:
+        return "there is no complete run"
+    return f"no run has {' or '.join(missing)} (sparsedepth measure)" if missing else question.none
 
 
 def listed() -> str:
@@ -190,7 +233,7 @@ def varying_fields(store: Store) -> list[str]:
     return [name for name, is_varied in zip(names, row, strict=True) if is_varied]
 
 
-def _columns(names: Sequence[str]) -> str:
+def _columns(names: Iterable[str]) -> str:
     return "".join(f"{name}, " for name in names)
 
 

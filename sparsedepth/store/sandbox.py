@@ -122,7 +122,7 @@ def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
             return render.encode(store.sql(question["sql"]), format)
         ranking = best.best(store, **question["best"])
         if format == "table":
-            return f"{best.heading(ranking)}\n{best.text(ranking)}\n".encode()
+            return best.answer(ranking).encode()
         return render.encode(ranking.table, format)
 
 

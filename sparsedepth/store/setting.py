@@ -9,13 +9,14 @@ setting, such as the vocabulary of a task, is not said.
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.model import FILLED_FROM, ModelConfig
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import IS_RESULT, names_tuned
 
@@ -40,8 +41,10 @@ class Cell:
     tuned: frozenset[str] = frozenset()
     """The fields whose values tuning chose."""
     knobs: Mapping[str, Any]
-    flops: float | None
-    """Of training, mean over seeds."""
+    params: float | None = None
+    """All of them; mean over seeds, as is `flops`."""
+    flops: float | None = None
+    """Of training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,23 @@ class Settings:
     """Those of them that vary because they were tuned."""
     telling: tuple[str, ...]
     """Those of them that a setting is named by."""
+    data: tuple[str, ...]
+    """Those that say which data they are trained on, less what follows from the others."""
+
+    @property
+    def data_text(self) -> str:
+        """Why losses of these configurations do not compare; empty where the data are the same."""
+        names = ", ".join(self.data)
+        return f"configurations differ in {names}: losses on different data do not compare" if names else ""
+
+    def cost_text(self, columns: Container[str]) -> str:
+        """'params, flops (of training): over those of the baseline with 12 layers, 124128 and 6.393e+11'; empty where
+        no column is a cost."""
+        of_baseline = {"params": self.baseline.params, "flops": self.baseline.flops}
+        shown = {name: render.readable(value) for name, value in of_baseline.items() if name in columns}
+        depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
+        names = ", ".join(shown).replace("flops", "flops (of training)")
+        return f"{names}: over those of the baseline{depth}, {' and '.join(shown.values())}" if shown else ""
 
     def words(self, knobs: Mapping[str, Any]) -> str:
         """'lns, kv 1': the fields away from the baseline's; 'baseline' where there are none."""
@@ -72,35 +92,42 @@ def settings_of(cells: Sequence[Cell]) -> Settings:
         others = [other for other in telling if other != name]
         if _ROLES[name].kind in ("capacity", "data") and _follows(name, others, cells):
             telling = others
+    data: list[str] = []
+    for name in varying:
+        if _ROLES[name].kind == "data" and not (data and _follows(name, data, cells)):
+            data.append(name)
     return Settings(
         baseline=_nearest_baseline(cells, [name for name in varying if name not in tuned]),
         varying=varying,
         tuned=tuned,
         telling=tuple(telling),
+        data=tuple(data),
     )
 
 
 def read_settings(store: "Store") -> Settings | None:
     """Settings of the configurations that were trained in a store; None where there are none."""
     rows = store.sql(
-        "SELECT cell_id, tuned_fields, avg(train_flops) FILTER (outcome = 'ok') AS flops, "
-        f"{', '.join(CELL_FIELDS)} FROM runs WHERE {IS_RESULT} GROUP BY ALL"
+        "SELECT cell_id, tuned_fields, avg(params_total) FILTER (outcome = 'ok'), "
+        f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_RESULT} GROUP BY ALL"
     ).rows
     cells = [
         Cell(
             cell_id=cell_id,
             tuned=frozenset(names_tuned(tuned)),
+            params=params,
             flops=flops,
             knobs=dict(zip(CELL_FIELDS, values, strict=True)),
         )
-        for cell_id, tuned, flops, *values in rows
+        for cell_id, tuned, params, flops, *values in rows
     ]
     return settings_of(cells) if cells else None
 
 
 def in_words(answer: QueryResult, settings: Settings) -> QueryResult:
-    """A table whose fields, but depth and what was tuned, stand in one column at its end, `setting`; training FLOPs
-    are in those of the baseline."""
+    """A table whose fields, but depth and what was tuned, stand in one column at its end, `setting`; parameters and
+    training FLOPs are in those of the baseline (`Settings.cost_text`)."""
+    costs = {"params_total": ("params", settings.baseline.params), "train_flops": ("flops", settings.baseline.flops)}
     kept = ("n_layers", *settings.tuned)
     fields = [name for name in answer.columns if name in settings.telling]
     shown = [
@@ -108,15 +135,15 @@ def in_words(answer: QueryResult, settings: Settings) -> QueryResult:
         for name, *values in zip(answer.columns, *answer.rows, strict=True)
         if (name in kept or name not in settings.varying) and (name != "diverged" or any(values))
     ]
-    unit = settings.baseline.flops
 
     def value(name: str, row: Mapping[str, Any]) -> Any:
-        if name == "train_flops":
+        if name in costs:
+            unit = costs[name][1]
             return row[name] and unit and row[name] / unit
         return digits(row[name]) if name in settings.tuned else row[name]
 
     rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-    columns = ["flops" if name == "train_flops" else name for name in shown]
+    columns = [costs[name][0] if name in costs else name for name in shown]
     table = [[value(name, row) for name in shown] for row in rows]
     if fields:
         columns.append("setting")

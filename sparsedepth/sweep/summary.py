@@ -134,7 +134,6 @@ def _best(
             cell_id=each["cell_id"],
             tuned=frozenset(definition.tune),
             knobs={name: each[name] for name in CELL_FIELDS},
-            flops=None,
         )
         for each in rows.values()
     }

@@ -160,15 +160,19 @@ def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path):
     """Six knobs at once: a line each, with the cost beside the loss; two seeds promise no interval."""
     sparse = {"n_kv_heads": 1, "n_experts": 4, "top_k": 2, "depth_scale": "lns", "weight_decay": 1.0, "seq_len": 128}
     for seed in (0, 1):
-        make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 3.0, "train_flops": 100.0})
-        make_run(tmp_path, RunConfig(seed=seed, **sparse), {"val_loss": 2.0, "train_flops": 150.0})
+        make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 3.0, "train_flops": 100.0, "params_total": 1000})
+        facts = {"val_loss": 2.0, "train_flops": 150.0, "params_total": 2500}
+        make_run(tmp_path, RunConfig(seed=seed, **sparse), facts)
     with open_store(tmp_path) as store:
         ranking = best(store, "val_loss")
     lines = text(ranking, 100).splitlines()
     assert max(map(len, lines)) <= 100
-    assert lines[0].split() == ["rank", "cell_id", "seeds", "mean", "flops", "setting"]
-    assert lines[2].split("  ")[-1] == "kv 1, seq_len 128, experts 4, lns, weight_decay 1" and " 1.500 " in lines[2]
-    assert lines[3].endswith("baseline") and " 1.000 " in lines[3]
+    assert lines[0].split() == ["rank", "cell_id", "seeds", "mean", "params", "flops", "setting"]
+    assert "params, flops (of training): over those of the baseline, 1000 and 100.0" in heading(ranking).splitlines()
+    assert (
+        lines[2].split("  ")[-1] == "kv 1, seq_len 128, experts 4, lns, weight_decay 1" and " 2.500  1.500 " in lines[2]
+    )
+    assert lines[3].endswith("baseline") and " 1.000  1.000 " in lines[3]
     assert "(an interval needs 3 seeds)" in heading(ranking)
     assert "cell_id" not in text(ranking, 80) and max(map(len, text(ranking, 80).splitlines())) <= 80
 

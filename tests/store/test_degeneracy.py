@@ -165,4 +165,4 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside():
         assert found.is_degenerate and {BY_LOSS, BY_BLOCK} == set(found.reasons)
         assert instead(score, solved) == "affine_loss_added_without_first"
     assert not degeneracy("causal_score", solved).is_degenerate
-    assert heading(ranking).splitlines()[2].startswith("usefulness is degenerate: 1 in every run; ")
+    assert heading(ranking).splitlines()[3].startswith("usefulness is degenerate: 1 in every run; ")

@@ -107,7 +107,9 @@ def test_every_question_is_answered_where_nothing_varies(tmp_path):
 def test_why_there_is_no_answer_is_said(tmp_path):
     with open_store(make_run(tmp_path, RunConfig(), {"val_loss": 3.0}).parent.parent) as store:
         assert text(store, "pareto", ask(store, "pareto")).endswith("none: no run has usefulness (sparsedepth measure)")
-        assert text(store, "lr_curves", ask(store, "lr_curves")).endswith("\nnone")
+        assert text(store, "lr_curves", ask(store, "lr_curves")).endswith(
+            "\nnone: no configuration was run at two values of lr"
+        )
         with pytest.raises(ValueError, match=r"the saved questions are: .*, effects$"):
             ask(store, "everything")
 
@@ -133,11 +135,12 @@ def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatc
     lines = text(six_knobs, name, ask(six_knobs, name)).splitlines()
     assert max(map(len, lines)) <= 100 and not any(line.startswith("row 1") for line in lines)
     if name == "diverged":
-        assert lines == [QUESTIONS[name].asks, "none"]
+        assert lines == [QUESTIONS[name].asks, "none: every run trained to the end"]
     else:
         assert sum("setting" in line for line in lines) == sum(line.startswith("--") for line in lines) == 1
         assert any("baseline" in line for line in lines) or name in ("best_per_depth", "pareto")
-        assert ("flops:" in " ".join(lines)) == any("flops" in line.split() for line in lines)  # explained where shown
+        explained = "flops (of training): over those of the baseline with 12 layers, 1.200e+10" in lines
+        assert explained == any("flops" in line.split() and "setting" in line for line in lines)
 
 
 def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_knobs, monkeypatch):
@@ -148,6 +151,32 @@ def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_kno
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
     assert first.split()[:5] == ["12", "2", "2.143", "0.08333", "2.000"] and second.split()[4] == "4.000"
     assert first.endswith("  kv 1, seq_len 128, experts 4, lns, weight_decay 1")
+
+
+def test_a_degenerate_score_gives_way_to_its_sound_form_and_is_named(tmp_path):
+    """One block carries the first score of all three runs; without it, the shallow model's blocks do more for less."""
+    form = "usefulness_loss_increase_without_first"
+    for depth, scale, score, value in ((12, "none", 0.1, 0.4), (24, "none", 0.2, 0.3), (24, "lns", 0.9, 0.2)):
+        facts = {"val_loss": 3.0, "bigram_loss": 4.0, "train_flops": depth * 1e9, "usefulness": score, form: value}
+        facts |= {"usefulness_loss_increase": score, "usefulness_loss_increase_largest_share": 0.9}
+        make_run(tmp_path, RunConfig(n_layers=depth, depth_scale=scale), facts)
+    with open_store(tmp_path) as store:
+        assert rows(store, "pareto", "n_layers", form) == [(12, 0.4)]  # by the count, each deeper model is on the front
+        for name in ("best_per_depth", "pareto", "mechanism"):
+            answer = ask(store, name)
+            assert form in answer.columns and "usefulness" not in answer.columns
+            said = " ".join(text(store, name, answer).split())
+            assert f"usefulness is degenerate: one block carries more than half of it (3 of 3 runs); use {form}" in said
+
+
+def test_configurations_on_different_data_are_told_not_to_compare(tmp_path):
+    for group, length in (("A5", 8), ("Z60", 8)):
+        task = {"corpus": "task:state_tracking", "task_group": group, "seq_len": length}
+        make_run(tmp_path, RunConfig(**task), {"val_loss": 3.0})
+    with open_store(tmp_path) as store:
+        said = "\nconfigurations differ in task_group: losses on different data do not compare\n"
+        assert said in text(store, "best_per_depth", ask(store, "best_per_depth"))
+        assert said not in text(store, "seed_noise", ask(store, "seed_noise"))
 
 
 def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
