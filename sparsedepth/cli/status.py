@@ -84,7 +84,8 @@ def _report(folder: Path) -> tuple[list[str], bool]:
         lines.append(f"  used: {now.node_hours:.3g} node hours by the runs' own clocks{each}")
     lines += [f"  {state} {count}x: {reason}" for (state, reason), count in now.ended.most_common()]
     if now.best:
-        lines.append(f"  {now.best.text}; see `best`")
+        advice = "see `best`" if definition and definition.adaptive else "what to train: `recipe`"
+        lines.append(f"  {now.best.text}; {advice}")
     lines += [f"  {remark}" for remark in now.remarks]
     return [visible(line) for line in lines], now.is_left
 

@@ -81,7 +81,10 @@ def test_status_counts_explains_and_names_the_best(standing):
     assert max(map(len, out.splitlines())) <= int(ENVIRONMENT.get("COLUMNS", 100)), "a line is too wide"
     assert "failed 1x: killed by signal 9" in out
     assert "infeasible 1x: out of memory with one sequence per forward pass: CUDA out of memory" in out
-    assert "lowest single run: val_loss 1.235 (n_layers 3, baseline, seed 0; its only seed); see `best`" in out
+    assert (
+        "lowest single run: val_loss 1.235 (n_layers 3, baseline, seed 0; its only seed); what to train: `recipe`"
+        in out
+    )
     assert sorted((path, path.stat().st_mtime_ns) for path in results.rglob("*")) == before, "status wrote something"
 
 
@@ -212,7 +215,10 @@ def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(
     for seed, loss in ((8, 2.0), (9, 3.0)):
         make_run(results, config.model_copy(update={"seed": seed}), {"val_loss": loss})
     out, _ = sparsedepth("status", results)
-    assert "lowest single run: val_loss 1.235 (n_layers " in out and "; mean of its 3 seeds 2.078); see `best`" in out
+    assert (
+        "lowest single run: val_loss 1.235 (n_layers " in out
+        and "; mean of its 3 seeds 2.078); what to train: `recipe`" in out
+    )
 
 
 def test_status_of_toy_networks_names_their_figure():
