@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 
 from sparsedepth.config.combinations import check_combinations
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.role import KNOB, RECORD, SHAPE, Role, roles
+from sparsedepth.config.role import KNOB, RECORD, SHAPE, UNSTACKED_SHAPE, Role, roles
 from sparsedepth.config.section import Count, NonNegative, Positive, Section
 from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
-Dropout = Annotated[float, Field(ge=0, lt=1), Role(cost_scope="step", sparser_direction="more")]
+Dropout = Annotated[float, Field(ge=0, lt=1), Role(cost_scope="step", sparser_direction="more", stacked="no")]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """What the sizes that are left out follow from (`Role.derived_if_missing`)."""
@@ -101,6 +101,7 @@ class ModelConfig(Section):
             cost_scope="step",
             sparser_direction="more",
             label_priority=4,
+            stacked="no",
             confound="Experts bring parameters at the same cost per token: see equal params_total and equal flops.",
         ),
     ] = 0
@@ -155,6 +156,7 @@ class ModelConfig(Section):
         ),
         Role(
             label_priority=5,
+            stacked="own",
             directly_sets="residual_variance_last",
             must_stand_still=("weight_sparsity", "attention_sparsity_rel"),
         ),
@@ -168,15 +170,15 @@ class ModelConfig(Section):
         ),
         Role(cost_scope="step", directly_sets="residual_variance_last"),
     ] = "none"
-    gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"))] = 1e-4
+    gate_init: Annotated[Positive, Role(only_with=("residual_gate", "layerscale"), stacked="own")] = 1e-4
     """initial gates; with residual_gate layerscale"""
     residual_scalars: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
     """each sum shrinks to x - silu(p) x, a learned number p a block, from 0, past which gradients flow unshrunk"""
-    n_streams: Annotated[Count, SHAPE] = 1
+    n_streams: Annotated[Count, UNSTACKED_SHAPE] = 1
     """streams of d_model channels that every branch reads, mixes and writes (hyper-connections); 1 = one sum"""
-    stream_mixing: Annotated[Literal["plain", "manifold"], SHAPE] = "plain"
+    stream_mixing: Annotated[Literal["plain", "manifold"], UNSTACKED_SHAPE] = "plain"
     """of n_streams: coefficients of any size (2409.19606), or such that mixing enlarges nothing (mHC, 2512.24880)"""
     attention_residuals: Annotated[
         int,
@@ -185,7 +187,7 @@ class ModelConfig(Section):
             description="sources that branches attend over in place of their sum, beside the embedding: each sums what "
             "2 n_layers / attention_residuals branches add, so that 2 n_layers keeps every output apart; 0 = none",
         ),
-        SHAPE,
+        UNSTACKED_SHAPE,
     ] = 0
     value_residual: Annotated[bool, SHAPE] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
@@ -196,9 +198,9 @@ class ModelConfig(Section):
             "depth_scaled: 1/sqrt(2 l) smaller in block l; zero_outputs: at 0, so that every block starts as the "
             "identity"
         ),
-        Role(label_priority=6, directly_sets="residual_variance_last"),
+        Role(label_priority=6, directly_sets="residual_variance_last", stacked="own"),
     ] = "normal"
-    init_std: Annotated[Positive, Role(directly_sets="residual_variance_last")] = 0.02
+    init_std: Annotated[Positive, Role(directly_sets="residual_variance_last", stacked="own")] = 0.02
     """standard deviation of every initial weight"""
     parametrisation: Annotated[
         Literal["standard", "mup", "completep"],

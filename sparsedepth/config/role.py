@@ -40,16 +40,20 @@ class Role:
     """without effect in a dense model"""
     derived_if_missing: bool = False
     """left out, it follows from the other sizes"""
+    stacked: Literal["equal", "own", "no"] = "equal"
+    """a field of the model, between runs that train as one (`train.stack`): one value for all; each its own; or they
+    train alone unless it is at its default"""
     is_matched: bool = False
     """a size that a sweep can solve for, so that its runs match in parameters or FLOPs"""
 
 
 KNOB = Role()
 SHAPE = Role(cost_scope="step")
+UNSTACKED_SHAPE = Role(cost_scope="step", stacked="no")
 DATA = Role(kind="data")
 AMOUNT = Role(kind="measure", cost_scope="amount")
 THRESHOLD = Role(kind="measure")
-RECORD = Role(kind="record")
+RECORD = Role(kind="record", stacked="own")
 
 
 @cache

@@ -15,38 +15,25 @@ from types import TracebackType
 import torch
 
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.model.stack import Stack
 from sparsedepth.train.loop import Result, TrainingState, Work, losses
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 
-OWN_FIELDS = {"init", "init_std", "gate_init", "depth_scale", "allow"}
-"""Fields of the model in which runs of one stack may differ."""
-
-
-# fmt: off
-KNOWN_FIELDS = {
-    "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "activation", "vocab_size", "seq_len", "tie_embeddings",
-    "norm", "norm_kind", "norm_groups", "norm_eps", "mix_frac", "qk_norm", "qk_norm_over", "residual_gate",
-    "weight_density", "logit_soft_cap", "rope_theta", "sliding_window", "mask_documents", "eod", "residual_scalars",
-    "value_residual", "parametrisation", "base_width", "base_depth", "loops", "gpas", "architecture", "image_size",
-    "patch_size", "n_channels",
-}
-# fmt: on
-"""Fields of the model in which runs of one stack agree, whatever they are; `tests/train/test_stack.py` shows it.
-One that is in neither list (experts', dropout, whose masks are each run's own, or a new one) must be at its default."""
+SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 
 def can_stack(first: RunConfig, other: RunConfig) -> bool:
     """Whether two runs can train as one model: equal shapes, steps and precision, no experts, and of `depth_scale` one
-    place at most besides 'none'. Seed, optimizer, initial weights, text and measures may differ."""
-    unknown = ModelConfig.model_fields.keys() - KNOWN_FIELDS - OWN_FIELDS
-    equal = KNOWN_FIELDS | unknown | {"batch_tokens", "train_tokens", "precision"}
+    place at most besides 'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
+    equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
+    unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
     places = {first.depth_scale, other.depth_scale} - {"none"}
     return (
-        all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unknown)
+        all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unstacked)
         and len(places) <= 1
-        and all(getattr(first, name) == getattr(other, name) for name in equal)
+        and all(getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal)
     )
 
 

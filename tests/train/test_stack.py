@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from sparsedepth.config.load import build
+from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
@@ -24,8 +26,9 @@ TINY: dict = {**TINY, "train_tokens": 32 * 100, "lr": 3e-3, "log_every": 1, "pre
 RUNS: list[dict] = [
     {"seed": 0},
     {"seed": 1, "lr": 1e-2, "weight_decay": 1.0, "init": "scaled", "warmup_frac": 0.5},
-    {"seed": 2, "depth_scale": "lns", "beta2": 0.99, "grad_clip": 0.1, "weight_decay_on": "all"},
+    {"seed": 2, "depth_scale": "lns", "init_std": 0.03, "beta2": 0.99, "grad_clip": 0.1, "weight_decay_on": "all"},
 ]
+PARAMETRISED: dict = {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "train_tokens": 32 * 6}
 
 
 def config(**fields) -> RunConfig:
@@ -66,7 +69,7 @@ def losses(trained: Trained) -> list[float]:
 SHAPES: list[dict] = [
     {},
     {"n_kv_heads": 1, "qk_norm": True, "tie_embeddings": True, "norm": "sandwich", "logit_soft_cap": 5.0},
-    {"norm": "deepnorm", "norm_kind": "group", "sliding_window": 4, "weight_density": 0.5},
+    {"norm": "deepnorm", "norm_kind": "group", "norm_groups": 2, "sliding_window": 4, "weight_density": 0.5},
     {
         "norm": "peri",
         "residual_gate": "skipinit",
@@ -76,8 +79,8 @@ SHAPES: list[dict] = [
         "eod": 0,
     },
     {"norm": "mix", "mix_frac": 0.5, "residual_gate": "layerscale", "gate_init": 0.1},
-    {"residual_scalars": True, "value_residual": True, "n_kv_heads": 1},
-    {"n_layers": 4, "loops": 2, "norm": "keel", "gpas": True},
+    {"residual_scalars": True, "value_residual": True, "n_kv_heads": 1, "rope_theta": 100.0, "norm_eps": 1e-3},
+    {"n_layers": 4, "loops": 2, "norm": "keel", "gpas": True, "activation": "relu2", "d_ff": 24},
     {
         "architecture": "vit",
         "corpus": "images:x",
@@ -106,11 +109,17 @@ def test_a_stack_trains_each_run_as_it_trains_alone(shape):
 
 def test_a_stack_follows_the_rules_of_a_parametrisation():
     """Its branches, logits and optimizers: as each of two alone, over 6 steps."""
-    rules = {"parametrisation": "completep", "base_width": 8, "base_depth": 1, "train_tokens": 32 * 6}
-    configs = [config(**rules, seed=seed) for seed in (0, 1)]
+    configs = [config(**PARAMETRISED, seed=seed) for seed in (0, 1)]
     assert can_stack(*configs)
     for cfg, result in zip(configs, stacked(configs)[1], strict=True):
         assert losses(result) == pytest.approx(losses(alone(cfg)[1]), abs=1e-6)
+
+
+def test_every_field_that_may_be_in_a_stack_was_tried_in_one():
+    """A new field of the model must be: or else its role says that runs with it train alone (`stacked="no"`)."""
+    tried = {name for fields in (TINY, PARAMETRISED, *RUNS, *SHAPES) for name in fields}
+    stacked = fields_where(ModelConfig, lambda role: role.stacked != "no" and not role.needs_experts)
+    assert set(stacked) - tried == {"allow"}
 
 
 def test_a_trial_that_diverges_or_fails_leaves_the_others_as_they_are():
