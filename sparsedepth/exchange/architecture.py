@@ -29,9 +29,11 @@ from torch import Tensor
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import is_sft
-from sparsedepth.model.decoder import Block, Decoder, Part
+from sparsedepth.model.decoder import PARTS, Block, Decoder, Part
 from sparsedepth.model.feedforward import FeedForward
+from sparsedepth.model.init import OUTPUTS
 from sparsedepth.model.moe import Experts
+from sparsedepth.probe.hf_names import hf_name
 
 Weights = dict[str, Tensor]
 
@@ -281,48 +283,42 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
 @torch.no_grad()
 def weights(model: Decoder) -> Weights:
     """The decoder's weights under the names of its architecture, in fp32; products are taken in fp64 first."""
-    config = model.config
-    family = _family(config)
-    embed_VD, head_VD = model.embed.weight, model.head.weight.double() / config.width_multiplier
+    config, family = model.config, _family(model.config)
+    own = {**model.state_dict(), "head.weight": model.head.weight.double() / config.width_multiplier}
     if config.norm == "peri":
-        embed_VD = model.embed_norm(embed_VD.double())
+        own["embed.weight"] = model.embed_norm(own["embed.weight"].double())
     if family == "gemma2":
-        embed_VD = embed_VD.double() / math.sqrt(config.d_model)
-    named = {"model.embed_tokens.weight": embed_VD, "model.norm.weight": _gain(model.norm.weight, family)}
-    if family == "gemma2" or not config.tie_embeddings:
-        named["lm_head.weight"] = head_VD
+        own["embed.weight"] = own["embed.weight"].double() / math.sqrt(config.d_model)
+    elif config.tie_embeddings:
+        del own["head.weight"]
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        named |= {f"model.layers.{index}.{name}": weight for name, weight in _block(block, config, family).items()}
+        own |= {f"blocks.{index}.{name}": weight for name, weight in _folded(block, config).items()}
+    if family == "gemma2":  # its norms multiply by 1 + w
+        own |= {name: weight.double() - 1 for name, weight in own.items() if name.endswith("norm.weight")}
+    named = {theirs: weight for name, weight in own.items() if (theirs := hf_name(name, family))}
+    if family == "qwen2_moe":
+        for index, block in enumerate(model.blocks):
+            assert isinstance(block, Block)
+            named |= {f"model.layers.{index}.mlp.{name}": weight for name, weight in _shared_gate(block.ffn).items()}
     return {name: weight.detach().float().contiguous() for name, weight in named.items()}
 
 
-def _gain(weight_D: Tensor, family: str) -> Tensor:
-    """A norm's weight as the family stores it."""
-    return weight_D.double() - 1 if family == "gemma2" else weight_D
-
-
-def _block(block: Block, config: ModelConfig, family: str) -> Weights:
-    scale = block.depth_factor.double()
-    after_norm = scale if config.depth_scale == "lns" else torch.ones_like(scale)
-    has_out_norms, in_ffn = _has_out_norms(config), "pre_feedforward" if family == "gemma2" else "post_attention"
-    named = {
-        "input_layernorm.weight": _gain(block.attention_norm.weight * after_norm, family),
-        f"{in_ffn}_layernorm.weight": _gain(block.ffn_norm.weight * after_norm, family),
-    }
-    branch = {part: branch_factor(block, config, part) for part in ("attention", "ffn")}
-    if has_out_norms:
-        for part, name in (("attention", "post_attention"), ("ffn", "post_feedforward")):
-            weight_D = getattr(block, f"{part}_out_norm").weight * after_norm * branch[part]
-            named[f"{name}_layernorm.weight"] = _gain(weight_D, family)
-        branch = dict.fromkeys(branch, torch.ones_like(scale))
-    attention = block.attention
-    for short, name in (("q", "query"), ("k", "key"), ("v", "value")):
-        named[f"self_attn.{short}_proj.weight"] = getattr(attention, name).weight
-        if config.qk_norm and short != "v":
-            named[f"self_attn.{short}_norm.weight"] = getattr(attention, f"{name}_norm").weight
-    named["self_attn.o_proj.weight"] = scaled_outputs(attention.output.weight, branch["attention"])
-    return named | {f"mlp.{name}": weight for name, weight in _ffn(block.ffn, branch["ffn"], family).items()}
+def _folded(block: Block, config: ModelConfig) -> Weights:
+    """The weights of a block that what its family has no field for is folded into."""
+    after_norm = block.depth_factor.double() if config.depth_scale == "lns" else torch.ones((), dtype=torch.float64)
+    folded = {f"{part}_norm.weight": block.get_parameter(f"{part}_norm.weight") * after_norm for part in PARTS}
+    for part in PARTS:
+        factor = branch_factor(block, config, part)
+        if _has_out_norms(config):
+            name = f"{part}_out_norm.weight"
+            folded[name] = block.get_parameter(name) * after_norm * factor
+            continue
+        for name, weight in block.get_submodule(part).named_parameters(prefix=part):
+            if name.endswith(OUTPUTS):
+                # Qwen2-MoE halves its shared expert by a gate
+                folded[name] = scaled_outputs(weight, 2 * factor if ".shared." in name else factor)
+    return folded
 
 
 def branch_factor(block: Block, config: ModelConfig, part: Part) -> Tensor:
@@ -339,28 +335,13 @@ def scaled_outputs(weight: Tensor, factor: Tensor) -> Tensor:
     return weight * factor.reshape(-1, 1)
 
 
-def _ffn(ffn: FeedForward | Experts, factor: Tensor, family: str) -> Weights:
+def _shared_gate(ffn: FeedForward | Experts) -> Weights:
+    """What Qwen2-MoE cannot do without: the gate of the shared expert, and that expert, 0 wide where there is none."""
     if isinstance(ffn, FeedForward):
-        return _gated(ffn, factor)
-    named = {
-        "gate.weight": ffn.router.weight,
-        "experts.gate_up_proj": ffn.gate_up_E2FD,
-        "experts.down_proj": scaled_outputs(ffn.down_EDF, factor),
-    }
-    if family == "qwen2_moe":
-        width = ffn.router.in_features
-        none = {name: ffn.router.weight.new_empty(0, width) for name in ("gate_proj.weight", "up_proj.weight")}
-        none["down_proj.weight"] = ffn.router.weight.new_empty(width, 0)
-        shared = none if ffn.shared is None else _gated(ffn.shared, 2 * factor)
-        named |= {f"shared_expert.{name}": weight for name, weight in shared.items()}
-        named["shared_expert_gate.weight"] = ffn.router.weight.new_zeros(1, width)
+        return {}
+    width = ffn.router.in_features
+    named = {"shared_expert_gate.weight": ffn.router.weight.new_zeros(1, width)}
+    if ffn.shared is None:
+        shapes = {"gate_proj": (0, width), "up_proj": (0, width), "down_proj": (width, 0)}
+        named |= {f"shared_expert.{name}.weight": ffn.router.weight.new_empty(shape) for name, shape in shapes.items()}
     return named
-
-
-def _gated(ffn: FeedForward, factor: Tensor) -> Weights:
-    assert ffn.gate is not None
-    return {
-        "gate_proj.weight": ffn.gate.weight,
-        "up_proj.weight": ffn.up.weight,
-        "down_proj.weight": scaled_outputs(ffn.down.weight, factor),
-    }

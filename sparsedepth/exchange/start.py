@@ -10,7 +10,6 @@ the weights of a run (LNS, gates) stays folded and trains as weights do (`exchan
 start from the run itself where it is at hand.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from sparsedepth.exchange.parity import TOLERANCE, random_documents
 from sparsedepth.files import digest
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG
+from sparsedepth.probe.hf_names import hf_name
 from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
 from sparsedepth.probe.text import tokenizer_folder, tokenizer_of
 
@@ -39,21 +39,6 @@ FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "al
 FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "olmoe", "qwen3_moe")
 
 _ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
-
-_NAMES = {
-    r"embed\.": "model.embed_tokens.",
-    r"norm\.": "model.norm.",
-    r"head\.": "lm_head.",
-    r"blocks\.(\d+)\.attention_norm\.": r"model.layers.\1.input_layernorm.",
-    r"blocks\.(\d+)\.ffn_norm\.": r"model.layers.\1.post_attention_layernorm.",
-    r"blocks\.(\d+)\.attention\.(q|k)(?:uery|ey)_norm\.": r"model.layers.\1.self_attn.\2_norm.",
-    r"blocks\.(\d+)\.attention\.(q|k|v|o)(?:uery|ey|alue|utput)\.": r"model.layers.\1.self_attn.\2_proj.",
-    r"blocks\.(\d+)\.ffn\.(gate|up|down)\.": r"model.layers.\1.mlp.\2_proj.",
-    r"blocks\.(\d+)\.ffn\.router\.": r"model.layers.\1.mlp.gate.",
-    r"blocks\.(\d+)\.ffn\.gate_up_E2FD": r"model.layers.\1.mlp.experts.gate_up_proj",
-    r"blocks\.(\d+)\.ffn\.down_EDF": r"model.layers.\1.mlp.experts.down_proj",
-}
-"""How a parameter of the decoder begins -> how it does in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,8 +189,7 @@ def _renamed(loaded: LoadedModel, model: Decoder) -> dict[str, Tensor]:
     own = dict(loaded.probed.model.named_parameters())
     weights = {}
     for name, parameter in model.named_parameters():
-        renamed = (re.sub(f"^{ours}", theirs, name) for ours, theirs in _NAMES.items() if re.match(ours, name))
-        weight = own.pop(next(renamed, name), None)
+        weight = own.pop(hf_name(name, loaded.facts.family) or name, None)
         if weight is None or weight.shape != parameter.shape:
             shape = "missing" if weight is None else list(weight.shape)
             raise ValueError(f"--from {loaded.source}: {name} is {shape} there, and {list(parameter.shape)} here")

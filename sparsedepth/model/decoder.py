@@ -46,7 +46,7 @@ V vocabulary. tokens_BT are ids, of images bytes [B, T, numbers of a patch].
 """
 
 import math
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +68,7 @@ from sparsedepth.model.stream_start import StreamStart
 from sparsedepth.model.streams import Streams
 
 Part = Literal["attention", "ffn"]
+PARTS: tuple[Part, ...] = ("attention", "ffn")
 
 
 class Block(nn.Module):
@@ -158,7 +159,7 @@ class Block(nn.Module):
 
     def joined(self, part: Part, x_BTD: Tensor, added_BTD: Tensor) -> Tensor:
         """The stream after a summand."""
-        streams = self.attention_streams if part == "attention" else self.ffn_streams
+        streams = self._of("streams", part)
         if streams is not None:
             return streams.joined(x_BTD, added_BTD)
         norm = self._sum_norm(part)
@@ -192,18 +193,17 @@ class Block(nn.Module):
 
     def _read(self, part: Part, x_BTD: Tensor) -> Tensor:
         """What a branch takes of the stream: itself, or one of several streams' or sources' width."""
-        streams = self.attention_streams if part == "attention" else self.ffn_streams
-        reader = self._sources(part) if streams is None else streams
+        reader = self._of("streams", part) or self._of("sources", part)
         return x_BTD if reader is None else reader.read(x_BTD)
 
     def gate(self, part: Part) -> nn.Parameter:
         """The gate of a branch, where `residual_gate` asks for one."""
-        gate = self.attention_gate if part == "attention" else self.ffn_gate
-        assert gate is not None
-        return gate
+        return self._of("gate", part)
 
-    def _sources(self, part: Part) -> Sources | None:
-        return self.attention_sources if part == "attention" else self.ffn_sources
+    def _of(self, kind: str, part: Part) -> Any:
+        """What a branch has of this kind, or None. The two branches are no modules of their own: a parameter's name
+        draws its initial values, and is its key in every stored model."""
+        return getattr(self, f"{part}_{kind}")
 
     def _shrunk(self, x_BTD: Tensor) -> Tensor:
         """x - silu(p_l) x, with the number p_l of block l that starts at 0 (`gpas`, 2506.22049): of each sum, or of the
@@ -215,9 +215,7 @@ class Block(nn.Module):
 
     def _sum_norm(self, part: Part) -> nn.Module | None:
         """The norm of the sum of stream and branch, where there is one."""
-        if part == "attention":
-            return self.attention_norm if self.is_post else self.attention_sum_norm
-        return self.ffn_norm if self.is_post else self.ffn_sum_norm
+        return self._of("norm" if self.is_post else "sum_norm", part)
 
     def _normed(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
         x_BTD = norm(times(x_BTD, self.depth_factor) if self.depth_scale == "before_norm" else x_BTD)
@@ -226,7 +224,7 @@ class Block(nn.Module):
     def _weighed(self, part: Part, branch_BTD: Tensor) -> Tensor:
         if self.dropout:
             branch_BTD = F.dropout(branch_BTD, self.dropout, self.training)
-        out_norm = self.attention_out_norm if part == "attention" else self.ffn_out_norm
+        out_norm = self._of("out_norm", part)
         if out_norm is not None:
             branch_BTD = self._normed(out_norm, branch_BTD)
         if self.residual_gate in ("layerscale", "skipinit"):
@@ -234,7 +232,7 @@ class Block(nn.Module):
         is_scaled = self.depth_scale in ("after_branch", f"after_{part}")
         branch_BTD = times(branch_BTD, self.depth_factor) if is_scaled else branch_BTD
         branch_BTD = branch_BTD if self.branch_factor == 1 else self.branch_factor * branch_BTD
-        sources = self._sources(part)
+        sources = self._of("sources", part)
         return branch_BTD if sources is None else sources.placed(branch_BTD)
 
 
@@ -288,7 +286,7 @@ class Decoder(nn.Module):
         weight, variance, start = torch.ones_like(x_BTD[0, 0, 0]), x_BTD.var(), StreamStart(x_BTD)
         for block in self.blocks:
             assert isinstance(block, Block)
-            for part in ("attention", "ffn"):
+            for part in PARTS:
                 block.gate(part).fill_(weight)
                 added_BTD = (
                     block.added_by_attention(x_BTD, rotary, start=start)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import AttentionInterface, PreTrainedModel
 
+from sparsedepth.probe.hf_names import MATRIX_KINDS
 from sparsedepth.probe.probed_model import AttentionForm
 
 FAMILIES = frozenset(
@@ -47,20 +48,10 @@ _LAYERS = ("layers", "h")
 _FINAL_NORMS = ("norm", "final_layer_norm", "ln_f")
 _FFN = "mlp"
 
-_MATRICES = {
-    "self_attn.q_proj.weight": "query",
-    "self_attn.k_proj.weight": "key",
-    "self_attn.v_proj.weight": "value",
-    "self_attn.o_proj.weight": "output",
+_MATRICES = MATRIX_KINDS | {
     "attention.dense.weight": "output",
-    "mlp.gate_proj.weight": "gate",
-    "mlp.up_proj.weight": "up",
-    "mlp.down_proj.weight": "down",
     "mlp.dense_h_to_4h.weight": "up",
     "mlp.dense_4h_to_h.weight": "down",
-    "mlp.shared_expert.gate_proj.weight": "shared.gate",
-    "mlp.shared_expert.up_proj.weight": "shared.up",
-    "mlp.shared_expert.down_proj.weight": "shared.down",
 }
 """Name of a parameter inside its layer -> kind, for those stored as [outputs, inputs]."""
 
