@@ -96,9 +96,9 @@ def _between_keys(
         model.model_validate_json(json.dumps({name: value for name, value in values.items() if name not in wrong}))
     except ValidationError as error:
         causes = [details.get("ctx", {}).get("error") for details in error.errors() if not details["loc"]]
-        found = [mistake for cause in causes if isinstance(cause, Mistakes) for mistake in cause.mistakes]
+        between = [mistake for cause in causes if isinstance(cause, Mistakes) for mistake in cause.mistakes]
         doubtful = wrong | set(re.findall(r"did you mean '(\w+)'", " ".join(mistakes)))
-        return [mistake for mistake in found if not doubtful & set(re.findall(r"\w+", mistake))]
+        return [mistake for mistake in between if not doubtful & set(re.findall(r"\w+", mistake))]
     return []
 
 

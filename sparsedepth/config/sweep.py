@@ -165,7 +165,9 @@ class SweepDefinition(Section):
         check_size(cells, len(self.seeds) + tuned)
         if any("seed" in scope for scope in (self.base, *self._scopes())):
             raise ValueError("seed is a replicate, not a knob: list the seeds under 'seeds'")
-        mistakes = [f"{part}: {told}" for part, values in self.parts() for told in field_mistakes(RunConfig, values)]
+        mistakes = [
+            f"{part}: {mistake}" for part, values in self.parts() for mistake in field_mistakes(RunConfig, values)
+        ]
         if mistakes:
             raise Mistakes(mistakes)
 

@@ -36,7 +36,8 @@ class Stack(nn.Module):
         assert len(places) <= 1
         for block, *own in zip(self.decoder.blocks, *(run.blocks for run in runs), strict=True):
             factors = [
-                each.depth_factor if each.depth_scale in places else torch.ones_like(each.depth_factor) for each in own
+                run_block.depth_factor if run_block.depth_scale in places else torch.ones_like(run_block.depth_factor)
+                for run_block in own
             ]
             block.depth_factor, block.depth_scale = torch.stack(factors)[:, None], next(iter(places), "none")
 

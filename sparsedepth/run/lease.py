@@ -85,7 +85,7 @@ class Lease:
     def release(self) -> None:
         """Let go; the empty file says that nobody holds it, on any machine."""
         self._ended.set()
-        self._beating.join()
+        self._beating.join()  # before the handle is closed: the next beat could touch whatever file gets its number
         os.ftruncate(self._handle, 0)
         os.close(self._handle)
 
@@ -133,6 +133,7 @@ def _acquire(path: Path, stop: Callable[[], bool], beat: Beat) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         holder = os.pread(handle, 64, 0).decode(errors="replace")
+        # Once it is locked, look again: another may have renamed its own file over this one since the open (`_take`).
         if holder in ("", kernel()) and _try_lock(handle) and _is_at(path, handle):
             return handle
         os.close(handle)
@@ -147,7 +148,7 @@ def _take(path: Path) -> int:
     """Put a new, locked file in the place of a silent holder's."""
     aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    assert _try_lock(handle)
+    assert _try_lock(handle)  # before the rename: at `path` nobody ever finds it free
     os.rename(aside, path)
     return handle
 

@@ -47,7 +47,7 @@ def publish(aside: Path, target: Path, lease: Lease) -> None:
     target.parent.mkdir(exist_ok=True)
     try:
         os.rename(aside, target)
-    except OSError:
+    except OSError:  # a folder cannot be renamed over one that holds files: another process was first
         if not run_record.is_complete(target):
             raise
     files.sync_folder(target.parent)

@@ -216,7 +216,7 @@ class Driver:
                 if not self._hand_out(study, idle) and len(idle) == len(self._workers):
                     break
                 looked = now
-                if self.definition.tune:
+                if self.definition.tune:  # which runs are results follows from what tuning has found by now
                     runs = self._runs()
             if now > show_at:
                 self._show(failures, runs)
@@ -233,7 +233,7 @@ class Driver:
         if failures.see(states, before=False):
             for worker in self._workers:
                 worker.server_deaths = 0
-        if len(failures.in_a_row) > n_failed:
+        if len(failures.in_a_row) > n_failed:  # a full disk fails run after run: it is named at the first
             storage.check_room(self.results)
         deaths = sum(worker.server_deaths for worker in self._workers)
         self._gives_up |= failures.too_many or deaths >= MAX_DEATHS * len(self._workers)

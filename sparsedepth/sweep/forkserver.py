@@ -40,7 +40,7 @@ class ServerDied(Exception):
 def prepare_server(threads: int) -> None:
     """Start the forkserver, or another where it has died. From the main thread: the kernel counts a thread's end as
     its parent's death."""
-    os.environ.update(thread_environment(threads))
+    os.environ.update(thread_environment(threads))  # runs have the environment that the forkserver was started in
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sparsedepth.sweep.preload"])
     with _nameless_main():

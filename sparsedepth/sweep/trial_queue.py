@@ -204,11 +204,11 @@ def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinit
         params = {name: plain(value) for name, value in (task.cell or _proposed(trials, task)).items()}
         if task.cell is None and not params and repeats[task.key]:
             tried = {digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
-            found = untried(definition, tried, [task.proposal_index, repeats[task.key]])
-            if found is None:
+            point = untried(definition, tried, [task.proposal_index, repeats[task.key]])
+            if point is None:
                 _exhausted(study, task)
                 continue
-            params = found
+            params = point
         study.enqueue_trial(params, user_attrs=attributes(task))
 
 
@@ -253,7 +253,7 @@ def take(
             study_name=study.study_name, storage=storage, sampler=make_sampler(definition, task)
         )
         trial = optuna.Trial(its_study, waiting._trial_id)
-        trial.set_user_attr("lease", lease_id)
+        trial.set_user_attr("lease", lease_id)  # again: one that lost the race for it may have written its own since
         return trial
     return None
 
@@ -282,7 +282,7 @@ def tell(trial: optuna.Trial, state: TrialState, values: list[float] | None = No
     except UpdateFinishedTrialError:
         pass
     except ValueError as error:
-        if not str(error).startswith("Cannot tell a"):
+        if not str(error).startswith("Cannot tell a"):  # Optuna's words for a trial that has ended or waits again
             raise
 
 

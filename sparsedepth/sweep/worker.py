@@ -114,7 +114,7 @@ class Worker:
             except StopIteration:
                 del self._task_steps[number]
             except BaseException:
-                del self._task_steps[number]
+                del self._task_steps[number]  # a generator that has raised cannot go on
                 raise
         if self._process_steps is None and self.stop():
             self._wanted_runs.clear()
@@ -222,6 +222,7 @@ class Worker:
         # No failure: it was asked to stop, was interrupted alone, or found out that it needs smaller pieces.
         if code in (0, INTERRUPTED) or self.stop() or after != before:
             return
+        # SIGKILL may come from anyone; the kernel counts its own.
         if code == -9 and oom_kills() > kills:
             sequences = config.batch_tokens // config.seq_len
             tried = (
