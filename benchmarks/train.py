@@ -10,7 +10,8 @@ the same weights, batches and optimizer, in one run.
 
 A step is forward, backward, clipping and fused AdamW. The ways take turns, in an order that alternates from repeat to
 repeat; a ratio is of times of one repeat, so that what else the machine does strikes both. Ours is the training loop's
-own step. Memory on a CPU is the growth of the resident set in a process of its own (Linux). Utilisation counts 3 times
+own step. With one thread of a CPU a time is the thread's own: others on the machine then disturb through its caches
+alone. Memory on a CPU is the growth of the resident set in a process of its own (Linux). Utilisation counts 3 times
 `model.cost`'s forward FLOPs, so no recomputation, of the device's dense bf16 peak. `--top` also profiles: the share of
 the time outside of matrix products, and the operations that take most.
 """
@@ -92,7 +93,7 @@ SMALL = [
     for width in (32, 64)
     for layers in (4, 12, 32)
 ]
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
+PRODUCTS = ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm")
 
 
 PRESETS = ("cpu", "experts", "quick", "small", "gpu", *(f"gpu-{name}" for name in SIZES))
@@ -108,7 +109,7 @@ def batch(config: RunConfig, step: int) -> Batch:
 
 def ours(config: RunConfig, runtime: Runtime) -> Step:
     model = ALONE.spread(Decoder(config), runtime.device).train()
-    model.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
+    model.use_kernels(**runtime.chosen_kernels)
     state = TrainingState(model, config, runtime, ALONE)
 
     def step(number: int) -> Tensor:
@@ -161,6 +162,7 @@ def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callabl
     eager, compiled = (resolve(config, wanted.model_copy(update={"compile": on})) for on in (False, True))
     own: dict[str, Callable[[], Step]] = {
         "ours, eager": lambda: ours(config, eager),
+        "ours, eager, PyTorch's products": lambda: ours(config, dataclasses.replace(eager, products_kernel="blas")),
         "ours, compiled": lambda: ours(config, compiled),
     }
     if config.n_experts:
@@ -212,9 +214,10 @@ def timed(step: Step, number: int, device: torch.device) -> tuple[float, float]:
     """Seconds, and the loss."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-    began = time.perf_counter()
+    clock = time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
     loss = step(number).item()
-    return time.perf_counter() - began, loss
+    return clock() - began, loss
 
 
 @dataclasses.dataclass

@@ -34,7 +34,7 @@ State = Literal["ok", "missing", "broken", "cannot run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    group: Literal["system", "package", "optional", "attention", "experts"]
+    group: Literal["system", "package", "optional", "attention", "experts", "products"]
     name: str
     state: State = "ok"
     fact: str = ""
@@ -227,7 +227,7 @@ def _step(part: "Part", kernel: str, here: "Setting") -> str | None:
     """The error of a forward and backward pass, or None."""
     import torch
 
-    from sparsedepth.model import attention, moe_kernels
+    from sparsedepth.model import attention, fused, moe_kernels
 
     def ones(*shape: int) -> torch.Tensor:
         return torch.ones(shape, device=here.device, dtype=here.dtype, requires_grad=True)
@@ -235,6 +235,8 @@ def _step(part: "Part", kernel: str, here: "Setting") -> str | None:
     try:
         if part == "attention":
             out = attention.KERNELS[kernel](ones(1, 4, 16, 16), ones(1, 2, 16, 16), ones(1, 2, 16, 16), window=8)
+        elif part == "products":
+            out = fused.product(ones(512, 64), ones(64, 64), kernel)
         else:
             choice_NC = torch.arange(16, device=here.device).view(8, 2) % 4
             out = moe_kernels.KERNELS[kernel](ones(8, 16), ones(8, 2), choice_NC, ones(4, 32, 16), ones(4, 16, 16))
@@ -249,6 +251,7 @@ def _step(part: "Part", kernel: str, here: "Setting") -> str | None:
 def _print(findings: list[Finding], healthy: bool) -> None:
     groups = {"system": "This machine", "package": "Needed packages", "optional": "Optional"}
     groups |= {"attention": "Attention (auto takes *)", "experts": "Experts (auto takes *)"}
+    groups |= {"products": "Matrix products (auto takes *)"}
     for group, title in groups.items():
         rows = [finding for finding in findings if finding.group == group]
         if rows:

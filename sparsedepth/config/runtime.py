@@ -10,6 +10,7 @@ from sparsedepth.config.run import Count, Positive, Section
 
 AttentionKernel = Literal["sdpa", "flash", "reference"]
 ExpertsKernel = Literal["loop", "grouped", "megablocks"]
+ProductsKernel = Literal["blas", "onednn"]
 Parallel = Literal["none", "ddp", "fsdp"]
 
 COMPILED_STEPS = 1000
@@ -36,6 +37,8 @@ class RuntimeConfig(Section):
     """what computes attention; auto: PyTorch's; under a mask (window, documents) flash-attn if it can"""
     experts_kernel: ExpertsKernel | Literal["auto"] = "auto"
     """what multiplies tokens and experts; auto: grouped if it can"""
+    products_kernel: ProductsKernel | Literal["auto"] = "auto"
+    """what multiplies a step's matrices; auto: onednn on an AMD CPU with AVX-512, else blas"""
     parallel: Parallel = "none"
     """one model on several devices, under torchrun: ddp copies it, fsdp shards it"""
     micro_batch: Count | None = None

@@ -56,7 +56,7 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import init
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.head import Head
-from sparsedepth.model.linear import Embedding
+from sparsedepth.model.linear import Embedding, Linear
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.patches import PatchEmbedding
@@ -369,10 +369,12 @@ class Decoder(nn.Module):
         """logits_BTV."""
         return self.logits(self.hidden(tokens_BT))
 
-    def use_kernels(self, *, attention: str | None = None, experts: str | None = None) -> None:
-        """Set the kernels of these names (`attention.KERNELS`, `moe_kernels.KERNELS`); None leaves one."""
+    def use_kernels(
+        self, *, attention: str | None = None, experts: str | None = None, products: str | None = None
+    ) -> None:
+        """Set the kernels of these names (`kernels.OBSTACLES`); None leaves one."""
+        named = ((Attention, attention), (Experts, experts), (Linear, products))
         for module in self.modules():
-            if attention and isinstance(module, Attention):
-                module.kernel = attention
-            elif experts and isinstance(module, Experts):
-                module.kernel = experts
+            for kind, kernel in named:
+                if kernel and isinstance(module, kind):
+                    module.kernel = kernel

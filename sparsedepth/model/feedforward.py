@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
         if self.gate is None:
             return self.activation(self.up(x_BTD))
         if self.name == "swiglu" and self.training and fused.use_fused(x_BTD):
-            return fused.swiglu(*fused.products(x_BTD, self.gate.matrix, self.up.matrix))
+            return fused.swiglu(x_BTD, self.gate.matrix, self.up.matrix, self.up.kernel)
         return self.activation(self.gate(x_BTD)) * self.up(x_BTD)
 
     def forward(self, x_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:

@@ -1,17 +1,18 @@
 """Parts of a block with derivatives written by hand: fewer passes over memory than autograd's, same values.
 
-    products  y_i = x W_i' of one x:                     dx = sum_i g_i W_i, in one buffer;  dW_i = g_i' x
-    RMSNorm   y = x s w,  s = 1/sqrt(mean(x^2) + eps):   dx = s (g w - x s^2 mean(x g w)),  dw = sum over tokens g x s
-    rotation  y = z c, the channels of a pair one complex number, |c| = 1:                  dz = g conj(c)
-    SwiGLU    y = silu(a) b:                             da = g b silu'(a),  db = g silu(a), silu(a) computed twice
+    product   y = x W'                                      dx = g W,  dW = g' x, by `products`
+    heads     q, k, v = x W',  q and k rotated              one product of the three matrices, there and back
+    SwiGLU    y = silu(a) b,  a, b = x W'                   da = g b silu'(a),  db = g silu(a); one product of both
+    RMSNorm   y = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
+    rotation  y = z c, the channels of a pair one complex number, |c| = 1:                     dz = g conj(c)
 
 For eager training in fp32: a compiler fuses the plain formulas (but, on a CPU, sums over tokens slowly, so there it
 gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need the plain formulas.
 
 Weights of a stack (`stacked`) have one more dimension, first: the runs, whose tokens are equal parts of x in turn.
 
-Shapes: N tokens in all, B sequences, T tokens of one, D width of what is normed or projected, X any number of heads
-times K, K width of a head; S runs of a stack, n tokens of each.
+Shapes: N tokens, B sequences, T tokens of one, D width of what is normed or projected, H query heads, G key/value
+heads, K width of a head, X outputs of a matrix (of heads their number times K); S runs of a stack, n tokens of each.
 """
 
 from typing import Any
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparsedepth.model import products
 from sparsedepth.model.stacked import by_run
 
 
@@ -34,43 +36,36 @@ def use_fused(x: Tensor) -> bool:
     return needs_fp32_grad(x) and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
 
 
-class _Products(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights_XD: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *weights_XD)
-        return tuple(F.linear(x, weight_XD) for weight_XD in weights_XD)
+    def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:
+        ctx.save_for_backward(x, weight_XD)
+        ctx.kernel = kernel
+        return products.project(x, weight_XD, kernel)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        x, *weights_XD = ctx.saved_tensors
-        x_ND, grads_NX = x.flatten(0, -2), [grad.flatten(0, -2) for grad in grads]
-        grad_x_ND = grads_NX[0] @ weights_XD[0]
-        for grad_NX, weight_XD in zip(grads_NX[1:], weights_XD[1:], strict=True):
-            torch.addmm(grad_x_ND, grad_NX, weight_XD, out=grad_x_ND)  # FlopCounterMode knows this spelling alone
-        return grad_x_ND.view_as(x), *(grad_NX.T @ x_ND for grad_NX in grads_NX)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *products.gradients(grads[0], *ctx.saved_tensors, ctx.kernel), None
 
 
-class _StackedProducts(torch.autograd.Function):
+class _RotatedHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights_SXD: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *weights_SXD)
-        products = []
-        for weight_SXD in weights_SXD:
-            product = x.new_empty(*x.shape[:-1], weight_SXD.shape[1])  # not a view, which could not be rotated in place
-            torch.bmm(by_run(x, weight_SXD), weight_SXD.mT, out=by_run(product, weight_SXD))
-            products.append(product)
-        return tuple(products)
+    def forward(ctx: Any, x_BTD: Tensor, query: Tensor, key: Tensor, value: Tensor, angle_TX: Tensor, kernel: str):
+        ctx.save_for_backward(x_BTD, query, key, value, angle_TX)
+        ctx.kernel, ctx.widths = kernel, [weight.shape[-2] for weight in (query, key, value)]
+        y_BTX = products.project(x_BTD, torch.cat((query, key, value), dim=-2), kernel)
+        _rotated(y_BTX, angle_TX).mul_(angle_TX)
+        return torch.unsafe_split_with_sizes(y_BTX, ctx.widths, dim=-1)  # parts that autograd takes for no views
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        x, *weights_SXD = ctx.saved_tensors
-        x_SnD, grads_SnX = by_run(x, weights_SXD[0]), [by_run(grad, weights_SXD[0]) for grad in grads]
-        grad_x_SnD = torch.bmm(grads_SnX[0], weights_SXD[0])
-        for grad_SnX, weight_SXD in zip(grads_SnX[1:], weights_SXD[1:], strict=True):
-            torch.baddbmm(grad_x_SnD, grad_SnX, weight_SXD, out=grad_x_SnD)
-        return grad_x_SnD.view_as(x), *(torch.bmm(grad_SnX.mT, x_SnD) for grad_SnX in grads_SnX)
+    def backward(ctx: Any, *grads_BTX: Tensor) -> tuple[Tensor | None, ...]:
+        x_BTD, *weights_XD, angle_TX = ctx.saved_tensors
+        grad_BTX = torch.cat(grads_BTX, dim=-1)
+        _rotated(grad_BTX, angle_TX).mul_(angle_TX.conj())
+        grad_x_BTD, grad_XD = products.gradients(grad_BTX, x_BTD, torch.cat(weights_XD, dim=-2), ctx.kernel)
+        return grad_x_BTD, *grad_XD.split(ctx.widths, dim=-2), None, None
 
 
 class _Normed(torch.autograd.Function):
@@ -112,46 +107,34 @@ class _StackedNormed(torch.autograd.Function):
         return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_SD, None
 
 
-class _Rope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTX: Tensor, angle_TX: Tensor) -> Tensor:
-        ctx.mark_dirty(x_BTX)
-        ctx.save_for_backward(angle_TX)
-        _complex(x_BTX).mul_(angle_TX)
-        return x_BTX
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad_BTX,) = grads
-        (angle_TX,) = ctx.saved_tensors
-        turned = _complex(grad_BTX.contiguous()) * angle_TX.conj().resolve_conj()
-        return torch.view_as_real(turned).flatten(-2), None
-
-
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
+    def forward(ctx: Any, x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str) -> Tensor:
+        gate, up = (products.project(x, weight_XD, kernel) for weight_XD in (gate_XD, up_XD))
+        ctx.save_for_backward(x, gate_XD, up_XD, gate, up)
+        ctx.kernel = kernel
         return F.silu(gate).mul_(up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        gate, up = ctx.saved_tensors
+        x, gate_XD, up_XD, gate, up = ctx.saved_tensors
         through = grad * up
-        return torch.ops.aten.silu_backward.grad_input(through, gate, grad_input=through), F.silu(gate).mul_(grad)
+        grad_gate = torch.ops.aten.silu_backward.grad_input(through, gate, grad_input=through)
+        grad_both = torch.cat((grad_gate, F.silu(gate).mul_(grad)), dim=-1)
+        grad_x, grad_XD = products.gradients(grad_both, x, torch.cat((gate_XD, up_XD), dim=-2), ctx.kernel)
+        return grad_x, *grad_XD.chunk(2, dim=-2), None
 
 
-def _complex(x_BTX: Tensor) -> Tensor:
-    """Each two channels one number."""
-    return torch.view_as_complex(x_BTX.unflatten(-1, (-1, 2)))
+def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
+    """The first channels, as many pairs as there are angles, each two channels one number."""
+    return torch.view_as_complex(y_BTX[..., : 2 * angle_TX.shape[-1]].unflatten(-1, (-1, 2)))
 
 
-def products(x: Tensor, *weights_XD: Tensor) -> tuple[Tensor, ...]:
-    """x W' for each W."""
-    return (_Products if weights_XD[0].ndim == 2 else _StackedProducts).apply(x, *weights_XD)
+def product(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
+    """x W'."""
+    return _Product.apply(x, weight_XD, kernel)
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -159,21 +142,33 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return (_Normed if weight_D.ndim == 1 else _StackedNormed).apply(x, weight_D, eps)
 
 
+def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str = "blas") -> Tensor:
+    """silu(x gate') * (x up')."""
+    return _SwiGLU.apply(x, gate_XD, up_XD, kernel)
+
+
 def paired(weight_XD: Tensor, d_head: int) -> Tensor:
     """The rows of each head from halves to pairs: 0, K/2, 1, K/2 + 1, ... Products of two such heads stay the same."""
     return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
 
 
-def apply_rope_(x_BTX: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
-    """RoPE in place, of the product with `paired` weights: (x1, x2) side by side -> (x1 cos - x2 sin, x2 cos + x1 sin).
+def rotated_heads(
+    x_BTD: Tensor,
+    query_XD: Tensor,
+    key_XD: Tensor,
+    value_XD: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    kernel: str = "blas",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q_BHTK, k_BGTK and v_BGTK with RoPE; the channels of a head of q and k in another order, the same in both.
 
-    cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i.
+    cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i. With side by side x1, x2
+    the rotation is (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
     """
-    d_head = cos_TK.shape[-1]
-    angle_TK = torch.complex(*(part[:, : d_head // 2].contiguous() for part in (cos_TK, sin_TK)))
-    return _Rope.apply(x_BTX, angle_TK.repeat(1, x_BTX.shape[-1] // d_head))
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
-    return _SwiGLU.apply(gate, up)
+    d_head = rotary[0].shape[-1]
+    angle_TK = torch.complex(*(part[:, : d_head // 2].contiguous() for part in rotary))
+    angle_TX = angle_TK.repeat(1, (query_XD.shape[-2] + key_XD.shape[-2]) // d_head)
+    query_XD, key_XD = paired(query_XD, d_head), paired(key_XD, d_head)
+    parts = _RotatedHeads.apply(x_BTD, query_XD, key_XD, value_XD, angle_TX, kernel)
+    q_BHTK, k_BGTK, v_BGTK = (part.unflatten(-1, (-1, d_head)).transpose(1, 2) for part in parts)
+    return q_BHTK, k_BGTK, v_BGTK

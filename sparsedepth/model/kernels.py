@@ -1,7 +1,8 @@
 """Which kernel computes attention and the experts here, why not another, and what would fix that.
 
 'auto' takes the first that can run: flash-attn under a mask (window, documents), which PyTorch's fast kernels do not
-take, else PyTorch's attention (cuDNN's on Hopper, faster than flash-attn 2); PyTorch's grouped product, then the loop.
+take, else PyTorch's attention (cuDNN's on Hopper, faster than flash-attn 2); PyTorch's grouped product, then the loop;
+oneDNN's products where MKL leaves the processor's AVX-512 unused, else PyTorch's.
 A kernel asked for by name that cannot run is refused before anything is computed. What was chosen is recorded with the
 run, since kernels round differently.
 """
@@ -10,6 +11,7 @@ import importlib.util
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ import torch
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import flash, megablocks
 
-Part = Literal["attention", "experts"]
+Part = Literal["attention", "experts", "products"]
 
 FLASH_WIDTH = 256
 """The widest head of flash-attn 2."""
@@ -45,12 +47,18 @@ class Setting:
     """whether attention has a window or documents"""
 
 
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
 class Obstacle(NamedTuple):
     reason: str
     fix: str
 
 
 UNMASKED = Obstacle("without a window or documents PyTorch's own attention is as fast or faster", "ask for it by name")
+
+
+SLOWER = Obstacle("PyTorch's own products use all that this processor has", "ask for it by name")
 
 
 class Choice(NamedTuple):
@@ -76,7 +84,7 @@ def choose(part: Part, wanted: str, here: Setting) -> Choice:
         return Choice(wanted, f"asked for by name{_note(wanted)}")
     passed: list[str] = []
     for kernel in AUTO[part]:
-        obstacle = OBSTACLES[part][kernel](here) or (UNMASKED if kernel == "flash" and not here.is_masked else None)
+        obstacle = OBSTACLES[part][kernel](here) or _not_faster(kernel, here)
         if obstacle is None:
             return Choice(kernel, "; ".join(passed) or "the first choice, and it can run")
         passed.append(f"not {kernel}: {obstacle.reason}")
@@ -86,6 +94,28 @@ def choose(part: Part, wanted: str, here: Setting) -> Choice:
 def _note(kernel: str) -> str:
     stands_in = kernel == "megablocks" and not megablocks.load().compiled
     return "; PyTorch stands in for megablocks' compiled functions" if stands_in else ""
+
+
+def _not_faster(kernel: str, here: Setting) -> Obstacle | None:
+    """Why 'auto' passes by a kernel that can run."""
+    if kernel == "flash" and not here.is_masked:
+        return UNMASKED
+    return SLOWER if kernel == "onednn" and not mkl_leaves_avx512_unused() else None
+
+
+def mkl_leaves_avx512_unused() -> bool:
+    """Whether the processor has AVX-512 and is AMD's: PyTorch's MKL then multiplies with AVX2."""
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_avx512 and CPU_FACTS.exists() and "AuthenticAMD" in CPU_FACTS.read_text()
+
+
+def _onednn(here: Setting) -> Obstacle | None:
+    if here.device.type != "cpu" or here.dtype != torch.float32:
+        reason = f"oneDNN multiplies on a CPU in fp32 alone, not on {here.device.type} in {_short(here.dtype)}"
+        return Obstacle(reason, "run on a CPU with precision=fp32")
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return Obstacle("this torch is built without oneDNN", "install a torch for x86-64")
+    return None
 
 
 def _nothing(here: Setting) -> None:
@@ -146,8 +176,13 @@ def _short(dtype: torch.dtype) -> str:
 OBSTACLES: dict[Part, dict[str, Callable[[Setting], Obstacle | None]]] = {
     "attention": {"flash": _flash, "sdpa": _nothing, "reference": _nothing},
     "experts": {"grouped": _grouped, "megablocks": _megablocks, "loop": _nothing},
+    "products": {"onednn": _onednn, "blas": _nothing},
 }
 """For each kernel what keeps it from running, or None."""
 
-AUTO: dict[Part, tuple[str, ...]] = {"attention": ("flash", "sdpa"), "experts": ("grouped", "loop")}
+AUTO: dict[Part, tuple[str, ...]] = {
+    "attention": ("flash", "sdpa"),
+    "experts": ("grouped", "loop"),
+    "products": ("onednn", "blas"),
+}
 """What 'auto' tries, in this order."""

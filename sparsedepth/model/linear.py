@@ -24,7 +24,7 @@ class Linear(nn.Linear):
 
     def __init__(self, n_inputs: int, n_outputs: int, config: ModelConfig):
         super().__init__(n_inputs, n_outputs, bias=False)
-        self.is_masked = config.weight_density < 1
+        self.is_masked, self.kernel = config.weight_density < 1, "blas"
 
     @property
     def matrix(self) -> Tensor:
@@ -32,9 +32,10 @@ class Linear(nn.Linear):
         return without_masked_gradient(self.weight) if self.is_masked else self.weight
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.weight.ndim == 2:
-            return F.linear(input, self.matrix)
-        return fused.products(input, self.matrix)[0] if fused.use_fused(input) else stacked.linear(input, self.matrix)
+        is_plain = self.weight.ndim == 2 and self.kernel == "blas"
+        if self.training and not is_plain and fused.use_fused(input):
+            return fused.product(input, self.matrix, self.kernel)
+        return F.linear(input, self.matrix) if self.weight.ndim == 2 else stacked.linear(input, self.matrix)
 
 
 class Embedding(nn.Embedding):

@@ -62,11 +62,8 @@ class Attention(nn.Module):
     def _queries_keys_values(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Those two and v_BGTK; in training, the channels of a head may be in another order, in q and k alike."""
         if self.training and self.query_norm is None and rotary is not None and fused.use_fused(x_BTD):
-            paired = (fused.paired(projection.matrix, self.d_head) for projection in (self.query, self.key))
-            q_BTX, k_BTX, v_BTX = fused.products(x_BTD, *paired, self.value.matrix)
-            parts = (fused.apply_rope_(q_BTX, *rotary), fused.apply_rope_(k_BTX, *rotary), v_BTX)
-            q_BHTK, k_BGTK, v_BGTK = (x_BTX.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x_BTX in parts)
-            return q_BHTK, k_BGTK, v_BGTK
+            matrices_XD = (projection.matrix for projection in (self.query, self.key, self.value))
+            return fused.rotated_heads(x_BTD, *matrices_XD, rotary, self.query.kernel)
         return *self.queries_keys(x_BTD, rotary), self.values(x_BTD)
 
     def values(self, x_BTD: Tensor) -> Tensor:

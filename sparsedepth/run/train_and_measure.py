@@ -269,7 +269,7 @@ class RunJob:
             **planned_vs_actual.planned(self.results, self.config),
             "processes": self.devices.size,
             "kernels": {
-                "attention": runtime.attention_kernel,
+                **runtime.chosen_kernels,
                 "experts": experts,
                 "reasons": runtime.kernel_reasons,
             },

@@ -275,7 +275,7 @@ def training(
     """
     choose_attention_backends(config)
     trained = devices.spread(model, runtime.device).train()
-    trained.use_kernels(attention=runtime.attention_kernel, experts=runtime.experts_kernel)
+    trained.use_kernels(**runtime.chosen_kernels)
     state = TrainingState(trained, config, runtime, devices)
     if checkpoints:
         state.resume(checkpoints)

@@ -27,6 +27,7 @@ class Runtime:
     threads: int
     attention_kernel: str = "sdpa"
     experts_kernel: str = "grouped"
+    products_kernel: str = "blas"
     kernel_reasons: dict[str, str] = field(default_factory=dict)
     """Why each of them was chosen: what stood against the others."""
     parallel: Parallel = "none"
@@ -36,6 +37,12 @@ class Runtime:
     checkpoint_seconds: float = 30.0
     saves_aside: bool = False
     """Whether a thread writes checkpoints while training goes on: where a device computes, and the host has time."""
+
+    @property
+    def chosen_kernels(self) -> dict[str, str]:
+        """What computes each part: the arguments of `Decoder.use_kernels`."""
+        chosen = {"attention": self.attention_kernel, "experts": self.experts_kernel}
+        return {**chosen, "products": self.products_kernel}
 
     @property
     def autocast(self) -> torch.autocast:
@@ -71,7 +78,8 @@ def resolve(config: RunConfig, wanted: RuntimeConfig = DEFAULT) -> Runtime:
     here = kernels.setting(config, chosen, products)
     attention = kernels.choose("attention", wanted.attention_kernel, here)
     experts = kernels.choose("experts", wanted.experts_kernel if config.n_experts else "auto", here)
-    reasons = {"attention": attention.reason, "experts": experts.reason}
+    matrices = kernels.choose("products", wanted.products_kernel, here)
+    reasons = {"attention": attention.reason, "experts": experts.reason, "products": matrices.reason}
     obstacle = None
     if wanted.cuda_graph:
         obstacle = cuda_graph.obstacle(config, chosen, wanted.parallel, attention.kernel, experts.kernel)
@@ -84,6 +92,7 @@ def resolve(config: RunConfig, wanted: RuntimeConfig = DEFAULT) -> Runtime:
         threads=wanted.threads or torch.get_num_threads(),
         attention_kernel=attention.kernel,
         experts_kernel=experts.kernel,
+        products_kernel=matrices.kernel,
         kernel_reasons=reasons,
         parallel=wanted.parallel,
         micro_batch=wanted.micro_batch,

@@ -116,7 +116,7 @@ class _Stacks:
         key = tuple(map(id, runs))
         if key not in self._kept:
             stack, runtime = Stack([run.model for run in runs]), runs[0].runtime
-            stack.decoder.use_kernels(attention=runtime.attention_kernel)
+            stack.decoder.use_kernels(**runtime.chosen_kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
             for run in runs:

@@ -39,7 +39,7 @@ def test_this_machine_in_json_without_the_packages_that_take_seconds_to_load():
     kernels = {row["name"] for row in said["findings"] if row["group"] == "optional" and row["state"] == "ok"}
     assert done.stderr == "[]\n" or kernels & {"flash-attn", "megablocks"}  # which load what they like
     chosen = {(row["group"], row["name"]) for row in said["findings"] if row["chosen"]}
-    assert {group for group, _ in chosen} == {"attention", "experts"} and len(chosen) == 2
+    assert {group for group, _ in chosen} == {"attention", "experts", "products"} and len(chosen) == 3
     names = {row["name"] for row in said["findings"]}
     assert {"torch", "transformers", "datasets", "optuna", "flash-attn", "megablocks", "triton", "lm-eval"} <= names
     assert {"git", "free disk", "cpu", "threads", "python"} <= names

@@ -18,9 +18,8 @@ def draws(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_the_gradients_of_several_products_are_those_of_finite_differences():
-    x, *weights_XD = draws(2, 3, 8).requires_grad_(), *(draws(n, 8, seed=n).requires_grad_() for n in (4, 6, 2))
-    assert gradcheck(fused.products, (x, *weights_XD))
+def test_a_products_gradient_is_that_of_finite_differences():
+    assert gradcheck(fused.product, (draws(2, 3, 8).requires_grad_(), draws(4, 8, seed=1).requires_grad_()))
 
 
 def test_the_norms_gradient_is_that_of_finite_differences():
@@ -33,31 +32,40 @@ def angles(n_tokens: int, d_head: int) -> tuple[torch.Tensor, torch.Tensor]:
     return angle_TK.cos(), angle_TK.sin()
 
 
-def test_the_rotations_gradient_is_that_of_finite_differences():
-    x_BTX = draws(2, 5, 24).requires_grad_()
-    assert gradcheck(lambda x_BTX: fused.apply_rope_(x_BTX.clone(), *angles(5, 8)), (x_BTX,))
+def matrices(*n_outputs: int) -> list[torch.Tensor]:
+    return [draws(n, 8, seed=seed).requires_grad_() for seed, n in enumerate(n_outputs, start=1)]
+
+
+def test_the_gradient_of_rotated_heads_is_that_of_finite_differences():
+    def heads(x_BTD, *weights_XD):
+        return fused.rotated_heads(x_BTD, *weights_XD, angles(5, 4))
+
+    assert gradcheck(heads, (draws(2, 5, 8).requires_grad_(), *matrices(8, 4, 4)))
 
 
 def test_a_gradient_of_any_strides_is_turned():
-    x_BTX = draws(2, 5, 24).requires_grad_()
-    turned_BTX = fused.apply_rope_(x_BTX.clone(), *angles(5, 8))
-    (expanded,) = torch.autograd.grad(turned_BTX.sum(), x_BTX, retain_graph=True)
-    (whole,) = torch.autograd.grad(turned_BTX, x_BTX, torch.ones_like(turned_BTX))
+    x_BTD = draws(2, 5, 8).requires_grad_()
+    q_BHTK, *_ = fused.rotated_heads(x_BTD, *matrices(8, 4, 4), angles(5, 4))
+    (expanded,) = torch.autograd.grad(q_BHTK.sum(), x_BTD, retain_graph=True)
+    (whole,) = torch.autograd.grad(q_BHTK, x_BTD, torch.ones_like(q_BHTK))
     assert torch.equal(expanded, whole)
 
 
 def test_the_gradient_of_swiglu_is_that_of_finite_differences():
-    assert gradcheck(fused.swiglu, (draws(3, 8).requires_grad_(), draws(3, 8, seed=1).requires_grad_()))
+    assert gradcheck(fused.swiglu, (draws(2, 3, 8).requires_grad_(), *matrices(6, 6)))
 
 
 def test_swiglu_is_the_plain_formula():
-    gate, up = draws(3, 8), draws(3, 8, seed=1)
-    torch.testing.assert_close(fused.swiglu(gate, up), torch.nn.functional.silu(gate) * up)
+    x, (gate, up) = draws(3, 8), matrices(6, 6)
+    torch.testing.assert_close(fused.swiglu(x, gate, up), torch.nn.functional.silu(x @ gate.T) * (x @ up.T))
 
 
 def test_a_quarter_turn_by_hand():
-    x_BTX = torch.tensor([[[1.0, 2.0]]])
-    assert fused.apply_rope_(x_BTX, torch.zeros(1, 2), torch.ones(1, 2)).tolist() == [[[-2.0, 1.0]]]
+    """Of a head of two channels, (1, 2) becomes (-2, 1) in q and k, and v stays."""
+    one = torch.eye(2)
+    rotary = torch.zeros(1, 2), torch.ones(1, 2)
+    parts = fused.rotated_heads(torch.tensor([[[1.0, 2.0]]]), one, one, one, rotary)
+    assert [part.flatten().tolist() for part in parts] == [[-2.0, 1.0], [-2.0, 1.0], [1.0, 2.0]]
 
 
 def test_pairs_by_hand():
@@ -83,7 +91,7 @@ def test_a_training_step_takes_every_short_way_and_another_mode_none():
     fields = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": 11, "seq_len": 6}
     model = Decoder(build(ModelConfig, fields, "test"))
     tokens_BT = torch.arange(12).view(2, 6) % 11
-    by_hand = {"_ProductsBackward", "_NormedBackward", "_RopeBackward", "_SwiGLUBackward"}
+    by_hand = {"_NormedBackward", "_RotatedHeadsBackward", "_SwiGLUBackward"}
     found = {}
     for training in (True, False):
         logits_BTV = model.train(training)(tokens_BT)
@@ -115,7 +123,6 @@ def test_a_function_transform_takes_the_plain_formula():
 def test_pairs_side_by_side_turn_as_halves_do():
     x_BTD, weight_XD, rotary = draws(2, 5, 6), draws(24, 6, seed=1), angles(5, 8)
     halves_BTXK = rotate((x_BTD @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
-    side_by_side_BTX = fused.apply_rope_(x_BTD @ fused.paired(weight_XD, 8).T, *rotary)
-    torch.testing.assert_close(
-        fused.paired(halves_BTXK.flatten(2).flatten(0, 1).T, 8).T.view(2, 5, 24), side_by_side_BTX
-    )
+    q_BHTK, *_ = fused.rotated_heads(x_BTD, weight_XD, weight_XD, weight_XD, rotary)
+    halves_ND = halves_BTXK.flatten(2).flatten(0, 1)
+    torch.testing.assert_close(fused.paired(halves_ND.T, 8).T, q_BHTK.transpose(1, 2).flatten(2).flatten(0, 1))
