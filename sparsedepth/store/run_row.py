@@ -9,7 +9,6 @@ from typing import Any
 from sparsedepth import quantities
 from sparsedepth.config.run import REPLICATE_FIELDS, RunConfig
 from sparsedepth.quantities.record import Column
-from sparsedepth.store.depth_columns import depth_columns
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.store.run_record import (
     CONFIG,
@@ -18,6 +17,7 @@ from sparsedepth.store.run_record import (
     DamagedRun,
     ImportedRecord,
     MeasuredRecord,
+    Record,
     Run,
 )
 from sparsedepth.store.schema import RUN_COLUMNS
@@ -34,6 +34,7 @@ FACTS = (*FACTS, "planned_memory_bytes", "node_hours", "packages")
 
 
 _COLUMNS = {column.name: column for column in RUN_COLUMNS}
+_DEPTH_COLUMNS = {score.name: {column.name for column in score.depth_columns()} for score in quantities.PROFILED}
 _OF_SUMMARY = frozenset(column.name for column in quantities.RUNS)
 
 
@@ -101,3 +102,32 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
             raise MisfitError(_COLUMNS[name], value)
         typed[name] = utf8(value) if kind is str and not value.isascii() else value
     return typed
+
+
+def depth_columns(record: Record) -> dict[str, float | None]:
+    """Columns of `runs` that a record's summary lacks, from its rows at the last step: where in depth
+    the scores of older runs come from. Empty where it has them."""
+    missing = [
+        score
+        for score in quantities.PROFILED
+        if record.summary.get(score.name) is not None and _DEPTH_COLUMNS[score.name].isdisjoint(record.summary)
+    ]
+    if not missing:
+        return {}
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
+
+    wanted = pc.SetLookupOptions(value_set=pa.array([score.rows or score.name for score in missing]))
+    rows = []
+    for name in ("layers", "pairs"):
+        table = record.tables[name]
+        rows.append(table.filter(pc.call_function("is_in", [table["metric"]], wanted)).to_pylist())
+    layers, pairs = rows
+    n_layers = max((row.get("other_layer") or row["layer"] for row in (*layers, *pairs)), default=0)
+    columns: dict[str, float | None] = {}
+    for score in missing:
+        if entries := entries_of(score, layers, pairs):
+            columns |= profile_columns(score, depth_profile(entries, n_layers))
+    return columns

@@ -29,8 +29,8 @@ from sparsedepth.store.degeneracy import (
     unknown_in,
     weakness,
 )
-from sparsedepth.store.depth_columns import depth_columns
 from sparsedepth.store.run_record import Record
+from sparsedepth.store.run_row import depth_columns
 
 KNOWN_DEPTH = Path(__file__).parents[2] / "results" / "known_depth"
 SOUND = {

@@ -13,11 +13,10 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.store.best import best, heading
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.import_table import import_table
+from sparsedepth.store.import_table import MAX_ROWS, import_table
 from sparsedepth.store.pack import open_pack
 from sparsedepth.store.packing import unpack
 from sparsedepth.store.run_record import verify
-from sparsedepth.store.table_file import MAX_ROWS
 
 MAP = """
 source: a paper
