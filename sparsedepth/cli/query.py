@@ -179,8 +179,8 @@ def compare(
 ) -> None:
     """Lay two results folders side by side: the same configurations' differences, and what only one has."""
     from sparsedepth import quantities
+    from sparsedepth.store.compare import apart, counts
     from sparsedepth.store.compare import compare as lay_beside
-    from sparsedepth.store.compare import counts
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, columns_of, compact, encode, wrapped
 
@@ -201,6 +201,7 @@ def compare(
         "95% interval, over the pairs of one seed if there are any",
         f"{both} configurations in both, {differ} of them with an interval without 0; {only_first} in the first alone, "
         f"{only_second} in the second alone",
+        *(f"the folders have no {text}" for text in apart(table)),
     )
     show(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
     if out is None:

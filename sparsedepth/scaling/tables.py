@@ -61,6 +61,8 @@ def heading(report: Report) -> list[str]:
         *of_clusters,
         f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
         f"gradient cosine {fit.gradient:.0e}; condition number {fit.condition:.3g}",
+        "95% intervals: lo, hi by the curvature at the optimum (Student's); bootstrap_ by refits; profile_, of "
+        "exponents, by fits that hold them; '-': not known. NAME_part: what a term adds at the points' geometric mean",
     ]
 
 

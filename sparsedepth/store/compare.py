@@ -17,6 +17,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.comparable_loss import COMMON, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.render import readable
 from sparsedepth.store.setting import Cell, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT, names_tuned
@@ -81,6 +82,21 @@ def counts(table: QueryResult) -> tuple[int, int, int, int]:
     lo, hi = (table.columns.index(name) for name in ("lo", "hi"))
     differ = sum(row[lo] is not None and (row[lo] > 0 or row[hi] < 0) for row in table.rows)
     return found_in.count(BOTH), found_in.count(FIRST), found_in.count(SECOND), differ
+
+
+def apart(table: QueryResult) -> list[str]:
+    """Why no configuration is in both: the fields without a common value, 'seq_len in common: 16 against 20'; empty
+    where one is in both."""
+    found_in = [row[0] for row in table.rows]
+    if BOTH in found_in:
+        return []
+    texts = []
+    for at in range(1, table.columns.index("pairs")):
+        values = [dict.fromkeys(row[at] for row in table.rows if row[0] == side) for side in (FIRST, SECOND)]
+        if values[0].keys().isdisjoint(values[1]):
+            sides = " against ".join(", ".join(map(readable, side)) for side in values)
+            texts.append(f"{table.columns[at]} in common: {sides}")
+    return texts
 
 
 def _cells(store: Store, by: str) -> Sequence[tuple[Cell, dict[int, float]]]:

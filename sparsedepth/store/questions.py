@@ -49,6 +49,8 @@ class Question:
     """Whether it tells configurations apart by their loss."""
     interval: bool = False
     """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
+    max_rows: int = render.MAX_TABLE_ROWS
+    """Of a terminal; the first matter most."""
     marks_best: bool = False
     """Whether the column `note`, what tuning chose, becomes a word on the best lr of each configuration."""
 
@@ -113,6 +115,7 @@ QUESTIONS: dict[str, Question] = {
             gives_way=("run_id", "peak_memory_bytes", "planned_memory_bytes", "tokens_trained", "outcome"),
             asks="did each run train as long as its configuration says, and in the time and memory that it was priced "
             "at before the sweep started (ratio = actual / planned)?",
+            max_rows=20,
             remark="seconds are wall-clock time: what else ran on the machine lengthens them; a ratio of '-' was not "
             "recorded on one side",
             sql="SELECT run_id, n_layers, {varying} seed, outcome, tokens_trained, tokens_trained / train_tokens AS"
@@ -200,15 +203,25 @@ def text(store: Store, name: str, answer: QueryResult) -> str:
     if not answer.rows:
         return f"{render.wrapped([question.asks])}none: {_reason(store, question)}"
     forms = _forms(store, question)
-    table = render.compact(shown, [names.format(scores=" ".join(forms)) for names in question.gives_way])
+    gives_way = [names.format(scores=" ".join(forms)) for names in question.gives_way]
+    table = render.compact(shown, gives_way, max_rows=question.max_rows)
     columns = table.partition("\n")[0].split()
-    remarks = [question.asks, question.remark, *forms.values()]
+    remarks = [question.asks, _ratios(answer), question.remark, *forms.values()]
     if question.interval:
         known = "lo, hi: Student's 95% interval over seeds"
         remarks.append(known if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
     if settings:
         remarks += [settings.cost_text(columns), settings.data_text if question.ranks else ""]
     return f"{render.wrapped(filter(None, remarks))}{table}"
+
+
+def _ratios(answer: QueryResult) -> str:
+    """'434 runs: tokens_ratio 1.000 to 1.000, ...': the ends of each ratio; empty where there is none."""
+    ends = []
+    for at, name in enumerate(answer.columns):
+        known = [row[at] for row in answer.rows if name.endswith("_ratio") and row[at] is not None]
+        ends += [f"{name} {render.readable(min(known))} to {render.readable(max(known))}"] if known else []
+    return f"{len(answer.rows)} runs: {', '.join(ends)}" if ends else ""
 
 
 def _reason(store: Store, question: Question) -> str:

@@ -6,7 +6,7 @@ import pytest
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.compare import compare, counts
+from sparsedepth.store.compare import apart, compare, counts
 from sparsedepth.store.connection import open_store
 
 
@@ -42,6 +42,16 @@ def test_the_same_configurations_differ_by_seed_and_what_only_one_has_follows(st
     assert only_first["second"] is None and only_second["first"] is None and only_second["difference"] is None
     assert (paired["setting"], only_first["setting"]) == ("baseline", "weight_decay 0.3")
     assert counts(table) == (2, 1, 1, 1)  # Welch's interval excludes 0, the paired one does not
+
+
+def test_what_keeps_all_configurations_apart_is_said(stores, tmp_path):
+    """Decay 0.1 is in both, depth and length are not."""
+    for depth in (4, 8):
+        make_run(tmp_path, RunConfig(n_layers=depth, seq_len=32, weight_decay=0.1), {"val_loss": 3.0})
+    with open_store(tmp_path) as other:
+        _, table = compare(stores[0], other)
+    assert apart(table) == ["n_layers in common: 12 against 4, 8", "seq_len in common: 256 against 32"]
+    assert apart(compare(*stores)[1]) == []
 
 
 def test_a_quantity_without_a_better_direction_is_refused(stores):

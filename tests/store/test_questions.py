@@ -71,6 +71,8 @@ def test_planned_against_actual(store):
     assert len(found) == 11
     assert {row for row in found if row[0] == 0.001} == {(0.001, 1.0, 1.5, 1.5)}
     assert {row[2] for row in found if row[0] != 0.001} == {None}
+    said = text(store, "planned", ask(store, "planned"))
+    assert "\n11 runs: tokens_ratio 1.000 to 1.000, seconds_ratio 1.500 to 1.500, memory_ratio 1.500 to 1.500\n" in said
 
 
 def test_learning_rate_curves_say_where_the_best_stands(store):
