@@ -283,19 +283,15 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
 @torch.no_grad()
 def weights(model: Decoder) -> Weights:
     """The decoder's weights under the names of its architecture, in fp32; products are taken in fp64 first."""
-    config, family = model.config, _family(model.config)
-    own = {**model.state_dict(), "head.weight": model.head.weight.double() / config.width_multiplier}
+    config, family, own = model.config, _family(model.config), folded_weights(model)
     if config.norm == "peri":
         own["embed.weight"] = model.embed_norm(own["embed.weight"].double())
     if family == "gemma2":
         own["embed.weight"] = own["embed.weight"].double() / math.sqrt(config.d_model)
+        # its norms multiply by 1 + w
+        own |= {name: weight.double() - 1 for name, weight in own.items() if name.endswith("norm.weight")}
     elif config.tie_embeddings:
         del own["head.weight"]
-    for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        own |= {f"blocks.{index}.{name}": weight for name, weight in _folded(block, config).items()}
-    if family == "gemma2":  # its norms multiply by 1 + w
-        own |= {name: weight.double() - 1 for name, weight in own.items() if name.endswith("norm.weight")}
     named = {theirs: weight for name, weight in own.items() if (theirs := hf_name(name, family))}
     if family == "qwen2_moe":
         for index, block in enumerate(model.blocks):
@@ -304,17 +300,27 @@ def weights(model: Decoder) -> Weights:
     return {name: weight.detach().float().contiguous() for name, weight in named.items()}
 
 
+def folded_weights(model: Decoder) -> Weights:
+    """All weights under the decoder's own names, those with what no family has a field for folded into them."""
+    own = {**model.state_dict(), "head.weight": model.head.weight.double() / model.config.width_multiplier}
+    for index, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        own |= {f"blocks.{index}.{name}": weight for name, weight in _folded(block, model.config).items()}
+    return own
+
+
 def _folded(block: Block, config: ModelConfig) -> Weights:
-    """The weights of a block that what its family has no field for is folded into."""
-    after_norm = block.depth_factor.double() if config.depth_scale == "lns" else torch.ones((), dtype=torch.float64)
-    folded = {f"{part}_norm.weight": block.get_parameter(f"{part}_norm.weight") * after_norm for part in PARTS}
+    """The weights of a block that factors are folded into: of its norms, and of output projections without a norm."""
+    after_norm = block.depth_factor.double() if config.depth_scale == "lns" else 1.0
+    folded = {}
     for part in PARTS:
-        factor = branch_factor(block, config, part)
+        norm, factor = f"{part}_norm", branch_factor(block, config, part)
+        folded |= {name: weight * after_norm for name, weight in block.get_submodule(norm).named_parameters(norm)}
         if _has_out_norms(config):
             name = f"{part}_out_norm.weight"
             folded[name] = block.get_parameter(name) * after_norm * factor
             continue
-        for name, weight in block.get_submodule(part).named_parameters(prefix=part):
+        for name, weight in block.get_submodule(part).named_parameters(part):
             if name.endswith(OUTPUTS):
                 # Qwen2-MoE halves its shared expert by a gate
                 folded[name] = scaled_outputs(weight, 2 * factor if ".shared." in name else factor)

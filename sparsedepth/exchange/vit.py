@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.exchange.architecture import Architecture, Weights, branch_factor, notes, scaled_outputs
+from sparsedepth.exchange.architecture import Architecture, Weights, folded_weights, notes
 from sparsedepth.exchange.card import Parity
 from sparsedepth.files import write_json
-from sparsedepth.model.decoder import Block, Decoder
-from sparsedepth.model.feedforward import FeedForward
+from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import check_folder
+from sparsedepth.probe.hf_names import hf_name
 
 FAMILY = "vit"
 
@@ -83,43 +83,15 @@ def with_classes(target: Architecture, classes: Sequence[str]) -> Architecture:
 @torch.no_grad()
 def vit_weights(model: Decoder) -> Weights:
     """The model's weights under the names of ViTForImageClassification, in fp32; products are taken in fp64 first."""
-    config = model.config
-    channels, size = config.n_channels or 0, config.patch_size or 0
-    patches = "vit.embeddings.patch_embeddings.projection"
-    head_VD = model.head.weight.double() / config.width_multiplier
-    positions_TD = model.get_parameter("embed.positions")
-    named = {
-        "vit.embeddings.cls_token": positions_TD.new_zeros(1, 1, config.d_model),
-        "vit.embeddings.position_embeddings": positions_TD[None],
-        f"{patches}.weight": model.embed.weight.view(-1, channels, size, size),
-        f"{patches}.bias": positions_TD.new_zeros(config.d_model),
-        "vit.layernorm.weight": model.get_parameter("norm.weight"),
-        "vit.layernorm.bias": model.get_parameter("norm.bias"),
-        "classifier.weight": head_VD,
-        "classifier.bias": head_VD.new_zeros(len(head_VD)),
-    }
-    for index, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
-        named |= {f"vit.layers.{index}.{name}": weight for name, weight in _block(block, config).items()}
+    config, positions_TD = model.config, model.get_parameter("embed.positions")
+    named = {theirs: weight for name, weight in folded_weights(model).items() if (theirs := hf_name(name, FAMILY))}
+    patches = "vit.embeddings.patch_embeddings.projection.weight"
+    named[patches] = model.embed.weight.view(-1, config.n_channels or 0, *[config.patch_size or 0] * 2)
+    biases = {name: weight.new_zeros(len(weight)) for name, weight in named.items() if weight.ndim > 1}
+    named |= {f"{name.removesuffix('weight')}bias": bias for name, bias in biases.items()}
+    named["vit.embeddings.cls_token"] = positions_TD.new_zeros(1, 1, config.d_model)
+    named["vit.embeddings.position_embeddings"] = positions_TD[None]
     return {name: weight.detach().float().contiguous() for name, weight in named.items()}
-
-
-def _block(block: Block, config: ModelConfig) -> Weights:
-    scale = block.depth_factor.double() if config.depth_scale == "lns" else 1.0
-    attention, ffn = block.attention, block.ffn
-    assert isinstance(ffn, FeedForward)
-    matrices = {f"attention.{name[0]}_proj": getattr(attention, name).weight for name in ("query", "key", "value")}
-    matrices |= {
-        "attention.o_proj": scaled_outputs(attention.output.weight, branch_factor(block, config, "attention")),
-        "mlp.fc1": ffn.up.weight,
-        "mlp.fc2": scaled_outputs(ffn.down.weight, branch_factor(block, config, "ffn")),
-    }
-    named = {f"{name}.weight": weight for name, weight in matrices.items()}
-    named |= {f"{name}.bias": weight.new_zeros(len(weight)) for name, weight in matrices.items()}
-    for part, name in (("attention", "before"), ("ffn", "after")):
-        norm = block.get_submodule(f"{part}_norm")
-        named |= {f"layernorm_{name}.{kind}": norm.get_parameter(kind) * scale for kind in ("weight", "bias")}
-    return named
 
 
 def save_processor(config: ModelConfig, folder: Path) -> None:

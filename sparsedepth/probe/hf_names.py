@@ -1,10 +1,11 @@
 """The names of weights: this decoder's and transformers', in one table that reading, exporting and training from use.
 
-Families laid out as Llama share the names; Gemma-2 has norms after its branches too. A ViT's (`exchange.vit`) and those
-of GPT-2 and GPT-NeoX (`probe.hf`), which are read only, are their own.
+Families laid out as Llama share the names; Gemma-2 has norms after its branches too. Those of GPT-2 and GPT-NeoX, which
+are read only, stand in `probe.hf`.
 """
 
 import re
+from collections.abc import Mapping
 
 OUTSIDE_BLOCKS = {"embed": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 
@@ -35,6 +36,19 @@ OF_GEMMA2 = {
 }
 """Where Gemma-2 differs."""
 
+OF_VIT = {
+    "attention_norm": "layernorm_before",
+    "ffn_norm": "layernorm_after",
+    "attention.query": "attention.q_proj",
+    "attention.key": "attention.k_proj",
+    "attention.value": "attention.v_proj",
+    "attention.output": "attention.o_proj",
+    "ffn.up": "mlp.fc1",
+    "ffn.down": "mlp.fc2",
+}
+OUTSIDE_BLOCKS_OF_VIT = {"norm": "vit.layernorm", "head": "classifier"}
+"""Its embedding is of patches, and has other parts there (`exchange.vit`)."""
+
 MATRIX_KINDS = {f"{theirs}.weight": ours.partition(".")[2] for ours, theirs in IN_BLOCK.items()}
 """The name of a parameter inside its layer there -> what `ProbedModel.matrices` calls it."""
 
@@ -42,8 +56,14 @@ MATRIX_KINDS = {f"{theirs}.weight": ours.partition(".")[2] for ours, theirs in I
 def hf_name(name: str, family: str) -> str | None:
     """What transformers calls a parameter of the decoder in this family; None where it has no such weight."""
     in_block = re.match(r"blocks\.(\d+)\.", name)
-    names = (IN_BLOCK | OF_GEMMA2 if family == "gemma2" else IN_BLOCK) if in_block else OUTSIDE_BLOCKS
-    own = name[in_block.end() :] if in_block else name
-    module, _, parameter = own.rpartition(".")
-    theirs = names.get(own) or (f"{names[module]}.{parameter}" if module in names else None)
-    return f"model.layers.{in_block[1]}.{theirs}" if in_block and theirs else theirs
+    if in_block is None:
+        return _renamed(name, OUTSIDE_BLOCKS_OF_VIT if family == "vit" else OUTSIDE_BLOCKS)
+    names = {"vit": OF_VIT, "gemma2": IN_BLOCK | OF_GEMMA2}.get(family, IN_BLOCK)
+    theirs = _renamed(name[in_block.end() :], names)
+    return theirs and f"{'vit' if family == 'vit' else 'model'}.layers.{in_block[1]}.{theirs}"
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str | None:
+    """The name of a module's parameter, or of a module without parts of its own."""
+    module, _, parameter = name.rpartition(".")
+    return names.get(name) or (f"{names[module]}.{parameter}" if module in names else None)
