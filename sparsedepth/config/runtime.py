@@ -23,7 +23,7 @@ the softmax, are on top."""
 
 
 class RuntimeConfig(Section):
-    """Where and how fast a run is computed."""
+    """The device, processes and kernels of a run, which do not change what it is (`run_id`)."""
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:0"""

@@ -73,14 +73,14 @@ class Scored:
 
 
 class Asked(Protocol):
-    """A task, or a file of questions."""
+    """What a model is evaluated on: tasks of lm-evaluation-harness, or a file of questions."""
 
     def key(self, model: LoadedModel) -> EvaluationKey:
-        """What decides the scores on the whole model."""
+        """The identity of an evaluation: all that its scores on the whole model depend on."""
         ...
 
     def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> Scored:
-        """Ask the model, of which `layers` alone run, if they are given; `data` is the data folder of its results."""
+        """Evaluate the model, or its `layers` alone where they are given; `data` is the data folder of its results."""
         ...
 
 
@@ -215,7 +215,7 @@ def _near(name: str, manager: Any) -> str:
 
 
 def model_key(model: LoadedModel, **task: Any) -> EvaluationKey:
-    """What decides the scores: of the model, and of the task as it is given."""
+    """The identity of an evaluation, from the model and the fields of its task."""
     run_id = None if model.config is None else model.config.run_id
     return EvaluationKey(run_id=run_id, weights_hash=model.weights_hash, max_len=context_of(model) or 0, **task)
 

@@ -53,7 +53,7 @@ class Start:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a manifest tells of it."""
+        """What the manifest of a run records of its start."""
         run = self.loaded.config
         return {
             "model": self.loaded.source,

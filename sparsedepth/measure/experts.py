@@ -95,7 +95,7 @@ def effective_experts(load: np.ndarray) -> np.ndarray:
 
 
 def variation(load: np.ndarray) -> np.ndarray:
-    """Standard deviation over mean, over the last axis; all experts are there, so nothing is estimated."""
+    """Standard deviation / mean over the last axis; of a population (divided by n), for all experts are there."""
     return load.std(-1) / load.mean(-1)
 
 

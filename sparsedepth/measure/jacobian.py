@@ -58,7 +58,7 @@ STATES_OF_A_GRAPH = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Deviation:
-    """One form. 0: the block is the identity, up to a constant that it adds."""
+    """One form of the deviation. 0: the block is the identity, up to a constant that it adds."""
 
     by_layer: list[float]
     """layers 1..L, from 0"""

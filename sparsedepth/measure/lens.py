@@ -41,7 +41,7 @@ class Lens:
 
 
 def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
-    """One forward pass and L + 1 heads."""
+    """Apply the head to the state after every layer: one forward pass and L + 1 heads."""
     with probing(probed):
         parts = [_of_batch(probed, record(probed, tokens_BT)) for tokens_BT in batches(probed, tokens_NT, max_tokens)]
     both_2NL = torch.cat(parts, dim=1).cpu().numpy()

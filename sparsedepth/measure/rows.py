@@ -1,4 +1,4 @@
-"""What measures found, as rows for the store under the names of `sparsedepth.quantities`; a missing value is None."""
+"""The numbers of measures as rows for the store, named as in `sparsedepth.quantities`; a missing value is None."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ class Measurements:
         )
 
     def extend(self, other: "Measurements") -> None:
-        """Add what another measure found."""
+        """Append the columns and rows of another measure."""
         self.summary.update(other.summary)
         for table, rows in self.tables().items():
             rows.extend(other.tables()[table])

@@ -40,8 +40,10 @@ class WeightUpdates:
 
 
 def weight_updates(probed: ProbedModel) -> WeightUpdates | None:
-    """No forward pass; an SVD of each matrix. None for a model whose initial weights no seed gives: one that is no run
-    of ours, and one that started from the weights of another."""
+    """Rank and size of what training has added to each matrix, by an SVD; no forward pass.
+
+    None for a model whose initial weights no seed gives: one that is no run of ours, or started from another's weights.
+    """
     model = probed.model
     if not isinstance(model, Decoder) or not isinstance(model.config, RunConfig) or model.config.start_weights:
         return None

@@ -42,7 +42,7 @@ class Sources(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Set what a move off the meta device wipes."""
+        """Set the buffers, whose values the meta device does not hold."""
         for source in range(len(self.own_source)):
             self.own_source[source] = float(source == self.own)
             self.unseen[source] = float(source >= self.own + self.has_begun)

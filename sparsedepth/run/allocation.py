@@ -33,7 +33,7 @@ class Allocation:
 
 
 def node_hours(starts: Iterable[Allocation]) -> float:
-    """What a run has used, in all its starts."""
+    """Node hours that a run has used, over all its starts."""
     return sum(start.nodes * (start.seconds or 0.0) / (3600 * start.runs) for start in starts)
 
 

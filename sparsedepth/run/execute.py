@@ -46,7 +46,7 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
 
 
 def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Work[Path]:
-    """`execute` in parts, between which other runs can have their turn (`train.stack.train_together`)."""
+    """`execute` as a generator: where it yields, other runs of a stack take their step (`train_together`)."""
     refuse_pack(results)
     target = run_record.run_folder(results, config.run_id)
     scratch = Scratch(results, config.run_id)

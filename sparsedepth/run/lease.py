@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 def kernel() -> str:
-    """Names the running kernel: processes with the same name see each other's flocks. It is no host name."""
+    """An id of this boot of the machine, no host name: processes with the same id see each other's flocks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -49,7 +49,7 @@ class Beat:
         self._last, self._since = last_beat(self.path), time.monotonic()
 
     def still_seconds(self) -> float:
-        """How long it has not moved, as far as was seen."""
+        """Seconds since the beat was last seen to move."""
         now = last_beat(self.path)
         if now != self._last:
             self._last, self._since, self.has_moved = now, time.monotonic(), True

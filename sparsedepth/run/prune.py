@@ -20,7 +20,7 @@ from sparsedepth.store.connection import open_store
 
 
 class PrunedRun(Exception):
-    """The run is not worth its end."""
+    """Ends a run before its last step: finished runs did better by then."""
 
     def __init__(self, pruned: Pruned):
         super().__init__(pruned.reason)

@@ -90,7 +90,7 @@ class Scratch:
             log.write(f"{STACKED}../{leader.run_id}/log.txt\n")
 
     def leader(self) -> "Scratch | None":
-        """Whose log says what this run said last, if it is another's."""
+        """The run in whose log this run's last lines stand, if they are not in its own: the first of its stack."""
         named = re.fullmatch(rf"{STACKED}\.\./({RUN_ID})/log\.txt", self.last_log_line())
         return Scratch(self.results, named[1]) if named else None
 

@@ -46,7 +46,7 @@ class Machine:
 
     @property
     def described(self) -> str:
-        """Where the runs are computed, for a line of print."""
+        """The devices and workers in words, for one printed line."""
         where = "cpu" if not self.gpus else f"GPU {', '.join('+'.join(group) for group in self.gpus)}"
         each = f"{self.runtime.threads} threads each"
         processes = self.processes_per_run * self.nodes

@@ -84,7 +84,7 @@ def drop_leftovers(results: Path) -> None:
 
 
 def folder_id_path(results: Path) -> Path:
-    """Where the folder's name for good is kept."""
+    """The file that holds the folder's permanent id."""
     return results / "work" / "folder-id"
 
 

@@ -69,18 +69,21 @@ class SweepSummary:
 
     @property
     def share(self) -> float:
-        """Done share of the runs, 0 to 1; one that ended without a result is done."""
+        """Share of the runs that are done, 0 to 1; a run that ended without a result counts as done."""
         done = sum(1.0 if state.state in WITHOUT_RESULT else state.done for state in self.states)
         return done / max(self.expected, len(self.states), 1)
 
     @property
     def is_left(self) -> bool:
-        """Whether something is running or to come."""
+        """Whether a run is running or still to come."""
         return any(state.state in ("running", "interrupted", "planned") for state in self.states)
 
 
 def sweep_summary(folder: Path) -> SweepSummary:
-    """Read it from the folder; damaged runs are a state of their own. Raises ValueError for a damaged definition."""
+    """How a sweep stands, read from its folder; damaged runs are a state of their own.
+
+    Raises ValueError for a damaged definition.
+    """
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []

@@ -66,7 +66,7 @@ def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bo
 
 
 def study_name(definition: SweepDefinition, results: Path) -> str:
-    """Names the study of this definition and folder; names the folder for good where that has no name yet."""
+    """The study's name, from the definition and the folder's id; gives the folder an id where it has none."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what goes wrong is said by whoever can act on it
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -259,7 +259,7 @@ def take(
 
 
 def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
-    """Let a trial wait again, as it is. Whoever has told its end since was right."""
+    """Put a trial back into the queue, as it is, unless another process has told its end since."""
     with contextlib.suppress(UpdateFinishedTrialError):
         study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
@@ -267,7 +267,7 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
 def give_back_lost(
     study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool], now: float | None = None
 ) -> None:
-    """Let the trials wait again whose workers are dead; and those that the caller had taken and has
+    """Put trials back into the queue whose workers are dead, and those that the caller had taken and has
     forgotten (`is_forgotten`). `now`: as `is_held` takes it."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         lease_id = trial.user_attrs.get("lease")

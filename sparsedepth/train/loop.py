@@ -48,7 +48,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What training leaves besides the weights."""
+    """The result of training besides the weights."""
 
     outcome: Literal["ok", "diverged"]
     diverged_step: int | None
@@ -122,7 +122,7 @@ class TrainingState:
         self.step += 1
 
     def update(self, batch: Batch | StaticBatch) -> Tensor:
-        """Change the weights; (loss, balance, gradient norm), on the device."""
+        """Take one step of the optimizer; returns (loss, balance, gradient norm), on the device."""
         entropy, balance = self.given or self.backward(batch)
         self.given = None
         self.note_gradients()
