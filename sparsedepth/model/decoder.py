@@ -259,7 +259,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw every weight (`init.draw`); set buffers, which a meta device does not hold, and starts that are no draws."""
+        """Draw every weight (`init.draw`); set buffers, which the meta device lacks, and starts that are no draws."""
         init.draw(self, self.config, seed)
         for layer, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
