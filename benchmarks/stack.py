@@ -30,7 +30,7 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.stack import Stack
+from sparsedepth.model.stack import StackedDecoder
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
@@ -55,7 +55,7 @@ class Trials:
         self.device = runtimes[0].device
         models = [ALONE.spread(Decoder(config, config.seed), self.device).train() for config in self.configs]
         self.states = [TrainingState(*run, ALONE) for run in zip(models, self.configs, runtimes, strict=True)]
-        self.stack = Stack(models) if trials > 1 else None
+        self.stack = StackedDecoder(models) if trials > 1 else None
         if self.stack and compiled:
             compile_blocks(self.stack.decoder)
 

@@ -184,7 +184,7 @@ def measure(
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.text import given_tokens
-    from sparsedepth.run.measure_model import Request, measure_model
+    from sparsedepth.run.measure_model import MeasureRequest, measure_model
     from sparsedepth.train.runtime import find_device
 
     arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
@@ -192,7 +192,7 @@ def measure(
     _check_source(data, paths)
     chosen = parse_settings(set or [])
     scored, *others = (paths[option] for option in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
-    request = Request(
+    request = MeasureRequest(
         model=str(model),
         settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_measures(measures, chosen)},
         data=data,

@@ -19,7 +19,7 @@ _OF_TOKENS = {
 """Fields with their defaults, and why a ViT has no other value."""
 
 
-class Sizes(Protocol):
+class VitFields(Protocol):
     """A model's fields, as far as they are asked for here."""
 
     @property
@@ -49,7 +49,7 @@ def with_vit_sizes(values: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def check_vit(model: Sizes) -> None:
+def check_vit(model: VitFields) -> None:
     """Check the sizes of a ViT. Raises ValueError for patches that do not divide the image, another seq_len, and fields
     of tokens."""
     assert model.image_size is not None and model.patch_size is not None

@@ -21,7 +21,7 @@ from sparsedepth import __version__
 from sparsedepth.data.corpus import json_objects, plain
 from sparsedepth.data.prompt_answer import Pair, encode_pairs, text_field
 from sparsedepth.data.tokenizer import Tokenizer
-from sparsedepth.exchange.evaluate import Scored, answer_bits, context_of, model_key
+from sparsedepth.exchange.evaluate import EvaluationScores, answer_bits, context_of, model_key
 from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.files import digest
 from sparsedepth.probe.load import LoadedModel
@@ -38,14 +38,14 @@ DEFAULT_LEN = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ChoiceQuestion:
     question: str
     choices: tuple[str, ...]
     answer: int
     """the place of the right choice"""
 
 
-def read_questions(file: Path, limit: int | None = None) -> list[Question]:
+def read_questions(file: Path, limit: int | None = None) -> list[ChoiceQuestion]:
     """The questions of a file. Raises ValueError, naming the line, for a missing field, an answer that is none of the
     choices, fewer than two of these, or two alike."""
     if not file.is_file():
@@ -56,7 +56,7 @@ def read_questions(file: Path, limit: int | None = None) -> list[Question]:
     return questions[:limit]
 
 
-def _question(row: Mapping[str, Any], place: str) -> Question:
+def _question(row: Mapping[str, Any], place: str) -> ChoiceQuestion:
     question = text_field(row, "question", place, SHAPES)
     choices = row.get("choices")
     if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
@@ -71,7 +71,7 @@ def _question(row: Mapping[str, Any], place: str) -> Question:
         raise ValueError(
             f"{place} has answer={answer!r}, which is no choice; give its text, or its place, 0 to {len(choices) - 1}"
         )
-    return Question(question=question, choices=tuple(map(plain, choices)), answer=place_of)
+    return ChoiceQuestion(question=question, choices=tuple(map(plain, choices)), answer=place_of)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +79,7 @@ class Questions:
     """A file of questions, as a task."""
 
     name: str
-    questions: list[Question]
+    questions: list[ChoiceQuestion]
 
     def key(self, model: LoadedModel) -> EvaluationKey:
         asked = [[question.question, question.choices, question.answer] for question in self.questions]
@@ -92,12 +92,12 @@ class Questions:
             harness=f"sparsedepth {__version__}",
         )
 
-    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> Scored:
+    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
         tokenizer = tokenizer_of(model, data)
         likelihood = Likelihood(model.probed, tokenizer.eod, context_of(model) or DEFAULT_LEN, layers)
         log_p = choice_likelihoods(likelihood, tokenizer, self.questions)
         n = len(self.questions)
-        return Scored(
+        return EvaluationScores(
             rows=scores(self.questions, log_p),
             hits={(metric, "none"): dict(enumerate(of_all)) for metric, of_all in hits(self.questions, log_p).items()},
             n=n,
@@ -106,14 +106,16 @@ class Questions:
         )
 
 
-def choice_likelihoods(likelihood: Likelihood, tokenizer: Tokenizer, questions: list[Question]) -> list[np.ndarray]:
+def choice_likelihoods(
+    likelihood: Likelihood, tokenizer: Tokenizer, questions: list[ChoiceQuestion]
+) -> list[np.ndarray]:
     """ln p of each choice, one array a question."""
     pairs = [Pair(question.question, choice) for question in questions for choice in question.choices]
     log_p = np.array([value for value, _ in likelihood(encode_pairs(tokenizer, pairs))])
     return np.split(log_p, np.cumsum([len(question.choices) for question in questions])[:-1])
 
 
-def hits(questions: list[Question], log_p: list[np.ndarray]) -> dict[str, list[bool]]:
+def hits(questions: list[ChoiceQuestion], log_p: list[np.ndarray]) -> dict[str, list[bool]]:
     """By metric, whether each question is answered rightly, from ln p of every choice."""
     lengths = [np.array([len(choice) for choice in question.choices]) for question in questions]
     right = [question.answer for question in questions]
@@ -123,7 +125,7 @@ def hits(questions: list[Question], log_p: list[np.ndarray]) -> dict[str, list[b
     }
 
 
-def scores(questions: list[Question], log_p: list[np.ndarray]) -> list[dict[str, Any]]:
+def scores(questions: list[ChoiceQuestion], log_p: list[np.ndarray]) -> list[dict[str, Any]]:
     """Rows of an evaluation from ln p of every choice."""
     right = [question.answer for question in questions]
     texts = [question.choices[question.answer] for question in questions]

@@ -60,7 +60,7 @@ Hits = Mapping[tuple[str, str], Mapping[int, bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class EvaluationScores:
     """What a task says of a model."""
 
     rows: list[dict[str, Any]]
@@ -79,7 +79,7 @@ class Asked(Protocol):
         """The identity of an evaluation: all that its scores on the whole model depend on."""
         ...
 
-    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> Scored:
+    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
         """Evaluate the model, or its `layers` alone where they are given; `data` is the data folder of its results."""
         ...
 
@@ -98,7 +98,7 @@ def evaluate(
     A drop is of pairs of answers, so the whole model is asked again where its evaluation alone is kept.
     """
     wanted = [key for key in keys if key not in kept]
-    whole: Scored | None = None
+    whole: EvaluationScores | None = None
     for key in [keys[0], *(key for key in wanted if key.without is not None)] if wanted else []:
         started, clock = datetime.now(UTC), time.perf_counter()
         layers = None if key.without is None else layers_left(key.without, model.probed.n_layers)
@@ -140,7 +140,7 @@ def lost(whole: Hits, left: Hits) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Task:
+class HarnessTask:
     name: str
     loaded: Any
     """the harness's own object"""
@@ -159,7 +159,7 @@ class Task:
             harness=f"lm-eval {version('lm-eval')}",
         )
 
-    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> Scored:
+    def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
         from sparsedepth.exchange.harness import DecoderLM, harness_model
 
         lm = harness_model(model, data, layers)
@@ -167,7 +167,7 @@ class Task:
         with model.probed.leaving_out(out) if isinstance(model.probed, ProbedHfModel) and out else nullcontext():
             answer = _run(lm, self)
         samples = answer["samples"][self.name]
-        return Scored(
+        return EvaluationScores(
             rows=[*_results(answer, self.name), *_answer_bits(self, samples)],
             hits=_hits(samples),
             n=answer["n-samples"][self.name]["effective"],
@@ -176,7 +176,7 @@ class Task:
         )
 
 
-def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: int | None = None) -> list[Task]:
+def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: int | None = None) -> list[HarnessTask]:
     """The tasks behind the names of tasks, groups and tags, its first `limit` documents each. Raises ValueError for a
     name that is not known, and where a task's documents cannot be had."""
     check_harness()
@@ -204,7 +204,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
         task.set_fewshot_seed(seed=FEWSHOT_SEED)
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
-    return [Task(name=name, loaded=task, limit=limit) for name, task in tasks.items()]
+    return [HarnessTask(name=name, loaded=task, limit=limit) for name, task in tasks.items()]
 
 
 def _near(name: str, manager: Any) -> str:
@@ -225,7 +225,7 @@ def context_of(model: LoadedModel) -> int | None:
     return model.facts.max_len if model.config is None else model.config.seq_len
 
 
-def _run(lm: Any, task: Task) -> dict[str, Any]:
+def _run(lm: Any, task: HarnessTask) -> dict[str, Any]:
     from lm_eval import evaluator
 
     loaded = {"tasks": {task.name: task.loaded}, "groups": {}, "group_map": {}}
@@ -268,7 +268,7 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def _answer_bits(task: Task, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row where every document has one right answer whose likelihood was asked for, else none."""
     answers: list[tuple[float, int]] = []
     for sample in samples:

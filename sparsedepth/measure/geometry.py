@@ -43,7 +43,7 @@ of one token."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class GeometryProfile:
     """One quantity along depth."""
 
     first: int
@@ -55,7 +55,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
-    profiles: dict[str, Profile]
+    profiles: dict[str, GeometryProfile]
     """by the names above; those of the branches only where the model can tell them"""
     angles: dict[tuple[int, int], float | None]
     """theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
@@ -89,7 +89,7 @@ def geometry(
     moments["angular_distance"] = pairs[next_to]
     moments["angle_to_end"] = pairs[:, :-1, -1]
     profiles = {
-        name: Profile(
+        name: GeometryProfile(
             first=int(name not in ("state_norm", "angle_to_end")), by_layer=_values(values), mean=mean(values)
         )
         for name, values in moments.items()

@@ -57,7 +57,7 @@ STATES_OF_A_GRAPH = 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Deviation:
+class FormDeviation:
     """One form of the deviation. 0: the block is the identity, up to a constant that it adds."""
 
     by_layer: list[float]
@@ -72,7 +72,7 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JacobianDeviation:
-    forms: dict[Form, Deviation]
+    forms: dict[Form, FormDeviation]
     mean_norm: list[float] | None
     """E_t ||J_tt - I||_F by layer, with per_token; None by probes, which give squares"""
     n_tokens: int
@@ -199,7 +199,7 @@ def _summarise(
 ) -> JacobianDeviation:
     seed = int(rng.integers(2**63))  # one set of resamples for every form
 
-    def deviation(form: Form) -> Deviation:
+    def deviation(form: Form) -> FormDeviation:
         if form == "per_token":
             square_LNT = torch.stack([torch.cat(layer.squares) for layer in layers]).double().cpu().numpy()
             kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights: constant in the second
@@ -218,7 +218,7 @@ def _summarise(
         with np.errstate(divide="ignore", invalid="ignore"):
             # d sqrt(q) = dq / (2 sqrt(q)), and never more than the root of the error, also where q is 0.
             error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L))
-        return Deviation(
+        return FormDeviation(
             by_layer=(value_L / unit).tolist(),
             standard_error=(error_L / unit).tolist(),
             score=bootstrap(score, np.eye(kernel_LNN.shape[1]), rng=np.random.default_rng(seed)),

@@ -13,7 +13,7 @@ from torch import nn
 from sparsedepth.model.decoder import Decoder
 
 
-class Stack(nn.Module):
+class StackedDecoder(nn.Module):
     """One model of several runs, which differ in their weights, and in whether `depth_scale` is 'none' or one other
     place.
 

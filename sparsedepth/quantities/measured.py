@@ -8,7 +8,7 @@ costs L / 2, one of P pairs of layers 2 P / 3. What `loss` and the fit of `usefu
 
 from math import inf, sqrt
 
-from sparsedepth.quantities.record import Measure, Quantity, Sizes, Table
+from sparsedepth.quantities.record import Measure, Quantity, RunSizes, Table
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
@@ -33,30 +33,30 @@ MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 """Kinds of a block's matrices whose sparsity is kept apart."""
 
 
-def _all_pairs(sizes: Sizes) -> float:
+def _all_pairs(sizes: RunSizes) -> float:
     return sizes.n_layers * (sizes.n_layers - 1) / 2
 
 
-def _once(sizes: Sizes) -> tuple[float, float]:
+def _once(sizes: RunSizes) -> tuple[float, float]:
     return 1, 0
 
 
-def _by_layer(sizes: Sizes) -> tuple[float, float]:
+def _by_layer(sizes: RunSizes) -> tuple[float, float]:
     return 1 + (sizes.n_layers - 1) / 2, sizes.n_layers + 1
 
 
-def _by_pair(sizes: Sizes) -> tuple[float, float]:
+def _by_pair(sizes: RunSizes) -> tuple[float, float]:
     pairs = min(sizes.permutation_pairs or _all_pairs(sizes), _all_pairs(sizes))
     return 1 + 2 / 3 * pairs, pairs + 1
 
 
-def _by_range(sizes: Sizes) -> tuple[float, float]:
+def _by_range(sizes: RunSizes) -> tuple[float, float]:
     most = _all_pairs(sizes) + sizes.n_layers
     ranges = min(sizes.removal_ranges or most, most)
     return 2 + ranges / 3, ranges + 1
 
 
-def _released_code(sizes: Sizes) -> tuple[float, float]:
+def _released_code(sizes: RunSizes) -> tuple[float, float]:
     pairs = _all_pairs(sizes)
     return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
 

@@ -154,7 +154,7 @@ class Column:
         return self.quantity.source if self.quantity and not self.part else ""
 
 
-class Sizes(Protocol):
+class RunSizes(Protocol):
     """The fields of a run's configuration that decide what a measure costs."""
 
     @property
@@ -178,7 +178,7 @@ class Measure:
     """A name in the config field `measures`."""
 
     name: str
-    passes: Callable[[Sizes], tuple[float, float]]
+    passes: Callable[[RunSizes], tuple[float, float]]
     """Passes over all blocks, and over the head, that each of measure_tokens tokens makes."""
     _: KW_ONLY
     on_request: bool = False

@@ -27,7 +27,7 @@ from sparsedepth.train.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class MeasureRequest:
     model: str
     """run folder, local Hugging Face folder or hub name"""
     settings: dict[str, Any]
@@ -53,7 +53,7 @@ class MeasuringResult:
     """positions that count behind the scores"""
 
 
-def measure_model(request: Request, report: Callable[[str, float], None]) -> MeasuringResult:
+def measure_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasuringResult:
     """Every measure of the config on the request's tokens; `report` gets the phase and the share that is done.
 
     Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
@@ -87,7 +87,7 @@ def measure_model(request: Request, report: Callable[[str, float], None]) -> Mea
     return measured
 
 
-def measuring_config(loaded: LoadedModel, request: Request) -> MeasureOnlyConfig:
+def measuring_config(loaded: LoadedModel, request: MeasureRequest) -> MeasureOnlyConfig:
     """A run's own measuring fields, over them what given tokens decide, over these the request's. Raises ValueError."""
     own, given = loaded.config, request.given
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
@@ -115,7 +115,9 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
                 )
 
 
-def _tokens(loaded: LoadedModel, config: MeasureOnlyConfig, request: Request, scratch: Path) -> GivenTokens | Source:
+def _tokens(
+    loaded: LoadedModel, config: MeasureOnlyConfig, request: MeasureRequest, scratch: Path
+) -> GivenTokens | Source:
     """The given tokens, a run's task, or held-out text, tokenised beside a run's other data or in `scratch`."""
     if request.given is not None:
         check_tokens(request.given, loaded)

@@ -17,7 +17,7 @@ import torch
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
-from sparsedepth.model.stack import Stack
+from sparsedepth.model.stack import StackedDecoder
 from sparsedepth.train.loop import Result, TrainingState, Work, losses
 from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 
@@ -85,7 +85,7 @@ class _Stacks:
 
     def __init__(self, size: int):
         self.size = size
-        self._kept: dict[tuple[int, ...], tuple[Stack, list[TrainingState]]] = {}
+        self._kept: dict[tuple[int, ...], tuple[StackedDecoder, list[TrainingState]]] = {}
 
     def leave_gradients(self, runs: list[TrainingState], clocks: list[Clock]) -> None:
         """Put in place what each next step needs; a run that is left alone computes its own."""
@@ -112,10 +112,10 @@ class _Stacks:
             run.optimizer.zero_grad(set_to_none=True)
         self.leave_gradients(runs, clocks)
 
-    def _stack_of(self, runs: list[TrainingState]) -> Stack:
+    def _stack_of(self, runs: list[TrainingState]) -> StackedDecoder:
         key = tuple(map(id, runs))
         if key not in self._kept:
-            stack, runtime = Stack([run.model for run in runs]), runs[0].runtime
+            stack, runtime = StackedDecoder([run.model for run in runs]), runs[0].runtime
             stack.decoder.use_kernels(**runtime.chosen_kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
@@ -125,7 +125,7 @@ class _Stacks:
         return self._kept[key][0]
 
 
-def backward(stack: Stack, runs: Sequence[TrainingState]) -> None:
+def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
     """Leave with each run the gradients of its batch, its cross-entropy and its balance loss (there are no experts).
 
     The gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights.

@@ -8,7 +8,7 @@ import torch
 from exporting import loud_run
 
 from sparsedepth.cli.exchange import evaluate
-from sparsedepth.exchange.choices import Question, choice_likelihoods, read_questions, scores
+from sparsedepth.exchange.choices import ChoiceQuestion, choice_likelihoods, read_questions, scores
 from sparsedepth.exchange.evaluate import layers_left
 from sparsedepth.exchange.export import export
 from sparsedepth.exchange.likelihood import Likelihood
@@ -124,7 +124,7 @@ def test_no_range_of_layers(without):
 
 
 def test_accuracies_by_hand():
-    question = Question(question="?", choices=("abcd", "a"), answer=0)
+    question = ChoiceQuestion(question="?", choices=("abcd", "a"), answer=0)
     # -2 < -1.5, yet -2/4 > -1.5/1: wrong plainly, right by length; the second question is right in both
     rows = {row["metric"]: row for row in scores([question] * 2, [np.array([-2.0, -1.5]), np.array([-1.0, -3.0])])}
     assert (rows["acc"]["value"], rows["acc_norm"]["value"]) == (0.5, 1.0)
