@@ -135,6 +135,7 @@ def page_of_effects(
     step = 0.16 * max(2.2, len(depths) + 0.6)
     height = step * (len(labels) if shared else longest) + 1.3
     width = max(6.8, 1.9 + 2.35 * len(panels)) if shared else 3.9 * len(panels) + 0.4
+    width += 1.3 * any(rates_of(row.contrast) for row in panels.get(VARIANCE, ()))
     page = Figure(figsize=(width, height), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False, sharey=shared)[0]
     for axis, (name, rows) in zip(axes, panels.items(), strict=True):

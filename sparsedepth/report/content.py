@@ -21,6 +21,7 @@ from sparsedepth.recipe.card_text import headline, rule_with_verification
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.trial import claim_of, with_trial
+from sparsedepth.report.by_depth import depth_sentence, recipes_by_depth
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import left_out
@@ -50,6 +51,8 @@ class Content:
     summary: tuple[str, ...]
     card: Card | None
     """Of the recipe, verified where it was; None where no run was trained, and of a search."""
+    by_depth: tuple[Table, str] | None
+    """The recipe of each depth, and what the table says; None as `card`."""
     runs: Table
     effects: Table | None
     links: tuple[tuple[str, tuple[str, ...]], ...]
@@ -91,6 +94,7 @@ def content(
         definitions=definitions,
         summary=(*searched, *summarise(runs, known, card, effects, links, failures), *skipped),
         card=card,
+        by_depth=None if compared is None else recipes_by_depth(compared, objective),
         runs=runs_table,
         effects=table_of_effects(effects) if effects else None,
         links=tuple((heading_of(one), tuple(evidence_lines(one))) for one in links),
@@ -151,12 +155,16 @@ def summarise(
     sentences = [rule_with_verification(card)] if card else []
     sure = headline(card) if card else []  # how much, how sure, at what cost; verification stands with the rule
     sentences += [f"{heading}: {text}." for heading, text in sure if heading != "Verification"]
-    sentences.append(_counts(runs, known))
+    if card and known is not None and (along := depth_sentence(known, loss_of(runs))):
+        sentences.append(along)
+    sentences.append(counts_text(runs, known))
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:
+        barred = sum(effect.verdict_ignoring_tuning != effect.verdict for effect in effects)
+        uneven = f"; {barred} more would be, were the two sides not tuned unevenly" if barred else ""
         sentences.append(
-            f"{len(distinct)} of {counted(len(effects), 'effect')} are distinguishable from seed noise, among all "
-            "that were tested on an outcome at a depth (Holm)."
+            f"{len(distinct)} of {counted(len(effects), 'effect')} are distinguishable from seed noise after Holm's "
+            f"correction over all that were tested on an outcome at a depth{uneven}."
         )
     on_loss = [effect for effect in distinct if effect.outcome in (OWN, COMMON)]
     deepest = max((effect.n_layers or 0 for effect in on_loss), default=0)
@@ -205,16 +213,17 @@ def _together(evidence: LinkEvidence) -> str:
     )
 
 
-def _counts(runs: pd.DataFrame, known: pd.DataFrame | None) -> str:
+def counts_text(runs: pd.DataFrame, known: pd.DataFrame | None) -> str:
     n_models = int(runs["model"].notna().sum())
     parts = []
     if known is not None:
         finished = known[known["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted(set(known["n_layers"]))))
-        seeds = counted(finished["seed"].nunique(), "seed")
+        per_cell = finished.groupby("cell_id")["seed"].nunique()
+        seeds = " to ".join(dict.fromkeys(f"{n}" for n in (per_cell.min(), per_cell.max()) if n == n))
         parts.append(
             f"{counted(len(finished), 'run')} of {counted(finished['cell_id'].nunique(), 'configuration')} finished, "
-            f"at n_layers {depths}, with {seeds}"
+            f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"
         )
     if n_models:
         parts.append(f"{counted(n_models, 'model')} measured without a known training configuration")

@@ -10,6 +10,7 @@ from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
@@ -147,7 +148,7 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
         ("95% interval", ""),
         ("unit", ""),
         ("verdict", "lower or higher: the interval excludes 0, the effect exceeds the noise floor, Holm's p <= 0.05"),
-        ("would have been seen", "the effect that is told apart in 80% of such sweeps"),
+        ("detectable", f"the effect that {POWER:.0%} of such sweeps would have told apart"),
         ("noise floor", "the smallest difference (ratio) that seeds do not explain"),
         ("pairs", "pairs of runs that differ in nothing else"),
         ("seeds", ""),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from frames import config_of, runs_frame
 from reported import HOSTILE, fill
 from synthetic import make_run
 
@@ -16,7 +17,7 @@ from sparsedepth.recipe.card import Verification
 from sparsedepth.recipe.card_text import gain_text, grade_text
 from sparsedepth.recipe.choose import derive
 from sparsedepth.report import page as report_page
-from sparsedepth.report.content import content, rule_with_verification
+from sparsedepth.report.content import content, counts_text, rule_with_verification
 from sparsedepth.report.page import advice_of, html, write_report
 from sparsedepth.report.tables import cell, table_of
 from sparsedepth.store.connection import open_store
@@ -47,11 +48,33 @@ def test_the_summary_says_what_the_runs_say(said):
     )
     assert "val_loss -0.29" in said.summary[0] and "x its training FLOPs" in said.summary[0]
     assert said.summary[1].startswith("Grade ")
-    assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds." in said.summary
+    assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in said.summary
     assert any(
         line.startswith("n_layers=4, depth_scale=lns vs depth_scale=none: val_loss lower") for line in said.summary
     )
     assert said.summary[-1].startswith("2 runs diverged, failed or ended early")
+
+
+def test_a_line_per_depth_says_what_to_use_how_sure_and_at_what_cost(said):
+    table, note = said.by_depth
+    assert [column.name for column in table.columns][:6] == ["n_layers", "use", "lr", "seeds", "val_loss", "gain"]
+    rows = texts(table)
+    assert [row[:2] for row in rows] == [["2", "depth_scale=lns"], ["4", "depth_scale=lns"]]
+    for row, flops in zip(rows, ("2e+12", "4e+12"), strict=True):
+        assert row[3] == "3" and row[5].startswith("-0.299 nat/token (95% interval -0.3") and row[7] == f"{flops} (x1)"
+    assert "baseline: depth_scale=none" in note
+    assert any(line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling") for line in said.summary)
+    assert any("distinguishable from seed noise after Holm's correction" in line for line in said.summary)
+
+
+def test_counts_of_seeds_that_differ_are_a_range():
+    rows = [(config_of(n_layers=depth, seed=seed), {}) for depth, n in ((2, 3), (4, 5)) for seed in range(n)]
+    runs = runs_frame(rows).assign(model=None)
+    text = "8 runs of 2 configurations finished, at n_layers 2, 4, with 3 to 5 seeds each."
+    assert counts_text(runs, runs) == text
+    assert counts_text(runs, runs[runs["n_layers"] == 4]).endswith(
+        "5 runs of 1 configuration finished, at n_layers 4, with 5 seeds each."
+    )
 
 
 def test_a_search_is_no_ladder(tmp_path):

@@ -1,0 +1,103 @@
+"""What to use at each depth that was run, a line per depth, and what depth itself does at the baseline."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from sparsedepth.effects.depth_slope import depth_slope
+from sparsedepth.effects.intervals import POWER
+from sparsedepth.effects.knobs import changed, find_knobs, tuned_fields
+from sparsedepth.effects.pairs import unit_of
+from sparsedepth.effects.sentences import counted, estimate_text, size_text
+from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
+from sparsedepth.recipe.choose import comparison_of, derive
+from sparsedepth.recipe.comparison_rows import comparison_rows
+from sparsedepth.recipe.conclusion import duration, tried
+from sparsedepth.report.tables import Table, table_of
+
+UNEVEN = " ‡"
+"""Marks a depth at which a setting was not tuned like the baseline."""
+
+
+def recipes_by_depth(known: pd.DataFrame, objective: str) -> tuple[Table, str]:
+    """The recipe of each depth, and what its columns say; from the trained, chosen rows of `runs`."""
+    recipes = [derive(known, int(depth), objective) for depth in sorted(set(known["n_layers"].dropna()))]
+    lines = [(recipe, comparison_rows(known, recipe)) for recipe in recipes]
+    columns = [
+        ("n_layers", ""),
+        ("use", "what was shown to help, else the baseline"),
+        ("lr", "in brackets: other values that may be as good or better, for all that these runs show"),
+        ("seeds", ""),
+        (objective, "mean over seeds, with its 95% interval"),
+        ("gain", "against the baseline of this depth, with its 95% interval"),
+        ("detectable", f"the gain of a setting that {POWER:.0%} of such sweeps would have told apart"),
+        ("training FLOPs", "of a run; x: over the baseline's"),
+        ("time", "of a run, as busy as its machine was"),
+        ("best measured", "of the configurations run here; the luck of few seeds is in it"),
+    ]
+    text = f"What to use at each depth, by {objective}"
+    if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tried(recipe)):
+        text += f"; baseline: {', '.join(baselines)}"
+    text += f"; detectable: the gain that {POWER:.0%} of such sweeps would have told apart"
+    if any(_is_uneven(recipe) for recipe in recipes):
+        text += f";{UNEVEN} a setting there was not tuned like the baseline"
+    return table_of(columns, [list(_line(recipe, measured)) for recipe, measured in lines]), text
+
+
+def _line(recipe: Recipe, measured: tuple[MeasuredConfiguration, ...]) -> Iterator[Any]:
+    used = next((row for row in measured if ("recommended" if recipe.changes else "baseline") in row.parts), None)
+    best = next((row for row in measured if "best measured" in row.parts), None)
+    yield recipe.depth
+    yield " and ".join(change.contrast.setting for change in recipe.changes) or "baseline"
+    yield None if used is None or used.lr is None else f"{used.lr:g}{_rivals(used)}"
+    yield None if used is None else used.n_seeds
+    yield None if used is None or used.mean is None else f"{used.mean:.3g}{_interval(used)}"
+    yield _gain(recipe)
+    yield _detectable(recipe)
+    flops = None if used is None or used.train_flops is None else f"{used.train_flops:.2g}"
+    yield flops and flops + (f" (x{used.flops:.3g})" if used is not None and used.flops else "")
+    yield None if used is None or used.seconds is None else duration(used.seconds)
+    yield None if best is None or best.mean is None else f"{best.setting}: {best.mean:.3g}"
+
+
+def _rivals(row: MeasuredConfiguration) -> str:
+    return f" ({', '.join(f'{lr:g}' for lr in row.rivals)})" if row.rivals else ""
+
+
+def _interval(row: MeasuredConfiguration) -> str:
+    return "" if row.lo is None or row.hi is None else f" ({row.lo:.3g} to {row.hi:.3g})"
+
+
+def _gain(recipe: Recipe) -> str | None:
+    """Of the changes together where they were run so, else of each; 'none shown' of settings that were tried."""
+    if not recipe.changes:
+        return "none shown" if tried(recipe) else None
+    together = recipe.stack.against_baseline if recipe.stack else None
+    gains = [together] if together else [change.contrast for change in recipe.changes]
+    return "; ".join(estimate_text(gain.effect, gain.unit) for gain in gains)
+
+
+def _detectable(recipe: Recipe) -> str | None:
+    """Of the settings tried of which nothing can be told."""
+    open_to_doubt = [c.contrast for c in tried(recipe) if comparison_of(c.contrast) == "not distinguishable"]
+    sizes = sorted(contrast.detectable for contrast in open_to_doubt if contrast.detectable is not None)
+    text = " to ".join(dict.fromkeys(size_text(size, recipe.unit) for size in sizes[:1] + sizes[-1:]))
+    return f"{text}{UNEVEN if _is_uneven(recipe) else ''}" if text else None
+
+
+def _is_uneven(recipe: Recipe) -> bool:
+    return any(candidate.contrast.verdict_blocked_by for candidate in tried(recipe))
+
+
+def depth_sentence(known: pd.DataFrame, loss: str) -> str:
+    """What a doubling of n_layers does to the loss at the baseline; '' where no line of runs has two depths."""
+    finished = known[known["outcome"] == "ok"]
+    baseline = finished[changed(finished, find_knobs(known)).map(len) == 0]
+    along = depth_slope(baseline, loss) if len(baseline) else None
+    if along is None or along.slope.mean is None:
+        return ""
+    own = ", each depth at its own lr, whose choice is not in the interval" if "lr" in tuned_fields(known) else ""
+    size = estimate_text(along.slope, f"{unit_of(loss)} per doubling of n_layers")
+    seeds = counted(baseline["seed"].nunique(), "seed")
+    return f"Depth at the baseline: {loss} {size} over {', '.join(map(str, along.depths))}, {seeds}{own}."
