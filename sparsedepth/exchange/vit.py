@@ -42,6 +42,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.reads_stream_start, "residual_scalars or value_residual: its blocks read the stream alone"),
     (lambda c: c.gpas, "gpas=True: it shrinks the stream itself"),
     (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: it has one stream"),
+    (lambda c: c.attention_residuals > 0, "attention_residuals={c.attention_residuals}: its blocks sum branches"),
     (lambda c: c.logit_soft_cap > 0, "logit_soft_cap={c.logit_soft_cap:g}: its logits have no cap"),
 )
 """When a ViT cannot be expressed, and the reason."""
