@@ -15,7 +15,7 @@ from sparsedepth.data.sequences import Sequences
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.probed_model import ProbedModel
 
-HeldOut = Callable[[int, int, int], Sequences]
+ReadHeldOut = Callable[[int, int, int], Sequences]
 """(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens, as sequences with their targets, after the
 first skip_tokens tokens."""
 
@@ -24,7 +24,7 @@ first skip_tokens tokens."""
 class MeasureContext:
     probed: ProbedModel
     config: RunConfig | MeasureOnlyConfig
-    held_out: HeldOut
+    held_out: ReadHeldOut
     seed: int
     max_tokens: int
     bytes_per_token: float | None

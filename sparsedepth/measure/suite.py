@@ -39,7 +39,7 @@ from sparsedepth.measure import (
     weight_updates,
 )
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import HeldOut, MeasureContext
+from sparsedepth.measure.context import MeasureContext, ReadHeldOut
 from sparsedepth.measure.rows import Measurements, Row
 from sparsedepth.probe.fork import MAX_TOKENS, token_count
 from sparsedepth.probe.probed_model import ProbedModel
@@ -77,7 +77,7 @@ measure, runs it on the context's tokens, and says which names its numbers go by
 def measure_run(
     probed: ProbedModel,
     config: RunConfig | MeasureOnlyConfig,
-    held_out: HeldOut,
+    held_out: ReadHeldOut,
     bytes_per_token: float | None = None,
     *,
     step: int,
