@@ -112,7 +112,14 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="planned",
-            gives_way=("run_id", "peak_memory_bytes", "planned_memory_bytes", "tokens_trained", "outcome"),
+            gives_way=(
+                "run_id",
+                "peak_memory_bytes",
+                "planned_memory_bytes",
+                "tokens_trained",
+                "outcome",
+                "planned_seconds",
+            ),
             asks="did each run train as long as its configuration says, and in the time and memory that it was priced "
             "at before the sweep started (ratio = actual / planned)?",
             max_rows=20,
@@ -142,6 +149,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="seed_noise",
+            gives_way=("cell_id", "{scores}"),
             asks="how far do seeds alone move loss and usefulness in each configuration with two or more?",
             none="no configuration has two seeds that trained to the end",
             scores=("usefulness",),
@@ -150,7 +158,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="mechanism",
-            gives_way=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase"),
+            gives_way=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase", "attention_sparsity_rel"),
             asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
             scores=("usefulness", "usefulness_loss_increase"),
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"

@@ -133,9 +133,10 @@ def six_knobs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    lines = text(six_knobs, name, ask(six_knobs, name)).splitlines()
-    assert max(map(len, lines)) <= 100 and not any(line.startswith("row 1") for line in lines)
+    for width in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = text(six_knobs, name, ask(six_knobs, name)).splitlines()
+        assert max(map(len, lines)) <= width and not any(line.startswith("row 1") for line in lines)
     if name == "diverged":
         assert lines == [QUESTIONS[name].asks, "none: every run trained to the end"]
     else:
