@@ -1,13 +1,14 @@
 """Every effect that a store shows: each knob at each depth on four bases, and its interaction with depth. Where lr was
 tuned, each side is at its own, and equal lr is a fifth basis.
 
-One verdict, for every page and script. Variances are moderated over all contrasts of an outcome on a basis, whatever
-their depth (`moderated`). Many comparisons are made at once, so that some stand out by chance: p-values are Holm's over
-all contrasts at one depth, which are what a recipe chooses from (over all interactions; over all depth slopes). At most
-5% of depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict needs three things:
-the interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not
-distinguishable', which is said with the size of effect that would have been seen (`Judged.detectable`). Where tuning
-was uneven (`intervals.Judged`), no verdict is given either, and that is the reason that is said.
+One interval and one verdict, for every page and script. Variances are moderated over all settings of an outcome,
+whatever their depth (`moderated`). Many comparisons are made at once, so that some stand out by chance: p-values are
+Holm's over all contrasts at one depth, which are what a recipe chooses from (over all interactions; over all depth
+slopes). At most 5% of depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict
+needs three things: the interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA;
+else it is 'not distinguishable', which is said with the size of effect that would have been seen
+(`Judged.detectable`). Where tuning was uneven (`intervals.Judged`), no verdict is given either, and that is the reason
+that is said.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,10 @@ from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import TUNING_COLUMNS
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
+
+DEPTH = "n_layers"
+_Place = tuple[int | None, str]
+"""n_layers, setting"""
 
 
 def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
@@ -43,20 +48,45 @@ def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | N
 
 
 def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contrast]]]], basis: str) -> list[Contrast]:
-    """The contrasts on a basis, corrected together: one at every place where any basis, or none, has a pair."""
-    family = []
+    """The contrasts on a basis, corrected together: one at every place where any basis, or none, has a pair.
+
+    Where the pairs are those of all else equal (None), so is the interval. Where a basis has no pair, all else equal
+    stays in the family that is corrected for, as in a recipe.
+    """
+    strict, on_basis, template = dict[_Place, Contrast](), dict[_Place, Contrast](), dict[_Place, Contrast]()
     for knob, by_basis in by_knob:
-        places = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
-        here = {(c.n_layers, c.setting): c for c in by_basis.get(basis, ())}
         order = list(knob.settings)
-        for place in sorted(places, key=lambda place: (place[0] or 0, order.index(place[1]))):
-            family.append(here.get(place) or _without_pairs(places[place], basis))
-    return judge(family)
+        found = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
+        template |= {at: found[at] for at in sorted(found, key=lambda at: (at[0] or 0, order.index(at[1])))}
+        strict |= {(c.n_layers, c.setting): c for c in by_basis.get(None, ())}
+        on_basis |= {(c.n_layers, c.setting): c for c in by_basis.get(basis, ())}
+    same = {at: c for at, c in strict.items() if at not in on_basis or on_basis[at].run_ids == c.run_ids}
+    other = {at: c for at, c in on_basis.items() if at not in same}
+    moderated = dict(zip(strict, _moderated(list(strict.values())), strict=True))
+    moderated |= zip(other, _moderated(list(other.values()), list(same.values())), strict=True)
+    judged = dict(zip(moderated, _corrected(list(moderated.values())), strict=True))
+    return [
+        replace(judged[at], basis=basis) if at in on_basis else _without_pairs(template[at], basis) for at in template
+    ]
 
 
 def judge(family: Sequence[Contrast]) -> list[Contrast]:
     """The same contrasts of one outcome, with moderated errors, and Holm's p over those of each depth."""
-    moderated = moderate(family)
+    return _corrected(_moderated(family))
+
+
+def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> list[Contrast]:
+    """Settings borrow from settings, whatever their depth. Contrasts of depth itself borrow, too, but lend nothing:
+    each is a mean over the settings run at both depths, and less noisy than one setting's."""
+    lenders = [contrast for contrast in lenders if contrast.knob != DEPTH]
+    settings = moderate([contrast for contrast in family if contrast.knob != DEPTH], lenders)
+    depths = moderate([contrast for contrast in family if contrast.knob == DEPTH], [*settings, *lenders])
+    of_settings, of_depths = iter(settings), iter(depths)
+    return [next(of_depths if contrast.knob == DEPTH else of_settings) for contrast in family]
+
+
+def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:
+    """Holm's p over the contrasts of each depth; a verdict blocked that may come of a badly tuned baseline."""
     at_depth: dict[int | None, list[int]] = {}
     for i, contrast in enumerate(moderated):
         at_depth.setdefault(contrast.n_layers, []).append(i)
@@ -65,7 +95,7 @@ def judge(family: Sequence[Contrast]) -> list[Contrast]:
         corrected = correct([moderated[i] for i in places])
         final = doubt_shared_baselines(corrected, [contrast.knob for contrast in corrected])
         judged |= dict(zip(places, final, strict=True))
-    return [judged[i] for i in range(len(family))]
+    return [judged[i] for i in range(len(moderated))]
 
 
 def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:

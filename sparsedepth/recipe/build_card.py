@@ -20,10 +20,10 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import interactions_of, judge
+from sparsedepth.effects.all_effects import family_of, interactions_of
 from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, weigh
 from sparsedepth.effects.chain import cautions
-from sparsedepth.effects.contrast import contrasts
+from sparsedepth.effects.contrast import contrasts_on_bases
 from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.recipe.card import (
@@ -111,10 +111,11 @@ def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
 
 def on_bases(runs: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> tuple[OnBases, ...]:
     """Every candidate among pairs that agree in each basis, at its depth (at the deepest, where it is predicted)."""
-    by_basis = {
-        basis: judge([one for knob in knobs.values() for one in contrasts(runs, knob, recipe.objective, basis)])
-        for basis in BASES
-    }
+    every = find_knobs(runs)  # as `effects` has them, so that intervals are the same
+    covered = {(knob.baseline, setting) for knob in every for setting in knob.settings}
+    apart = [knob for knob in knobs.values() if any((knob.baseline, each) not in covered for each in knob.settings)]
+    by_knob = [(knob, contrasts_on_bases(runs, knob, recipe.objective)) for knob in (*every, *apart)]
+    by_basis = {basis: [c for c in family_of(by_knob, basis) if c.has_pairs] for basis in BASES}
     rows = []
     for tested in (candidate.contrast for candidate in recipe.candidates):
         equal = {}

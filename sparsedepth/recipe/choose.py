@@ -22,6 +22,7 @@ from sparsedepth import quantities
 from sparsedepth.config.load import build
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.all_effects import relevant_columns
 from sparsedepth.effects.contrast import Contrast, compare, noise
 from sparsedepth.effects.intervals import moderate
 from sparsedepth.effects.knobs import (
@@ -42,7 +43,7 @@ from sparsedepth.recipe.card import Candidate, Comparison, Domain, Place, Recipe
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
 from sparsedepth.store.degeneracy import advice, degeneracy, rows_of, weakness
 from sparsedepth.store.imported_run import in_whole_steps, is_imported, unknown_of
-from sparsedepth.store.tuning_roles import result_rows
+from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Knobs that are controls: more of them is no sparser, and losses on other text or tokens do not compare."""
@@ -57,8 +58,10 @@ class Rows:
     runs: pd.DataFrame
     """At the depth where it was run, else at all depths."""
     every: pd.DataFrame
-    """At all depths: those at others tell how noisy contrasts are."""
+    """At all depths, with what tuning rejected: those at others tell how noisy contrasts are."""
     knobs: tuple[Knob, ...]
+    elsewhere: tuple[Knob, ...]
+    """Those of all depths."""
     depth: int | None
     depths: tuple[int, ...]
     """Those that have finished runs."""
@@ -135,8 +138,11 @@ def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain
     if depth is not None and depths and depth not in depths:
         place = "interpolation" if depths[0] < depth < depths[-1] else "extrapolation"
     here = known[known["n_layers"] == depth] if depths and place == "inside" else known
-    knobs = tuple(find_knobs(here, baselines)) if depths else ()
-    return Rows(runs=here, every=known, knobs=knobs, depth=depth, depths=tuple(depths), place=place)
+    knobs, elsewhere = (tuple(find_knobs(rows, baselines)) if depths else () for rows in (here, known))
+    every = without_measured_models(runs)
+    return Rows(
+        runs=here, every=every, knobs=knobs, elsewhere=elsewhere, depth=depth, depths=tuple(depths), place=place
+    )
 
 
 def domain_of(runs: pd.DataFrame) -> Domain:
@@ -184,8 +190,10 @@ def _number(value: float) -> int | float:
 def measure_settings(rows: Rows, outcome: str) -> list[Contrast]:
     """Every setting's effect at the depth of the rows, measured there or predicted from other depths."""
     assert rows.depth is not None
-    estimates = measured if rows.place == "inside" else predicted
-    return estimates(rows.every, rows.knobs, outcome, rows.depth)
+    runs = relevant_columns(rows.every, outcome)
+    if rows.place == "inside":
+        return measured(runs, rows.knobs, outcome, rows.depth, rows.elsewhere)
+    return predicted(runs, rows.knobs, outcome, rows.depth)
 
 
 # Candidates

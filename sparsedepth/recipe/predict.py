@@ -29,8 +29,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.all_effects import effects_of, judge
-from sparsedepth.effects.contrast import Contrast, compare, noise_and_floor
+from sparsedepth.effects.all_effects import judge
+from sparsedepth.effects.contrast import Contrast, compare, contrasts, noise_and_floor
 from sparsedepth.effects.intervals import ExtraVariance, estimate
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
@@ -38,9 +38,21 @@ from sparsedepth.effects.pairs import pairs
 SIDES = ["difference", "value", "value_baseline"]
 
 
-def measured(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:
-    """The contrasts at one depth; the runs at others lend their noise."""
-    return [contrast for contrast in effects_of(runs, knobs, objective) if contrast.n_layers == depth]
+def measured(
+    runs: pd.DataFrame, knobs: Sequence[Knob], objective: str, depth: int, elsewhere: Sequence[Knob] | None = None
+) -> list[Contrast]:
+    """The contrasts at one depth; the runs at others lend their noise. `elsewhere`: the knobs of all depths, where they
+    are others, so that a contrast has the interval that `effects` gives it."""
+    family = _by_place(runs, elsewhere or knobs, objective)
+    here = family if elsewhere in (None, knobs) else _by_place(runs, knobs, objective)
+    here = {place: contrast for place, contrast in here.items() if contrast.n_layers == depth}
+    family = {place: c for place, c in family.items() if c.n_layers != depth or place in here} | here
+    judged = dict(zip(family, judge([*family.values()]), strict=True))
+    return [judged[place] for place in here]
+
+
+def _by_place(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
+    return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective)}
 
 
 def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:

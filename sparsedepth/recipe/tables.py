@@ -62,10 +62,10 @@ def _settings_head(settings: list[Candidate]) -> tuple[str, ...]:
         f"{title(contrast.outcome, contrast.unit)}; effect: setting {against(contrast.unit)} baseline, all else equal"
         f"{own}",
         f"baseline: {', '.join(dict.fromkeys(candidate.contrast.baseline for candidate in settings))}",
-        "lo, hi: 95% interval over seeds, of whose variance each setting borrows from the others (in `effects` from "
-        f"depth, too: its intervals differ a little); detectable: the effect that {POWER:.0%} of such sweeps would "
-        "have told apart; params (stored), flops and time (of training; time as busy as the machine was): over the "
-        f"baseline's; '-': not distinguishable from 0, from seed noise, or by Holm's correction at {ALPHA}",
+        "lo, hi: 95% interval over seeds, of whose variance each setting borrows from the others; detectable: the "
+        f"effect that {POWER:.0%} of such sweeps would have told apart; params (stored), flops and time (of training; "
+        "time as busy as the machine was): over the baseline's; '-': not distinguishable from 0, from seed noise, or "
+        f"by Holm's correction at {ALPHA}",
     )
 
 

@@ -82,7 +82,7 @@ def content(
     searched = search_sentences(store, search, folders, depth, objective) if search and known is not None else ()
     objective = loss if objective == "loss" else objective
     compared = None if search else known  # no proposal of a search is a baseline
-    effects = [] if compared is None else all_contrasts(compared)
+    effects = [] if compared is None else all_contrasts(without_measured_models(runs))
     links = [] if compared is None else [link for link in weigh(compared) if link.within.rho is not None]
     card = None if compared is None else card_of(runs, compared, folders, depth, objective, tried)
     failures = table_of_failures(folders, runs)
@@ -116,7 +116,7 @@ def card_of(
     """The recipe's card, from the rows of `runs` and the trained, chosen ones among them, with the trial beside the
     folders, if any; or the verified one that was `tried`.
     Raises ValueError where that tried another recipe, or none."""
-    recipe = derive(known, depth, objective)
+    recipe = derive(runs, depth, objective)
     if tried is None:
         return with_trial(build_card(runs, recipe, folders=folders), folders)
     if tried.held_out.verification is None:

@@ -9,7 +9,7 @@ import pytest
 from frames import grid
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import effects_of
+from sparsedepth.effects.all_effects import effects_of, measure_effects
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
@@ -30,6 +30,7 @@ from sparsedepth.recipe.conclusion import configuration_text, gain_and_cost, par
 from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.tables import settings_text
+from sparsedepth.report.tables import all_contrasts
 
 AXES = {
     "n_layers": [12, 16, 24],
@@ -144,6 +145,27 @@ def test_recipe_and_effects_are_unrounded(runs, card):
     for one in recipe.candidates:
         assert one.contrast.n_seeds == 3 and one.contrast.noise is not None
         assert 0 <= one.reliability <= 1 and one.shrunk == pytest.approx(one.reliability * one.contrast.effect.mean)
+
+
+def test_one_contrast_has_one_interval_in_effects_recipe_card_and_report():
+    """Depth moves the loss by noise of its own, and one setting was run at one depth alone."""
+    noise = np.random.default_rng(0).normal(size=999)
+
+    def outcome(config):
+        return {"val_loss": 3 + 0.03 * noise[int(config.run_id[:6], 16) % 999] * config.n_layers}
+
+    axes = {"n_layers": [4, 8], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": range(3)}
+    alone = grid({"n_layers": [4], "norm": ["sandwich"], "seed": range(3)}, outcome)
+    runs = pd.concat([grid(axes, outcome), alone], ignore_index=True)
+    by_place = {(c.n_layers, c.setting): c for c in measure_effects(runs) if c.basis == "tokens"}
+    assert {place: c for place, c in by_place.items() if place[0]} == {
+        (c.n_layers, c.setting): replace(c, basis="tokens") for c in all_contrasts(runs)
+    }
+    for depth, n_settings in ((4, 3), (8, 2)):  # two of them are means over what else was set, norm stands alone
+        card = derive_card(runs, depth)
+        tested = [replace(candidate.contrast, basis="tokens") for candidate in card.recipe.candidates]
+        assert tested == [by_place[depth, c.setting] for c in tested] and len(tested) == n_settings
+        assert [each.equal["tokens"] for each in card.matched] == tested
 
 
 def test_domain_basis_and_learning_rate(card):
