@@ -8,7 +8,7 @@ A sequence is one image: the class token, then its patches row by row, so seq_le
 class is the target of the class token, and no other position counts. vocab_size is the number of classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparsedepth.config.model import ModelConfig
@@ -32,6 +32,12 @@ def is_images(corpus: Any) -> bool:
 def is_text(corpus: str) -> bool:
     """Whether a corpus is read as tokens of a text: running text, or prompts and answers."""
     return task_name(corpus) is None and not is_images(corpus)
+
+
+def unit_on(unit: str, corpora: Iterable[object]) -> str:
+    """A unit by token, by image where all the corpora are images: there the class is the one target."""
+    corpora = [*corpora]
+    return unit.replace("/token", "/image") if corpora and all(map(is_images, corpora)) else unit
 
 
 def with_sizes_of_digits(values: Mapping[str, Any]) -> dict[str, Any]:

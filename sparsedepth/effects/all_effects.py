@@ -163,7 +163,7 @@ def relevant_columns(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     """The trained runs, with the columns that contrasts look at: frames of 200 columns are slow to cut."""
     runs = without_measured_models(runs)
     sizes = ("n_layers", *FILLED_FROM, *DERIVED)
-    facts = ("run_id", "cell_id", "seed", "outcome", "model", *(column.name for column in TUNING_COLUMNS))
+    facts = ("run_id", "cell_id", "seed", "outcome", "model", "corpus", *(column.name for column in TUNING_COLUMNS))
     names = dict.fromkeys(
         (*facts, outcome, *BASES.values(), *sizes, *tuned_fields(result_rows(runs)), *chosen_fields(runs))
     )

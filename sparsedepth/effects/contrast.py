@@ -207,7 +207,7 @@ def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, dept
         baseline=knob.baseline,
         n_layers=depth,
         outcome=outcome,
-        unit=unit_of(outcome),
+        unit=str(rows["unit"].iloc[0]),
         baseline_mean=math.exp(baseline) if baseline is not None and is_ratio(outcome) else baseline,
         effect=uncertainty.effect,
         by_seed=uncertainty.by_seed,
@@ -309,7 +309,7 @@ def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interacti
                 shallow=shallow,
                 deep=deep,
                 outcome=outcome,
-                unit=unit_of(outcome),
+                unit=unit_of(outcome, runs),
                 **difference_of_effects(both, at_deep, at_shallow, least_sd),
             )
         )

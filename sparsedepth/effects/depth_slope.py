@@ -109,8 +109,7 @@ def depth_slope(runs: pd.DataFrame, outcome: str = "val_loss") -> DepthSlope | N
 
 
 def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
-    """One row per run: setting, match (the line but for the setting), n_layers, seed, run_id, value, diverged."""
-    unit_of(outcome)
+    """One row per run: setting, unit, match (the line but for the setting), n_layers, seed, run_id, value, diverged."""
     runs = result_rows(runs)
     depth = depth_knob(runs)
     moving = {"n_layers", *(depth.fields if depth else ()), *(knob.fields if knob else ())}
@@ -118,6 +117,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "setting": labels(runs, knob) if knob else "",
+            "unit": unit_of(outcome, runs),
             "match": keys(runs, match),
             "n_layers": runs["n_layers"].astype(int),
             "seed": runs["seed"].fillna(UNKNOWN_SEED),
@@ -146,7 +146,7 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
     return SlopeContrast(
         knob=knob.name,
         outcome=outcome,
-        unit=f"{unit_of(outcome)} per doubling of n_layers",
+        unit=f"{pairs['unit'].iloc[0]} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
         effect=replace(with_extra_variances(estimate(difference.to_numpy()), tuning.extra_variances), n=len(slopes)),

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.images import unit_on
 from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels
 from sparsedepth.effects.tuning_error import SIDE, tuned_side
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -48,13 +49,15 @@ COMPENSATES: dict[str, tuple[str, ...]] = {
 """Basis -> what two runs that agree in it may differ in, beside the knob."""
 
 
-def unit_of(outcome: str) -> str:
-    """The unit of a difference in this outcome. Raises ValueError for a name that is no number of `runs`."""
+def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
+    """The unit of a difference in this outcome, on the corpora of `runs`. Raises ValueError for a name that is no
+    number of `runs`."""
     quantity = quantities.IN_RUNS.get(outcome)
     if quantity is None or quantity.type == "VARCHAR":
         known = ", ".join(name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE")
         raise ValueError(f"outcome {outcome!r} is not a measured number of a run; choose one of: {known}")
-    return "ln ratio" if quantity.is_ratio else quantity.unit
+    unit = "ln ratio" if quantity.is_ratio else quantity.unit
+    return unit_on(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
 
 
 def is_ratio(outcome: str) -> bool:
@@ -77,11 +80,12 @@ def pairs(
     at EQUAL_LR those at the baseline's lr, at LR_OF_SETTING those at the setting's. `design` is that of these
     runs, where it is known already.
 
-    Columns: setting, n_layers, seed, match (everything else but depth, as a key), context (that less the seed), run_id,
-    cell_id, value (on the compared scale), difference, diverged, at_edge (of either run), one ratio per basis, SIDE;
-    n_layers_baseline, run_id_baseline, cell_id_baseline, value_baseline, diverged_baseline, SIDE again.
+    Columns: setting, unit (of differences), n_layers, seed, match (everything else but depth, as a key), context (that
+    less the seed), run_id, cell_id, value (on the compared scale), difference, diverged, at_edge (of either run), one
+    ratio per basis, SIDE; n_layers_baseline, run_id_baseline, cell_id_baseline, value_baseline, diverged_baseline, SIDE
+    again.
     """
-    unit_of(outcome)
+    unit = unit_of(outcome, runs)
     at_equal_lr = basis in AT_ONE_LR
     rows = without_measured_models(runs) if at_equal_lr else result_rows(runs)
     side = _sides(rows, knob, outcome, basis, design or design_of(runs))
@@ -99,6 +103,7 @@ def pairs(
     matched["at_edge"] = matched["at_edge"] | matched["at_edge_baseline"]
     kept = [
         "setting",
+        "unit",
         "n_layers",
         "n_layers_baseline",
         "seed",
@@ -109,7 +114,7 @@ def pairs(
         "cell_id",
     ]
     kept += ["cell_id_baseline", "value", "value_baseline", "difference", "diverged", "diverged_baseline", "at_edge"]
-    matched["matched_lr"] = at_equal_lr
+    matched["matched_lr"], matched["unit"] = at_equal_lr, unit
     return matched[[*kept, "matched_lr", *BASES, *SIDE, *(f"{name}_baseline" for name in SIDE)]]
 
 

@@ -99,7 +99,7 @@ def trends(
                     "baseline": each.baseline,
                     "n_layers": depth,
                 }
-                found.append(Trend(**names, outcome=outcome, unit=unit_of(outcome), axis=axis, at=size, **fields))
+                found.append(Trend(**names, outcome=outcome, unit=unit_of(outcome, runs), axis=axis, at=size, **fields))
     return found
 
 

@@ -4,7 +4,7 @@ import math
 
 from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import Contrast, Interaction
-from sparsedepth.effects.intervals import Estimate, Judged
+from sparsedepth.effects.intervals import POWER, Estimate, Judged
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.effects.setting_interactions import SettingInteraction
 
@@ -61,12 +61,13 @@ def verdict_text(judged: Judged) -> str:
 
 
 def seen_text(judged: Judged) -> str:
-    """'; effects above 0.05 would have been seen', where nothing can be told apart; else nothing."""
+    """'; effects above 0.05 would have been seen in 80% of such sweeps', where nothing can be told apart; else ''."""
     if judged.verdict_ignoring_tuning != "not distinguishable":
         return ""
     if judged.detectable is None:
         return "; no effect would have been seen: too few seeds"
-    return f"; effects above {size_text(judged.detectable, judged.unit)} would have been seen"
+    size = size_text(judged.detectable, judged.unit)
+    return f"; effects above {size} would have been seen in {POWER:.0%} of such sweeps"
 
 
 def df_text(judged: Judged) -> str:

@@ -106,7 +106,7 @@ def _interaction(
         words=f"{_words(knob, setting)} beside {', '.join(words for _, words in context)}",
         alone=contrast_of(alone, knob, setting, outcome, n_layers),
         beside=contrast_of(beside, knob, setting, outcome, n_layers),
-        unit=unit_of(outcome),
+        unit=str(both["unit"].iloc[0]),
         **difference_of_effects(both, beside, alone, rounding_sd(outcome, *[n_layers] * 4)),
     )
 

@@ -16,7 +16,8 @@ from sparsedepth.effects.chain import MIN_UNITS, cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import SlopeContrast
 from sparsedepth.effects.intervals import ALPHA, POWER, Judged
-from sparsedepth.effects.sentences import counted, ratio_text
+from sparsedepth.effects.pairs import EQUAL_LR
+from sparsedepth.effects.sentences import counted, ratio_text, size_text
 from sparsedepth.effects.setting_interactions import SettingInteraction, setting_interactions
 from sparsedepth.effects.tuning_error import LOSSES
 from sparsedepth.store import render
@@ -29,9 +30,9 @@ UNEVEN = "uneven tuning"
 NOT_ALONE = "; intervention 'not alone': it moved other things that bear on the effect as well"
 
 LEGEND = (
-    "lo, hi: 95% interval over seeds; verdict: '-' is not distinguishable (the interval holds 0, or seeds alone, or "
-    f"Holm's correction at {ALPHA}, may explain it); detectable: the effect that {POWER:.0%} of such sweeps would have "
-    "told apart"
+    "lo, hi: 95% interval over seeds; verdict '-': measured, and not distinguishable from 0 (the interval holds 0, or "
+    f"seeds alone, or Holm's correction at {ALPHA}, may explain it); detectable: the effect that {POWER:.0%} of such "
+    "sweeps would have told apart"
 )
 OF_RATIOS = " (a ratio above it, or below 1 over it)"
 
@@ -62,14 +63,14 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     names = ("n_layers", *SIZE, "equal", "seeds", "diverged", "flops", "verdict", "setting")
     rows = [
         (
-            contrast.n_layers,
+            contrast.n_layers or "all",
             *_size(contrast),
             contrast.basis if len(bases) > 1 else None,
             contrast.n_seeds,
             contrast.n_diverged or None,
             one_ratio(contrast.ratios["flops"]),
-            _verdict(contrast),
-            contrast.setting,
+            verdict_word(contrast),
+            shown_setting(contrast.setting),
         )
         for contrast in shown
     ]
@@ -79,13 +80,30 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     outcome = shown[0].outcome
     if own and outcome not in LOSSES:
         own += f", so that what lr does to {outcome} is in it (at equal lr: --detail)"
+    accuracy = " (accuracy: --by val_accuracy)" if shown[0].unit == "nat/image" else ""
     head = (
-        f"{title(outcome, shown[0].unit)}; effect: setting {against(shown[0].unit)} baseline, {at}{own}",
+        f"{title(outcome, shown[0].unit)}{accuracy}; effect: setting {against(shown[0].unit)} baseline, "
+        f"{at}{pooled(shown)}{own}",
         f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in shown))}",
         f"{LEGEND}{OF_RATIOS if _is_ratio(shown[0].unit) else ''}; flops: of training, over the baseline's",
     )
     notes = uneven_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in shown)
-    return _laid_out(head, names, rows, ("seeds", "equal"), notes, width)
+    notes += _at_equal_lr(shown, effects)
+    return _laid_out(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width)
+
+
+def _at_equal_lr(shown: Iterable[Contrast], effects: Iterable[Contrast]) -> list[str]:
+    """One line that names the settings of which runs at one lr say 'lower' or 'higher', and those at tuned ones not."""
+    at_one = {(c.n_layers, c.setting): c for c in effects if c.basis == EQUAL_LR}
+    by_setting: dict[str, list[str]] = {}
+    for contrast in shown:
+        other = at_one.get((contrast.n_layers, contrast.setting))
+        if other and other.verdict not in (contrast.verdict, "not distinguishable"):
+            size = size_text(other.effect.mean or 0.0, other.unit, "+")
+            where = f" at n_layers={contrast.n_layers}" if contrast.n_layers else ""
+            by_setting.setdefault(contrast.setting, []).append(f"{other.verdict} ({size}){where}")
+    words = "; ".join(f"{setting} {', '.join(each)}" for setting, each in by_setting.items())
+    return [f"otherwise where both sides have the baseline's lr (--detail): {words}"] if words else []
 
 
 def interactions_text(interactions: Sequence[SettingInteraction], width: int | None = None) -> str:
@@ -98,7 +116,7 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
             shown_value(each.beside.effect.mean, each.unit),
             *_size(each),
             len(each.by_seed),
-            _verdict(each),
+            verdict_word(each),
             each.words,
         )
         for each in interactions
@@ -108,7 +126,7 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
         f"settings {against(interactions[0].unit)} its effect alone (above, it is the mean over both)",
     )
     notes = uneven_notes((f"{each.words} at n_layers={each.n_layers}", each) for each in interactions)
-    return _laid_out(head, names, rows, ("seeds", "detectable"), notes, width)
+    return _laid_out(head, names, rows, ("seeds", "detectable", "alone beside"), notes, width)
 
 
 def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:
@@ -120,8 +138,8 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
             shown_value(slope.at_baseline.slope.mean, slope.unit),
             *_size(slope),
             slope.n_seeds,
-            _verdict(slope),
-            slope.at_setting.setting,
+            verdict_word(slope),
+            shown_setting(slope.at_setting.setting),
         )
         for slope in slopes
     ]
@@ -130,7 +148,7 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
         f"{against(slopes[0].unit)} baseline",
     )
     notes = uneven_notes((slope.at_setting.setting, slope) for slope in slopes)
-    return _laid_out(head, names, rows, ("seeds",), notes, width)
+    return _laid_out(head, names, rows, ("seeds", "detectable", "of_setting of_baseline"), notes, width)
 
 
 def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
@@ -144,7 +162,8 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
     rows = []
     for link in chain:
         within, skill = link.within, link.skill
-        word = "-" if link.word == "not distinguishable" else link.word
+        unknown = "too few" if within.lo is None else "-"
+        word = unknown if link.word == "not distinguishable" else link.word
         size = (within.rho, within.lo, within.hi, skill.value)
         rows.append((link.cause, link.effect, *size, _tried(link), word))
     n_units = chain[0].within.n_units
@@ -157,16 +176,16 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
         f"{counted(n_units, 'combination')} of settings, each with all its depths and seeds",
         f"rho: rank correlation within depth ({interval}); skill at depths held out: 1 is perfect, 0 no better than "
         f"the mean{NOT_ALONE if 'not alone' in tried else ''}; verdict: associated (rho excludes 0 after Holm), "
-        "predicts (skill, too), causes (an intervention moved the cause alone, and the effect), '-' not "
-        "distinguishable",
+        "predicts (skill, too), causes (an intervention moved the cause alone, and the effect), "
+        "'-' not distinguishable",
     )
     yield _laid_out(head, names, rows, ("skill",), cautions(result_rows(runs)))
 
 
-def _tried(link: LinkEvidence) -> str | None:
+def _tried(link: LinkEvidence) -> str:
     """What the interventions on a link showed, in a word."""
     if not link.interventions:
-        return None
+        return "none"
     if any(tried.shows for tried in link.interventions):
         return "shows it"
     return "shows nothing" if any(tried.is_alone for tried in link.interventions) else "not alone"
@@ -193,12 +212,28 @@ def uneven_notes(places: Iterable[tuple[str, Judged]]) -> list[str]:
     return [f"{UNEVEN} ({'; '.join(places)}): {reason}" for reason, places in by_reason.items()]
 
 
-def _verdict(judged: Judged) -> str:
-    if (
-        judged.verdict_blocked_by
-    ):  # marked as well where it bars no verdict: the effect is not that of two sides tuned alike
+def verdict_word(judged: Judged) -> str:
+    """'-' where it was measured and cannot be told apart; why nothing can be said where that is the reason."""
+    if judged.effect.mean is None:
+        return "unmeasured"
+    if judged.effect.lo is None:
+        return "few seeds"
+    # uneven tuning is marked as well where it bars no verdict: the effect is not that of two sides tuned alike
+    if judged.verdict_blocked_by:
         return UNEVEN if judged.verdict_ignoring_tuning != judged.verdict else "- (uneven)"
     return "-" if judged.verdict == "not distinguishable" else judged.verdict
+
+
+def pooled(contrasts: Iterable[Contrast]) -> str:
+    """', averaged over what else was set', where a seed has several pairs: runs beside other settings as well."""
+    return ", averaged over what else was set" if any(c.effect.n > c.n_seeds > 0 for c in contrasts) else ""
+
+
+def shown_setting(setting: str, most: int = 3) -> str:
+    """'task_group=A5, seq_len=8, 5 more fields', where so many move together that no line holds them."""
+    parts = setting.split(", ")
+    left = len(parts) - most + 1
+    return setting if left < 2 else f"{', '.join(parts[: most - 1])}, {left} more fields"
 
 
 def _size(judged: Judged) -> tuple[float | None, ...]:

@@ -16,7 +16,7 @@ from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
-from sparsedepth.effects.intervals import ALPHA, POWER
+from sparsedepth.effects.intervals import ALPHA
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.mediation import Mediation, mediations
 from sparsedepth.effects.pairs import BASES, unit_of
@@ -39,7 +39,7 @@ EXPLAINED = (
     "Pairs of runs that differ in the knob alone, at one depth and seed; 95% intervals are Student's, over seeds (the "
     "pairs of a seed count once together), of a variance that borrows degrees of freedom (df) from other contrasts. "
     "'lower' and 'higher' need an interval without 0, more than the noise floor of seeds, and Holm's p of at most "
-    f"{ALPHA} over the contrasts at that depth on the basis. 'would have been seen': in {POWER:.0%} of such sweeps."
+    f"{ALPHA} over the contrasts at that depth on the basis."
 )
 
 CHAIN_EXPLAINED = (

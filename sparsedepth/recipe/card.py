@@ -232,6 +232,7 @@ class MeasuredConfiguration(Section):
     mean: Annotated[float | None, Field(description="of the objective over seeds, with Student's 95% interval")]
     lo: float | None
     hi: float | None
+    accuracy: Annotated[float | None, Field(description="mean val_accuracy over runs; None of text")] = None
     flops: Annotated[float | None, Field(description="of training, over the baseline's")]
     train_flops: Annotated[float | None, Field(description="of training, of one run")] = None
     params: Annotated[int | None, Field(description="stored")] = None

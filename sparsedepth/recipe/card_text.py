@@ -81,7 +81,7 @@ def card_text(card: Card, width: int | None = None) -> str:
     ]
     parts = [
         textwrap.fill(rule_text(card), width, break_on_hyphens=False),
-        render.compact(measured_table(card), ("time",), width) if card.measured else "",
+        render.compact(measured_table(card), ("time", "params", "seeds", "flops"), width) if card.measured else "",
         render.wrapped((f"{heading}: {text}" for heading, text in headline(card)), width),
         settings_text(card, width),
         _holdout_text(card, width),

@@ -47,6 +47,7 @@ from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
 """Knobs that are controls: more of them is no sparser, and losses on other text or tokens do not compare."""
+DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 """Objectives that a longer context changes by itself."""
 
@@ -88,7 +89,7 @@ def derive(
     recipe = Recipe(
         depth=rows.depth,
         objective=objective,
-        unit=unit_of(objective),
+        unit=unit_of(objective, rows.runs),
         matched=matched,
         place=rows.place,
         domain=domain_of(rows.runs),
@@ -117,7 +118,12 @@ def derive(
     recipe = updated(recipe, candidates=candidates, spread=spread)
     if noise(rows.runs, objective)[0] is None:
         return updated(recipe, abstained="no configuration was run with two seeds: there is no noise floor")
-    return check_stack(rows, combine(rows, updated(recipe, grade="D" if recipe.weakness or recipe.unknown else "C")))
+    recipe = updated(recipe, grade="D" if recipe.weakness or recipe.unknown else "C")
+    if all(map(is_data, rows.knobs)):
+        fields = [name for knob in rows.knobs for name in knob.fields if name in DATA]
+        named = ", ".join((*fields[:3], *(["..."] if len(fields) > 3 else [])))
+        return updated(recipe, abstained=f"the runs{at} differ in their data alone ({named}), which is no remedy")
+    return check_stack(rows, combine(rows, recipe))
 
 
 def updated(recipe: Recipe, **fields: object) -> Recipe:
@@ -202,26 +208,33 @@ def measure_settings(rows: Rows, outcome: str) -> list[Contrast]:
 def judge_candidates(
     rows: Rows, contrasts: Sequence[Contrast], matched: str
 ) -> tuple[tuple[Candidate, ...], float | None]:
-    """Every setting with the first reason against it, if any; and the spread of their true effects."""
+    """Every setting with the first reason against it, if any; and the spread of their true effects. Other data are no
+    setting: an easier task is no remedy."""
+    knobs = {knob.name: knob for knob in rows.knobs if not is_data(knob)}
+    contrasts = [contrast for contrast in contrasts if contrast.knob in knobs]
     family = [c for c in contrasts if c.effect.p is not None and c.knob not in BUDGET]
     errors = [c.effect.error or 0.0 for c in family]
     tau = spread_of_effects([c.effect.mean or 0.0 for c in family], errors) if family else None
     reliabilities = {c.setting: reliability(tau or 0.0, error) for c, error in zip(family, errors, strict=True)}
-    settings = {knob.name: knob.settings for knob in rows.knobs}
     candidates = []
     for contrast in contrasts:
         kept = reliabilities.get(contrast.setting)
         candidates.append(
             Candidate(
                 contrast=contrast,
-                values=_jsonable(settings[contrast.knob][contrast.setting]),
-                baseline_values=_jsonable(settings[contrast.knob][contrast.baseline]),
+                values=_jsonable(knobs[contrast.knob].settings[contrast.setting]),
+                baseline_values=_jsonable(knobs[contrast.knob].settings[contrast.baseline]),
                 shrunk=None if kept is None else kept * (contrast.effect.mean or 0.0),
                 reliability=kept,
                 refused=reason_against(contrast, matched),
             )
         )
     return best_of_each(candidates), tau
+
+
+def is_data(knob: Knob) -> bool:
+    """Whether its settings are other data, whatever moves with them."""
+    return any(name in DATA for name in knob.fields)
 
 
 def _jsonable(setting: Mapping[str, Plain]) -> Values:

@@ -1,7 +1,7 @@
 """The recommended configuration beside the best that was measured at its depth, and the baseline: loss, rate, cost.
 
-The best is the configuration with the best mean over seeds of those of which no run diverged, whatever it costs: luck
-of a few seeds is in it, which is why it is no recommendation.
+All three on the baseline's data. The best is the configuration with the best mean over seeds of those of which no run
+diverged, whatever it costs: luck of a few seeds is in it, which is why it is no recommendation.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,11 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.cost import cost
+from sparsedepth.config.images import is_text
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.knobs import plain, tuned_fields
 from sparsedepth.recipe.card import MeasuredConfiguration, MeasuredPart, Recipe
+from sparsedepth.recipe.choose import DATA
 from sparsedepth.store.setting import Cell, settings_of
 from sparsedepth.store.small_sample import mean_interval
 from sparsedepth.store.tuning_roles import result_rows
@@ -25,7 +27,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     if recipe.config is None or recipe.baseline is None:
         return ()
     known = result_rows(runs)
-    here = known[known["n_layers"] == recipe.depth]
+    here = _on_the_data_of(recipe.baseline, known[known["n_layers"] == recipe.depth])
     by_cell = {cell: rows for cell, rows in here.groupby("cell_id", sort=True)}
     cells = [_cell_of(str(name), rows) for name, rows in by_cell.items()]
     tuned = frozenset(tuned_fields(known))
@@ -67,6 +69,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
                 rivals=_rivals(trained),
                 n_seeds=len(values.get(cell.cell_id, [])),
                 mean=mean,
+                accuracy=_accuracy(trained),
                 lo=None if lo is None else max(lo, least),
                 hi=None if hi is None else min(hi, most),
                 flops=ratio,
@@ -77,6 +80,15 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
             )
         )
     return tuple(rows)
+
+
+def _on_the_data_of(config: RunConfig, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows on a configuration's data: losses on other data do not compare."""
+    of_data = config.model_dump(mode="json", include=set(DATA))
+    varying = [name for name in DATA if rows[name].nunique(dropna=False) > 1]
+    if not varying:
+        return rows
+    return rows[[all(plain(row[name]) == plain(of_data[name]) for name in varying) for _, row in rows.iterrows()]]
 
 
 def _cell_of(name: str, rows: pd.DataFrame) -> Cell:
@@ -93,6 +105,13 @@ def _rivals(rows: pd.DataFrame) -> tuple[float, ...]:
     if "tuned_rivals" not in rows.columns or set(rows["tuned_fields"].dropna()) != {"lr"}:
         return ()
     return tuple(float(value) for text in rows["tuned_rivals"].dropna().unique()[:1] for value in text.split(","))
+
+
+def _accuracy(rows: pd.DataFrame) -> float | None:
+    """Mean over runs of what is easier to read than the loss of a task or of images; None of text."""
+    if not len(rows) or any(is_text(str(corpus)) for corpus in rows["corpus"]):
+        return None
+    return mean_interval(_values(rows, "val_accuracy"))[0]
 
 
 def _params(rows: pd.DataFrame, config: RunConfig) -> int:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from sparsedepth import quantities
-from sparsedepth.effects.pairs import unit_of
+from sparsedepth.config.images import unit_on
 from sparsedepth.effects.sentences import counted, estimate_text, number_text
 from sparsedepth.recipe.card import Candidate, Card, Domain, Holdout, MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import BUDGET, comparison_of
@@ -72,7 +72,7 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
     on cpu'; what is not known is left out."""
     if row is None:
         return ""
-    unit = quantities.IN_RUNS[recipe.objective].unit
+    unit = quantities.IN_RUNS[recipe.objective].unit if recipe.unit == "ln ratio" else recipe.unit
     value = "not run"
     if row.mean is not None:
         interval = "" if row.lo is None or row.hi is None else f", 95% interval {row.lo:.3g} to {row.hi:.3g}"
@@ -102,9 +102,8 @@ def _unseen(recipe: Recipe) -> str:
     sizes = sorted(size for size in open_to_doubt if size is not None)
     if not sizes:
         return none
-    unit = unit_of(recipe.objective)
-    ends = dict.fromkeys(_two_digits(size, unit) for size in (sizes[0], sizes[-1]))
-    in_unit = f" {unit}" if unit not in ("", "1", "ln ratio") else ""
+    ends = dict.fromkeys(_two_digits(size, recipe.unit) for size in (sizes[0], sizes[-1]))
+    in_unit = f" {recipe.unit}" if recipe.unit not in ("", "1", "ln ratio") else ""
     return f"{none}; an improvement below {' to '.join(ends)}{in_unit} may have gone unseen"
 
 
@@ -162,16 +161,18 @@ def valid_for(domain: Domain) -> str:
     """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU. Not evidence for text or ...'."""
     corpora = domain.values.get("corpus", ())
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
-    are_tasks = len(tasks) == len(corpora) > 0
-    of_group = f" {', '.join(domain.values['task_group'])}" if are_tasks and "task_group" in domain.values else ""
+    are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_on("/token", corpora) == "/image"
+    groups = ", ".join(group for group in domain.values.get("task_group", ()) if group != "None")
+    of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
     data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
-    sizes = [
-        text
-        for name, text in (("d_model", "width {}"), ("params_total", "{} parameters"), ("tokens_trained", "{} tokens"))
-        for text in ([text.format(_from_to(domain.ranges[name]))] if name in domain.ranges else [])
-    ]
+    words = {"d_model": "width {}", "params_total": "{} parameters", "tokens_trained": "{} tokens"}
+    ranges = dict(domain.ranges)
+    if are_images and "tokens_trained" in ranges and len({*ranges.get("seq_len", ())}) == 1:
+        (low, high), (patches, _) = ranges["tokens_trained"], ranges["seq_len"]
+        words["tokens_trained"], ranges["tokens_trained"] = "{} images", (low / patches, high / patches)
+    sizes = [text.format(_from_to(ranges[name])) for name, text in words.items() if name in ranges]
     on = [", ".join(devices(domain.values["device"]))] if "device" in domain.values else []
-    beyond = "text" if are_tasks else "other text"
+    beyond = "text" if are_tasks else "other images" if are_images else "other text"
     return f"{', '.join([data, *sizes, *on])}. Not evidence for {beyond} or for larger models"
 
 

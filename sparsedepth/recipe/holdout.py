@@ -26,7 +26,7 @@ from sparsedepth import quantities
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import Knob, Plain, labels
-from sparsedepth.effects.pairs import unit_of, values_of
+from sparsedepth.effects.pairs import values_of
 from sparsedepth.effects.scale import decisions
 from sparsedepth.recipe.card import Candidate, Comparison, Holdout, Outcome, Prediction, Recipe
 from sparsedepth.recipe.choose import compare_cells, comparison_of, derive, rows_at, settings_with
@@ -133,7 +133,7 @@ def _score(
         held=place[1],
         fitted_on=place[2],
         objective=objective,
-        unit=unit_of(objective),
+        unit=recipe.unit,
         changes=tuple(change.contrast.setting for change in recipe.changes),
         abstained=recipe.abstained,
         predictions=predictions,

@@ -1,8 +1,18 @@
 """The tables of a card: what was measured beside the recipe, the settings tried, what a held-out test predicted."""
 
-from sparsedepth.effects.intervals import ALPHA, POWER, Estimate
+from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.sentences import size_text
-from sparsedepth.effects.summary import against, one_ratio, shown_value, title, uneven_notes
+from sparsedepth.effects.summary import (
+    LEGEND,
+    against,
+    one_ratio,
+    pooled,
+    shown_setting,
+    shown_value,
+    title,
+    uneven_notes,
+    verdict_word,
+)
 from sparsedepth.recipe.card import Candidate, Card, Holdout
 from sparsedepth.recipe.conclusion import part_of
 from sparsedepth.store import render
@@ -21,8 +31,10 @@ def measured_table(card: Card) -> QueryResult:
         params = row.params / baseline.params if row.params and baseline and baseline.params else None
         seconds = row.seconds / baseline.seconds if row.seconds and baseline and baseline.seconds else None
         costs = (params, row.flops, seconds)
-        rows.append((", ".join(row.parts), lr, row.n_seeds, row.mean, row.lo, row.hi, *costs, row.setting))
-    names = ("configuration", "lr", "seeds", card.recipe.objective, "lo", "hi", "params", "flops", "time", "setting")
+        accuracy = None if card.recipe.objective == "val_accuracy" else row.accuracy
+        rows.append((", ".join(row.parts), lr, row.n_seeds, row.mean, row.lo, row.hi, accuracy, *costs, row.setting))
+    names = ("configuration", "lr", "seeds", card.recipe.objective, "lo", "hi", "accuracy", "params", "flops", "time")
+    names += ("setting",)
     return QueryResult(columns=names, rows=tuple(rows))
 
 
@@ -35,7 +47,7 @@ def settings_text(card: Card, width: int | None = None) -> str:
     seconds = {each.setting: each.wall_clock for each in card.matched}
     rows = tuple(_setting_row(candidate, seconds.get(candidate.contrast.setting)) for candidate in settings)
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
-    table = render.compact(QueryResult(columns=names, rows=rows), ("detectable", "seeds"), width)
+    table = render.compact(QueryResult(columns=names, rows=rows), ("detectable", "seeds", "time", "params"), width)
     head = render.wrapped([*_settings_head(settings)], width)
     return f"Settings tried:\n{head}{table}\n{render.wrapped(_notes(settings), width)}"
 
@@ -43,15 +55,14 @@ def settings_text(card: Card, width: int | None = None) -> str:
 def _setting_row(candidate: Candidate, seconds: float | None) -> tuple:
     contrast, effect = candidate.contrast, candidate.contrast.effect
     sizes = (shown_value(value, contrast.unit) for value in (effect.mean, effect.lo, effect.hi, contrast.detectable))
-    verdict = "-" if contrast.verdict == "not distinguishable" else contrast.verdict
     return (
         *sizes,
         contrast.n_seeds,
         contrast.n_diverged or None,
         *(one_ratio(contrast.ratios[basis]) for basis in COSTS.values()),
         seconds,
-        f"{verdict} (uneven)" if contrast.verdict_blocked_by else verdict,
-        contrast.setting,
+        verdict_word(contrast),
+        shown_setting(contrast.setting),
     )
 
 
@@ -60,12 +71,9 @@ def _settings_head(settings: list[Candidate]) -> tuple[str, ...]:
     own = ", each at its own tuned value" if any(c.contrast.tuned.startswith("each") for c in settings) else ""
     return (
         f"{title(contrast.outcome, contrast.unit)}; effect: setting {against(contrast.unit)} baseline, all else equal"
-        f"{own}",
+        f"{pooled(c.contrast for c in settings)}{own}",
         f"baseline: {', '.join(dict.fromkeys(candidate.contrast.baseline for candidate in settings))}",
-        "lo, hi: 95% interval over seeds, of whose variance each setting borrows from the others; detectable: the "
-        f"effect that {POWER:.0%} of such sweeps would have told apart; params (stored), flops and time (of training; "
-        "time as busy as the machine was): over the baseline's; '-': not distinguishable from 0, from seed noise, or "
-        f"by Holm's correction at {ALPHA}",
+        f"{LEGEND}; params (stored), flops and time (of training; as busy as the machine was): over the baseline's",
     )
 
 

@@ -96,7 +96,7 @@ def compact(
         part = _columns(known, lambda name, _, left_out=left_out: name not in left_out)
         if part.columns and (text := side_by_side(part, width, max_rows, last)):
             return text
-    return table(result, width, max_rows)
+    return table(known, width, max_rows)
 
 
 def without_empty(result: QueryResult) -> QueryResult:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from frames import grid
 
-from sparsedepth.effects.all_effects import measure_effects
-from sparsedepth.effects.summary import chain_lines, effects_text
+from sparsedepth.effects.all_effects import measure_effects, measure_interactions, measure_slopes
+from sparsedepth.effects.intervals import estimate
+from sparsedepth.effects.summary import chain_lines, effects_text, verdict_word
 
 TUNED = "each at its own lr (0.001 -> 0.003)"
 
@@ -38,6 +39,43 @@ def test_uneven_tuning_is_marked_whether_or_not_it_bars_a_verdict(effect, verdic
     assert "uneven tuning (depth_scale=lns at n_layers=12): the best lr is the highest tried" in text
 
 
+def test_a_verdict_says_why_there_is_none():
+    (measured,) = {c.setting: c for c in effects(effect=0.0) if c.has_pairs}.values()
+    unknown = estimate([])
+    verdicts = {
+        "-": measured,
+        "few seeds": replace(measured, effect=replace(unknown, mean=0.1, n=1)),
+        "unmeasured": replace(measured, effect=unknown),
+    }
+    assert {word: verdict_word(contrast) for word, contrast in verdicts.items()} == {word: word for word in verdicts}
+
+
+def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
+    """Of its own lr LNS cannot be told from the baseline; at the baseline's it is higher, at 24 layers alone."""
+    own = [replace(c, n_layers=depth) for c in effects(effect=0.0) if c.basis == "tokens" for depth in (12, 24)]
+    at_one = [replace(c, basis="lr", tuned="") for c in effects(effect=0.3) if c.basis == "tokens"]
+    same = [replace(c, basis="lr", n_layers=12) for c in effects(effect=0.0) if c.basis == "tokens"]
+    text = effects_text([*own, *same, *(replace(c, n_layers=24) for c in at_one)], 120)
+    (line,) = [line for line in text.splitlines() if "baseline's lr" in line]
+    assert line.endswith("(--detail): depth_scale=lns higher (+0.3) at n_layers=24")
+
+
+def test_a_mean_over_what_else_was_set_is_called_one():
+    assert "averaged" not in effects_text(effects(), 120)
+    axes = {"depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
+    crossed = grid(axes, lambda config: {"val_loss": 3 + 0.01 * config.seed})
+    assert "at equal tokens, averaged over what else was set" in effects_text(measure_effects(crossed), 120)
+
+
+def test_a_loss_is_of_an_image_where_the_corpus_holds_images():
+    axes = {"depth_scale": ["none", "lns"], "n_layers": [4, 8], "seed": [0, 1, 2]}
+    runs = grid(axes, lambda config: {"val_loss": 1 + 0.1 * config.seed}).assign(corpus="images:digits")
+    assert {c.unit for c in measure_effects(runs)} == {"nat/image"} == {i.unit for i in measure_interactions(runs)}
+    assert {slope.unit for slope in measure_slopes(runs)} == {"nat/image per doubling of n_layers"}
+    assert effects_text(measure_effects(runs), 120).startswith("val_loss [nat/image], low is better")
+    assert {c.unit for c in measure_effects(runs.assign(corpus="stdlib"))} == {"nat/token"}
+
+
 def test_the_chain_says_why_it_has_no_interval():
     runs = grid(
         {"depth_scale": ["none", "lns"], "n_layers": [4, 12], "seed": [0, 1]},
@@ -46,4 +84,6 @@ def test_the_chain_says_why_it_has_no_interval():
     (table,) = chain_lines(runs)
     assert "of 2 combinations of settings" in one_line(table)
     assert "no interval of 2 combinations, 6 are needed" in one_line(table)
+    rows = [line.split() for line in table.splitlines() if line.startswith("usefulness ")]
+    assert [row[-3:] for row in rows] == [["none", "too", "few"]]
     assert "lo" not in table.split("verdict\n")[0].splitlines()[-1].split()

@@ -26,6 +26,7 @@ from sparsedepth.recipe.card_text import (
     to_yaml,
 )
 from sparsedepth.recipe.choose import derive
+from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.recipe.conclusion import configuration_text, gain_and_cost, part_of, rule_text, valid_for
 from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.provenance import provenance_of
@@ -166,6 +167,18 @@ def test_one_contrast_has_one_interval_in_effects_recipe_card_and_report():
         tested = [replace(candidate.contrast, basis="tokens") for candidate in card.recipe.candidates]
         assert tested == [by_place[depth, c.setting] for c in tested] and len(tested) == n_settings
         assert [each.equal["tokens"] for each in card.matched] == tested
+
+
+def test_images_are_counted_and_scored_as_images(runs):
+    axes, vit = {"depth_scale": ["none", "lns"], "seed": range(3)}, {"corpus": "images:digits", "architecture": "vit"}
+    vit |= {"batch_tokens": 1088, "train_tokens": 10880}
+    images = grid(axes, lambda config: {"val_loss": 1.0 + config.seed, "val_accuracy": 0.75}, **vit)
+    images["tokens_trained"] = 17 * 64
+    recipe = derive(images)
+    assert recipe.unit == "nat/image" and "64 images" in (text := valid_for(recipe.domain)) and "tokens" not in text
+    assert "Not evidence for other images" in text
+    assert {row.accuracy for row in comparison_rows(images, recipe)} == {0.75}
+    assert {row.accuracy for row in comparison_rows(runs.assign(val_accuracy=0.5), derive(runs))} == {None}
 
 
 def test_domain_basis_and_learning_rate(card):

@@ -10,7 +10,8 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card_text import card_lines, stack_text, to_yaml, write_yaml
 from sparsedepth.recipe.choose import derive
-from sparsedepth.recipe.conclusion import rule_text
+from sparsedepth.recipe.comparison_rows import comparison_rows
+from sparsedepth.recipe.conclusion import rule_text, valid_for
 
 AXES = {"depth_scale": ["none", "lns"], "weight_decay": [0.0, 0.1, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
 
@@ -228,6 +229,27 @@ def test_a_setting_that_spends_more_of_what_is_matched_is_not_taken():
 def test_width_is_a_budget_and_no_recipe():
     runs = sweep(lambda config: -0.1 * (config.d_ff == 704), {"d_ff": [176, 704], "seed": [0, 1, 2]})
     assert reasons(derive(runs)) == {"d_ff=704": "a budget, no recipe"}
+
+
+def test_other_data_are_no_remedy_even_where_a_choice_moves_with_them():
+    """The easier text is read in the shorter context, which names the two; LNS lowers the loss on either."""
+
+    def loss(config):
+        return -1.0 * (config.corpus == "easy.txt") - 0.5 * (config.depth_scale == "lns")
+
+    data = {"corpus,seq_len": [("hard.txt", 256), ("easy.txt", 512)], "seed": [0, 1, 2]}
+    alone = derive(sweep(loss, data).assign(val_loss_common=1.0), objective="val_loss")
+    assert (alone.candidates, alone.changes, alone.grade) == ((), (), "C")
+    assert alone.abstained == "the runs at n_layers=12 differ in their data alone (corpus), which is no remedy"
+    runs = sweep(loss, {**data, "depth_scale": ["none", "lns"]})
+    crossed = derive(runs)
+    assert [candidate.contrast.setting for candidate in crossed.candidates] == ["depth_scale=lns"] and crossed.changes
+    best, baseline = comparison_rows(runs, crossed)
+    assert (best.parts, best.setting, crossed.baseline.corpus) == (("recommended", "best measured"), "lns", "hard.txt")
+    assert (baseline.n_seeds, baseline.mean - best.mean) == (3, pytest.approx(0.5, abs=0.03))  # of one text
+    tasks = {"corpus": ("task:k_hop", "task:state_tracking"), "task_group": ("A5", "None")}
+    named = valid_for(crossed.domain.model_copy(update={"values": tasks}))
+    assert named.startswith("task k_hop, state_tracking of A5, width 64")
 
 
 def test_a_longer_context_is_not_judged_by_its_own_loss():
