@@ -31,9 +31,10 @@ def needs_fp32_grad(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled() and x.dtype == torch.float32
 
 
-def use_fused(x: Tensor) -> bool:
-    """Whether to compute with this file's formulas: eager training, in fp32."""
-    return needs_fp32_grad(x) and not torch.compiler.is_compiling() and not torch.is_autocast_enabled(x.device.type)
+def use_fused(x: Tensor, *, compiled: bool = False) -> bool:
+    """Whether to compute with this file's formulas: training in fp32, eager or, where they help there too, compiled."""
+    is_fp32 = needs_fp32_grad(x) and not torch.is_autocast_enabled(x.device.type)
+    return is_fp32 and (compiled or not torch.compiler.is_compiling())
 
 
 class _Product(torch.autograd.Function):

@@ -33,7 +33,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         is_plain = self.weight.ndim == 2 and self.kernel == "blas"
-        if self.training and not is_plain and fused.use_fused(input):
+        if self.training and not is_plain and fused.use_fused(input, compiled=self.weight.ndim == 2):
             return fused.product(input, self.matrix, self.kernel)
         return F.linear(input, self.matrix) if self.weight.ndim == 2 else stacked.linear(input, self.matrix)
 

@@ -55,7 +55,20 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight_XD: Tensor, kernel: str) ->
 
 
 def _onednn(x: Tensor, weight_XD: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.sparsedepth.onednn(x, weight_XD)
+    return _linear(x, weight_XD)
+
+
+def _linear(x: Tensor, weight_XD: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight_XD, None, "none", [], "")
+
+
+# The compiler takes oneDNN's operation itself only of weights that never change, so it gets it under another name.
+_LIBRARY = torch.library.Library("sparsedepth", "DEF")
+_LIBRARY.define("onednn(Tensor x, Tensor weight_XD) -> Tensor")
+_LIBRARY.impl("onednn", _linear, "CPU")
+_LIBRARY.impl("onednn", lambda x, weight_XD: x.new_empty(*x.shape[:-1], len(weight_XD)), "Meta")
 
 
 def _uses_onednn(x: Tensor, weight_XD: Tensor, kernel: str) -> bool:

@@ -7,7 +7,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
-from sparsedepth.model import kernels, products
+from sparsedepth.model import fused, kernels, products
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.kernels import Setting
 from sparsedepth.train.loop import train
@@ -63,6 +63,23 @@ def test_training_with_onednn_repeats_itself_and_follows_blas(monkeypatch):
     first = weights_after("onednn")
     assert torch.equal(first, weights_after("onednn"))
     torch.testing.assert_close(first, weights_after("blas"), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@needs_onednn
+def test_a_compiled_product_is_onednns_too(monkeypatch):
+    monkeypatch.setattr(products, "LEAST_WORK", 0)
+    monkeypatch.setattr(products, "LEAST_MATRIX", 0)
+    called = []
+    real = products._linear
+    monkeypatch.setattr(products, "_linear", lambda *given: called.append(1) or real(*given))
+    x, weight = torch.randn(6, 8, requires_grad=True), torch.randn(4, 8, requires_grad=True)
+    eager = torch.autograd.grad(fused.product(x, weight, "onednn").square().sum(), (x, weight))
+    assert len(called) == 3
+    compiled = torch.compile(fused.product, backend="aot_eager", fullgraph=True, dynamic=False)
+    found = torch.autograd.grad(compiled(x, weight, "onednn").square().sum(), (x, weight))
+    torch.testing.assert_close(found, eager)
+    assert len(called) == 3  # the rest by the registered operation
 
 
 @pytest.mark.parametrize(
