@@ -9,7 +9,7 @@ from sparsedepth.effects.depth_slope import depth_slope
 from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import changed, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import unit_of
-from sparsedepth.effects.sentences import counted, estimate_text, size_text
+from sparsedepth.effects.sentences import estimate_text, size_text
 from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
 from sparsedepth.recipe.choose import comparison_of, derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
@@ -40,6 +40,8 @@ def recipes_by_depth(known: pd.DataFrame, objective: str) -> tuple[Table, str]:
     if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tried(recipe)):
         text += f"; baseline: {', '.join(baselines)}"
     text += f"; detectable: the gain that {POWER:.0%} of such sweeps would have told apart"
+    if any(row.rivals for _, measured in lines for row in measured):
+        text += "; lr in brackets: as good or better, for all that these runs show"
     if any(_is_uneven(recipe) for recipe in recipes):
         text += f";{UNEVEN} a setting there was not tuned like the baseline"
     return table_of(columns, [list(_line(recipe, measured)) for recipe, measured in lines]), text
@@ -69,10 +71,10 @@ def _interval(row: MeasuredConfiguration) -> str:
     return "" if row.lo is None or row.hi is None else f" ({row.lo:.3g} to {row.hi:.3g})"
 
 
-def _gain(recipe: Recipe) -> str | None:
+def _gain(recipe: Recipe) -> str:
     """Of the changes together where they were run so, else of each; 'none shown' of settings that were tried."""
     if not recipe.changes:
-        return "none shown" if tried(recipe) else None
+        return "none shown" if tried(recipe) else "nothing tried"
     together = recipe.stack.against_baseline if recipe.stack else None
     gains = [together] if together else [change.contrast for change in recipe.changes]
     return "; ".join(estimate_text(gain.effect, gain.unit) for gain in gains)
@@ -99,5 +101,10 @@ def depth_sentence(known: pd.DataFrame, loss: str) -> str:
         return ""
     own = ", each depth at its own lr, whose choice is not in the interval" if "lr" in tuned_fields(known) else ""
     size = estimate_text(along.slope, f"{unit_of(loss)} per doubling of n_layers")
-    seeds = counted(baseline["seed"].nunique(), "seed")
-    return f"Depth at the baseline: {loss} {size} over {', '.join(map(str, along.depths))}, {seeds}{own}."
+    seeds = range_text(baseline.groupby("n_layers")["seed"].nunique())
+    return f"Depth at the baseline: {loss} {size} over {', '.join(map(str, along.depths))}, {seeds} seeds each{own}."
+
+
+def range_text(counts: pd.Series) -> str:
+    """'6 to 16', or '6' where all are equal."""
+    return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))

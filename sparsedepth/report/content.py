@@ -21,7 +21,7 @@ from sparsedepth.recipe.card_text import headline, rule_with_verification
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.trial import claim_of, with_trial
-from sparsedepth.report.by_depth import depth_sentence, recipes_by_depth
+from sparsedepth.report.by_depth import depth_sentence, range_text, recipes_by_depth
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import left_out
@@ -219,8 +219,7 @@ def counts_text(runs: pd.DataFrame, known: pd.DataFrame | None) -> str:
     if known is not None:
         finished = known[known["outcome"] == "ok"]
         depths = ", ".join(map(str, sorted(set(known["n_layers"]))))
-        per_cell = finished.groupby("cell_id")["seed"].nunique()
-        seeds = " to ".join(dict.fromkeys(f"{n}" for n in (per_cell.min(), per_cell.max()) if n == n))
+        seeds = range_text(finished.groupby("cell_id")["seed"].nunique())
         parts.append(
             f"{counted(len(finished), 'run')} of {counted(finished['cell_id'].nunique(), 'configuration')} finished, "
             f"at n_layers {depths}, with {seeds} seed{'s' * (seeds != '1')} each"
