@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth import quantities
+from sparsedepth.config.images import unit_on
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
@@ -137,7 +138,7 @@ def best(
         knobs=tuple(cell.knobs for cell in shown),
         tuned=settings.tuned,
         by=by,
-        unit=quantity.unit,
+        unit=unit_on(quantity.unit, (row["corpus"] for row in rows)),
         better=quantity.better,
         n_cells=len(cells),
         n_runs=len(rows),
