@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from sparsedepth.scaling.law import Design
+from sparsedepth.scaling.law import DesignMatrix
 
 TRUTH = {"a_m": 0.9, "a_l": 1.2, "a_D": 0.3}
 PARTS = {"width": 0.25, "depth": 0.15, "data": 0.4}
@@ -31,7 +31,7 @@ def planted(points: pd.DataFrame, noise: float = 0.0, seed: int = 0, **exponents
     return points.assign(loss=loss * np.exp(error))
 
 
-def theta_of(plan: Design) -> np.ndarray:
+def theta_of(plan: DesignMatrix) -> np.ndarray:
     """The known law's parameters under a design, (P,)."""
     terms = plan.law.terms
     parts = [np.log(PARTS[term.name]) for term in terms]

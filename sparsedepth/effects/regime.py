@@ -83,7 +83,7 @@ RULES: tuple[tuple[Regime, dict[Signature, tuple[str, ...]]], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SignatureReading:
     signature: Signature
     meaning: str
     value: float | None
@@ -115,7 +115,7 @@ class FamilyRegime:
 
     family: str
     verdict: Regime
-    evidence: tuple[Reading, ...]
+    evidence: tuple[SignatureReading, ...]
     depths: tuple[int, ...]
     n_runs: int
     run_ids: tuple[str, ...]
@@ -215,13 +215,13 @@ def _ends(law: TurnLaw | DepthExponent | None) -> Ends:
     return law.b if isinstance(law, TurnLaw) else law.value, law.lo, law.hi
 
 
-def _read(signature: Signature, meaning: str, ends: Ends) -> Reading:
+def _read(signature: Signature, meaning: str, ends: Ends) -> SignatureReading:
     value, lo, hi = ends
     reading = UNKNOWN if value is None else UNCLEAR
     if lo is not None and hi is not None:
         inside = [name for name, (low, high) in SIGNATURES[signature].items() if low <= lo and hi <= high]
         reading = inside[0] if inside else UNCLEAR
-    return Reading(signature=signature, meaning=meaning, value=value, lo=lo, hi=hi, reading=reading)
+    return SignatureReading(signature=signature, meaning=meaning, value=value, lo=lo, hi=hi, reading=reading)
 
 
 def _hull(runs: pd.DataFrame, name: str) -> Ends:
@@ -252,7 +252,7 @@ def regime_lines(family: FamilyRegime) -> list[str]:
     return lines + [f"  {each.signature} {each.reading}: {each.meaning}: {_size(each)}" for each in family.evidence]
 
 
-def _size(signature: Reading) -> str:
+def _size(signature: SignatureReading) -> str:
     if signature.value is None:
         return WANTED[signature.signature]
     if signature.lo is None or signature.hi is None:

@@ -53,7 +53,7 @@ OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class DepthRows:
     """The rows that a recipe is asked of."""
 
     runs: pd.DataFrame
@@ -133,7 +133,7 @@ def updated(recipe: Recipe, **fields: object) -> Recipe:
 # Rows
 
 
-def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain] | None = None) -> Rows:
+def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain] | None = None) -> DepthRows:
     """The rows that speak of a depth: its own, or those of every depth where it was not run."""
     if depth is not None and depth < 1:
         raise ValueError(f"depth={depth} must be a number of layers, 1 or more")
@@ -146,7 +146,7 @@ def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain
     here = known[known["n_layers"] == depth] if depths and place == "inside" else known
     knobs, elsewhere = (tuple(find_knobs(rows, baselines)) if depths else () for rows in (here, known))
     every = without_measured_models(runs)
-    return Rows(
+    return DepthRows(
         runs=here, every=every, knobs=knobs, elsewhere=elsewhere, depth=depth, depths=tuple(depths), place=place
     )
 
@@ -193,7 +193,7 @@ def _number(value: float) -> int | float:
 # Contrasts
 
 
-def measure_settings(rows: Rows, outcome: str) -> list[Contrast]:
+def measure_settings(rows: DepthRows, outcome: str) -> list[Contrast]:
     """Every setting's effect at the depth of the rows, measured there or predicted from other depths."""
     assert rows.depth is not None
     runs = relevant_columns(rows.every, outcome)
@@ -206,7 +206,7 @@ def measure_settings(rows: Rows, outcome: str) -> list[Contrast]:
 
 
 def judge_candidates(
-    rows: Rows, contrasts: Sequence[Contrast], matched: str
+    rows: DepthRows, contrasts: Sequence[Contrast], matched: str
 ) -> tuple[tuple[Candidate, ...], float | None]:
     """Every setting with the first reason against it, if any; and the spread of their true effects. Other data are no
     setting: an easier task is no remedy."""
@@ -291,7 +291,7 @@ def _gain(candidate: Candidate) -> float:
 # Stack
 
 
-def combine(rows: Rows, recipe: Recipe) -> Recipe:
+def combine(rows: DepthRows, recipe: Recipe) -> Recipe:
     """The recipe with its changes stacked, the surest first; what cannot be built together with those is refused."""
     kept: list[Candidate] = []
     refused: dict[str, str] = {}
@@ -305,7 +305,7 @@ def combine(rows: Rows, recipe: Recipe) -> Recipe:
     return updated(_refusing(recipe, refused), config=config)
 
 
-def check_stack(rows: Rows, recipe: Recipe) -> Recipe:
+def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
     """The finished recipe: what is known of the changes together decides whether they stand."""
     changes = recipe.changes
     if not changes:
@@ -353,7 +353,7 @@ def settings_with(knobs: Sequence[Knob], changes: Iterable[Candidate]) -> dict[s
     return {knob.name: moved.get(knob.name, knob.baseline) for knob in knobs}
 
 
-def configure(rows: Rows, changes: Sequence[Candidate]) -> RunConfig:
+def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
     """The run nearest to the baseline, with every knob at its baseline or chosen setting; of several depths the nearest
     run below. A tuned field takes its best value at the run nearest to what was chosen. Raises ValueError."""
     wanted = settings_with(rows.knobs, changes)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as t_distribution
 
-from sparsedepth.scaling.law import Design, Law, Stated, Term, design, predict, shared
+from sparsedepth.scaling.law import DesignMatrix, Law, Stated, Term, cluster_effect, design, predict
 from sparsedepth.scaling.solve import covariance, solve
 
 LEVEL = 0.95
@@ -53,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    plan: Design
+    plan: DesignMatrix
     points: pd.DataFrame
     theta: np.ndarray
     """As `Law.names` orders them, (P,)."""
@@ -140,7 +140,7 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     for _ in range(N_REWEIGHTED if CLUSTER in points.columns else 0):
         residual_N = np.log(predict(best.theta, plan, points)[0]) - plan.y
         index_N = pd.factorize(points[CLUSTER])[0]
-        plan = replace(plan, shared=shared(index_N, residual_N, n_free))
+        plan = replace(plan, shared=cluster_effect(index_N, residual_N, n_free))
         solutions = solve(plan, start_RP)
         best = solutions.best()
     covariance_RPP, condition_R = covariance(plan, best)
@@ -160,7 +160,7 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
     return replace(draft, warnings=(*draft.warnings, *_doubts(draft, bool(best.converged[0]))))
 
 
-def starts(plan: Design, n_starts: int, generator: np.random.Generator) -> np.ndarray:
+def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -> np.ndarray:
     """Random parameters, (R, P): exponents from 0.1 to 2.5, E from 20% to 95% of the lowest loss, the rest of the mean
     loss split at random among the terms. Fixed exponents stand at their value."""
     law = plan.law
@@ -204,7 +204,7 @@ def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
     return replace(law, terms=tuple(kept), fixed=fixed), warnings
 
 
-def log_correlations(plan: Design) -> dict[tuple[str, str], float]:
+def log_correlations(plan: DesignMatrix) -> dict[tuple[str, str], float]:
     """Correlation of the logarithms of each two predictors, by the terms' names."""
     return {
         (first.name, second.name): float(np.corrcoef(plan.z[i], plan.z[j])[0, 1])

@@ -38,7 +38,6 @@ TERMS = (
     Term(name="depth", symbol="l", column="n_layers", factor=100.0, unit="n_layers x 100"),
     Term(name="data", symbol="D", column="num_tokens", factor=1e-6, unit="million tokens"),
 )
-EXPONENTS = tuple(f"a_{term.symbol}" for term in TERMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +110,7 @@ class Stated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class ClusterEffect:
     """What the points of a cluster have in common: a random effect u_c of ln L, normal with variance s_u^2, beside the
     points' own error of variance s_e^2. Whitening takes from each residual the share lambda_c of its cluster's mean:
 
@@ -141,10 +140,10 @@ class Shared:
         return (values @ self.members * share_C) @ self.members.T
 
 
-def shared(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> Shared:
+def cluster_effect(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> ClusterEffect:
     """The variances from residuals, by the method of moments (analysis of variance): parameters are counted against
     the clusters, since width and depth do not vary within one."""
-    draft = Shared(index=index, between=0.0, within=1.0)
+    draft = ClusterEffect(index=index, between=0.0, within=1.0)
     k_C = draft.members.sum(axis=0)
     mean_C = residual_N @ draft.members / k_C
     n, n_clusters = len(index), len(k_C)
@@ -153,13 +152,13 @@ def shared(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> Shared:
     within = float(((residual_N - mean_C[index]) ** 2).sum()) / (n - n_clusters)
     between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
     k_mean = (n - float((k_C**2).sum()) / n) / max(1, n_clusters - 1)
-    return Shared(
+    return ClusterEffect(
         index=index, between=float(np.sqrt(max(0.0, between - within) / k_mean)), within=float(np.sqrt(within))
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Design:
+class DesignMatrix:
     """The points as a fit sees them."""
 
     law: Law
@@ -169,7 +168,7 @@ class Design:
     """mean ln x of each term, (K,)."""
     y: np.ndarray
     """ln loss, (N,)."""
-    shared: Shared | None = None
+    shared: ClusterEffect | None = None
     """What points of one cluster share; None where each stands for itself."""
 
     @property
@@ -188,7 +187,7 @@ class Design:
         return [*numbers, Stated("E", "nat/token", parameter["e"]), *parts]
 
 
-def design(points: pd.DataFrame, law: Law) -> Design:
+def design(points: pd.DataFrame, law: Law) -> DesignMatrix:
     """Points under a law. Raises ValueError where l - s is not positive."""
     x_KN = np.array([law.predictor(term, points[term.column].to_numpy()) for term in law.terms])
     if (x_KN <= 0).any():
@@ -196,7 +195,7 @@ def design(points: pd.DataFrame, law: Law) -> Design:
         raise ValueError(f"minus_layers={law.minus_layers:g} leaves no layer of n_layers={least:g}; take fewer off")
     log_KN = np.log(x_KN)
     centre_K = log_KN.mean(axis=1)
-    return Design(law=law, z=log_KN - centre_K[:, None], centre=centre_K, y=np.log(points["loss"].to_numpy()))
+    return DesignMatrix(law=law, z=log_KN - centre_K[:, None], centre=centre_K, y=np.log(points["loss"].to_numpy()))
 
 
 def contributions(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -215,7 +214,7 @@ def jacobian(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.log(loss_RN), by_RPN
 
 
-def predict(theta_RP: np.ndarray, plan: Design, points: pd.DataFrame) -> np.ndarray:
+def predict(theta_RP: np.ndarray, plan: DesignMatrix, points: pd.DataFrame) -> np.ndarray:
     """Loss [nat/token] at points, (R, N), under each row of parameters."""
     x_KN = np.array([plan.law.predictor(term, points[term.column].to_numpy()) for term in plan.law.terms])
     term_RKN, e_R = contributions(theta_RP, np.log(x_KN) - plan.centre[:, None])

@@ -6,7 +6,7 @@
 H is the exact second derivative of S / 2, J'J and the residual's part: along the valley in which width trades against
 depth, J'J alone needs hundreds of steps.
 
-lambda is 0 where every point stands for itself (`law.Shared`: points of a cluster have one weight).
+lambda is 0 where every point stands for itself (`law.ClusterEffect`: points of a cluster have one weight).
 
 One row is one fit: a start, a bootstrap replicate (w: how often each point was drawn), a fold (w: 0 or 1), a profile
 (an exponent not free), or a simulated data set (its own ln L). All rows step together, one (R, P, P) solve for each
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsedepth.scaling.law import Design, Shared, contributions, jacobian
+from sparsedepth.scaling.law import ClusterEffect, DesignMatrix, contributions, jacobian
 
 GRADIENT = 1e-8
 ROUNDING = 1e-13
@@ -56,7 +56,7 @@ class Solution:
 
 
 def solve(
-    plan: Design,
+    plan: DesignMatrix,
     start_RP: np.ndarray,
     weight_RN: np.ndarray | None = None,
     free_RP: np.ndarray | None = None,
@@ -78,7 +78,7 @@ def solve(
 
 
 def _solve(
-    plan: Design, start_RP: np.ndarray, root_RN: np.ndarray, free_RP: np.ndarray, y_RN: np.ndarray, max_steps: int
+    plan: DesignMatrix, start_RP: np.ndarray, root_RN: np.ndarray, free_RP: np.ndarray, y_RN: np.ndarray, max_steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     theta_RP = start_RP.astype(float)
     cost_R = _cost(theta_RP, plan, root_RN, y_RN)
@@ -105,7 +105,7 @@ def _solve(
 
 
 def _derivatives(
-    theta_RP: np.ndarray, plan: Design, root_RN: np.ndarray, y_RN: np.ndarray, free_RP: np.ndarray
+    theta_RP: np.ndarray, plan: DesignMatrix, root_RN: np.ndarray, y_RN: np.ndarray, free_RP: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """H (R, P, P), J'r (R, P) and the squared length of J's columns (R, P); zero by what is not free."""
     z_KN = plan.z
@@ -130,12 +130,12 @@ def _derivatives(
     return hessian_RPP, slope_RP, size_RP
 
 
-def _whitened(values: np.ndarray, shared: Shared | None) -> np.ndarray:
+def _whitened(values: np.ndarray, shared: ClusterEffect | None) -> np.ndarray:
     """The values (..., N) less the share of their cluster's mean that a random effect explains."""
     return values if shared is None else values - shared.mean_share(values)
 
 
-def _cost(theta_RP: np.ndarray, plan: Design, root_RN: np.ndarray, y_RN: np.ndarray) -> np.ndarray:
+def _cost(theta_RP: np.ndarray, plan: DesignMatrix, root_RN: np.ndarray, y_RN: np.ndarray) -> np.ndarray:
     """S of each row; infinite where the law overflows, so that such a step is never taken."""
     with np.errstate(all="ignore"):
         term_RKN, e_R = contributions(theta_RP, plan.z)
@@ -166,7 +166,7 @@ def _step(hessian_RPP: np.ndarray, slope_RP: np.ndarray, size_RP: np.ndarray, da
 
 
 def covariance(
-    plan: Design, solution: Solution, weight_RN: np.ndarray | None = None, free_RP: np.ndarray | None = None
+    plan: DesignMatrix, solution: Solution, weight_RN: np.ndarray | None = None, free_RP: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """s^2 (J'J)^-1 of every row, (R, P, P), with s^2 = S / (sum w - free parameters), and the condition number of J
     with columns of length 1, (R,).

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsedepth.scaling.fit import Fit, log_correlations
-from sparsedepth.scaling.law import Shared
+from sparsedepth.scaling.law import ClusterEffect
 from sparsedepth.scaling.optimum import Optimum
-from sparsedepth.scaling.uncertainty import Bootstrap, HeldOut, Profile
+from sparsedepth.scaling.uncertainty import Bootstrap, HeldOutFit, Profile
 from sparsedepth.store.query_result import QueryResult
 
 
@@ -20,7 +20,7 @@ class Report:
     n_excluded: int
     boot: Bootstrap | None
     profiles: Mapping[str, Profile]
-    held_out: HeldOut | None
+    held_out: HeldOutFit | None
     scan: Sequence[tuple[int, Fit]]
 
 
@@ -66,7 +66,7 @@ def heading(report: Report) -> list[str]:
     ]
 
 
-def _cluster_text(of_clusters: Shared) -> str:
+def _cluster_text(of_clusters: ClusterEffect) -> str:
     total = of_clusters.between**2 + of_clusters.within**2
     return (
         f"{of_clusters.n_clusters} clusters, each with a random effect on ln L of sd {of_clusters.between:.3g}, beside "

@@ -53,7 +53,7 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
+class HeldOutFit:
     n_folds: int
     rmse: float
     """Root mean squared residual of ln L at points that the fit had not seen."""
@@ -171,7 +171,7 @@ def _crossing(side: list[tuple[float, float]], centre: float, least: float, limi
     return None
 
 
-def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
+def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOutFit:
     """k-fold error. Deterministic in `seed`. Raises ValueError for folds that leave too few points to fit."""
     unit_N, n = _units(fitted)
     n_free = int(fitted.law.free.sum())
@@ -188,7 +188,7 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOut:
     theta_FP = solved.theta.reshape(n_folds, len(start_SP), -1)[np.arange(n_folds), cost_FS.argmin(axis=1)]
     error_FN = np.log(predict(theta_FP, fitted.plan, fitted.points)) - fitted.plan.y
     error_N = error_FN[fold_N, np.arange(fitted.n_points)]
-    return HeldOut(
+    return HeldOutFit(
         n_folds=n_folds,
         rmse=float(np.sqrt((error_N**2).mean())),
         rmse_fitted=float(np.sqrt((fitted.residuals**2).mean())),

@@ -40,7 +40,7 @@ _DRAWING = threading.Lock()
 Value = TypeVar("Value")
 
 
-class Shared(Generic[Value]):
+class RefreshedValue(Generic[Value]):
     """A value that is made anew when it is asked for and old; those who ask meanwhile get the old one."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
@@ -68,7 +68,7 @@ class Shared(Generic[Value]):
         self._value = []
 
 
-class Reading:
+class StoreReading:
     """The complete runs of a folder, as of one moment, and what is drawn of them."""
 
     def __init__(self, results: Path, version: str) -> None:
@@ -160,15 +160,15 @@ class Live:
 
     def __init__(self, results: Path) -> None:
         self.results = results
-        self._reading: Reading | None = None
-        self._readings = Shared(self._read)
-        self._status = Shared(self._look)
+        self._reading: StoreReading | None = None
+        self._readings = RefreshedValue(self._read)
+        self._status = RefreshedValue(self._look)
 
     @property
     def figures(self) -> tuple[str, ...]:
         return SHOWN_OF_SEARCH if search_of([self.results]) else SHOWN
 
-    def reading(self) -> Reading:
+    def reading(self) -> StoreReading:
         return self._readings.get()
 
     def close(self) -> None:
@@ -182,10 +182,10 @@ class Live:
         """How the sweep stands, with the version of the reading that rows and figures come from."""
         return {**self._status.get(), "version": self.reading().version, "problem": self.reading().problem}
 
-    def _read(self) -> Reading:
+    def _read(self) -> StoreReading:
         version = self._version()
         if self._reading is None or self._reading.version != version:
-            self._reading = Reading(self.results, version)
+            self._reading = StoreReading(self.results, version)
         return self._reading
 
     def _version(self) -> str:

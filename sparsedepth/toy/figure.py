@@ -28,7 +28,7 @@ LABELS = {"kl": "KL (nat per input)", "kl_given_head": "KL (nat per input)", "ms
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class FigureColumn:
     """One kind of student."""
 
     title: str
@@ -49,7 +49,7 @@ def toys(store: "Store") -> Drawing:
     return Drawing(data=data(kinds), page=partial(page_of_toys, kinds))
 
 
-def columns(toys: pd.DataFrame) -> list[Column]:
+def columns(toys: pd.DataFrame) -> list[FigureColumn]:
     """The kinds of students in the rows of `toys`. Raises ValueError where no setting has depths enough for a fit."""
     fitted = exponents(toys)
     if not fitted:
@@ -59,7 +59,7 @@ def columns(toys: pd.DataFrame) -> list[Column]:
     for exponent in fitted:
         by_kind.setdefault(tuple(str(exponent.setting[name]) for name in kinds), []).append(exponent)
     return [
-        Column(
+        FigureColumn(
             title=", ".join(f"{name} {value}" for name, value in zip(kinds, kind, strict=True)) or "all students",
             target=str(settings[0].setting["target"]),
             integrator=str(settings[0].setting["integrator"]),
@@ -69,7 +69,7 @@ def columns(toys: pd.DataFrame) -> list[Column]:
     ]
 
 
-def data(columns: Sequence[Column]) -> pd.DataFrame:
+def data(columns: Sequence[FigureColumn]) -> pd.DataFrame:
     """Everything drawn: a row per setting, teacher and depth."""
     frames = []
     for exponent in (exponent for column in columns for exponent in column.settings):
@@ -88,7 +88,7 @@ def data(columns: Sequence[Column]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def page_of_toys(columns: Sequence[Column]) -> Figure:
+def page_of_toys(columns: Sequence[FigureColumn]) -> Figure:
     """Two rows of panels, a column for each kind of student."""
     page = Figure(figsize=(max(6.8, 3.4 * len(columns)), 6.6), layout="constrained")
     axes = page.subplots(2, len(columns), squeeze=False)
@@ -110,7 +110,7 @@ def page_of_toys(columns: Sequence[Column]) -> Figure:
     return page
 
 
-def _draw_losses(axis: Any, column: Column, styles: dict[float, tuple[str, str, str]]) -> None:
+def _draw_losses(axis: Any, column: FigureColumn, styles: dict[float, tuple[str, str, str]]) -> None:
     temperatures, shown = column.axis("temperature"), []
     for exponent in column.settings:
         colour, marker, _ = styles[exponent.setting["rho"]]
@@ -130,7 +130,7 @@ def _draw_losses(axis: Any, column: Column, styles: dict[float, tuple[str, str, 
     axis.set_title(column.title, fontsize=8)
 
 
-def _draw_exponents(axis: Any, column: Column, styles: dict[float, tuple[str, str, str]]) -> None:
+def _draw_exponents(axis: Any, column: FigureColumn, styles: dict[float, tuple[str, str, str]]) -> None:
     by_temperature = len(column.axis("temperature")) > 1
     name = "temperature" if by_temperature else "rho"
     for rho, (colour, marker, _) in styles.items():

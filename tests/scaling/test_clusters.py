@@ -5,7 +5,7 @@ import pytest
 from laws import grid, planted, theta_of
 
 from sparsedepth.scaling.fit import fit
-from sparsedepth.scaling.law import Law, Shared, design, jacobian, predict, shared
+from sparsedepth.scaling.law import ClusterEffect, Law, cluster_effect, design, jacobian, predict
 from sparsedepth.scaling.points import read_points
 from sparsedepth.scaling.solve import solve
 from sparsedepth.scaling.uncertainty import bootstrap, held_out
@@ -28,7 +28,11 @@ def test_the_cost_is_that_of_the_inverse_covariance():
     index = points.groupby("cluster", sort=False).ngroup().to_numpy()
     plan = design(points, Law())
     plan = type(plan)(
-        law=plan.law, z=plan.z, centre=plan.centre, y=plan.y, shared=Shared(index=index, between=0.02, within=0.004)
+        law=plan.law,
+        z=plan.z,
+        centre=plan.centre,
+        y=plan.y,
+        shared=ClusterEffect(index=index, between=0.02, within=0.004),
     )
     solution = solve(plan, theta_of(plan)[None])
     assert solution.converged.all()
@@ -45,10 +49,10 @@ def test_the_variances_of_planted_effects_are_found():
     generator = np.random.default_rng(0)
     index = np.repeat(np.arange(400), 4)
     residual = 0.02 * generator.standard_normal(400)[index] + 0.01 * generator.standard_normal(1600)
-    found = shared(index, residual, 0)
+    found = cluster_effect(index, residual, 0)
     assert found.between == pytest.approx(0.02, rel=0.1) and found.within == pytest.approx(0.01, rel=0.05)
-    assert shared(np.arange(50), residual[:50], 3).between == 0
-    assert shared(index, 0.01 * generator.standard_normal(1600), 0).between < 0.002
+    assert cluster_effect(np.arange(50), residual[:50], 3).between == 0
+    assert cluster_effect(index, 0.01 * generator.standard_normal(1600), 0).between < 0.002
 
 
 def test_resampled_clusters_give_the_width_that_rows_hide():

@@ -13,7 +13,7 @@ from synthetic import make_run
 
 from sparsedepth.report.tables import table_of
 from sparsedepth.serve import live
-from sparsedepth.serve.live import Live, Reading, Shared
+from sparsedepth.serve.live import Live, RefreshedValue, StoreReading
 from sparsedepth.serve.server import HEADERS, Server, is_loopback
 
 
@@ -227,7 +227,7 @@ def test_who_asks_while_it_is_made_gets_the_old_value(monkeypatch):
             assert go_on.wait(10)
         return made[-1]
 
-    shared = Shared(make)
+    shared = RefreshedValue(make)
     assert shared.get() == 0
     slow = threading.Thread(target=shared.get)
     time.sleep(0.01)
@@ -240,7 +240,7 @@ def test_who_asks_while_it_is_made_gets_the_old_value(monkeypatch):
 
 def test_two_thousand_rows_page_in_under_two_seconds():
     """Sorting and filtering them, as a click does; reading 2,000 runs is `store`'s to hold."""
-    reading = Reading.__new__(Reading)
+    reading = StoreReading.__new__(StoreReading)
     names = [("run_id", ""), *((f"column_{i}", "") for i in range(24))]
     reading.version, reading.runs = (
         "v",
