@@ -106,5 +106,7 @@ def depth_sentence(known: pd.DataFrame, loss: str) -> str:
 
 
 def range_text(counts: pd.Series) -> str:
-    """'6 to 16', or '6' where all are equal."""
+    """'6 to 16', '6' where all are equal, '0' of none."""
+    if counts.empty:
+        return "0"
     return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))

@@ -72,6 +72,7 @@ def test_counts_of_seeds_that_differ_are_a_range():
     runs = runs_frame(rows).assign(model=None)
     text = "8 runs of 2 configurations finished, at n_layers 2, 4, with 3 to 5 seeds each."
     assert counts_text(runs, runs) == text
+    assert "with 0 seeds each" in counts_text(runs, runs.assign(outcome="diverged"))
     assert counts_text(runs, runs[runs["n_layers"] == 4]).endswith(
         "5 runs of 1 configuration finished, at n_layers 4, with 5 seeds each."
     )
