@@ -179,6 +179,7 @@ def compare(
 ) -> None:
     """Lay two results folders side by side: the same configurations' differences, and what only one has."""
     from sparsedepth import quantities
+    from sparsedepth.store.comparable_loss import unit_in
     from sparsedepth.store.compare import apart, counts
     from sparsedepth.store.compare import compare as lay_beside
     from sparsedepth.store.connection import open_store
@@ -190,12 +191,12 @@ def compare(
         open_store(second, skip_damaged=skip_damaged) as right,
     ):
         quantity, table = lay_beside(left, right, None if by == "loss" else by)
+        unit = unit_in(quantities.rankable(quantity).unit, left, right)
     if chosen != "table":
         show(encode(table, chosen), out)
         return
     both, only_first, only_second, differ = counts(table)
     fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting"}
-    unit = quantities.rankable(quantity).unit
     head = (
         f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) less {first} (first), with its "
         "95% interval, over the pairs of one seed if there are any",

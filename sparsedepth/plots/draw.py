@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.text import Text
+
 from sparsedepth.plots import by_knob, depth, forest, learning_rate, matrices, pareto, search
 from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
@@ -13,6 +15,7 @@ from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix
 from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, inert
 from sparsedepth.plots.trajectories import trajectories
+from sparsedepth.store.comparable_loss import unit_in
 from sparsedepth.store.search import search_of
 from sparsedepth.toy.figure import toys
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sparsedepth.store.connection import Store
+
+BY_TOKEN = "/token"
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,18 @@ class FigureKind:
         if self.of_grid and search_of(store.roots):
             raise NothingToDraw("a sampler chose these runs by their results: see slices")
         drawing = self.load(store, run) if self.of_one_run else self.load(store)
+        if (unit := unit_in(BY_TOKEN, store)) != BY_TOKEN:
+            drawing = replace(drawing, page=partial(_in_unit, drawing.page, unit))
         folders = results_folders(store)
         return drawing if len(folders) < 2 else replace(drawing, page=partial(_with_folders, drawing.page, folders))
+
+
+def _in_unit(page: Callable[[], "Figure"], unit: str) -> "Figure":
+    """The page, with this unit on its axes and in its titles in place of that by token."""
+    figure = page()
+    for text in figure.findobj(Text):
+        text.set_text(text.get_text().replace(BY_TOKEN, unit))
+    return figure
 
 
 def _with_folders(page: Callable[[], "Figure"], folders: Sequence[str]) -> "Figure":

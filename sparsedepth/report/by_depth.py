@@ -100,7 +100,7 @@ def depth_sentence(known: pd.DataFrame, loss: str) -> str:
     if along is None or along.slope.mean is None:
         return ""
     own = ", each depth at its own lr, whose choice is not in the interval" if "lr" in tuned_fields(known) else ""
-    size = estimate_text(along.slope, f"{unit_of(loss)} per doubling of n_layers")
+    size = estimate_text(along.slope, f"{unit_of(loss, known)} per doubling of n_layers")
     seeds = range_text(baseline.groupby("n_layers")["seed"].nunique())
     return f"Depth at the baseline: {loss} {size} over {', '.join(map(str, along.depths))}, {seeds} seeds each{own}."
 

@@ -1,7 +1,7 @@
 """What the report says, before it is a page: sentences and tables, computed from the rows of the store."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.images import unit_on
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
 from sparsedepth.effects.chain import cautions
@@ -99,7 +100,10 @@ def content(
         effects=table_of_effects(effects) if effects else None,
         links=tuple((heading_of(one), tuple(evidence_lines(one))) for one in links),
         failures=failures,
-        methods=table_of_methods([*names, *(name for one in links for name in (one.within.cause, one.within.effect))]),
+        methods=table_of_methods(
+            [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
+            runs["corpus"].dropna(),
+        ),
         provenance=table_of_provenance(runs),
         run_ids=tuple(runs["run_id"]),
     )
@@ -241,11 +245,11 @@ def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common()))
 
 
-def table_of_methods(names: Sequence[str]) -> Table:
-    """The definition of every measured quantity that the page names."""
+def table_of_methods(names: Sequence[str], corpora: Iterable[object]) -> Table:
+    """The definition of every measured quantity that the page names, its unit on these corpora."""
     named = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
-    return table_of(columns, ((one.name, one.unit, one.meaning, one.source or "–") for one in named))
+    return table_of(columns, ((q.name, unit_on(q.unit, corpora), q.meaning, q.source or "–") for q in named))
 
 
 def table_of_provenance(runs: pd.DataFrame) -> Table:

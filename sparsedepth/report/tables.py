@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.images import unit_on
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
@@ -96,7 +97,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
     same = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
     names = ["run_id", *first, *same, *varied, "seed", "outcome", *results]
-    columns = [(name, meaning_of(name)) for name in names]
+    columns = [(name, meaning_of(name, runs["corpus"].dropna())) for name in names]
     said = {name: [reasons_in(name, run) for run in rows_of(runs, name)] for name in names if name in SCORES}
     rows = [
         [_with_mark(value, said[name][i]) if name in said else value for name, value in zip(names, row, strict=True)]
@@ -119,11 +120,11 @@ def _repeats(runs: pd.DataFrame, name: str) -> bool:
     return other is not None and runs[name].equals(runs[other])
 
 
-def meaning_of(name: str) -> str:
-    """One line on a column of `runs`, with its unit."""
+def meaning_of(name: str, corpora: Iterable[object]) -> str:
+    """One line on a column of `runs`, with its unit on these corpora."""
     column = next((column for column in quantities.RUNS if column.name == name), None)
     if column is not None:
-        unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
+        unit = f" [{unit_on(column.unit, corpora)}]" if column.unit not in ("", "1") else ""
         return f"{column.meaning}{unit}"
     field = RunConfig.model_fields.get(name)
     return (field.description or "") if field is not None else ""

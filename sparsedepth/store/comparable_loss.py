@@ -7,6 +7,7 @@ compared by val_loss_common, where all that finished have it.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sparsedepth.config.images import unit_on
 from sparsedepth.store.tuning_roles import IS_TRAINED
 
 if TYPE_CHECKING:
@@ -32,6 +33,12 @@ def loss_in(store: "Store") -> str:
         f" WHERE outcome = 'ok' AND {IS_TRAINED}"
     ).rows
     return COMMON if is_common else OWN
+
+
+def unit_in(unit: str, *stores: "Store") -> str:
+    """A unit by token, by image where all the runs of these stores are of images."""
+    asked = "SELECT DISTINCT corpus FROM runs WHERE corpus IS NOT NULL"
+    return unit_on(unit, (corpus for store in stores for (corpus,) in store.sql(asked).rows))
 
 
 def in_terms_of(loss: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -149,3 +149,14 @@ def test_a_store_of_measured_models_alone_has_layer_profiles_only(tmp_path):
         runs = store.frame("select * from runs").assign(train_tokens=np.nan, model="a model")
     with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure layer_profile"):
         check_comparable(runs)
+
+
+def test_a_loss_is_of_an_image_where_all_runs_are_of_images(tmp_path):
+    sizes = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10, "seq_len": 17}
+    sizes |= {"batch_tokens": 170, "train_tokens": 1700}
+    for i, n_layers in enumerate([2, 4]):
+        config = config_of(n_layers=n_layers, architecture="vit", corpus="images:digits", **sizes)
+        make_run(tmp_path, config, {"val_loss": 1.0 - 0.1 * i, "outcome": "ok"})
+    with open_store(tmp_path) as opened:
+        page = FIGURES["depth"].drawing(opened).page()
+    assert page.axes[0].get_ylabel() == "validation loss (nat/image)"
