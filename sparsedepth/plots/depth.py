@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first of them that the runs have."""
 VARIANCE = "residual_variance_last"
-SPREAD = 0.15
-"""How far apart, in shares of its depth, the first and the last setting's points stand, so that all intervals show."""
+SPREAD = 0.08
+"""How far apart, in shares of the axis, the first and the last setting's points stand, so that all intervals show."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
 
 def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:
     if not _is_log(values, name):
-        return mean_interval(values)
+        return tuple(map(IN_RUNS[name].clipped, mean_interval(values)))
     return tuple(None if ends is None else math.exp(ends) for ends in mean_interval([*map(math.log, values)]))
 
 
@@ -126,12 +126,11 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
     if name == NEEDED[0]:
         every = np.geomspace(depths[0], depths[-1], 50)
         axis.plot(every, every, color=GREY, linestyle=":", linewidth=1.0)
-    places = dict(
-        zip(styles, np.linspace(-SPREAD / 2, SPREAD / 2, len(styles)) if len(styles) > 1 else [0.0], strict=True)
-    )
+    spread = (depths[-1] / depths[0]) ** (SPREAD / 2) if len(styles) > 1 else 1.0
+    places = dict(zip(styles, np.geomspace(1 / spread, spread, len(styles)), strict=True))
     for (setting,), line in groups(points, "setting"):
         colour, marker, dashes = styles[setting]
-        x, mean = line["n_layers"] * (1 + places[setting]), line["mean"]
+        x, mean = line["n_layers"] * places[setting], line["mean"]
         errors = [(mean - line["lo"]).fillna(0.0), (line["hi"] - mean).fillna(0.0)]
         look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
         axis.errorbar(x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting == "baseline" else 3, **look)

@@ -72,6 +72,11 @@ class Quantity:
     def range(self) -> tuple[float, float]:
         return self.bounds or _RANGES.get(self.unit, (0.0, math.inf))
 
+    def clipped(self, end: float | None) -> float | None:
+        """The end of an interval of its mean, no further out than its range; None stays None."""
+        least, most = self.range
+        return None if end is None else min(max(end, least), most)
+
     @property
     def words(self) -> str:
         return self.label or self.name.replace("_", " ")

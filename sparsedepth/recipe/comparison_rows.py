@@ -57,7 +57,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     rows = []
     for words, (names, cell) in parts.items():
         mean, lo, hi = mean_interval(values.get(cell.cell_id, []))
-        least, most = quantities.rankable(recipe.objective).range
+        clipped = quantities.rankable(recipe.objective).clipped
         ratio = cell.flops / reference.flops if cell.flops and reference and reference.flops else None
         trained = by_cell.get(cell.cell_id, here[:0])
         seconds = _values(trained, "training_seconds")
@@ -70,8 +70,8 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
                 n_seeds=len(values.get(cell.cell_id, [])),
                 mean=mean,
                 accuracy=_accuracy(trained),
-                lo=None if lo is None else max(lo, least),
-                hi=None if hi is None else min(hi, most),
+                lo=clipped(lo),
+                hi=clipped(hi),
                 flops=ratio,
                 train_flops=cell.flops,
                 params=_params(trained, recipe.config if "recommended" in names else recipe.baseline),

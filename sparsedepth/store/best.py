@@ -315,7 +315,7 @@ def _table(
     names = ("rank", "cell_id", "source", "model", *varying, "tuning", "seeds", "diverged", "params", "flops")
     others = [name for name in objectives if name != by]
     columns = tuple(name for name in (*names, by, "lo", "hi", *others, "note") if optional.get(name, True))
-    least, most = quantities.rankable(by).range
+    clipped = quantities.rankable(by).clipped
     rows = []
     for cell in shown:
         mean, lo, hi = cell.score
@@ -333,8 +333,8 @@ def _table(
             "params": of_params.get(cell.cell_id),
             "flops": of_flops.get(cell.cell_id),
             by: mean,
-            "lo": None if lo is None else max(lo, least),
-            "hi": None if hi is None else min(hi, most),
+            "lo": clipped(lo),
+            "hi": clipped(hi),
             "note": ", ".join(note for note, is_so in holds.items() if is_so) or None,
         }
         rows.append(tuple(values[name] for name in columns))
