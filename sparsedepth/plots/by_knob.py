@@ -45,6 +45,8 @@ ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
 """Panels along training, with the names of their x axes; the others are over layers."""
 MOST_PANELS = 9
 """On a page."""
+MOST_MARKERS = 25
+"""On a line: of more points, every second or third has one, and so on."""
 PLACE = " in "
 """Between a setting and the results folder that it is from, where there are several."""
 MOVED = ["run_id", "n_layers", "lr"]
@@ -240,6 +242,7 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tu
         axis.plot(
             line["x"], line["mean"], color=colour, linestyle=dashes, alpha=1 if full else 0.4,
             linewidth=1.4 if full else 1.0, marker=marker if full else "", markersize=2.8, markeredgewidth=0,
+            markevery=-(-len(line) // MOST_MARKERS),
         )  # fmt: skip
         if full:
             axis.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.14, linewidth=0)

@@ -116,3 +116,9 @@ def test_the_lr_of_each_line_is_named_where_tuning_chose_them_apart(runs):
 def legend_of(page):
     legends = [axis.get_legend() for axis in page.axes if axis.get_legend()]
     return "|".join(text.get_text() for legend in legends for text in legend.get_texts())
+
+
+def test_a_line_of_many_points_has_few_markers(runs):
+    page = page_of_lines(lines(runs, rows_of(runs, steps=range(200)), over_training=True))
+    counts = {len(line.get_xdata()): line.get_markevery() for axis in page.axes for line in axis.get_lines()}
+    assert counts[200] == 8 and counts[8] == 1
