@@ -115,12 +115,14 @@ def page_of_front(best: Front) -> Figure:
     for axis, panel in zip(axes, panels, strict=True):
         _draw_front(axis, cells.assign(kind=kinds), panel, colours, markers, fills)
     depth_legend(page, colours, markers, fills=fills)
+    noun = "proposal" if (cells["knobs"] == PROPOSAL).all() else "configuration"
+    over = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
     text = (
-        f"{counted(len(cells), 'configuration')}, mean ± standard error over seeds. Ringed: the "
+        f"{counted(len(cells), noun)}, {over}. Ringed: the "
         f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(best.quantities)} at once. Line: the "
         f"front of the panel's two quantities."
     )
-    left_out = f" Not shown: {counted(best.n_diverged, 'configuration')} with a diverged run."
+    left_out = f" Not shown: {counted(best.n_diverged, noun)} with a diverged run."
     caption(page, text + (left_out if best.n_diverged else "") + best.degenerate)
     return page
 

@@ -34,6 +34,9 @@ def test_cells_are_means_over_seeds():
 def test_the_proposals_of_a_search_have_no_baseline_among_them():
     found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
     assert found.cells["knobs"].tolist() == ["proposal"] * 3
+    assert page_of_front(found).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
+    found = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), is_search=True)
+    assert page_of_front(found).get_supxlabel().startswith("3 proposals, one seed each.")
 
 
 def test_diverged_and_unmeasured():
