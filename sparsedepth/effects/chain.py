@@ -113,10 +113,21 @@ def sound_forms(runs: pd.DataFrame) -> dict[str, str | None]:
 
 
 def cautions(runs: pd.DataFrame) -> list[str]:
-    """What to know of the chain's scores before they are believed; one line per score of which there is something."""
-    scores = [score for score in of_stage("effectiveness") if score in runs.columns]
-    lines = (degeneracy.advice(score, degeneracy.rows_of(runs, score)) for score in scores)
-    return [line for line in lines if line]
+    """What to know of the chain's scores before they are believed: a line per score of which there is something, and
+    one for all that are degenerate in some runs alone."""
+    lines: list[str] = []
+    in_some: dict[str, list[str]] = {}
+    for score in of_stage("effectiveness"):
+        rows = degeneracy.rows_of(runs, score) if score in runs.columns else []
+        judged = degeneracy.degeneracy(score, rows)
+        if judged.grounds and not judged.is_degenerate:
+            in_some.setdefault(judged.grounds, []).append(score)
+        elif line := degeneracy.advice(score, rows):
+            lines.append(line)
+    if in_some:
+        parts = (f"{', '.join(scores)}, since {grounds}" for grounds, scores in in_some.items())
+        lines.append(f"Degenerate in some runs: {'; '.join(parts)}")
+    return lines
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:

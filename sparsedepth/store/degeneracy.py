@@ -79,14 +79,18 @@ class Degeneracy:
         return f"{self.constant:g} in every run" if self.constant is not None else next(iter(self.reasons), "")
 
     @property
-    def text(self) -> str:
-        """'usefulness is degenerate: 0 in every run; ...', or what is not known of it; empty where all is well."""
+    def grounds(self) -> str:
+        """All reasons with their runs, then what is not known; empty where it is degenerate in no run."""
         of_runs = [f"{reason} ({n} of {self.n_runs} runs)" for reason, n in self.reasons.items()]
         if self.constant is not None:
             of_runs.insert(0, self.reason)
-        if of_runs:
-            verdict = "is degenerate" if self.is_degenerate else "is degenerate in some runs"
-            return f"{self.score} {verdict}: {'; '.join([*of_runs, *self.unknown])}"
+        return "; ".join([*of_runs, *self.unknown]) if of_runs else ""
+
+    @property
+    def text(self) -> str:
+        """'usefulness is degenerate: 0 in every run; ...', or what is not known of it; empty where all is well."""
+        if self.grounds:
+            return f"{self.score} is degenerate{'' if self.is_degenerate else ' in some runs'}: {self.grounds}"
         return f"{self.score}: {'; '.join(self.unknown)}" if self.unknown else ""
 
 

@@ -245,3 +245,13 @@ def test_the_unit_is_what_depth_seed_and_tuning_leave():
     assert units_of(runs.assign(tuned_fields="lr", tuning="best")).nunique() == 4
     assert units_of(runs).nunique() == 4  # here lr follows depth
     assert units_of(runs.assign(lr=np.arange(16.0))).nunique() == 16
+
+
+def test_scores_that_are_degenerate_in_some_runs_share_one_line():
+    runs = frame(np.zeros(8), 1 + np.arange(8.0)).assign(usefulness=np.arange(8.0), causal_score=np.arange(8.0))
+    share = np.where(np.arange(8) < 2, 0.9, 0.1)
+    runs = runs.assign(causal_score_largest_share=share, usefulness_loss_increase_largest_share=share, bigram_loss=99.0)
+    (line,) = [line for line in cautions(runs) if "in some runs" in line]
+    assert line == (
+        "Degenerate in some runs: usefulness, causal_score, since one block carries more than half of it (2 of 8 runs)"
+    )
