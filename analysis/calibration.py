@@ -298,6 +298,7 @@ def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
 
 def _page(rows: list[Row], made: list[Trial]) -> Any:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     from sparsedepth.plots.style import caption, depth_colours, depth_legend
 
@@ -312,6 +313,7 @@ def _page(rows: list[Row], made: list[Trial]) -> Any:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1, color=colours[n_layers])
         axes.set(xlabel=need, ylabel=score.replace("_", " "))
         axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _draw_taus(page.add_subplot(grid[:, 1]), made)
     depth_legend(page, colours)
     n_seeds = counted(max(trial.tau.n for trial in made), "seed")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
@@ -185,6 +185,7 @@ def _draw_forest(
     axis.set_yticks(range(len(labels)), [inert(label) for label in labels], fontsize=7.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(False, axis="y")
+    axis.tick_params(axis="y", length=0)
     for i in range(1, len(labels)):
         axis.axhline(i - 0.5, color="#e4e4e4", linewidth=0.6, zorder=0)
     _label_x(axis, rows[0].contrast.unit)
@@ -197,7 +198,10 @@ def _label_x(axis: Any, unit: str) -> None:
         axis.set_xlabel("ratio to the baseline")
     else:
         axis.xaxis.set_major_locator(MaxNLocator(4))
+        if max(map(abs, axis.get_xlim())) >= 1e4:
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.set_xlabel("difference" if unit in ("1", "") else f"difference ({unit})")
+    axis.tick_params(axis="x", labelsize=7.5)
     axis.xaxis.label.set(size=8, color=GREY)
 
 
