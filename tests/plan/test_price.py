@@ -178,7 +178,7 @@ def test_planned_against_actual(tmp_path, monkeypatch):
     file, results = tiny_definition(tmp_path), tmp_path / "results"
     out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--dry-run")
     assert "in all 4 runs" in out and not results.exists()
-    out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2)
+    out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--stack", 1)
     assert "price: 4 runs" in out
     runs = [run for seed in (0, 1) for run in configs(file, seed)]
     manifests = [json.loads((results / "runs" / run.run_id / "manifest.json").read_text()) for run in runs]
