@@ -156,8 +156,9 @@ def test_equal_means_share_a_rank_and_cells_without_a_value_have_none(tmp_path):
     assert ranking.settings[-1] == "weight_decay 0.4 (no value)"
 
 
-def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path):
+def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path, monkeypatch):
     """Six knobs at once: a line each, with the cost beside the loss; two seeds promise no interval."""
+    monkeypatch.setenv("COLUMNS", "100")
     sparse = {"n_kv_heads": 1, "n_experts": 4, "top_k": 2, "depth_scale": "lns", "weight_decay": 1.0, "seq_len": 128}
     for seed in (0, 1):
         make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 3.0, "train_flops": 100.0, "params_total": 1000})

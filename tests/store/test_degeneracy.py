@@ -149,8 +149,9 @@ def tables(layers, pairs):
     return {"layers": layers, "pairs": pairs}
 
 
-def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside():
+def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(monkeypatch):
     """Solved tasks: relative to so small a loss every block is 'useful', and one block carries what is left."""
+    monkeypatch.setenv("COLUMNS", "200")
     relative = ("usefulness", "usefulness_loss_increase", "permutation_score")
     names = tuple(dict.fromkeys(name for score in (*relative, "causal_score") for name in columns_for(score)))
     with open_store(KNOWN_DEPTH) as store:

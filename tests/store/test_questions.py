@@ -66,7 +66,8 @@ def test_diverged_runs_with_their_cause(store):
     ]
 
 
-def test_planned_against_actual(store):
+def test_planned_against_actual(store, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     found = rows(store, "planned", "lr", "tokens_ratio", "seconds_ratio", "memory_ratio")
     assert len(found) == 11
     assert {row for row in found if row[0] == 0.001} == {(0.001, 1.0, 1.5, 1.5)}
