@@ -4,7 +4,8 @@ The sentences that say the same with all that it rests on are in `text_report`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -29,11 +30,13 @@ SIZE = ("effect", "lo", "hi", "detectable")
 UNEVEN = "uneven tuning"
 NOT_ALONE = "; intervention 'not alone': it moved other things that bear on the effect as well"
 
-LEGEND = (
-    "lo, hi: 95% interval over seeds; verdict '-': measured, and not distinguishable from 0 (the interval holds 0, or "
-    f"seeds alone, or Holm's correction at {ALPHA}, may explain it); detectable: the effect that {POWER:.0%} of such "
-    "sweeps would have told apart"
-)
+LEGEND = {
+    "lo": "lo, hi: 95% interval over seeds",
+    "verdict": "verdict '-': measured, not significant (the interval holds 0, the effect is within the noise of "
+    f"seeds, or Holm's correction at {ALPHA} takes it)",
+    "detectable": f"detectable: the effect that {POWER:.0%} of such sweeps would have told apart",
+}
+"""Column -> what its numbers say, for a table that has it."""
 OF_RATIOS = " (a ratio above it, or below 1 over it)"
 
 
@@ -85,11 +88,13 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
         f"{title(outcome, shown[0].unit)}{accuracy}; effect: setting {against(shown[0].unit)} baseline, "
         f"{at}{pooled(shown)}{own}",
         f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in shown))}",
-        f"{LEGEND}{OF_RATIOS if _is_ratio(shown[0].unit) else ''}; flops: of training, over the baseline's",
     )
+    legend = LEGEND | {"flops": "flops: of training, over the baseline's"}
+    if _is_ratio(shown[0].unit):
+        legend["detectable"] += OF_RATIOS
     notes = uneven_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in shown)
     notes += _at_equal_lr(shown, effects)
-    return _laid_out(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width)
+    return laid_out(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width, legend)
 
 
 def _at_equal_lr(shown: Iterable[Contrast], effects: Iterable[Contrast]) -> list[str]:
@@ -103,7 +108,8 @@ def _at_equal_lr(shown: Iterable[Contrast], effects: Iterable[Contrast]) -> list
             where = f" at n_layers={contrast.n_layers}" if contrast.n_layers else ""
             by_setting.setdefault(contrast.setting, []).append(f"{other.verdict} ({size}){where}")
     words = "; ".join(f"{setting} {', '.join(each)}" for setting, each in by_setting.items())
-    return [f"otherwise where both sides have the baseline's lr (--detail): {words}"] if words else []
+    head = "with the baseline's lr on both sides the verdict is another (intervals: --detail)"
+    return [f"{head}: {words}"] if words else []
 
 
 def interactions_text(interactions: Sequence[SettingInteraction], width: int | None = None) -> str:
@@ -123,10 +129,10 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
     ]
     head = (
         f"Does an effect on {interactions[0].outcome} depend on what else is set? A setting's effect beside other "
-        f"settings {against(interactions[0].unit)} its effect alone (above, it is the mean over both)",
+        f"settings {against(interactions[0].unit)} its effect alone, of the seeds that have both (above, all seeds)",
     )
     notes = uneven_notes((f"{each.words} at n_layers={each.n_layers}", each) for each in interactions)
-    return _laid_out(head, names, rows, ("seeds", "detectable", "alone beside"), notes, width)
+    return laid_out(head, names, rows, ("seeds", "detectable", "alone beside"), notes, width)
 
 
 def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:
@@ -148,7 +154,7 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
         f"{against(slopes[0].unit)} baseline",
     )
     notes = uneven_notes((slope.at_setting.setting, slope) for slope in slopes)
-    return _laid_out(head, names, rows, ("seeds", "detectable", "of_setting of_baseline"), notes, width)
+    return laid_out(head, names, rows, ("seeds", "detectable", "of_setting of_baseline"), notes, width)
 
 
 def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
@@ -179,7 +185,7 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
         "predicts (skill, too), causes (an intervention moved the cause alone, and the effect), "
         "'-' not distinguishable",
     )
-    yield _laid_out(head, names, rows, ("skill",), cautions(result_rows(runs)))
+    yield laid_out(head, names, rows, ("skill",), cautions(result_rows(runs)))
 
 
 def _tried(link: LinkEvidence) -> str:
@@ -191,16 +197,21 @@ def _tried(link: LinkEvidence) -> str:
     return "shows nothing" if any(tried.is_alone for tried in link.interventions) else "not alone"
 
 
-def _laid_out(
+def laid_out(
     head: Iterable[str],
     names: Sequence[str],
     rows: Sequence[tuple[Any, ...]],
     gives_way: Sequence[str],
     notes: Iterable[str],
     width: int | None = None,
+    legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
+    """Head, table and notes; of the legend (column -> words) what is said of columns that the width leaves."""
     table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), gives_way, width)
-    return f"{render.wrapped(head, width)}{table}\n{render.wrapped(notes, width)}".rstrip("\n")
+    columns = set(table.split())
+    words = "; ".join(meaning for column, meaning in legend.items() if column in columns)
+    above = render.wrapped([*head, *([words] if words else [])], width)
+    return f"{above}{table}\n{render.wrapped(notes, width)}".rstrip("\n")
 
 
 def uneven_notes(places: Iterable[tuple[str, Judged]]) -> list[str]:

@@ -36,7 +36,7 @@ import numpy as np
 
 from sparsedepth.config.load import build
 from sparsedepth.files import digest
-from sparsedepth.probe.hf import ProbedHfModel
+from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
 from sparsedepth.store.evals import Evaluation, EvaluationKey
 from sparsedepth.store.small_sample import paired_share_interval

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sparsedepth.probe.hf import FAMILIES as MEASURED
+from sparsedepth.probe.hf_adapter import FAMILIES as MEASURED
 
 DepthScale = Literal["lns", "before_norm", "after_branch", "after_attention", "after_ffn"]
 Mode = Literal["fold", "hook"]

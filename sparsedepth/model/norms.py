@@ -5,7 +5,8 @@
     layer   (x - mean(x)) / sqrt(var(x) + eps) * w + b                             (1607.06450, eq. 4)
 
 Deviates: group norm has a bias there; of all parts only layer norm has one here. Its statistics are a token's own,
-never shared between positions, which would let a token see the future.
+never shared between positions, which would let a token see the future. What LNS multiplies a norm's output by, and
+where sandwich and Keel norms stand, is the block's (`model.decoder`, depth_scale and norm).
 """
 
 import torch

@@ -1,7 +1,7 @@
 """The names of weights: this decoder's and transformers', in one table that reading, exporting and training from use.
 
 Families laid out as Llama share the names; Gemma-2 has norms after its branches too. Those of GPT-2 and GPT-NeoX, which
-are read only, stand in `probe.hf`.
+are read only, stand in `probe.hf_adapter`.
 """
 
 import re

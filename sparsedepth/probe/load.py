@@ -200,7 +200,7 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
     check_transformers(version("transformers"))
     from transformers.utils import logging
 
-    from sparsedepth.probe.hf import FAMILIES, ProbedHfModel
+    from sparsedepth.probe.hf_adapter import FAMILIES, ProbedHfModel
 
     logging.disable_progress_bar()  # its bar over the weights would stand among our lines
 
@@ -304,7 +304,7 @@ def _download(name: str) -> Path:
     check_transformers(version("transformers"))
     from huggingface_hub import snapshot_download
 
-    from sparsedepth.probe.hf import FAMILIES
+    from sparsedepth.probe.hf_adapter import FAMILIES
 
     try:
         first = Path(snapshot_download(name, allow_patterns=[CONFIG]))

@@ -5,6 +5,7 @@ from sparsedepth.effects.sentences import size_text
 from sparsedepth.effects.summary import (
     LEGEND,
     against,
+    laid_out,
     one_ratio,
     pooled,
     shown_setting,
@@ -15,7 +16,6 @@ from sparsedepth.effects.summary import (
 )
 from sparsedepth.recipe.card import Candidate, Card, Holdout
 from sparsedepth.recipe.conclusion import part_of
-from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
 
 COSTS = {"params": "params_total", "flops": "flops"}
@@ -47,9 +47,10 @@ def settings_text(card: Card, width: int | None = None) -> str:
     seconds = {each.setting: each.wall_clock for each in card.matched}
     rows = tuple(_setting_row(candidate, seconds.get(candidate.contrast.setting)) for candidate in settings)
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
-    table = render.compact(QueryResult(columns=names, rows=rows), ("detectable", "seeds", "time", "params"), width)
-    head = render.wrapped([*_settings_head(settings)], width)
-    return f"Settings tried:\n{head}{table}\n{render.wrapped(_notes(settings), width)}"
+    cost = "params (stored), flops and time (of training; as busy as the machine was): over the baseline's"
+    gives_way = ("detectable", "seeds", "time", "params")
+    page = laid_out(_settings_head(settings), names, rows, gives_way, _notes(settings), width, LEGEND | {"flops": cost})
+    return f"Settings tried:\n{page}\n"
 
 
 def _setting_row(candidate: Candidate, seconds: float | None) -> tuple:
@@ -73,7 +74,6 @@ def _settings_head(settings: list[Candidate]) -> tuple[str, ...]:
         f"{title(contrast.outcome, contrast.unit)}; effect: setting {against(contrast.unit)} baseline, all else equal"
         f"{pooled(c.contrast for c in settings)}{own}",
         f"baseline: {', '.join(dict.fromkeys(candidate.contrast.baseline for candidate in settings))}",
-        f"{LEGEND}; params (stored), flops and time (of training; as busy as the machine was): over the baseline's",
     )
 
 

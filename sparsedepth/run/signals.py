@@ -3,7 +3,7 @@ whose parent has died is asked, too.
 
 A run is a process of its own: running out of memory or crashing is one run's fate. A child asks the kernel for SIGTERM
 at its parent's death (Linux; elsewhere it finishes its run, and the run's lock keeps it the only writer), so that
-`kill -9` of a driver or a worker leaves nothing behind.
+`kill -9` of a driver or a worker leaves nothing behind. The whole way of a Ctrl-C: docs/architecture.md.
 """
 
 import ctypes

@@ -182,10 +182,12 @@ def heading(ranking: Ranking) -> str:
             f"--again again.yaml && sparsedepth sweep again.yaml -o {folder}-again"
         )
     depths = " of all depths (--depth N: of one)" if "n_layers" in columns and not ranking.search else ""
+    n_shown = len(ranking.table.rows)
+    part = f", {n_shown} of them below" if n_shown < ranking.n_cells else ""
     lines = (
         ranking.search.text if ranking.search else "",
         f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}:",
-        f"{ranking.n_cells} configurations{depths}, {ranking.n_runs} runs{diverged}",
+        f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
         ranking.cost,
         ranking.caution,
     )
@@ -200,8 +202,8 @@ def answer(ranking: Ranking) -> str:
     folders = " ".join(map(str, ranking.roots))
     return page + render.wrapped(
         [
-            f"whether a difference is more than chance: sparsedepth effects {folders}; what to train: sparsedepth "
-            f"recipe {folders}"
+            f"whether a difference is more than chance, over the seeds that both have: sparsedepth effects {folders}; "
+            f"what to train: sparsedepth recipe {folders}"
         ]
     )
 

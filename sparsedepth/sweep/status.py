@@ -101,7 +101,7 @@ def of_earlier(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
         return ""
     return (
         f"{len(others)} more complete runs are here, of an earlier form of the definition or of `train`: query, best, "
-        f"plot and recipe read them too; move them out of runs/ to leave them out"
+        f"plot, effects and recipe read them too; move them out of runs/ to leave them out"
     )
 
 

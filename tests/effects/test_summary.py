@@ -55,9 +55,9 @@ def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
     own = [replace(c, n_layers=depth) for c in effects(effect=0.0) if c.basis == "tokens" for depth in (12, 24)]
     at_one = [replace(c, basis="lr", tuned="") for c in effects(effect=0.3) if c.basis == "tokens"]
     same = [replace(c, basis="lr", n_layers=12) for c in effects(effect=0.0) if c.basis == "tokens"]
-    text = effects_text([*own, *same, *(replace(c, n_layers=24) for c in at_one)], 120)
+    text = effects_text([*own, *same, *(replace(c, n_layers=24) for c in at_one)], 200)
     (line,) = [line for line in text.splitlines() if "baseline's lr" in line]
-    assert line.endswith("(--detail): depth_scale=lns higher (+0.3) at n_layers=24")
+    assert line.endswith("(intervals: --detail): depth_scale=lns higher (+0.3) at n_layers=24")
 
 
 def test_a_mean_over_what_else_was_set_is_called_one():

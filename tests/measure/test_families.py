@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.hf import ProbedHfModel
+from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities import PROFILED
 from sparsedepth.quantities.depth_profile import entries_of

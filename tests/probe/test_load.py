@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import probing, record
-from sparsedepth.probe.hf import ProbedHfModel
+from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import check_transformers, load_model, weights_hash
 from sparsedepth.probe.probed_model import ProbedDecoder
 

@@ -7,8 +7,8 @@ from handmade import integers, normal
 
 from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import probing, record
-from sparsedepth.probe.hf import FAMILIES as MODEL_TYPES
-from sparsedepth.probe.hf import ProbedHfModel
+from sparsedepth.probe.hf_adapter import FAMILIES as MODEL_TYPES
+from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.probed_model import AttentionForm
 
 TOKENS = integers(40, 3, 12)
