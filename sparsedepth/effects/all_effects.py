@@ -19,7 +19,8 @@ import pandas as pd
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.effects.contrast import Contrast, Interaction, compare, contrasts, contrasts_on_bases, interactions
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
-from sparsedepth.effects.intervals import correct, doubt_shared_baselines, estimate, moderate
+from sparsedepth.effects.holm import correct
+from sparsedepth.effects.intervals import doubt_shared_baselines, estimate, moderate
 from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store.query_result import QueryResult

@@ -41,7 +41,7 @@ from sparsedepth.effects.chain import (
     units_of,
 )
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.intervals import holm
+from sparsedepth.effects.holm import holm
 from sparsedepth.effects.knobs import Design, Knob, design_of, find_knobs
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning_roles import result_rows

@@ -1,9 +1,9 @@
-"""What a handful of seeds can tell: mean, 95% interval, p, verdict, and the correction for asking often.
+"""What a handful of seeds can tell: mean, 95% interval, p, and the verdict.
 
     mean +- t(n-1, 0.975) s / sqrt(n)          p = P(|T_(n-1)| > |mean| / (s / sqrt(n)))
 
-In a family of contrasts s and its degrees of freedom are the moderated ones (`moderated`). Holm (1979), 'A simple
-sequentially rejective multiple test procedure'.
+In a family of contrasts s and its degrees of freedom are the moderated ones (`moderated`), and p is corrected for
+asking often (`holm`).
 
 What would have been seen: an effect that is called 'lower' or 'higher' in 80% of such sweeps,
 
@@ -255,14 +255,6 @@ def _moderated(judged: J, variance: float, df: float) -> J:
     return replace(judged, effect=with_extra_variances(effect, judged.extra_variances))
 
 
-def correct(family: Sequence[J]) -> list[J]:
-    """The same effects, each with Holm's p over all of them that have a p-value."""
-    p_at = {i: judged.effect.p for i, judged in enumerate(family) if judged.effect.p is not None}
-    p_holm_at = dict(zip(p_at, holm(list(p_at.values())), strict=True))
-    n_tested = max(len(p_at), 1)
-    return [replace(judged, p_holm=p_holm_at.get(i), n_tested=n_tested) for i, judged in enumerate(family)]
-
-
 def doubt_shared_baselines(family: Sequence[J], knobs: Sequence[str]) -> list[J]:
     """The same corrected effects at one depth, with a verdict blocked where it may come of a badly tuned baseline;
     `knobs` holds the knob of each.
@@ -300,13 +292,3 @@ def _held_against_median(judged: J, sharing: Sequence[Judged], variance: float) 
     reason = f"{place}, as if its tuned value were at fault"
     less = replace(judged, expected_regret=judged.expected_regret + median * share, tuning_ambiguity=reason)
     return less if less.verdict_blocked_by and not judged.verdict_blocked_by else judged
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: rejecting those <= 0.05 errs once or more in at most 5% of families."""
-    m = len(p_values)
-    adjusted, largest = [0.0] * m, 0.0
-    for rank, i in enumerate(sorted(range(m), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (m - rank) * p_values[i]))
-        adjusted[i] = largest
-    return adjusted

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sparsedepth.effects.contrast import Contrast, contrast_of, difference_of_effects
-from sparsedepth.effects.intervals import Judged, correct, moderate
+from sparsedepth.effects.holm import correct
+from sparsedepth.effects.intervals import Judged, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
 from sparsedepth.store.setting import word

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsedepth.effects.intervals import ExtraVariance, Judged, doubt_shared_baselines, estimate, holm, t_interval
+from sparsedepth.effects.holm import holm
+from sparsedepth.effects.intervals import ExtraVariance, Judged, doubt_shared_baselines, estimate, t_interval
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 

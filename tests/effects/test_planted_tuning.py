@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from sparsedepth.effects.contrast import noise_and_floor
+from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import (
     ExtraVariance,
     Judged,
-    correct,
     doubt_shared_baselines,
     estimate,
     moderate,
