@@ -27,11 +27,11 @@ def recipes_by_depth(known: pd.DataFrame, objective: str) -> tuple[Table, str]:
     columns = [
         ("n_layers", ""),
         ("use", "what was shown to help, else the baseline"),
-        ("lr", "in brackets: other values that may be as good or better, for all that these runs show"),
+        ("lr", "in brackets: other values, not ruled out as equal or better"),
         ("seeds", ""),
         (objective, "mean over seeds, with its 95% interval"),
         ("gain", "against the baseline of this depth, with its 95% interval"),
-        ("detectable", f"the gain of a setting that {POWER:.0%} of such sweeps would have told apart"),
+        ("detectable", f"the least gain of a setting found with a power of {POWER:.0%}"),
         ("training FLOPs", "of a run; x: over the baseline's"),
         ("time", "of a run, as busy as its machine was"),
         ("best measured", "of the configurations run here; the luck of few seeds is in it"),
@@ -39,9 +39,9 @@ def recipes_by_depth(known: pd.DataFrame, objective: str) -> tuple[Table, str]:
     text = f"What to use at each depth, by {objective}"
     if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tried(recipe)):
         text += f"; baseline: {', '.join(baselines)}"
-    text += f"; detectable: the gain that {POWER:.0%} of such sweeps would have told apart"
+    text += f"; detectable: the least gain found with a power of {POWER:.0%}"
     if any(row.rivals for _, measured in lines for row in measured):
-        text += "; lr in brackets: as good or better, for all that these runs show"
+        text += "; lr in brackets: not ruled out as equal or better"
     if any(_is_uneven(recipe) for recipe in recipes):
         text += f";{UNEVEN} a setting there was not tuned like the baseline"
     return table_of(columns, [list(_line(recipe, measured)) for recipe, measured in lines]), text

@@ -64,7 +64,7 @@ def test_a_line_per_depth_says_what_to_use_how_sure_and_at_what_cost(said):
         assert row[3] == "3" and row[5].startswith("-0.299 nat/token (95% interval -0.3") and row[7] == f"{flops} (x1)"
     assert "baseline: depth_scale=none" in note
     assert any(line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling") for line in said.summary)
-    assert any("distinguishable from seed noise after Holm's correction" in line for line in said.summary)
+    assert any("exceed the noise of seeds after Holm's correction" in line for line in said.summary)
 
 
 def test_counts_of_seeds_that_differ_are_a_range():
