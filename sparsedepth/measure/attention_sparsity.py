@@ -142,6 +142,7 @@ def attention_sums(
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:
+    """The model's shares at the first threshold; by head and by layer at each, named with it."""
     taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
     result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
 

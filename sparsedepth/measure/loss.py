@@ -161,6 +161,7 @@ def _logits(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> Iterator
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:
+    """Loss, accuracy and loss by difficulty of held-out sequences; the comparable loss where contexts differ."""
     config = context.config
     scored = context.sequences(config.seq_len, config.val_tokens)
     val = held_out_loss(context.probed, scored, context.rng(), context.max_tokens)

@@ -211,6 +211,7 @@ def _document_begin(ids_NT: np.ndarray, eod: int | None) -> np.ndarray:
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:
+    """Scores of the model and one row per followed token; nothing of a model in which none can be followed."""
     result = trajectories(context.probed, context.inputs, context.rng(), context.eod, context.max_tokens)
     if result is None:
         return

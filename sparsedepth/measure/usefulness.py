@@ -191,6 +191,7 @@ class _Moments:
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:
+    """The published score, its absolute forms by layer, and the blocks needed, from one fit of replacements."""
     config = context.config
     result = usefulness(
         context.probed, context.fit, context.scored, config.usefulness_threshold, context.rng(), context.max_tokens,

@@ -98,13 +98,20 @@ def _unseen(recipe: Recipe) -> str:
     unfair = [change for change in changes if change.contrast.verdict_blocked_by]
     uneven = f" ({len(unfair)} not tuned like the baseline)" if unfair else ""
     none = f"None of {counted(len(changes), 'change')} was shown to help{uneven}"
-    open_to_doubt = [c.contrast.detectable for c in changes if comparison_of(c.contrast) == "not distinguishable"]
-    sizes = sorted(size for size in open_to_doubt if size is not None)
+    sizes = detectable_sizes(recipe)
     if not sizes:
         return none
-    ends = dict.fromkeys(_two_digits(size, recipe.unit) for size in (sizes[0], sizes[-1]))
+    ends = dict.fromkeys(_two_digits(size, recipe.unit) for size in sizes)
     in_unit = f" {recipe.unit}" if recipe.unit not in ("", "1", "ln ratio") else ""
     return f"{none}; an improvement below {' to '.join(ends)}{in_unit} may have gone unseen"
+
+
+def detectable_sizes(recipe: Recipe) -> tuple[float, ...]:
+    """The smallest and the largest effect that would have been told apart, over the settings of which nothing can be
+    told; empty where none has one."""
+    in_doubt = [c.contrast for c in tried(recipe) if comparison_of(c.contrast) == "not distinguishable"]
+    sizes = [contrast.detectable for contrast in in_doubt if contrast.detectable is not None]
+    return (min(sizes), max(sizes)) if sizes else ()
 
 
 def _two_digits(value: float, unit: str) -> str:

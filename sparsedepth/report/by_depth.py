@@ -11,19 +11,20 @@ from sparsedepth.effects.knobs import changed, find_knobs, tuned_fields
 from sparsedepth.effects.pairs import unit_of
 from sparsedepth.effects.sentences import estimate_text, size_text
 from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
-from sparsedepth.recipe.choose import comparison_of, derive
+from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
-from sparsedepth.recipe.conclusion import duration, tried
+from sparsedepth.recipe.conclusion import detectable_sizes, duration, tried
 from sparsedepth.report.tables import Table, table_of
+from sparsedepth.store.tuning_roles import result_rows
 
 UNEVEN = " ‡"
 """Marks a depth at which a setting was not tuned like the baseline."""
 
 
-def recipes_by_depth(known: pd.DataFrame, objective: str) -> tuple[Table, str]:
-    """The recipe of each depth, and what its columns say; from the trained, chosen rows of `runs`."""
-    recipes = [derive(known, int(depth), objective) for depth in sorted(set(known["n_layers"].dropna()))]
-    lines = [(recipe, comparison_rows(known, recipe)) for recipe in recipes]
+def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
+    """The recipe of each depth, from the same rows of `runs` as the card, and what its columns say."""
+    recipes = [derive(runs, int(depth), objective) for depth in sorted(set(result_rows(runs)["n_layers"].dropna()))]
+    lines = [(recipe, comparison_rows(runs, recipe)) for recipe in recipes]
     columns = [
         ("n_layers", ""),
         ("use", "what was shown to help, else the baseline"),
@@ -82,9 +83,7 @@ def _gain(recipe: Recipe) -> str:
 
 def _detectable(recipe: Recipe) -> str | None:
     """Of the settings tried of which nothing can be told."""
-    open_to_doubt = [c.contrast for c in tried(recipe) if comparison_of(c.contrast) == "not distinguishable"]
-    sizes = sorted(contrast.detectable for contrast in open_to_doubt if contrast.detectable is not None)
-    text = " to ".join(dict.fromkeys(size_text(size, recipe.unit) for size in sizes[:1] + sizes[-1:]))
+    text = " to ".join(dict.fromkeys(size_text(size, recipe.unit) for size in detectable_sizes(recipe)))
     return f"{text}{UNEVEN if _is_uneven(recipe) else ''}" if text else None
 
 

@@ -95,7 +95,7 @@ def content(
         definitions=definitions,
         summary=(*searched, *summarise(runs, known, card, effects, links, failures), *skipped),
         card=card,
-        by_depth=None if compared is None else recipes_by_depth(compared, objective),
+        by_depth=None if compared is None else recipes_by_depth(runs, objective),
         runs=runs_table,
         effects=table_of_effects(effects) if effects else None,
         links=tuple((heading_of(one), tuple(evidence_lines(one))) for one in links),
@@ -218,6 +218,7 @@ def _together(evidence: LinkEvidence) -> str:
 
 
 def counts_text(runs: pd.DataFrame, known: pd.DataFrame | None) -> str:
+    """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and what else is here."""
     n_models = int(runs["model"].notna().sum())
     parts = []
     if known is not None:
