@@ -66,7 +66,8 @@ def _count(matrices: Mapping[str, Tensor], thresholds: Sequence[float], relative
     for name, matrix in matrices.items():
         kind = name.rpartition(".")[2]  # expert3.gate is a gate
         counts.setdefault(kind, np.zeros(1 + len(thresholds), dtype=np.int64))
-        size, unit = matrix.abs(), 1.0
+        # In fp32: a comparison in bf16 would round the threshold, by up to 0.4%, onto weights on its other side.
+        size, unit = matrix.float().abs(), 1.0
         if relative:
             unit = torch.linalg.vector_norm(matrix, dtype=torch.float64).item() / math.sqrt(matrix.numel())
         if unit > 0:

@@ -26,6 +26,14 @@ def test_absolute_share_by_hand():
     assert found.entries == [8, 4]
 
 
+def test_thresholds_are_not_rounded_to_the_dtype_of_the_weights():
+    """bf16 has no 0.001: the number next to it is 0.00099945, and a weight of that size is below the threshold."""
+    matrix = torch.tensor([[0.00099945, 0.00100327, 1.0, 1.0]], dtype=torch.bfloat16)
+    assert weight_sparsity(model_of([matrix]), [1e-3], relative=False).total == {1e-3: 1 / 4}
+    relative = torch.tensor([[0.1, 0.0, 1.0, 1.0]], dtype=torch.bfloat16)  # rms 0.70889 of 0.10010, 0, 1 and 1
+    assert weight_sparsity(model_of([relative]), [0.1412], relative=True).total == {0.1412: 1 / 4}
+
+
 def test_relative_share_by_hand():
     matrix = torch.tensor([[3.0, 4.0], [0.0, 0.0]])  # rms 5/2
     found = weight_sparsity(model_of([matrix]), [1.0, 1.5, 1.7], relative=True)
