@@ -6,6 +6,7 @@
       zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
+      n_streams     0               the matrices of the streams' coefficients    (`model.streams`)
     w = 0 at the entries that weight_density leaves out, each with chance 1 - weight_density
 
 So two configurations with one seed share every weight whose name and shape they share, and their comparison is paired:
@@ -85,6 +86,8 @@ def _is_masked(name: str) -> bool:
 def _std(name: str, config: ModelConfig) -> float:
     """Standard deviation of a matrix."""
     shrink, is_block = 1.0, name.startswith("blocks.")
+    if name.endswith("_streams.weight"):
+        return 0.0
     if is_block and name.endswith(OUTPUTS):
         if config.init == "zero_outputs":
             return 0.0

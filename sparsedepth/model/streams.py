@@ -63,8 +63,6 @@ class Streams(nn.Module):
         start_nc[:, 2:] = SHUT * (1 - torch.eye(self.n)) if self.is_manifold else torch.eye(self.n)
         self.start_scalar.copy_(start_nc.flatten())
         self.size_scalar.fill_(0.01)
-        self.weight.zero_()
-        self.norm.weight.fill_(1.0)
 
     def _coefficients(self, x_BTnD: Tensor, first: int, last: int) -> Tensor:
         """z_BTnc, the coefficients first .. last - 1 of each stream, before what manifold makes of them."""

@@ -61,6 +61,8 @@ def test_sparsity_is_blind_to_it():
         {"weight_density": 0.5},
         {"init": "zero_outputs"},
         {"norm": "deepnorm"},
+        {"n_streams": 2},
+        {"n_streams": 2, "stream_mixing": "manifold"},
     ],
     ids=str,
 )
