@@ -47,7 +47,8 @@ def by_difficulty(
     ]
 
     def solved(correct_RD: np.ndarray, n_RD: np.ndarray) -> np.ndarray:
-        fails_RD = correct_RD < SOLVED * n_RD
+        # Both are means over sequences, whose rounding must not decide where the accuracy is 0.9 itself.
+        fails_RD = correct_RD < (SOLVED - 1e-9) * n_RD
         first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
         return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)
 

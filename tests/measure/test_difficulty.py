@@ -33,6 +33,16 @@ def test_the_highest_difficulty_up_to_which_all_are_solved(accuracy_D, highest):
     assert solved(accuracy_D, first=3).value == highest + 3
 
 
+def test_nine_in_ten_are_solved_however_they_lie_in_the_sequences():
+    """45 of 50 positions in sequences of 17, 17 and 16: the mean 15 is less than 0.9 x 50/3 by its rounding alone."""
+    counts_NT = np.arange(17) < np.array([17, 17, 16])[:, None]
+    targets_NT = np.where(counts_NT, 0, IGNORED)
+    correct_NT = counts_NT.copy()
+    correct_NT[0, :5] = False
+    found = by_difficulty(np.ones((3, 17)), correct_NT, targets_NT, np.zeros((3, 17), dtype=int), rng())
+    assert found.rows[0]["accuracy"] == 0.9 and found.solved.value == 0
+
+
 def test_its_interval_holds_what_other_sequences_would_have_given():
     sure, close = solved([1, 1, 0.5, 0.1]), solved([1, 0.975, 0.9, 0.875, 0.2])
     assert (sure.lo, sure.value, sure.hi) == (1, 1, 1)
