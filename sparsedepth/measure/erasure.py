@@ -31,6 +31,8 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
 """Where the erased tokens stand, as shares of the sequence."""
+MIN_TOKENS = 5
+"""Of a shorter sequence these are not four places, and some of them are the first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +120,7 @@ def _distance(probed: ProbedModel, one_BtD: Tensor, other_BtD: Tensor) -> Tensor
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:
-    if not context.probed.causal:
+    if not context.probed.causal or context.config.seq_len < MIN_TOKENS:
         return  # where every token sees every other, none is later
     result = erasure(context.probed, context.inputs, context.rng(), context.max_tokens)
     made.add_score("erasure_effect", result.score)

@@ -216,6 +216,12 @@ def test_only_what_is_asked_for_is_measured():
     assert not found.pairs and not found.heads
 
 
+def test_of_four_tokens_none_stands_at_a_quarter_that_is_not_the_first():
+    sizes = {"measures": ["erasure"], "batch_tokens": 20, "train_tokens": 20}
+    short, long = (measured(fields={**sizes, "seq_len": n}) for n in (4, 5))
+    assert not short.summary and not short.layers and "erasure_effect" in long.summary
+
+
 @pytest.mark.parametrize("part", SUITE)
 def test_the_glossary_knows_which_part_fills_a_column(part):
     measures = {(column.view, column.name): column.measure for column in quantities.ALL}
