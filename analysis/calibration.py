@@ -15,8 +15,8 @@ at a need where its accuracy is at least SOLVED: what is not solved needs more d
     tau = (pairs that the score orders as the need does - pairs it orders the other way) / pairs that differ in need
 
 Kendall's tau-a, per seed: within a depth over pairs of one depth, across depths over pairs of two. Interval: Student's
-over seeds, whose spread is taken to be at least that of tau under random order. p: of a mean over seeds as large where
-the needs of each model (group: of each pair of models) are in random order.
+over seeds, whose spread is taken to be at least that of tau under random order, ended at -1 and 1. p: of a mean over
+seeds as large where the needs of each model (group: of each pair of models) are in random order.
 
     follows           p <= 0.025 and the mean tau >= 0.5, in one comparison at least, and 'does not' in none
     does not follow   the interval of tau ends below 0.5, in one comparison at least
@@ -28,7 +28,7 @@ Shapes: N rows (a model at a need), P random orders.
 import argparse
 import csv
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -127,9 +127,14 @@ def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -
     if not taus:
         return None
     null_P = np.mean(orders_P, axis=0)
-    tau = estimate(taus, least_sd=float(np.sqrt(np.mean([order_P.var() for order_P in orders_P]))))
+    tau = _within_bounds(estimate(taus, least_sd=float(np.sqrt(np.mean([order_P.var() for order_P in orders_P])))))
     p = float((1 + (null_P >= np.mean(taus) - 1e-12).sum()) / (1 + N_ORDERS))
     return Trial(score=score, comparison=comparison, n_layers=n_layers, tau=tau, p=p, verdict=_verdict(tau, p))
+
+
+def _within_bounds(tau: Estimate) -> Estimate:
+    """Student's interval knows no bounds; tau has them."""
+    return tau if tau.lo is None or tau.hi is None else replace(tau, lo=max(tau.lo, -1.0), hi=min(tau.hi, 1.0))
 
 
 def concordance(value_N: np.ndarray, need_PN: np.ndarray, compared_NN: np.ndarray) -> np.ndarray:
@@ -162,6 +167,12 @@ def overall(of_score: Iterable[Trial]) -> Verdict:
         if verdict in verdicts:
             return verdict
     return "undecided"
+
+
+def tally(of_score: list[Trial]) -> str:
+    """'follows in 9 of 12, does not in 1': how many comparisons came to which verdict."""
+    verdicts = [trial.verdict for trial in of_score]
+    return f"follows in {verdicts.count('follows')} of {len(verdicts)}, does not in {verdicts.count('does not follow')}"
 
 
 def read(results: Path) -> list[Row]:
@@ -259,7 +270,7 @@ def report(made: list[Trial]) -> Iterator[str]:
     for score in SCORES:
         of_score = [trial for trial in made if trial.score == score]
         if of_score:
-            yield f"  {score}: {overall(of_score)}"
+            yield f"  {score}: {overall(of_score)} ({tally(of_score)})"
         for trial in of_score:
             place = "across depths" if trial.n_layers is None else f"{trial.n_layers} layers"
             yield (
@@ -275,7 +286,11 @@ PANELS = (
     ("length", "needed_layers", "A5: operations"),
 )
 """(comparison, score, what the need is)"""
-COLOURS: dict[Verdict, str] = {"follows": "#009e73", "does not follow": "#d55e00", "undecided": "#888888"}
+COMPARISONS = {"hops": "more hops", "length": "more operations", "group": "A5 against Z60"}
+Colours = Mapping[int, Any]
+"""By n_layers."""
+ACROSS = "#444444"
+"""Colour of what is compared across depths."""
 
 
 def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
@@ -298,49 +313,61 @@ def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
 
 def _page(rows: list[Row], made: list[Trial]) -> Any:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     from sparsedepth.plots.style import caption, depth_colours, depth_legend
 
     colours = depth_colours(row.n_layers for row in rows)
-    page = Figure(figsize=(10.2, 6.4), layout="constrained")
-    grid = page.add_gridspec(len(PANELS), 2, width_ratios=(1, 1.9))
-    for place, (comparison, score, need) in enumerate(PANELS):
-        axes = page.add_subplot(grid[place, 0])
-        shown = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
-        for (n_layers, _), line in groupby(sorted(shown, key=_place), key=lambda row: (row.n_layers, row.seed)):
-            points = [(row.need, row.value) for row in line]
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1, color=colours[n_layers])
-        axes.set(xlabel=need, ylabel=score.replace("_", " "))
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _draw_taus(page.add_subplot(grid[:, 1]), made)
+    page = Figure(figsize=(11.5, 6.6), layout="constrained")
+    grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.5, 1, 1, 1))
+    for place, panel in enumerate(PANELS):
+        _draw_needs(page.add_subplot(grid[place, 0]), panel, rows, colours)
+    scores = [score for score in SCORES if any(trial.score == score for trial in made)]
+    forests = [page.add_subplot(grid[:, 1 + place]) for place in range(len(COMPARISONS))]
+    for axes, comparison in zip(forests, COMPARISONS, strict=True):
+        _draw_taus(axes, comparison, scores, made, colours)
+    forests[0].set_yticks(range(len(scores)), [score.replace("_", " ") for score in scores])
+    forests[1].set_xlabel("order of score and need, Kendall's tau: 1 where the score rises whenever the need does")
+    for place, score in enumerate(scores):
+        verdicts = [trial.verdict for trial in made if trial.score == score]
+        forests[-1].text(1.15, place, f"{verdicts.count('follows')} of {len(verdicts)}", va="center", fontsize=8)
+    forests[-1].text(1.15, -1.0, "follows", fontsize=8)
     depth_legend(page, colours)
     n_seeds = counted(max(trial.tau.n for trial in made), "seed")
     caption(
-        page, f"Left: one line for each model, at the needs that it solves (accuracy at least {SOLVED}). Right: order "
-        f"of score and need, Kendall's tau, mean and Student's 95% interval over up to {n_seeds}; a circle for "
-        "each depth, a diamond across depths. 1: the score rises whenever the need does; 0: it does not know the need.",
+        page, f"Left: a line for each model, at the needs that it solves (accuracy at least {SOLVED}). Right: does a "
+        f"score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and, as a diamond, "
+        "across depths; filled: it follows (p at most 0.025 and tau at least 0.5).",
     )  # fmt: skip
     return page
 
 
-def _draw_taus(axes: Any, made: list[Trial]) -> None:
-    """A line for each score, its comparisons one under the other, in the colours of the verdicts."""
-    scores = [score for score in SCORES if any(trial.score == score for trial in made)]
+def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours: Colours) -> None:
+    """A score of every model against the need of what it was measured on."""
+    from matplotlib.ticker import MaxNLocator
+
+    comparison, score, need = panel
+    shown = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
+    for (n_layers, _), line in groupby(sorted(shown, key=_place), key=lambda row: (row.n_layers, row.seed)):
+        points = [(row.need, row.value) for row in line]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1, color=colours[n_layers])
+    axes.set(xlabel=need, ylabel=score.replace("_", " "))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_taus(axes: Any, comparison: str, scores: list[str], made: list[Trial], colours: Colours) -> None:
+    """A row for each score, in it a mark for each depth in the colour of the depth, and one across depths."""
     for place, score in enumerate(scores):
-        of_score = [trial for trial in made if trial.score == score]
-        for offset, trial in zip(np.linspace(-0.36, 0.36, len(of_score)), of_score, strict=True):
-            lo, hi = (end if end is not None else trial.tau.mean for end in (trial.tau.lo, trial.tau.hi))
-            axes.plot(np.clip([lo, hi], -1, 1), [place + offset] * 2, color=COLOURS[trial.verdict], linewidth=0.8)
+        of_score = [trial for trial in made if (trial.score, trial.comparison) == (score, comparison)]
+        for offset, trial in zip(np.linspace(-0.3, 0.3, len(of_score)), of_score, strict=True):
+            colour = ACROSS if trial.n_layers is None else colours[trial.n_layers]
             marker = "D" if trial.n_layers is None else "o"
-            axes.plot(trial.tau.mean, place + offset, marker, color=COLOURS[trial.verdict], markersize=3)
+            face = colour if trial.verdict == "follows" else "white"
+            axes.plot([trial.tau.lo, trial.tau.hi], [place + offset] * 2, color=colour, linewidth=0.8)
+            axes.plot(trial.tau.mean, place + offset, marker, color=colour, markerfacecolor=face, markersize=4)
     axes.axvline(0, color="#444444", linewidth=0.8)
-    axes.set(xlim=(-1.08, 1.08), xlabel="order of score and need, tau", ylim=(len(scores) - 0.4, -0.6))
-    axes.set_yticks(range(len(scores)), [score.replace("_", " ") for score in scores])
-    for verdict, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, markersize=4, label=verdict)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    axes.set(xlim=(-1.1, 1.1), ylim=(len(scores) - 0.4, -0.6), title=COMPARISONS[comparison])
+    axes.set_yticks(range(len(scores)), [])
 
 
 def main(arguments: list[str]) -> int:

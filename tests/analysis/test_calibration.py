@@ -50,6 +50,12 @@ def test_a_score_that_does_not_is_not(value):
     assert set(verdicts(value).values()) == {"does not follow"}
 
 
+def test_an_interval_ends_where_tau_does_and_the_verdicts_are_counted():
+    made = calibration.trials(table("usefulness", lambda need, n_layers, _: need / n_layers, depths=(4, 16)))
+    assert [(trial.tau.mean, trial.tau.hi) for trial in made[:2]] == [(1.0, 1.0)] * 2 and made[0].tau.lo < 1.0
+    assert next(calibration.report(made)) == "  usefulness: does not follow (follows in 2 of 3, does not in 1)"
+
+
 def test_a_share_of_layers_follows_within_a_depth_alone():
     assert verdicts(lambda need, n_layers, _: need / n_layers, depths=(4, 16)) == {
         4: "follows", 16: "follows", None: "does not follow",
