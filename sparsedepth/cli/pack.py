@@ -15,6 +15,14 @@ def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the pack, a new folder; default DIR.pack")] = None,
     weights: Annotated[bool, typer.Option("--weights", help="keep the weights, which `measure` reads")] = False,
+    single_precision: Annotated[
+        bool,
+        typer.Option(
+            "--single-precision",
+            help="round curves and the values of layers, heads and pairs to 7 digits, which halves the pack; `runs` is "
+            "kept whole",
+        ),
+    ] = False,
 ) -> None:
     """Put all complete records of a results folder into a few files, which are read as the folder is."""
     from sparsedepth.store.packing import check_new
@@ -22,7 +30,7 @@ def pack(
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
     check_new(target)
-    packed = write(folder, target, weights)
+    packed = write(folder, target, weights, single_precision)
     print(f"{target}: {packed.records} records in {packed.files} files, {packed.bytes / 1e6:.1f} MB")
 
 
@@ -41,4 +49,4 @@ def unpack(
     unpacked = write(open_pack(folder), out)
     print(f"{out}: {unpacked.records} records in {unpacked.files} files, {unpacked.bytes / 1e6:.1f} MB")
     if unpacked.rewritten:
-        print(f"{unpacked.rewritten} of them have new checksums: their tables were written by another pyarrow")
+        print(f"{unpacked.rewritten} of them have new checksums: their tables are another pyarrow's, or were rounded")

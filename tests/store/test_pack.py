@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -139,6 +140,21 @@ def test_tables_that_another_pyarrow_wrote_keep_their_rows_under_new_checksums(r
     verify(tmp_path / "again/runs" / run.name)
     assert rows_of(tmp_path / "again") == before
     assert pq.read_table(tmp_path / "again/runs" / run.name / "layers.parquet").equals(rows)
+
+
+def test_single_precision_rounds_the_rows_and_keeps_the_runs(results, tmp_path):
+    value, beyond = 0.1 + 2.0**-40, 1e300
+    config, row = RunConfig(seed=6), {"step": 1, "metric": "residual_variance", "n": 4}
+    layers = [{**row, "layer": layer, "value": x} for layer, x in ((1, value), (2, beyond))]
+    make_run(results, config, {"val_loss": value}, layers=layers)
+    pack(results, tmp_path / "pack", single_precision=True)
+    query = f"from layers where run_id = '{config.run_id}' order by layer"
+    with open_store(tmp_path / "pack") as store:
+        assert store.sql(f"select value {query}").rows == ((float(np.float32(value)),), (beyond,))
+        assert store.sql(f"select val_loss from runs where run_id = '{config.run_id}'").rows == ((value,),)
+    unpacked = unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
+    assert unpacked.rewritten >= 1 and rows_of(tmp_path / "again") == rows_of(tmp_path / "pack")
+    verify(tmp_path / "again/runs" / config.run_id)
 
 
 def test_weights_are_kept_where_asked_for(results, tmp_path):
