@@ -264,6 +264,8 @@ class Driver:
                 return True
             may_leave = self.leaves_when_idle and not self.plan.is_open(self.results_index.loss_of)
             return not may_leave and bool(trial_queue.count(study, TrialState.RUNNING))
+        except Stopped:  # while another process had the queue: what runs here is waited for
+            return True
         except storage.ERRORS as error:
             self._storage_wait.wait(error, self.stop)
             return True
@@ -271,7 +273,8 @@ class Driver:
     def _take(self, worker: Worker, study: optuna.Study) -> bool:
         """Give a worker what is next: of few tasks no more than leaves some for the others."""
         share = -(-trial_queue.count(study, TrialState.WAITING) // len(self._workers))
-        return worker.take(study, self._lease_id, self.plan.config_of, share)
+        with hold(self._queue_lock, self.stop):
+            return worker.take(study, self._lease_id, self.plan.config_of, share)
 
     def _refill(self, study: optuna.Study) -> None:
         """Queue what is neither done nor in hand, except what failed too often."""

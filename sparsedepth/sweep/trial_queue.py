@@ -235,7 +235,11 @@ def _exhausted(study: optuna.Study, task: Task) -> None:
 def take(
     study: optuna.Study, definition: SweepDefinition, lease_id: str, fits: Callable[[Task], bool] = lambda task: True
 ) -> optuna.Trial | None:
-    """The first trial that waits and fits, now running under a lease; None where none does."""
+    """The first trial that waits and fits, now running under a lease; None where none does.
+
+    For whoever holds the queue's lock: two that took at a moment could each note a lease, the loser's last, and the
+    trial would be given back while it runs.
+    """
     storage = study._storage
     for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         task = task_of(waiting)
@@ -252,9 +256,7 @@ def take(
         its_study = optuna.load_study(
             study_name=study.study_name, storage=storage, sampler=make_sampler(definition, task)
         )
-        trial = optuna.Trial(its_study, waiting._trial_id)
-        trial.set_user_attr("lease", lease_id)  # again: one that lost the race for it may have written its own since
-        return trial
+        return optuna.Trial(its_study, waiting._trial_id)
     return None
 
 

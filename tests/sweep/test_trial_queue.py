@@ -3,6 +3,7 @@
 import json
 import math
 import statistics
+import threading
 import uuid
 
 import optuna
@@ -229,6 +230,31 @@ def test_the_trial_of_a_dead_process_waits_again_and_that_of_a_living_one_does_n
     assert (living.number, dead.number) == (0, 1) and states == ["RUNNING", "WAITING", "WAITING"]
     trial_queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
     assert [trial.state.name for trial in driver.study.trials] == ["WAITING"] * 3
+
+
+def test_a_trial_has_the_lease_of_the_process_that_runs_it_though_another_wanted_it_too(tmp_path, monkeypatch):
+    """One is about to note its lease when the other takes; without a lock it would note it on a trial that runs."""
+    definition = sweep(space={"n_layers": [1]})
+    first, second = Sweep(definition, tmp_path), Sweep(definition, tmp_path)
+    note, taken = first.study._storage.set_trial_user_attr, {}
+
+    def take(driver):
+        taken[driver._lease_id] = driver._take(driver._workers[0], driver.study)
+
+    other = threading.Thread(target=take, args=(second,))
+
+    def note_late(trial_id, key, value):
+        if key == "lease" and not other.is_alive():
+            other.start()
+            other.join(0.2)
+        note(trial_id, key, value)
+
+    monkeypatch.setattr(first.study._storage, "set_trial_user_attr", note_late)
+    take(first)
+    other.join()
+    (trial,) = first.study.trials
+    assert trial.state.name == "RUNNING" and sorted(taken.values()) == [False, True]
+    assert taken[trial.user_attrs["lease"]]
 
 
 def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
