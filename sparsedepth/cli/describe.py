@@ -12,11 +12,6 @@ from sparsedepth import quantities
 from sparsedepth.quantities.record import Table
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(metrics)
-    app.command()(schema)
-
-
 def metrics(
     name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
 ) -> None:

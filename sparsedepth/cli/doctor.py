@@ -47,10 +47,6 @@ class Finding:
     """Whether the workbench does not run without it."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)
-
-
 def doctor(format: Annotated[str, typer.Option(help="table or json")] = "table") -> None:
     """Say what is installed, what works here, what 'auto' chooses and why; exit code 1 if the core does not work."""
     if format not in ("table", "json"):

@@ -10,10 +10,6 @@ import typer
 from sparsedepth.cli.query import Folders, Format, Out, SkipDamaged, show
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(effects)
-
-
 def effects(
     folders: Folders,
     by: Annotated[

@@ -9,11 +9,6 @@ if TYPE_CHECKING:
     from sparsedepth.store.evals import Evaluation
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(export)
-    app.command()(evaluate)
-
-
 def export(
     run: Annotated[Path, typer.Argument(help="folder of a complete run")],
     out: Annotated[Path, typer.Option("-o", "--out", help="folder to make")],

@@ -6,10 +6,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command("import")(import_)
-
-
 def import_(
     table: Annotated[
         Path, typer.Argument(metavar="TABLE", help="runs, one a row: .csv, .tsv, .json, .jsonl, .parquet")

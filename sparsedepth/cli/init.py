@@ -6,10 +6,6 @@ from typing import Annotated, Literal
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(init)
-
-
 def init(
     kind: Annotated[Literal["sweep", "run", "toy", "import"], typer.Argument(help="what the file defines")] = "sweep",
     file: Annotated[Path | None, typer.Argument(help="file to write; default KIND.yaml here")] = None,

@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from sparsedepth.probe.text import GivenTokens
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(measure)
-
-
 def measure(
     model: Annotated[str, typer.Argument(help="run folder, local Hugging Face folder, or hub name")],
     data: Annotated[

@@ -40,10 +40,6 @@ END_SECONDS = 20.0
 """How long the tasks of a sweep that is complete are waited for, to count what they have used."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(stop)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
     """What the command line asks for."""

@@ -6,11 +6,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(pack)
-    app.command()(unpack)
-
-
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the pack, a new folder; default DIR.pack")] = None,

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(plan)
-
-
 def plan(
     file: Annotated[
         Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or give --vary")

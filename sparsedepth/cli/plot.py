@@ -8,10 +8,6 @@ import typer
 from sparsedepth.cli.query import SkipDamaged
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(plot)
-
-
 def plot(
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="DIR...", help="results folders, or run folders")

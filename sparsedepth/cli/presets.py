@@ -5,10 +5,6 @@ from typing import Annotated, Any
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(presets)
-
-
 def presets(name: Annotated[str | None, typer.Argument(help="print this one's fields, as a run file")] = None) -> None:
     """List the papers' models, for `preset: NAME` in a run file or a sweep's base."""
     from sparsedepth.config.presets import PRESETS, find

@@ -22,7 +22,7 @@ SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="leave damaged
 EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
 
 
-class _Query(TyperCommand):
+class QueryCommand(TyperCommand):
     """`--ask` without a name, at the end or before another option, lists the questions, and so does `--list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -31,12 +31,6 @@ class _Query(TyperCommand):
         if after and (after == len(args) or args[after].startswith("-")):
             args = [*args[:after], "list", *args[after:]]
         return super().parse_args(ctx, args)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(cls=_Query)(query)
-    app.command()(best)
-    app.command()(compare)
 
 
 def query(

@@ -37,11 +37,6 @@ app = typer.Typer(
 )
 
 
-def register(main: typer.Typer) -> None:
-    main.add_typer(app, name="recipe")
-
-
-@app.command()
 def derive(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")],
     out: Annotated[
@@ -81,7 +76,6 @@ def derive(
             print(f"verify it on fresh seeds: sparsedepth recipe verify {data} --out DIR")
 
 
-@app.command()
 def verify(
     card: CardFile,
     out: Out,
@@ -134,7 +128,6 @@ def _print_verification(before: "Card", after: "Card") -> None:
     print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")
 
 
-@app.command()
 def compare(
     card: CardFile,
     literature: Annotated[str, typer.Argument(metavar="papers", help="papers: the published tables")] = "papers",

@@ -8,10 +8,6 @@ import typer
 from sparsedepth.cli.query import SkipDamaged
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(report)
-
-
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")],
     out: Annotated[

@@ -35,10 +35,6 @@ Format = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")
 app = typer.Typer(help="The depth law: how loss falls with width, depth and data.", no_args_is_help=True)
 
 
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="scaling")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
     fit: "Fit"
@@ -47,7 +43,6 @@ class Fitted:
     """With those that were left out."""
 
 
-@app.command()
 def fit(
     source: Source,
     minus_layers: MinusLayers = 0.0,
@@ -83,7 +78,6 @@ def fit(
     _print_report(report, format)
 
 
-@app.command()
 def plot(
     source: Source,
     out: Annotated[
@@ -108,7 +102,6 @@ def plot(
     print(f"{out} ({out.stat().st_size // 1024} KiB), {data}")
 
 
-@app.command()
 def optimum(
     source: Source,
     params: Annotated[float, typer.Option(help="parameter budget, vocabulary tables included: 1e8")],

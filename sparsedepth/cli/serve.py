@@ -8,10 +8,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-
-
 def serve(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep, also while it runs")],
     host: Annotated[

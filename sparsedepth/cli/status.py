@@ -23,11 +23,6 @@ OF_A_RUN = re.compile(r"  \w+ [0-9a-f]{12}\b")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(status)
-    app.command()(logs)
-
-
 def status(
     folder: Folder,
     watch: Annotated[bool, typer.Option("--watch", help="again and again, until nothing is left to run")] = False,

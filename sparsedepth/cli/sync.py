@@ -7,10 +7,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(sync)
-
-
 def sync(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder")],
     to: Annotated[str, typer.Option(help="tensorboard, mlflow, trackio or wandb (offline)")],

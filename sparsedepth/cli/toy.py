@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from sparsedepth.toy.exponents import Exponent
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(toy)
-
-
 def toy(
     file: Annotated[Path, typer.Argument(help="toy definition (YAML), such as sweeps/toy.yaml")],
     out: Annotated[Path, typer.Option("-o", "--out", help="results folder; made if missing")],

@@ -52,12 +52,6 @@ Stack = Annotated[
 MaxAttempts = Annotated[int, typer.Option(min=1, help="how often a failing run is tried")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(sweep)
-    app.command()(work)
-    app.command()(train)
-
-
 def sweep(
     out: Out,
     file: Annotated[Path | None, typer.Argument(help="sweep definition (YAML); or give --vary")] = None,

@@ -7,11 +7,14 @@ import shlex
 import pytest
 from typer.main import get_command
 
-from sparsedepth.cli.examples import EXAMPLES, commands_of, with_examples
+from sparsedepth.cli import main
 from sparsedepth.cli.main import app, run
 
-GROUP = with_examples(get_command(app))
-COMMANDS = dict(commands_of(GROUP))
+GROUP = get_command(app)
+COMMANDS = {}
+for _name, _command in GROUP.commands.items():
+    parts = getattr(_command, "commands", None)
+    COMMANDS |= {f"{_name} {part}": inner for part, inner in parts.items()} if parts else {_name: _command}
 
 
 def out_of(capsys, *arguments):
@@ -23,15 +26,14 @@ def out_of(capsys, *arguments):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_the_example_of_a_command_is_parsed_by_it(words):
-    name, *arguments = shlex.split(EXAMPLES[words])
+    arguments = shlex.split(main.COMMANDS[words][1])
     given = arguments[len(words.split()) :] if arguments[: len(words.split())] == words.split() else arguments[1:]
-    assert name == "sparsedepth"
     with COMMANDS[words].make_context(words, given) as context:
         assert context.params
 
 
 def test_there_is_no_example_without_a_command():
-    assert set(EXAMPLES) == set(COMMANDS)
+    assert set(main.COMMANDS) == set(COMMANDS)
 
 
 def test_help_shows_the_example_and_whole_summaries(capsys):
