@@ -15,41 +15,42 @@ TABLES: tuple[Table, ...] = ("curves", "layers", "heads", "pairs", "tokens", "di
 """The tables of many rows per run; `runs` has one row per run."""
 
 
-def _run_columns() -> tuple[Column, ...]:
-    def column(name: str, type: str, meaning: str, unit: str = "") -> Column:
-        return Column(view="runs", name=name, type=type, meaning=meaning, unit=unit)
+def _of_runs(name: str, type: str, meaning: str, unit: str = "") -> Column:
+    return Column(view="runs", name=name, type=type, meaning=meaning, unit=unit)
 
+
+def _run_columns() -> tuple[Column, ...]:
     return (
-        column("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
-        column("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
-        column("model", "VARCHAR", "a model that was only measured, as it was named; NULL for a trained run"),
-        *(column(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
+        _of_runs("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
+        _of_runs("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
+        _of_runs("model", "VARCHAR", "a model that was only measured, as it was named; NULL for a trained run"),
+        *(_of_runs(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
         *quantities.RUNS,
-        column("folder", "VARCHAR", "where the run's files lie"),
-        column("device", "VARCHAR", "hardware that trained it (manifest)"),
-        column("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
-        column("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
-        column("training_seconds", "DOUBLE", "the part of seconds before anything was measured (manifest)", "s"),
-        column("planned_seconds", "DOUBLE", "what the run was priced at before the sweep started (manifest)", "s"),
-        column(
+        _of_runs("folder", "VARCHAR", "where the run's files lie"),
+        _of_runs("device", "VARCHAR", "hardware that trained it (manifest)"),
+        _of_runs("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
+        _of_runs("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
+        _of_runs("training_seconds", "DOUBLE", "the part of seconds before anything was measured (manifest)", "s"),
+        _of_runs("planned_seconds", "DOUBLE", "what the run was priced at before the sweep started (manifest)", "s"),
+        _of_runs(
             "peak_memory_bytes",
             "BIGINT",
             "most memory: allocated on the GPU, or on a CPU added to the process (manifest)",
             "byte",
         ),
-        column("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
-        column(
+        _of_runs("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
+        _of_runs(
             "node_hours",
             "DOUBLE",
             "on a cluster, lost starts included; its share of a task that computed others beside it (manifest)",
             "h",
         ),
-        column("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
-        column("origin", "VARCHAR", "whose run it is, where it was imported from a table; NULL for a run of ours"),
-        column(
+        _of_runs("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
+        _of_runs("origin", "VARCHAR", "whose run it is, where it was imported from a table; NULL for a run of ours"),
+        _of_runs(
             "cluster", "VARCHAR", "imported rows that share it are not independent: points of one training run, say"
         ),
-        column("unknown_fields", "VARCHAR", "fields that an imported run's table does not state, comma-separated"),
+        _of_runs("unknown_fields", "VARCHAR", "fields that an imported run's table does not state, comma-separated"),
     )
 
 
@@ -98,81 +99,57 @@ FILE_COLUMNS: dict[Table, tuple[Column, ...]] = {
 RUN_COLUMNS = _run_columns()
 
 TUNING_COLUMNS = (
-    Column(
-        view="runs",
-        name="tuned_fields",
-        type="VARCHAR",
-        meaning="fields that the sweep tuned for this configuration, comma-separated; NULL where it tuned none",
+    _of_runs(
+        "tuned_fields",
+        "VARCHAR",
+        "fields that the sweep tuned for this configuration, comma-separated; NULL where it tuned none",
     ),
-    Column(
-        view="runs",
-        name="tuning",
-        type="VARCHAR",
-        meaning="best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
+    _of_runs(
+        "tuning",
+        "VARCHAR",
+        "best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
         "tuning (a seed that only chose the value, no result); NULL where nothing was tuned",
     ),
-    Column(
-        view="runs",
-        name="tuned_by",
-        type="VARCHAR",
-        meaning="the objective whose mean over the tuning seeds chose the value; NULL where nothing was tuned",
+    _of_runs(
+        "tuned_by",
+        "VARCHAR",
+        "the objective whose mean over the tuning seeds chose the value; NULL where nothing was tuned",
     ),
-    Column(
-        view="runs",
-        name="tuned_values",
-        type="VARCHAR",
-        meaning="values tried for this configuration, ascending, comma-separated; NULL where several fields were tuned",
+    _of_runs(
+        "tuned_values",
+        "VARCHAR",
+        "values tried for this configuration, ascending, comma-separated; NULL where several fields were tuned",
     ),
-    Column(
-        view="runs",
-        name="tuned_rivals",
-        type="VARCHAR",
-        meaning="values beside the chosen one that may be better, for all that these runs tell, comma-separated; NULL "
+    _of_runs(
+        "tuned_rivals",
+        "VARCHAR",
+        "values beside the chosen one that may be better, for all that these runs tell, comma-separated; NULL "
         "where there is none, or several fields were tuned",
     ),
-    Column(
-        view="runs",
-        name="tuning_n_seeds",
-        type="DOUBLE",
-        meaning="seeds whose mean chose the value; NULL where nothing was tuned, or several fields were",
+    _of_runs(
+        "tuning_n_seeds",
+        "DOUBLE",
+        "seeds whose mean chose the value; NULL where nothing was tuned, or several fields were",
     ),
-    Column(
-        view="runs",
-        name="tuned_optimum",
-        type="DOUBLE",
-        meaning="the best value by a smooth curve through those near the chosen one; NULL where it tells none",
+    _of_runs(
+        "tuned_optimum",
+        "DOUBLE",
+        "the best value by a smooth curve through those near the chosen one; NULL where it tells none",
     ),
-    Column(
-        view="runs",
-        name="tuned_optimum_lo",
-        type="DOUBLE",
-        meaning="lower end of the 95% interval of tuned_optimum",
-    ),
-    Column(
-        view="runs",
-        name="tuned_optimum_hi",
-        type="DOUBLE",
-        meaning="upper end of the 95% interval of tuned_optimum",
-    ),
-    Column(
-        view="runs",
-        name="tuning_variance",
-        type="DOUBLE",
-        meaning="what choosing the value adds to the mean square error of tuned_by, in its unit squared, given all "
+    _of_runs("tuned_optimum_lo", "DOUBLE", "lower end of the 95% interval of tuned_optimum"),
+    _of_runs("tuned_optimum_hi", "DOUBLE", "upper end of the 95% interval of tuned_optimum"),
+    _of_runs(
+        "tuning_variance",
+        "DOUBLE",
+        "what choosing the value adds to the mean square error of tuned_by, in its unit squared, given all "
         "runs at the values tried; NULL where too few were",
     ),
-    Column(
-        view="runs",
-        name="tuning_excess",
-        type="DOUBLE",
-        meaning="by how much tuned_by is expected to lie above its best within a step of the chosen value, in its unit",
+    _of_runs(
+        "tuning_excess",
+        "DOUBLE",
+        "by how much tuned_by is expected to lie above its best within a step of the chosen value, in its unit",
     ),
-    Column(
-        view="runs",
-        name="tuning_df",
-        type="DOUBLE",
-        meaning="degrees of freedom of tuning_variance",
-    ),
+    _of_runs("tuning_df", "DOUBLE", "degrees of freedom of tuning_variance"),
 )
 """What a run is among the others of its sweep; derived whenever a store is opened, so no cache holds it."""
 
