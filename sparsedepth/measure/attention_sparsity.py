@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.attention import attention_rows
@@ -90,13 +90,12 @@ def attention_sparsity(
     n_sequences, n_tokens = tokens_NT.shape[:2]
     weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
     n_taus, n_thresholds = len(taus), len(taus) + len(relative_taus)
-    seed = int(rng.integers(2**63))  # one set of resamples, so that quantities differ by nothing else
+    estimate = same_resamples(rng)
 
     def values(index: int, size: int) -> HeadValues:
         value_NLH = sum_NLHC[..., index] / (size or np.nan)
         by_head = value_NLH.mean(0)
-        total = bootstrap(lambda value_R: value_R, value_NLH.mean((1, 2)), rng=np.random.default_rng(seed))
-        return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=total)
+        return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=estimate(itself, value_NLH.mean((1, 2))))
 
     return AttentionSparsity(
         absolute={tau: values(index, weights) for index, tau in enumerate(taus)},

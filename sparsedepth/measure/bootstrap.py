@@ -27,6 +27,10 @@ class BootstrapEstimate:
     n_sequences: int
 
 
+Estimate = Callable[..., BootstrapEstimate]
+"""(statistic, *per_sequence) -> its estimate, as `bootstrap` has it with some random numbers."""
+
+
 def bootstrap(
     statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
 ) -> BootstrapEstimate:
@@ -60,6 +64,17 @@ def bootstrap_each(
         )
         for value, lo, hi in zip(value_E, lo_E, hi_E, strict=True)
     ]
+
+
+def same_resamples(rng: np.random.Generator) -> Estimate:
+    """`bootstrap` over one set of resamples, whatever it is asked for: its estimates differ by nothing else."""
+    seed = int(rng.integers(2**63))
+    return lambda statistic, *per_sequence: bootstrap(statistic, *per_sequence, rng=np.random.default_rng(seed))
+
+
+def itself(mean_R: np.ndarray) -> np.ndarray:
+    """The statistic that is the mean over sequences."""
+    return mean_R
 
 
 def finite(value: float | np.floating) -> float | None:

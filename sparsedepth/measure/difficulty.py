@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimate
 from sparsedepth.measure.rows import Row
 
 SOLVED = 0.9
@@ -33,7 +33,7 @@ def by_difficulty(
     correct_NT: np.ndarray,
     targets_NT: np.ndarray,
     difficulty_NT: np.ndarray,
-    rng: np.random.Generator,
+    estimate: Estimate,
 ) -> ByDifficulty:
     """Of the positions that count; there must be one."""
     counts_NT = targets_NT != IGNORED
@@ -52,4 +52,4 @@ def by_difficulty(
         first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
         return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)
 
-    return ByDifficulty(rows=rows, solved=bootstrap(solved, correct_ND, n_ND, rng=rng))
+    return ByDifficulty(rows=rows, solved=estimate(solved, correct_ND, n_ND))

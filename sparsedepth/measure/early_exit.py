@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.rows import Measurements
@@ -54,13 +54,10 @@ def early_exit(
     with probing(probed):
         parts = [_exit_everywhere(probed, part, scored.scale) for part in scored.parts(probed, max_tokens)]
         lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    seed = int(rng.integers(2**63))  # one set of resamples: layers differ by nothing else
+    estimate = same_resamples(rng)
 
     def exits(loss_NE: np.ndarray) -> Exits:
-        def estimate(statistic, *arrays: np.ndarray) -> BootstrapEstimate:
-            return bootstrap(statistic, *arrays, rng=np.random.default_rng(seed))
-
-        by_layer = [position_mean(loss_N, scored.weight, np.random.default_rng(seed)) for loss_N in loss_NE.T]
+        by_layer = [position_mean(loss_N, scored.weight, estimate) for loss_N in loss_NE.T]
         return Exits(by_sequence=loss_NE, by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
 
     return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=scored.n_scored)

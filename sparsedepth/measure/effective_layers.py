@@ -10,16 +10,10 @@ layer, so it is read at several.
 
 from collections.abc import Sequence
 
-
-def count_above(increases: Sequence[float | None], threshold: float) -> int | None:
-    """How many blocks raise the loss by more than the threshold; None if one of them is unknown, or there is none."""
-    known = [increase for increase in increases if increase is not None]
-    if not increases or len(known) < len(increases):
-        return None
-    return sum(increase > threshold for increase in known)
+from sparsedepth.measure.bootstrap import whole_mean
 
 
 def share_above(increases: Sequence[float | None], threshold: float) -> float | None:
-    """The same as a share of the blocks, from 0 to 1."""
-    count = count_above(increases, threshold)
-    return None if count is None else count / len(increases)
+    """The share of the blocks that raise the loss by more than the threshold; None if one of them is unknown, or there
+    is none."""
+    return whole_mean([None if increase is None else float(increase > threshold) for increase in increases])

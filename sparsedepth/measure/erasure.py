@@ -15,14 +15,13 @@ Shapes: B and N sequences, T tokens of one sequence, F forks, D width of the res
 P positions.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
@@ -56,15 +55,11 @@ def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, ma
             for tokens_BT in batches(probed, tokens_NT, max_tokens)
         ]
     effect_NLP = torch.cat(parts).cpu().numpy()
-    seed = int(rng.integers(2**63))  # one set of resamples for both
-
-    def estimate(statistic: Callable[[np.ndarray], np.ndarray]) -> BootstrapEstimate:
-        return bootstrap(statistic, effect_NLP[:, :, 1:].mean(-1), rng=np.random.default_rng(seed))
-
+    estimate, later_NL = same_resamples(rng), effect_NLP[:, :, 1:].mean(-1)
     return Erasure(
         effect=effect_NLP.mean(0),
-        score=estimate(lambda effect_RL: effect_RL.mean(-1)),
-        late_share=estimate(_late_share),
+        score=estimate(lambda effect_RL: effect_RL.mean(-1), later_NL),
+        late_share=estimate(_late_share, later_NL),
         n_tokens=token_count(tokens_NT),
     )
 

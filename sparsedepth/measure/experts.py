@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream, token_count
@@ -64,7 +64,7 @@ def expert_use(
         return None
     load_NE = {layer: torch.cat(parts).cpu().numpy() for layer, parts in loads.items()}
     entropy_N = {layer: torch.cat(parts).cpu().numpy() for layer, parts in entropies.items()}
-    seed = int(rng.integers(2**63))  # one set of resamples for the three scores
+    estimate = same_resamples(rng)
 
     def by_layer(of_layer: Callable[[int], float]) -> list[float | None]:
         return [of_layer(layer) if layer in load_NE else None for layer in range(1, probed.n_layers + 1)]
@@ -73,7 +73,7 @@ def expert_use(
         def score(*load_RE: np.ndarray) -> np.ndarray:
             return np.mean([statistic(load) for load in load_RE], axis=0)
 
-        return bootstrap(score, *load_NE.values(), rng=np.random.default_rng(seed))
+        return estimate(score, *load_NE.values())
 
     return ExpertUse(
         load=[load_NE[layer].mean(0) if layer in load_NE else None for layer in range(1, probed.n_layers + 1)],
@@ -82,9 +82,7 @@ def expert_use(
         router_entropy=by_layer(lambda layer: float(entropy_N[layer].mean())),
         mean_effective_experts=mean_over_layers(effective_experts),
         mean_variation=mean_over_layers(variation),
-        mean_router_entropy=bootstrap(
-            lambda entropy_R: entropy_R, np.mean([*entropy_N.values()], axis=0), rng=np.random.default_rng(seed)
-        ),
+        mean_router_entropy=estimate(itself, np.mean([*entropy_N.values()], axis=0)),
         n_tokens=token_count(tokens_NT),
     )
 

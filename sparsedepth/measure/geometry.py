@@ -24,12 +24,13 @@ P positions along depth, R resamples.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, piece, probing, token_count
@@ -78,11 +79,7 @@ def geometry(
             for name, moments in _measure(probed, tokens_BT).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
-    seed = int(rng.integers(2**63))  # one set of resamples: profiles differ by nothing else
-
-    def mean(moments_NP2: np.ndarray) -> BootstrapEstimate:
-        return bootstrap(_mean_over_layers, moments_NP2, rng=np.random.default_rng(seed))
-
+    mean = partial(same_resamples(rng), _mean_over_layers)
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
     n_layers = probed.n_layers
     next_to = (slice(None), range(n_layers), range(1, n_layers + 1))

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, token_count
@@ -197,7 +197,7 @@ def _summarise(
     width: int,
     rng: np.random.Generator,
 ) -> JacobianDeviation:
-    seed = int(rng.integers(2**63))  # one set of resamples for every form
+    estimate = same_resamples(rng)
 
     def deviation(form: Form) -> FormDeviation:
         if form == "per_token":
@@ -221,7 +221,7 @@ def _summarise(
         return FormDeviation(
             by_layer=(value_L / unit).tolist(),
             standard_error=(error_L / unit).tolist(),
-            score=bootstrap(score, np.eye(kernel_LNN.shape[1]), rng=np.random.default_rng(seed)),
+            score=estimate(score, np.eye(kernel_LNN.shape[1])),
             score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
         )
 

@@ -12,12 +12,13 @@ Shapes: B and N sequences, T tokens of one sequence, n tokens, D width of the re
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
@@ -45,11 +46,7 @@ def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_t
     with probing(probed):
         parts = [_of_batch(probed, record(probed, tokens_BT)) for tokens_BT in batches(probed, tokens_NT, max_tokens)]
     both_2NL = torch.cat(parts, dim=1).cpu().numpy()
-    seed = int(rng.integers(2**63))  # one set of resamples for both
-
-    def mean(value_NL: np.ndarray) -> BootstrapEstimate:
-        return bootstrap(lambda value_RL: value_RL[:, :-1].mean(-1), value_NL, rng=np.random.default_rng(seed))
-
+    mean = partial(same_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
     kl_L, overlap_L = both_2NL.mean(1)
     return Lens(
         kl=kl_L.tolist(),

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.rows import Measurements
@@ -53,17 +53,20 @@ def held_out_loss(
             last = deque(stream(probed, part.inputs), maxlen=1)
             parts.append(position_scores(probed, last[0][None], part.targets))
         loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
-    again = copy.deepcopy(rng)  # the same resamples for each
+
+    def estimate(statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray) -> BootstrapEstimate:
+        return bootstrap(statistic, *per_sequence, rng=copy.deepcopy(rng))  # the same resamples for each
+
     by_sequence = [
         (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
     ]
     levels = None
     if scored.difficulty is not None:
         arrays = (values.cpu().numpy() for values in (loss_NT, correct_NT, scored.targets, scored.difficulty))
-        levels = by_difficulty(*arrays, rng=copy.deepcopy(rng))
+        levels = by_difficulty(*arrays, estimate)
     return HeldOutLoss(
-        loss=position_mean(by_sequence[0], scored.weight, rng),
-        accuracy=position_mean(by_sequence[1], scored.weight, again),
+        loss=position_mean(by_sequence[0], scored.weight, estimate),
+        accuracy=position_mean(by_sequence[1], scored.weight, estimate),
         by_difficulty=levels,
         n_tokens=scored.n_scored,
     )

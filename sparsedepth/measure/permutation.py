@@ -6,6 +6,10 @@
 The blocks in between stay in place. 0: the blocks are interchangeable; high: each has its own task (2603.15389;
 a plot title of its released code says the contrary).
 
+Neighbours alone, a control of ours: does a block care whether it runs before or after the next one? Most pairs are far
+apart, and their swap also moves both blocks to a depth that they were not trained at. Neighbours isolate the order of
+computation, and cost L - 1 swaps rather than L (L - 1) / 2, so they are all run where the other pairs are sampled.
+
 With `n_pairs` the mean is over a sample of the pairs: a systematic one in order of a, at random within an a, so every
 pair is as likely, the mean is unbiased, and each first layer, on which the effect depends most, has its share. The
 interval then holds the choice of pairs as well: mean exp(-+ z r), r the standard error of the sampled mean relative to
@@ -46,15 +50,18 @@ def permutation_effect(
     rng: np.random.Generator,
     n_pairs: int | None = None,
     max_tokens: int = MAX_TOKENS,
+    *,
+    neighbours: bool = False,
 ) -> PermutationEffect:
-    """The loss with each pair of blocks swapped, against the loss."""
-    pairs = choose_pairs(probed.n_layers, n_pairs, rng)
+    """The loss with each pair of blocks swapped, or each of neighbours alone, against the loss."""
+    n_layers = probed.n_layers
+    pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs], max_tokens)
-    score = bootstrap(mean_effect, swapped_NP, base_N, rng=rng)
+    score = bootstrap(_mean_effect, swapped_NP, base_N, rng=rng)
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
-        score=_with_choice_of_pairs(score, effects, math.comb(probed.n_layers, 2)),
+        score=score if neighbours else _with_choice_of_pairs(score, effects, math.comb(n_layers, 2)),
         n_tokens=scored.n_scored,
     )
 
@@ -94,7 +101,7 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
     return mean * math.exp(-Z_PAIRS * relative_error), mean * math.exp(Z_PAIRS * relative_error)
 
 
-def mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
+def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
     if swapped_RP.shape[1] == 0:
         return np.full(len(base_R), np.nan)
     return np.abs(relative_change(swapped_RP, base_R[:, None])).mean(-1)
@@ -105,3 +112,9 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
     result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs, context.max_tokens)
     made.add_score("permutation_score", result.score)
     made.add_pairs("permutation_effect", result.effects, result.n_tokens)
+
+
+def add_neighbour_rows(context: MeasureContext, made: Measurements) -> None:
+    probed, scored, most = context.probed, context.scored, context.max_tokens
+    result = permutation_effect(probed, scored, context.rng(), max_tokens=most, neighbours=True)
+    made.add_score("permutation_neighbours", result.score)

@@ -22,7 +22,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.rows import Measurements
@@ -65,23 +65,17 @@ def removal(
     (base_N, right_N), (removed_NP, kept_NP) = (np.moveaxis(both, -1, 0) for both in (base_N2, removed_NP2))
     drops = [finite(drop) for drop in relative_change(removed_NP.mean(0), base_N.mean())]
     lost_NP = right_N[:, None] - kept_NP
-    seed = int(rng.integers(2**63))  # one set of resamples for both scores
-
-    def score(removed_NK: np.ndarray) -> BootstrapEstimate:
-        return bootstrap(_mean_drop, removed_NK, base_N, rng=np.random.default_rng(seed))
-
+    estimate, lost_N = same_resamples(rng), lost_NP[:, : probed.n_layers].mean(1)
     return Removal(
         drops=dict(zip((*singles, *longer), drops, strict=True)),
         by_layer=drops[: probed.n_layers],
         accuracy_lost=dict(zip((*singles, *longer), lost_NP.mean(0).tolist(), strict=True)),
-        accuracy_score=position_mean(
-            lost_NP[:, : probed.n_layers].mean(1), scored.weight, rng=np.random.default_rng(seed)
-        ),
+        accuracy_score=position_mean(lost_N, scored.weight, estimate),
         cosine_correlation=rank_correlation(
             drops[: probed.n_layers], block_influence(probed, scored.inputs, max_tokens)
         ),
-        score=score(removed_NP[:, : probed.n_layers]),
-        range_score=score(removed_NP[:, probed.n_layers :]),
+        score=estimate(_mean_drop, removed_NP[:, : probed.n_layers], base_N),
+        range_score=estimate(_mean_drop, removed_NP[:, probed.n_layers :], base_N),
         n_tokens=scored.n_scored,
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimate, itself
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -75,11 +75,9 @@ class Scored:
             yield Scored(inputs_BT.to(probed.device), targets_BT.to(probed.device))
 
 
-def position_mean(value_N: np.ndarray, weight_N: np.ndarray, rng: np.random.Generator) -> BootstrapEstimate:
+def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimate) -> BootstrapEstimate:
     """The mean over positions of what `value_N` holds by sequence, scaled as above, with its interval."""
-    if (weight_N == 1).all():
-        return bootstrap(lambda value_R: value_R, value_N, rng=rng)
-    return bootstrap(_ratio, value_N, weight_N, rng=rng)
+    return estimate(itself, value_N) if (weight_N == 1).all() else estimate(_ratio, value_N, weight_N)
 
 
 def _ratio(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements, Row
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
@@ -96,12 +96,12 @@ def trajectories(
     pc_V2 = (angles_VL - mean_L) @ components_2L.T
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:max_points])
     place_P2 = np.argwhere(counts_NT)[chosen_P]
-    seed = int(rng.integers(2**63))
+    estimate = same_resamples(rng)
 
     def share(name: str) -> BootstrapEstimate:
         near_NT = np.zeros(counts_NT.shape, dtype=bool)
         near_NT[counts_NT] = nearest_V == name
-        return bootstrap(_ratio, near_NT.sum(1), counts_NT.sum(1), rng=np.random.default_rng(seed))
+        return estimate(_ratio, near_NT.sum(1), counts_NT.sum(1))
 
     return Trajectories(
         mean=mean_L,

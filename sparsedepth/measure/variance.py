@@ -11,14 +11,13 @@ Shapes: B and N sequences, T tokens of one sequence, D width of the residual str
 R resamples.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, itself, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream, token_count
@@ -51,10 +50,6 @@ class ResidualVariance:
     """None where the model cannot tell its branches"""
     n_tokens: int
 
-    @property
-    def growth(self) -> float | None:
-        return self.growth_rate.value
-
 
 def residual_variance(
     probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
@@ -69,20 +64,20 @@ def residual_variance(
         variance_NL1 = torch.cat(state_parts).cpu().numpy()
         branch_NL2 = None if branch_parts[0] is None else torch.cat(branch_parts).cpu().numpy()
     by_layer = variance_NL1.mean(0)
-    seed = int(rng.integers(2**63))  # one set of resamples for all scores
+    estimate = same_resamples(rng)
 
     def branch(index: int) -> BranchVariance | None:
         if branch_NL2 is None:
             return None
         variance_NL = branch_NL2[..., index]
-        mean = bootstrap(lambda v_RL: v_RL.mean(-1), variance_NL, rng=np.random.default_rng(seed))
-        return BranchVariance(by_layer=[finite(value) for value in variance_NL.mean(0)], mean=mean)
+        by_layer = [finite(value) for value in variance_NL.mean(0)]
+        return BranchVariance(by_layer=by_layer, mean=estimate(lambda v_RL: v_RL.mean(-1), variance_NL))
 
     return ResidualVariance(
         by_layer=[finite(value) for value in by_layer],
-        last=bootstrap(lambda last_R: last_R, variance_NL1[:, -1], rng=np.random.default_rng(seed)),
+        last=estimate(itself, variance_NL1[:, -1]),
         growth_by_layer=[finite(value) for value in _quotient(by_layer[1:], by_layer[:-1])],
-        growth_rate=bootstrap(_growth_rate, variance_NL1, rng=np.random.default_rng(seed)),
+        growth_rate=estimate(_growth_rate, variance_NL1),
         attention=branch(0),
         ffn=branch(1),
         n_tokens=token_count(tokens_NT),
@@ -117,12 +112,8 @@ def token_variance(x_BTD: Tensor) -> Tensor:
     return x_BTD.var(dim=-1).mean(-1, dtype=torch.float64)
 
 
-def growth(by_layer: Sequence[float] | np.ndarray) -> float | None:
-    """(v_L / v_1)^(1/(L-1)): the mean factor per layer, from v_0 .. v_L."""
-    return finite(_growth_rate(np.asarray(by_layer, dtype=np.float64)[None])[0])
-
-
 def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
+    """(v_L / v_1)^(1/(L-1))."""
     n_layers = variance_RL1.shape[1] - 1
     if n_layers < 2:
         return np.full(len(variance_RL1), np.nan)

@@ -8,6 +8,7 @@ import torch
 from handmade import HandMadeModel, identity, integers, normal
 
 from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.bootstrap import same_resamples
 from sparsedepth.measure.difficulty import by_difficulty
 from sparsedepth.measure.loss import held_out_loss
 from sparsedepth.measure.scored import Scored
@@ -17,11 +18,17 @@ def rng():
     return np.random.default_rng(0)
 
 
+def estimate():
+    return same_resamples(rng())
+
+
 def solved(accuracy_D, n_sequences=40, first=0):
     """Sequences with one position of each difficulty, of which these shares are right."""
     correct_NT = np.arange(n_sequences)[:, None] < np.array(accuracy_D) * n_sequences
     levels_NT = np.broadcast_to(first + np.arange(len(accuracy_D)), correct_NT.shape)
-    return by_difficulty(np.ones(correct_NT.shape), correct_NT, np.zeros(correct_NT.shape), levels_NT, rng()).solved
+    return by_difficulty(
+        np.ones(correct_NT.shape), correct_NT, np.zeros(correct_NT.shape), levels_NT, estimate()
+    ).solved
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ def test_nine_in_ten_are_solved_however_they_lie_in_the_sequences():
     targets_NT = np.where(counts_NT, 0, IGNORED)
     correct_NT = counts_NT.copy()
     correct_NT[0, :5] = False
-    found = by_difficulty(np.ones((3, 17)), correct_NT, targets_NT, np.zeros((3, 17), dtype=int), rng())
+    found = by_difficulty(np.ones((3, 17)), correct_NT, targets_NT, np.zeros((3, 17), dtype=int), estimate())
     assert found.rows[0]["accuracy"] == 0.9 and found.solved.value == 0
 
 
@@ -53,7 +60,7 @@ def test_rows_by_hand():
     loss_NT = np.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
     correct_NT = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     targets_NT = np.array([[0, 0, IGNORED], [0, 0, 0]])
-    found = by_difficulty(loss_NT, correct_NT, targets_NT, np.array([[2, 5, 5], [2, 2, 5]]), rng())
+    found = by_difficulty(loss_NT, correct_NT, targets_NT, np.array([[2, 5, 5], [2, 2, 5]]), estimate())
     assert found.rows == [
         {"difficulty": 2, "positions": 3, "loss": pytest.approx(8 / 3), "accuracy": 1.0},
         {"difficulty": 5, "positions": 2, "loss": 3.5, "accuracy": 0.0},

@@ -119,3 +119,39 @@ def test_sampling_pairs_widens_the_interval_and_one_pair_has_none():
     assert known(some.hi) - known(some.lo) > known(every.hi) - known(every.lo)
     single = permutation_effect(probed, Scored.text(tokens), rng(), 1).score
     assert single.value is not None and (single.lo, single.hi) == (None, None)
+
+
+def test_neighbouring_twins_do_not_care():
+    twin, other = residual_mlp(4, 0), residual_mlp(4, 1)
+    probed = HandMadeModel([twin, twin, other], normal(5, 4))
+    found = permutation_effect(probed, Scored.text(integers(5, 3, 7)), rng(), neighbours=True)
+    assert found.effects[1, 2] == pytest.approx(0, abs=1e-6) and known(found.effects[2, 3]) > 1e-3
+
+
+def test_neighbours_by_hand():
+    """x_0 = 1; add 1, double, add 1: 5; swapped 1-2: 4, swapped 2-3: 6. The loss of x is ln(1 + e^x)."""
+    blocks = [lambda x: x + 1, lambda x: 2 * x, lambda x: x + 1]
+    probed = HandMadeModel(blocks, torch.ones(2, 1), head_DV=torch.tensor([[1.0, 0.0]]))
+    found = permutation_effect(probed, Scored.text(torch.ones(3, 4, dtype=torch.int64)), rng(), neighbours=True)
+    cost = {x: math.log(1 + math.exp(x)) for x in (4, 5, 6)}
+    expected = {(1, 2): (cost[5] - cost[4]) / cost[5], (2, 3): (cost[6] - cost[5]) / cost[5]}
+    assert found.effects == pytest.approx(expected, abs=1e-6)
+    assert found.score.value == pytest.approx(sum(expected.values()) / 2, abs=1e-6)
+    assert found.n_tokens == 9
+
+
+def test_a_single_block_has_no_neighbour():
+    probed = HandMadeModel([residual_mlp(4, 0)], normal(5, 4))
+    found = permutation_effect(probed, Scored.text(integers(5, 3, 7)), rng(), neighbours=True)
+    assert (found.effects, found.score.value, found.score.lo) == ({}, None, None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_neighbours_against_full_forward_passes_under_any_budget(family):
+    model, tokens = Decoder(run_config(**FAMILIES[family])), integers(40, 3, 17)
+    pairs = permutation_effects(model, tokens)
+    expected = {(layer, layer + 1): pairs[layer, layer + 1] for layer in range(1, 5)}
+    for most in (1, 40, 8192):
+        found = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), max_tokens=most, neighbours=True)
+        assert found.effects == pytest.approx(expected, abs=1e-5)
+        assert brackets(found.score)

@@ -8,11 +8,11 @@ from handmade import integers
 from reference import run_config
 
 from sparsedepth.config.task import IGNORED
+from sparsedepth.measure.bootstrap import same_resamples
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.measure.loss import fork_losses, held_out_loss
 from sparsedepth.measure.permutation import permutation_effect
-from sparsedepth.measure.permutation_neighbours import permutation_neighbours
 from sparsedepth.measure.released_code import affine_increase_in_sample
 from sparsedepth.measure.removal import removal
 from sparsedepth.measure.scored import Scored, position_mean
@@ -73,7 +73,7 @@ def test_losses_are_means_over_the_positions_that_count(model, uneven):
 
 MEASURES = {
     "usefulness": lambda probed, scored: usefulness(probed, integers(40, 6, 16, seed=3), scored, 0.1, rng()),
-    "neighbours": lambda probed, scored: permutation_neighbours(probed, scored, rng()),
+    "neighbours": lambda probed, scored: permutation_effect(probed, scored, rng(), neighbours=True),
     "permutation": lambda probed, scored: permutation_effect(probed, scored, rng()),
     "removal": lambda probed, scored: removal(probed, scored, rng()),
     "released": lambda probed, scored: affine_increase_in_sample(probed, scored),
@@ -110,14 +110,14 @@ def assert_close(one, other) -> None:
 
 def test_text_has_the_plain_mean_of_every_resample():
     value_N = np.random.default_rng(1).random(20)
-    even = position_mean(value_N, np.ones(20), rng())
+    even = position_mean(value_N, np.ones(20), same_resamples(rng()))
     weight_N = np.where(np.arange(20) < 10, 0.5, 1.5)
-    uneven = position_mean(value_N * weight_N, weight_N, rng())
+    uneven = position_mean(value_N * weight_N, weight_N, same_resamples(rng()))
     assert even.value == pytest.approx(value_N.mean())
     assert uneven.value == pytest.approx((value_N * weight_N).sum() / 20)
     assert uneven.lo < uneven.value < uneven.hi
     # Equal values have no spread, however many positions a resample happens to have.
-    flat = position_mean(2 * weight_N, weight_N, rng())
+    flat = position_mean(2 * weight_N, weight_N, same_resamples(rng()))
     assert (flat.lo, flat.value, flat.hi) == pytest.approx((2, 2, 2))
 
 

@@ -6,7 +6,7 @@ import torch
 from handmade import HandMadeModel, brackets, identity, integers
 from reference import FAMILIES, branch_updates, run_config, states
 
-from sparsedepth.measure.variance import growth, residual_variance, variance_by_sequence
+from sparsedepth.measure.variance import residual_variance, variance_by_sequence
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -21,7 +21,7 @@ def test_planted_growth():
     found = residual_variance(probed, torch.tensor([[0, 1], [0, 0]]), rng())
     v_0 = (5 / 3 + 0 + 5 / 3 + 5 / 3) / 4  # mean over the four tokens; the constant one varies by nothing
     assert found.by_layer == pytest.approx([v_0 * 9**layer for layer in range(5)], rel=1e-6)
-    assert found.growth == pytest.approx(9.0, rel=1e-6)
+    assert found.growth_rate.value == pytest.approx(9.0, rel=1e-6)
     assert found.growth_by_layer == pytest.approx([9.0] * 4, rel=1e-6)
     assert (found.growth_rate.lo, found.growth_rate.hi) == pytest.approx((9.0, 9.0), rel=1e-6)  # of every resample
     assert found.attention is None and found.ffn is None
@@ -34,13 +34,13 @@ def test_a_shift_of_the_whole_stream_is_no_variance():
     probed = HandMadeModel([lambda x: x + 10, lambda x: 0 * x], torch.tensor([[1.0, 3.0]]))
     found = residual_variance(probed, torch.zeros(1, 5, dtype=torch.int64), rng())
     assert found.by_layer == pytest.approx([2.0, 2.0, 0.0], abs=1e-6)
-    assert found.growth == 0.0
+    assert found.growth_rate.value == 0.0
     again = residual_variance(
         HandMadeModel([lambda x: 0 * x, identity], torch.tensor([[1.0, 3.0]])),
         torch.zeros(2, 5, dtype=torch.int64),
         rng(),
     )
-    assert again.growth_by_layer == [0.0, None] and again.growth is None and again.growth_rate.lo is None
+    assert again.growth_by_layer == [0.0, None] and again.growth_rate.value is None and again.growth_rate.lo is None
 
 
 def test_branches_by_hand():
@@ -56,10 +56,15 @@ def test_branches_by_hand():
     assert found.ffn.by_layer == pytest.approx([0, 0], abs=1e-6)
 
 
-def test_growth_that_is_undefined_is_missing():
-    assert growth([1.0, 2.0]) is None  # one layer: nothing to grow over
-    assert growth([1.0, 0.0, 3.0]) is None
-    assert growth([5.0, 2.0, 4.0, 8.0]) == pytest.approx(2.0)  # from v_1 on: the embedding does not count
+def test_growth_is_from_layer_1_on_and_missing_where_it_is_undefined():
+    def growth(*factors):
+        """Of a stream that each block multiplies: the embedding's own variance does not count."""
+        probed = HandMadeModel([lambda x, factor=factor: factor * x for factor in factors], torch.tensor([[1.0, 3.0]]))
+        return residual_variance(probed, torch.zeros(2, 3, dtype=torch.int64), rng()).growth_rate.value
+
+    assert growth(2) is None  # one layer: nothing to grow over
+    assert growth(0, 3) is None  # from nothing
+    assert growth(0.5, 2, 2) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
