@@ -76,6 +76,11 @@ def joined(pair: Pair) -> str:
     return pair.prompt + ("" if pair.prompt[-1].isspace() else " ") + pair.answer
 
 
+def answer_bytes(pair: Pair) -> int:
+    """Of the answer in that text, the white space before it included."""
+    return len(joined(pair).encode()) - len(pair.prompt.rstrip().encode())
+
+
 def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:
     """The ids of each pair's text: those of the prompt, and those from there on, the answer's, at least one."""
     whole = tokenizer.encode([joined(pair) for pair in pairs])

@@ -19,7 +19,7 @@ import numpy as np
 
 from sparsedepth import __version__
 from sparsedepth.data.corpus import json_objects, plain
-from sparsedepth.data.prompt_answer import Pair, encode_pairs, text_field
+from sparsedepth.data.prompt_answer import Pair, answer_bytes, encode_pairs, text_field
 from sparsedepth.data.tokenizer import Tokenizer
 from sparsedepth.exchange.evaluate import EvaluationScores, answer_bits, context_of, model_key
 from sparsedepth.exchange.likelihood import Likelihood
@@ -128,10 +128,8 @@ def hits(questions: list[ChoiceQuestion], log_p: list[np.ndarray]) -> dict[str, 
 def scores(questions: list[ChoiceQuestion], log_p: list[np.ndarray]) -> list[dict[str, Any]]:
     """Rows of an evaluation from ln p of every choice."""
     right = [question.answer for question in questions]
-    texts = [question.choices[question.answer] for question in questions]
-    bits = [
-        (-p[answer] / math.log(2), len(text.encode()) + 1) for p, answer, text in zip(log_p, right, texts, strict=True)
-    ]
+    pairs = [Pair(question.question, question.choices[question.answer]) for question in questions]
+    bits = [(-p[answer] / math.log(2), answer_bytes(pair)) for p, answer, pair in zip(log_p, right, pairs, strict=True)]
     accuracies = [_accuracy(metric, of_all) for metric, of_all in hits(questions, log_p).items()]
     return [*accuracies, *answer_bits(bits)]
 

@@ -8,6 +8,8 @@ import torch
 from exporting import loud_run
 
 from sparsedepth.cli.exchange import evaluate
+from sparsedepth.data.prompt_answer import Pair, encode_pairs
+from sparsedepth.data.tokenizer import ByteTokenizer
 from sparsedepth.exchange.choices import ChoiceQuestion, choice_likelihoods, read_questions, scores
 from sparsedepth.exchange.evaluate import layers_left
 from sparsedepth.exchange.export import export
@@ -129,6 +131,16 @@ def test_accuracies_by_hand():
     rows = {row["metric"]: row for row in scores([question] * 2, [np.array([-2.0, -1.5]), np.array([-1.0, -3.0])])}
     assert (rows["acc"]["value"], rows["acc_norm"]["value"]) == (0.5, 1.0)
     assert rows["answer_bits_per_byte"]["value"] == pytest.approx(3 / np.log(2) / 10)
+
+
+@pytest.mark.parametrize(("end", "n_bytes"), [("", 5), (" ", 5), ("\n\n", 6), ("\n\u2003", 8)])
+def test_the_white_space_that_the_answers_tokens_hold_is_among_its_bytes(end, n_bytes):
+    """Four bytes and what stands before them: a space, or the end of the question."""
+    question = ChoiceQuestion(question=f"?{end}", choices=("abcd", "a"), answer=0)
+    (bits,) = (row for row in scores([question], [np.array([-2.0, -1.5])]) if row["metric"] == "answer_bits_per_byte")
+    assert bits["value"] == pytest.approx(2 / np.log(2) / n_bytes)
+    (given, asked) = encode_pairs(ByteTokenizer(), [Pair(question.question, "abcd")])[0]
+    assert len(given) == 1 and len(asked) == n_bytes
 
 
 def test_the_interval_is_wilsons():
