@@ -182,8 +182,8 @@ class _Moments:
         if self.n_tokens <= len(mean_D) + 1:
             raise ValueError(
                 f"{self.n_tokens} fit tokens do not determine an affine map of width {len(mean_D)}; "
-                f"expected more than d_model + 1 = {len(mean_D) + 1}: raise fit_tokens (of released_code: measure_tokens), "
-                f"or hold out more text"
+                f"expected more than d_model + 1 = {len(mean_D) + 1}: raise fit_tokens (for released_code "
+                f"measure_tokens), or hold out more text"
             )
         xx_DD, xu_DD = self.comoment_D2D.chunk(2, dim=1)
         # pinv drops directions whose variance is below D eps of the largest: there fp32 states hold only rounding.
