@@ -22,7 +22,7 @@ LOG = tuple(name for name in METRICS if BY_LAYER[name].scale == "log")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiles:
+class ByLayer:
     layers: pd.DataFrame
     """Columns: metric, n_layers, layer, position (layer / n_layers), mean, low, high, n_runs, lr
     (NaN where the depth's runs differ in it)."""
@@ -58,7 +58,7 @@ def chosen_runs(runs: pd.DataFrame, is_search: bool = False) -> pd.DataFrame:
     return finished[away == away.groupby(finished["n_layers"]).transform("min")]
 
 
-def profiles(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> Profiles:
+def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> ByLayer:
     """The numbers of the figure, from the rows of `runs` and `layers`."""
     chosen = chosen_runs(runs, is_search)
     rows = layers[layers["metric"].isin(METRICS) & (layers["layer"] >= 1)]
@@ -67,15 +67,15 @@ def profiles(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) 
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
     rows = at_last_step(rows)
     drawable = rows["value"].notna() & ((rows["value"] > 0) | ~rows["metric"].isin(LOG))
-    by_layer = mean_and_range(rows[drawable], ["metric", "n_layers", "layer"], sort=True)
-    by_layer.insert(3, "position", by_layer["layer"] / by_layer["n_layers"])
+    lines = mean_and_range(rows[drawable], ["metric", "n_layers", "layer"], sort=True)
+    lines.insert(3, "position", lines["layer"] / lines["n_layers"])
     rates = chosen.groupby("n_layers")["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
-    by_layer = by_layer.join(rates.astype(float), on="n_layers")
+    lines = lines.join(rates.astype(float), on="n_layers")
     thresholds = tuple(sorted(set(map(float, chosen["usefulness_threshold"].dropna()))))
-    return Profiles(layers=by_layer, dropped=int((~drawable).sum()), thresholds=thresholds)
+    return ByLayer(layers=lines, dropped=int((~drawable).sum()), thresholds=thresholds)
 
 
-def draw_profiles(by_depth: Profiles, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
+def draw_by_layer(by_depth: ByLayer, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
     """Draw into as many axes as there are metrics."""
     import seaborn as sns
 

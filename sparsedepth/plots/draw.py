@@ -143,7 +143,7 @@ def default_figure(store: "Store") -> str:
 
 
 _CHAIN = "how sparsity, residual variance, effectiveness and loss move together, a point per run"
-_PROFILES = "layer by layer at the baseline, a line per depth: variance, effect on later layers, usefulness"
+_BY_LAYER = "layer by layer at the baseline, a line per depth: variance, effect on later layers, usefulness"
 _VARIANCE = "residual variance over depth and over training, a line per setting of each knob"
 _EFFECTS = "what each setting does at each depth: paired difference, interval, noise floor"
 _DEPTH = "does depth pay: loss, needed layers and residual variance against n_layers, a line per setting"
@@ -151,9 +151,9 @@ _MATRICES = "causal and permutation effects by pair of layers, the baseline besi
 _ANGLES = "how one run's tokens turn from layer to layer (--run), and the angle against depth"
 
 FIGURES: dict[str, FigureKind] = {
-    "overview": FigureKind(partial(load_overview, "overview"), "the chain and the profiles on one page"),
+    "overview": FigureKind(partial(load_overview, "overview"), "the chain and by_layer on one page"),
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
-    "profiles": FigureKind(partial(load_overview, "profiles"), _PROFILES),
+    "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
     "curves": FigureKind(by_knob.curves, "training loss along training, a line per setting of each knob", of_grid=True),
     "variance": FigureKind(by_knob.variance, _VARIANCE, of_grid=True),

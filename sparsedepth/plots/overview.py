@@ -1,4 +1,4 @@
-"""The figures of many runs on one page: the chain (`correlations`) and the profiles by layer (`profiles`)."""
+"""The figures of many runs on one page: the chain (`correlations`) and the lines by layer (`by_layer`)."""
 
 from functools import partial
 from typing import Any
@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.effects.sentences import counted
+from sparsedepth.plots.by_layer import METRICS, ByLayer, by_layer, draw_by_layer
 from sparsedepth.plots.correlations import Correlations, correlations, draw_correlations, knob_names
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.profiles import METRICS, Profiles, draw_profiles, profiles
 from sparsedepth.plots.runs import read_metrics, read_runs
 from sparsedepth.plots.style import MOVES_VARIANCE, caption, depth_colours, depth_legend, folder_fills, knob_markers
 from sparsedepth.quantities import PROFILED
@@ -18,18 +18,18 @@ from sparsedepth.store.degeneracy import mark
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models, without_tuning_runs
 
-PARTS = {"overview": (True, True), "chain": (True, False), "profiles": (False, True)}
-"""Figure -> whether it holds the chain, and the profiles."""
+PARTS = {"overview": (True, True), "chain": (True, False), "by_layer": (False, True)}
+"""Figure -> whether it holds the chain, and the lines by layer."""
 
 
 def load_overview(figure: str, store: Store) -> Drawing:
     """One of PARTS. Raises NothingToDraw."""
     runs, layers = read_runs(store), read_metrics(store, "layers", METRICS)
     known = result_rows(runs).astype({"n_layers": int})
-    with_chain, with_profiles = PARTS[figure]
+    with_chain, with_layers = PARTS[figure]
     is_search = search_of(store.roots) is not None
     chain = correlations(known, is_search) if with_chain else None
-    by_depth = profiles(known, layers, is_search).layers if with_profiles else None
+    by_depth = by_layer(known, layers, is_search).layers if with_layers else None
     has_links = chain is not None and bool(chain.panels)
     if not has_links and (by_depth is None or by_depth.empty):
         raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
@@ -39,13 +39,13 @@ def load_overview(figure: str, store: Store) -> Drawing:
 
 
 def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> Figure:
-    """Rows of up to three panels, of the chain and of profiles; one legend above and one caption below."""
+    """Rows of up to three panels, of the chain and of lines by layer; one legend above and one caption below."""
     runs = without_tuning_runs(runs)
     known = without_measured_models(runs).astype({"n_layers": int})
-    with_chain, with_profiles = PARTS[figure]
+    with_chain, with_layers = PARTS[figure]
     chain = correlations(known, is_search)
-    by_depth = profiles(known, layers, is_search)
-    page, links, by_layer = _panels(len(chain.panels) * with_chain, len(by_depth.metrics) * with_profiles)
+    by_depth = by_layer(known, layers, is_search)
+    page, link_axes, layer_axes = _panels(len(chain.panels) * with_chain, len(by_depth.metrics) * with_layers)
     colours = depth_colours(chain.points["n_layers"])
     text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)."
     if len(runs) > len(known):
@@ -56,41 +56,41 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
     markers, fills = knob_markers(knob_names(chain)), folder_fills(chain.points.get("source", ()))
     depth_legend(page, colours, markers if with_chain else None, fills=fills if with_chain else None)
     if with_chain:
-        draw_correlations(chain, links)
+        draw_correlations(chain, link_axes)
         text += " ρ: Spearman, [95% interval, jackknife over combinations of settings]."
         text += mark((name for panel in chain.links for name in panel), known)
-    if with_profiles:
-        draw_profiles(by_depth, by_layer, colours)
+    if with_layers:
+        draw_by_layer(by_depth, layer_axes, colours)
         scores = [score.name for score in PROFILED if score.rows in METRICS and not with_chain]
         text += mark(scores, known)
         shown = "the proposal of the lowest loss" if is_search else "runs at the baseline, or nearest to it"
         shown += f" ({by_depth.rates})" if by_depth.rates else ""
-        text += f" Profiles: {shown}; dashed: the threshold of usefulness." if by_layer else ""
+        text += f" By layer: {shown}; dashed: the threshold of usefulness." if layer_axes else ""
         if by_depth.dropped:
             text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."
     rates = chain.points["lr"].dropna()
     if rates.nunique() > 1:
         text += f" lr{MOVES_VARIANCE}, is not the same: {rates.min():g} to {rates.max():g} (in the data)."
-    if absent := _absent(chain if with_chain else None, by_depth if with_profiles else None):
+    if absent := _absent(chain if with_chain else None, by_depth if with_layers else None):
         text += f" Not measured: {', '.join(absent)}."
     caption(page, text)
     return page
 
 
-def _panels(n_links: int, n_profiles: int) -> tuple[Figure, list[Any], list[Any]]:
-    """A page of as many panels, in rows of up to three, the profiles in rows of their own."""
-    n_columns = min(3, max(n_links, n_profiles))
-    n_link_rows, n_profile_rows = (-(-n // n_columns) for n in (n_links, n_profiles))
-    n_rows = n_link_rows + n_profile_rows
+def _panels(n_links: int, n_layer_panels: int) -> tuple[Figure, list[Any], list[Any]]:
+    """A page of as many panels, in rows of up to three, those by layer in rows of their own."""
+    n_columns = min(3, max(n_links, n_layer_panels))
+    n_link_rows, n_layer_rows = (-(-n // n_columns) for n in (n_links, n_layer_panels))
+    n_rows = n_link_rows + n_layer_rows
     page = Figure(figsize=(3.4 * max(2, n_columns), 3.0 * n_rows + 0.9), layout="constrained")
     axes = page.subplots(n_rows, n_columns, squeeze=False)
-    links, by_layer = list(axes[:n_link_rows].ravel()), list(axes[n_link_rows:].ravel())
-    for axis in (*links[n_links:], *by_layer[n_profiles:]):
+    links, by_layers = list(axes[:n_link_rows].ravel()), list(axes[n_link_rows:].ravel())
+    for axis in (*links[n_links:], *by_layers[n_layer_panels:]):
         axis.remove()
-    return page, links[:n_links], by_layer[:n_profiles]
+    return page, links[:n_links], by_layers[:n_layer_panels]
 
 
-def _absent(chain: Correlations | None, by_depth: Profiles | None) -> list[str]:
+def _absent(chain: Correlations | None, by_depth: ByLayer | None) -> list[str]:
     """What no run has a value of, and has no panel for that."""
     links = [] if chain is None else dict.fromkeys(name for panel in chain.links for name in panel)
     absent = [name for name in links if chain is not None and chain.points[name].isna().all()]

@@ -25,9 +25,9 @@ from sparsedepth.store.tables import INDEX
 from sparsedepth.sweep.status import RunState, is_silent, varied
 from sparsedepth.sweep.summary import SweepSummary, sweep_summary
 
-SHOWN = ("pareto", "curves", "profiles", "variance")
+SHOWN = ("pareto", "curves", "by_layer", "variance")
 """The figures of the page: the front, the loss along training, what the layers do, residual variance."""
-SHOWN_OF_SEARCH = ("history", "slices", "pareto", "profiles")
+SHOWN_OF_SEARCH = ("history", "slices", "pareto", "by_layer")
 """Of a folder that a sampler fills."""
 REST = 5.0
 LEAST_SECONDS = 1.0

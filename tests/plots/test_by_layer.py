@@ -1,11 +1,11 @@
-"""Layer profiles: last step, baseline runs, mean and range over seeds."""
+"""Lines by layer: last step, baseline runs, mean and range over seeds."""
 
 import pandas as pd
 import pytest
 from frames import grid
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.profiles import METRICS, chosen_runs, draw_profiles, profiles
+from sparsedepth.plots.by_layer import METRICS, by_layer, chosen_runs, draw_by_layer
 
 AXES = {"n_layers": [2, 4], "weight_decay": [0.0, 0.3], "seed": [0, 1]}
 
@@ -26,7 +26,7 @@ def runs_and_layers():
 
 
 def test_mean_and_range_over_the_seeds_of_the_baseline_at_the_last_step():
-    found = profiles(*runs_and_layers())
+    found = by_layer(*runs_and_layers())
     variance = found.layers[(found.layers["metric"] == "residual_variance") & (found.layers["n_layers"] == 4)]
     # layer + 20 + seed, seeds 0 and 1, weight_decay 0; the embedding (layer 0) is no block
     assert variance[["layer", "position", "mean", "low", "high", "n_runs"]].to_numpy().tolist() == [
@@ -47,7 +47,7 @@ def test_null_and_unplottable_values_are_counted():
     here = (layers["run_id"] == chosen) & (layers["step"] == 20) & (layers["metric"] == "residual_variance")
     layers.loc[here & (layers["layer"] == 1), "value"] = None
     layers.loc[here & (layers["layer"] == 2), "value"] = 0.0
-    found = profiles(runs, layers)
+    found = by_layer(runs, layers)
     assert found.dropped == 2
     rest = found.layers[(found.layers["metric"] == "residual_variance") & (found.layers["n_layers"] == 4)]
     assert list(rest["n_runs"]) == [1, 1, 2, 2]
@@ -67,7 +67,7 @@ def test_without_a_baseline_the_nearest_runs_stand_in():
 def test_the_lines_carry_the_means():
     figure = Figure()
     axes = figure.subplots(1, 3)
-    draw_profiles(profiles(*runs_and_layers()), axes)
+    draw_by_layer(by_layer(*runs_and_layers()), axes)
     lines = [list(line.get_ydata()) for line in axes[0].get_lines() if len(line.get_ydata()) in (2, 4)]
     assert lines == [[21.5, 22.5], [21.5, 22.5, 23.5, 24.5]]
     assert (axes[0].get_yscale(), axes[2].get_yscale()) == ("log", "symlog")
@@ -76,27 +76,27 @@ def test_the_lines_carry_the_means():
 
 def test_a_metric_that_no_run_has_by_layer_has_no_panel():
     runs, layers = runs_and_layers()
-    assert profiles(runs, layers[:0]).metrics == []
-    assert profiles(runs, layers[layers["metric"] != "causal_effect"]).metrics == [METRICS[0], METRICS[2]]
+    assert by_layer(runs, layers[:0]).metrics == []
+    assert by_layer(runs, layers[layers["metric"] != "causal_effect"]).metrics == [METRICS[0], METRICS[2]]
 
 
 def test_the_lr_of_the_lines_is_said():
     """Depths may have been tuned apart, and lr moves the variance that is shown."""
     runs, layers = runs_and_layers()
-    assert profiles(runs.assign(lr=0.003), layers).rates == "lr 0.003"
+    assert by_layer(runs.assign(lr=0.003), layers).rates == "lr 0.003"
     tuned = runs.assign(lr=[0.003 if n_layers == 2 else 0.001 for n_layers in runs["n_layers"]])
-    assert profiles(tuned, layers).rates == "lr 0.003 at 2 layers; 0.001 at 4 layers"
+    assert by_layer(tuned, layers).rates == "lr 0.003 at 2 layers; 0.001 at 4 layers"
 
 
 @pytest.mark.parametrize("outcome", ["diverged"])
 def test_diverged_runs_have_no_profile(outcome):
     runs, layers = runs_and_layers()
     runs.loc[runs["n_layers"] == 4, "outcome"] = outcome
-    assert set(profiles(runs, layers).layers["n_layers"]) == {2}
+    assert set(by_layer(runs, layers).layers["n_layers"]) == {2}
 
 
 def test_of_a_search_the_proposal_of_the_lowest_loss_is_shown():
     runs, layers = runs_and_layers()
     runs["val_loss"] = range(len(runs), 0, -1)
-    found = profiles(runs, layers, is_search=True)
+    found = by_layer(runs, layers, is_search=True)
     assert set(found.layers["n_runs"]) == {1} and set(found.layers["n_layers"]) == set(runs["n_layers"])

@@ -120,12 +120,12 @@ def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path)
     assert "4 finished runs, 0 diverged" in text
     draw(store, "chain", tmp_path / "chain.svg")
     assert "layer / number of layers" not in (tmp_path / "chain.svg").read_text()
-    draw(store, "profiles", tmp_path / "profiles.svg")
-    assert "weight sparsity" not in (tmp_path / "profiles.svg").read_text()
+    draw(store, "by_layer", tmp_path / "by_layer.svg")
+    assert "weight sparsity" not in (tmp_path / "by_layer.svg").read_text()
 
 
 def test_what_cannot_be_drawn_is_refused(store, tmp_path):
-    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: overview, chain, profiles"):
+    with pytest.raises(ValueError, match="figure 'pie' is unknown; choose one of: overview, chain, by_layer"):
         draw(store, "pie", tmp_path / "a.png")
     with pytest.raises(
         ValueError,

@@ -7,8 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from sparsedepth.plots.by_layer import METRICS
 from sparsedepth.plots.correlations import PANELS
-from sparsedepth.plots.profiles import METRICS
 from sparsedepth.plots.style import (
     BASELINE,
     NARROW,

@@ -117,7 +117,7 @@ def test_it_changes_no_effect_and_no_recipe(results):
 
 def test_figures_are_drawn_beside_it(results, tmp_path):
     with open_store(results) as store:
-        draw(store, "profiles", tmp_path / "figure.svg")
+        draw(store, "by_layer", tmp_path / "figure.svg")
         with pytest.raises(ValueError, match="no finished run has two of the quantities that chain shows"):
             draw(store, "chain", tmp_path / "chain.svg")
     assert "4 finished runs, 0 diverged" in (tmp_path / "figure.svg").read_text()  # it has no knob to compare
