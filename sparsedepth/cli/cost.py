@@ -159,7 +159,7 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import compact, wrapped
-    from sparsedepth.store.setting import word
+    from sparsedepth.store.setting import assignment
 
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
     telling = [name for name in price.kinds[0].varied if name != "n_layers" and _tells(name, price)]
@@ -174,7 +174,7 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
             _bytes(kind.memory_bytes),
             _bytes(kind.disk_bytes),
             duration(kind.seconds.value),
-            ", ".join(word(name, kind.varied[name]) for name in telling if kind.varied[name] is not None) or None,
+            ", ".join(assignment(name, kind.varied[name]) for name in telling if kind.varied[name] is not None) or None,
         )
         for kind in price.kinds
     ]

@@ -26,7 +26,7 @@ import pandas as pd
 from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.role import fields_where, roles
 from sparsedepth.config.run import REPLICATE_FIELDS, ModelConfig, RunConfig
-from sparsedepth.store.setting import sparsity_rank
+from sparsedepth.store.setting import assignment, sparsity_rank
 from sparsedepth.store.tuning_roles import names_tuned, result_rows
 
 Plain = bool | int | float | str | tuple | None
@@ -232,7 +232,7 @@ def changed(runs: pd.DataFrame, knobs: Sequence[Knob]) -> pd.Series:
 
 def setting_text(setting: Mapping[str, Plain]) -> str:
     """'n_experts=8, top_k=2': how a setting is named; fields without a value are left out."""
-    named = [f"{name}={value}" for name, value in setting.items() if value is not None]
+    named = [assignment(name, value) for name, value in setting.items() if value is not None]
     return ", ".join(named) or f"{next(iter(setting))} unset"
 
 

@@ -19,11 +19,10 @@ from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import Judged, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
-from sparsedepth.store.setting import word
 from sparsedepth.store.tuning_roles import result_rows
 
-_Context = tuple[tuple[str, str], ...]
-"""The settings of the other knobs away from their baselines, each as `Knob` names it and as `best` does."""
+_Context = tuple[str, ...]
+"""The settings of the other knobs away from their baselines, as `Knob` names them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +33,6 @@ class SettingInteraction(Judged):
     n_layers: int
     settings: tuple[str, ...]
     """of the other knobs, those away from their baseline"""
-    words: str
-    """'lns beside muon, kv 1': setting and settings as `best` says them"""
     alone: Contrast
     beside: Contrast
 
@@ -43,6 +40,11 @@ class SettingInteraction(Judged):
     def setting(self) -> str:
         """The setting whose effect is compared."""
         return self.alone.setting
+
+    @property
+    def text(self) -> str:
+        """'depth_scale=lns beside optimizer=muon, n_kv_heads=1'."""
+        return f"{self.setting} beside {', '.join(self.settings)}"
 
 
 def setting_interactions(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> list[SettingInteraction]:
@@ -103,8 +105,7 @@ def _interaction(
     return SettingInteraction(
         outcome=outcome,
         n_layers=n_layers,
-        settings=tuple(text for text, _ in context),
-        words=f"{_words(knob, setting)} beside {', '.join(words for _, words in context)}",
+        settings=context,
         alone=contrast_of(alone, knob, setting, outcome, n_layers),
         beside=contrast_of(beside, knob, setting, outcome, n_layers),
         unit=str(both["unit"].iloc[0]),
@@ -116,17 +117,5 @@ def _away(runs: pd.DataFrame, knobs: Sequence[Knob]) -> list[_Context]:
     """The settings that each run has away from the baselines."""
     columns = []
     for knob in knobs:
-        named = {setting: ((setting, _words(knob, setting)),) for setting in [*knob.settings][1:]}
-        columns.append([named.get(text, ()) for text in labels(runs, knob)])
+        columns.append([() if text == knob.baseline else (text,) for text in labels(runs, knob)])
     return [sum(settings, ()) for settings in zip(*columns, strict=True)] if columns else [()] * len(runs)
-
-
-def _words(knob: Knob, setting: str) -> str:
-    """'experts 8': the fields in which the settings differ from the baseline, and from each other where it is one of
-    experts' own."""
-    usual, *others = knob.settings.values()
-    telling = [
-        name for name in knob.fields if not ROLES[name].needs_experts or len({other[name] for other in others}) > 1
-    ]
-    values = knob.settings[setting]
-    return ", ".join(word(name, values[name]) for name in telling if values[name] not in (None, usual[name]))

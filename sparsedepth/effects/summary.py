@@ -123,7 +123,7 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
             *_size(each),
             len(each.by_seed),
             verdict_word(each),
-            each.words,
+            each.text,
         )
         for each in interactions
     ]
@@ -131,7 +131,7 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
         f"Does an effect on {interactions[0].outcome} depend on what else is set? A setting's effect beside other "
         f"settings {against(interactions[0].unit)} its effect alone, of the seeds that have both (above, all seeds)",
     )
-    notes = uneven_notes((f"{each.words} at n_layers={each.n_layers}", each) for each in interactions)
+    notes = uneven_notes((f"{each.text} at n_layers={each.n_layers}", each) for each in interactions)
     return laid_out(head, names, rows, ("seeds", "detectable", "alone beside"), notes, width)
 
 

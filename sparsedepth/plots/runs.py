@@ -63,7 +63,7 @@ def trained_runs(store: "Store") -> pd.DataFrame:
 
 
 def setting_names(store: "Store", *without: str) -> dict[str, str]:
-    """By cell_id, what each trained configuration has away from the baseline: 'lns, kv 1' (`store.setting`), less some
+    """By cell_id, what each trained configuration has away from the baseline (`store.setting`), less some
     fields. Empty where none was trained."""
     settings = read_settings(store)
     if settings is None:

@@ -196,7 +196,7 @@ def short(text: str) -> str:
         return text
     fields = text.split(", ")
     kept = [i for i in range(1, len(fields)) if len(", ".join(fields[:i])) + 4 <= LONGEST]
-    return f"{', '.join(fields[: kept[-1]])}, +{len(fields) - kept[-1]}" if kept else text[: LONGEST - 1] + "…"
+    return f"{', '.join(fields[: kept[-1]])}, {len(fields) - kept[-1]} more" if kept else text[: LONGEST - 1] + "…"
 
 
 def folded(text: str, width: int = LONGEST) -> str:
@@ -205,7 +205,7 @@ def folded(text: str, width: int = LONGEST) -> str:
 
 
 def folded_settings(text: str) -> str:
-    """'kv 1, weight_decay 1' over several lines, broken between settings."""
+    """'n_kv_heads=1, weight_decay=1' over several lines, broken between settings."""
     return folded(re.sub(r"(?<!,) ", "\u00a0", text))
 
 

@@ -119,7 +119,7 @@ def _columns(result: QueryResult, is_kept: Callable[[str, list[Any]], bool]) -> 
 
 def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS, last: int = 0) -> str | None:
     """A table with texts, and names of columns, over up to CELL_LINES lines where there is no room for them in one;
-    None where they have no room in so many, or the last column less than `last` characters."""
+    None where they have no room in so many, or the last column less than `last` characters or than its texts need."""
     rows = result.rows[:max_rows]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
     columns = [[visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
@@ -134,6 +134,8 @@ def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS
         sizes[max(can_shrink, key=lambda index: sizes[index])] -= 1
     room = width - gaps - sum(sizes[:-1])
     sizes[-1] = min(max(sizes[-1], room), max(map(len, columns[-1])))  # the last column takes what is left
+    if last and any(_lines(cell, sizes[-1])[-1].endswith("...") for cell in columns[-1][1:] if len(cell) > sizes[-1]):
+        return None
     header, *lines = zip(
         *(
             [_lines(name, size, max_lines=None), *(_lines(cell, size) for cell in cells)]

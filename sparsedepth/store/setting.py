@@ -1,4 +1,4 @@
-"""A configuration in a few words: what it has away from the baseline, such as 'lns, kv 1'.
+"""A configuration in a few words: what it has away from the baseline, such as 'n_kv_heads=1, depth_scale=lns'.
 
 The *baseline* is the configuration nearest to the baselines of all knobs, each field's least sparse value of those that
 were run (`sparsity_rank`), or RunConfig's default where no value is sparser than another: it differs from them in the
@@ -77,9 +77,9 @@ class Settings:
         return f"{names}: over those of the baseline{depth}, {' and '.join(shown.values())}" if shown else ""
 
     def words(self, knobs: Mapping[str, Any]) -> str:
-        """'lns, kv 1': the fields away from the baseline's; 'baseline' where there are none."""
+        """'n_kv_heads=1, depth_scale=lns': the fields away from the baseline's; 'baseline' where there are none."""
         differing = [name for name in self.telling if name in knobs and knobs[name] != self.baseline.knobs[name]]
-        return ", ".join(word(name, knobs[name]) for name in differing) or "baseline"
+        return ", ".join(assignment(name, knobs[name]) for name in differing) or "baseline"
 
 
 def settings_of(cells: Sequence[Cell]) -> Settings:
@@ -156,13 +156,11 @@ def digits(value: Any) -> str | None:
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
-def word(name: str, value: Any) -> str:
-    """A field's value in a setting: 'lns', 'kv 1', 'seq_len 512'."""
+def assignment(name: str, value: Any) -> str:
+    """'n_kv_heads=1': a field's value as every table, sentence and figure names it, and `--set` takes it."""
     if value is None:
-        return f"no {name}"
-    if isinstance(value, str) and value != "none":
-        return value
-    return f"{name.removeprefix('n_').removesuffix('_heads')} {value if isinstance(value, bool) else digits(value)}"
+        return f"{name} unset"
+    return f"{name}={int(value) if isinstance(value, float) and value.is_integer() else value}"
 
 
 def _is_telling(name: str, cells: Sequence[Cell]) -> bool:

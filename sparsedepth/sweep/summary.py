@@ -29,14 +29,14 @@ class BestRun(NamedTuple):
     value: float
     run_id: str
     place: str
-    """'n_layers 24, baseline, seed 0'"""
+    """'n_layers=24, baseline, seed 0'"""
     mean: float
     n_seeds: int
     """Of its configuration, that have a value."""
 
     @property
     def text(self) -> str:
-        """'lowest single run: val_loss 0.1351 (n_layers 24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
+        """'lowest single run: val_loss 0.1351 (n_layers=24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
         lowest = "lowest" if quantities.IN_RUNS[self.objective].better == "low" else "highest"
         others = f"mean of its {self.n_seeds} seeds {self.mean:.4g}" if self.n_seeds > 1 else "its only seed"
         return f"{lowest} single run: {self.objective} {self.value:.4g} ({self.place}; {others})"
@@ -141,5 +141,5 @@ def _best(
         for each in rows.values()
     }
     words = settings_of(list(cells.values())).words(cells[row["cell_id"]].knobs)
-    place = f"n_layers {row['n_layers']}, {words}, seed {row['seed']}"
+    place = f"n_layers={row['n_layers']}, {words}, seed {row['seed']}"
     return BestRun(objective, row[objective], run_id, place, sum(values) / len(values), len(values))

@@ -49,7 +49,9 @@ def test_the_shapes_of_six_knobs_are_one_table_of_a_terminals_width(tmp_path, ca
     plan(definition(tmp_path, space=space, variants=[{}, {"n_experts": 4, "top_k": 2}]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100 and sum(line.startswith("--") for line in lines) == 1
-    assert "kv 1, seq_len 32, experts 4" in " ".join(" ".join(lines).split()) and "top_k" not in " ".join(lines)
+    assert "n_kv_heads=1, seq_len=32, n_experts=4" in " ".join(" ".join(lines).split()) and "top_k" not in " ".join(
+        lines
+    )
 
 
 def test_a_file_is_read_once_for_its_price(tmp_path, monkeypatch):

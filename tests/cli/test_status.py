@@ -82,7 +82,7 @@ def test_status_counts_explains_and_names_the_best(standing):
     assert "failed 1x: killed by signal 9" in out
     assert "infeasible 1x: out of memory with one sequence per forward pass: CUDA out of memory" in out
     assert (
-        "lowest single run: val_loss 1.235 (n_layers 3, baseline, seed 0; its only seed); what to train: `recipe`"
+        "lowest single run: val_loss 1.235 (n_layers=3, baseline, seed 0; its only seed); what to train: `recipe`"
         in out
     )
     assert sorted((path, path.stat().st_mtime_ns) for path in results.rglob("*")) == before, "status wrote something"
@@ -216,7 +216,7 @@ def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(
         make_run(results, config.model_copy(update={"seed": seed}), {"val_loss": loss})
     out, _ = sparsedepth("status", results)
     assert (
-        "lowest single run: val_loss 1.235 (n_layers " in out
+        "lowest single run: val_loss 1.235 (n_layers=" in out
         and "; mean of its 3 seeds 2.078); what to train: `recipe`" in out
     )
 

@@ -67,8 +67,8 @@ def test_two_settings_have_one_interaction_whichever_is_asked_for():
     of_scale = setting_interactions(runs, "val_loss", "depth_scale")
     assert len(both) == len(of_gate) == len(of_scale) == 2
     assert [each.effect.mean for each in of_gate] == pytest.approx([each.effect.mean for each in of_scale])
-    assert [each.words for each in of_gate] == ["layerscale beside lns"] * 2
-    assert [each.words for each in of_scale] == ["lns beside layerscale"] * 2
+    assert [each.text for each in of_gate] == ["residual_gate=layerscale beside depth_scale=lns"] * 2
+    assert [each.text for each in of_scale] == ["depth_scale=lns beside residual_gate=layerscale"] * 2
 
 
 def test_seeds_that_only_one_side_has_do_not_count():
@@ -101,7 +101,7 @@ def test_a_knob_that_moves_a_size_as_well_is_one_to_stand_beside():
         for activation, d_ff in [("swiglu", 64), ("relu2", 96)]
     )
     (interaction,) = setting_interactions(pd.concat([gated, squared], ignore_index=True), "val_loss", "depth_scale")
-    assert interaction.words == "lns beside d_ff 96, relu2"
+    assert interaction.text == "depth_scale=lns beside d_ff=96, activation=relu2"
     assert interaction.alone.effect.mean == pytest.approx(-0.1)
     assert interaction.effect.mean == pytest.approx(-0.4)
 

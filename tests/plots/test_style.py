@@ -83,7 +83,14 @@ def test_settings_have_colours_of_their_own(n):
 def test_a_legend_ends_where_a_narrow_window_does(width):
     """Whatever the names: in fewer columns."""
     page = Figure(figsize=(width, 3))
-    names = ["baseline", "n_experts=8, weight_decay=0.1", "lns", "n_kv_heads=1, norm=sandwich", "kv 1", "z"]
+    names = [
+        "baseline",
+        "n_experts=8, weight_decay=0.1",
+        "depth_scale=lns",
+        "n_kv_heads=1, norm=sandwich",
+        "n_kv_heads=1",
+        "z",
+    ]
     legend_above(page, [line_handle(name, BASELINE) for name in names])
     (legend,) = page.legends
     shown = legend.get_window_extent(FigureCanvasAgg(page).get_renderer()).width / page.bbox.width
@@ -91,6 +98,6 @@ def test_a_legend_ends_where_a_narrow_window_does(width):
 
 
 def test_a_long_name_keeps_whole_fields_and_counts_the_rest():
-    assert short("task_group=A5, seq_len=8, vocab_size=62, tracked=element") == "task_group=A5, seq_len=8, +2"
+    assert short("task_group=A5, seq_len=8, vocab_size=62, tracked=element") == "task_group=A5, seq_len=8, 2 more"
     assert short("n_experts=8, top_k=2") == "n_experts=8, top_k=2"
     assert short("corpus=" + "a" * 40) == "corpus=" + "a" * 22 + "…"

@@ -113,7 +113,7 @@ def test_families_are_named_by_their_settings(tmp_path):
             make_run(tmp_path / folder, config, {"val_loss": 3.0, "angular_distance_middle": 2 / n_layers})
     with open_store(tmp_path / "a", tmp_path / "b") as store:
         found = load_picture(store)
-        assert {*found.laws} == {*found.angles["family"]} == {"baseline", "lns, batch_tokens 16384"}
+        assert {*found.laws} == {*found.angles["family"]} == {"baseline", "depth_scale=lns, batch_tokens=16384"}
         (axis,) = page_of_trajectories(found).axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
-    assert [label.partition(":")[0] for label in labels] == ["baseline", "lns, batch_tokens 16384"]
+    assert [label.partition(":")[0] for label in labels] == ["baseline", "depth_scale=lns, batch_tokens=16384"]

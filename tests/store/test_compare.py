@@ -40,7 +40,7 @@ def test_the_same_configurations_differ_by_seed_and_what_only_one_has_follows(st
     assert paired["difference"] == pytest.approx(sum(differences) / 3)
     assert paired["hi"] == pytest.approx(sum(differences) / 3 + half, abs=1e-5)
     assert only_first["second"] is None and only_second["first"] is None and only_second["difference"] is None
-    assert (paired["setting"], only_first["setting"]) == ("baseline", "weight_decay 0.3")
+    assert (paired["setting"], only_first["setting"]) == ("baseline", "weight_decay=0.3")
     assert counts(table) == (2, 1, 1, 1)  # Welch's interval excludes 0, the paired one does not
 
 

@@ -151,10 +151,11 @@ def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_kno
     """The baseline is RunConfig's defaults at 12 layers; both settings cost twice as much, at 24 layers four times."""
     monkeypatch.setenv("COLUMNS", "100")
     lines = text(six_knobs, "best_per_depth", ask(six_knobs, "best_per_depth")).splitlines()
-    header, _, first, second = lines[-4:]
+    header, _, first, rest, second, _ = lines[-6:]
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
     assert first.split()[:5] == ["12", "2", "2.143", "0.08333", "2.000"] and second.split()[4] == "4.000"
-    assert first.endswith("  kv 1, seq_len 128, experts 4, lns, weight_decay 1")
+    assert first.endswith("  n_kv_heads=1, seq_len=128, n_experts=4,")
+    assert rest.strip() == "depth_scale=lns, weight_decay=1"
 
 
 def test_a_degenerate_score_gives_way_to_its_sound_form_and_is_named(tmp_path):
@@ -191,7 +192,7 @@ def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
     with open_store(tmp_path) as store:
         settings = read_settings(store)
         assert settings.telling == ("depth_scale", "corpus")
-        assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "lns, other"
+        assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "depth_scale=lns, corpus=other"
 
 
 def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(tmp_path):
@@ -200,7 +201,7 @@ def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(
         make_run(tmp_path, RunConfig(n_heads=2, n_kv_heads=heads), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         settings = read_settings(store)
-        assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.words({"n_kv_heads": 1}) == "kv 1"
+        assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.words({"n_kv_heads": 1}) == "n_kv_heads=1"
 
 
 def test_an_unknown_question_is_answered_with_the_known(store):
