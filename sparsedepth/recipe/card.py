@@ -30,7 +30,7 @@ Outcome = Literal["confirmed", "refuted", "not confirmed", "not tested"]
 Need = Literal["needed", "harmful", "not distinguishable", "not compared"]
 Grade = Literal["A", "B", "C", "D"]
 InSample = Literal["C", "D"]
-MeasuredPart = Literal["recommended", "best measured", "baseline"]
+MeasuredPart = Literal["recommended", "baseline", "best measured"]
 RecipeWord = Literal["in-sample", "predicted", "intervention-backed"]
 PredictionVerdict = Literal["passed", "failed", "undecided"]
 Values = dict[str, Any]
@@ -285,7 +285,7 @@ class Card(Section):
     provenance: Provenance
     grade: Annotated[Grade | None, Field(description="None where nothing is recommended")]
     measured: Annotated[
-        tuple[MeasuredConfiguration, ...], Field(description="recommended, best measured, baseline")
+        tuple[MeasuredConfiguration, ...], Field(description="recommended, baseline, best measured")
     ] = ()
 
     def with_verification(self, verification: Verification) -> "Card":

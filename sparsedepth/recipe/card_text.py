@@ -24,7 +24,7 @@ from sparsedepth.recipe.card import (
 )
 from sparsedepth.recipe.choose import comparison_of
 from sparsedepth.recipe.conclusion import held_at, prediction_text, rule_text, tests_text, valid_for
-from sparsedepth.recipe.tables import holdout_table, measured_table, settings_text
+from sparsedepth.recipe.tables import holdout_table, measured_text, settings_text
 from sparsedepth.store import render
 
 IN_SAMPLE = {"C": "in-sample, several seeds", "D": "in-sample, no replicates"}
@@ -81,7 +81,7 @@ def card_text(card: Card, width: int | None = None) -> str:
     ]
     parts = [
         textwrap.fill(rule_text(card), width, break_on_hyphens=False),
-        render.compact(measured_table(card), ("time", "params", "seeds", "flops"), width) if card.measured else "",
+        measured_text(card, width),
         render.wrapped((f"{heading}: {text}" for heading, text in headline(card)), width),
         settings_text(card, width),
         _holdout_text(card, width),

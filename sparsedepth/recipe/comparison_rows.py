@@ -1,4 +1,4 @@
-"""The recommended configuration beside the best that was measured at its depth, and the baseline: loss, rate, cost.
+"""The recommended configuration beside the baseline, and the best that was measured at its depth: loss, rate, cost.
 
 All three on the baseline's data. The best is the configuration with the best mean over seeds of those of which no run
 diverged, whatever it costs: luck of a few seeds is in it, which is why it is no recommendation.
@@ -22,7 +22,7 @@ from sparsedepth.store.tuning_roles import result_rows
 
 
 def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfiguration, ...]:
-    """Recommended, best measured and baseline, in this order, one row where they are one configuration; none where
+    """Recommended, baseline and best measured, in this order, one row where they are one configuration; none where
     there is no baseline. What was not run at the recipe's depth has no number but its cost."""
     if recipe.config is None or recipe.baseline is None:
         return ()
@@ -50,7 +50,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     best = max(whole, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
     reference = named.get("baseline")
     parts: dict[str, tuple[list[MeasuredPart], Cell]] = {}
-    for part, cell in (("recommended", recommended), ("best measured", best), ("baseline", baseline)):
+    for part, cell in (("recommended", recommended), ("baseline", baseline), ("best measured", best)):
         if cell is not None and not (part == "recommended" and recipe.abstained):
             words = settings.words(cell.knobs)
             parts.setdefault(words, ([], named.get(words, cell)))[0].append(part)

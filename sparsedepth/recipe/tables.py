@@ -16,10 +16,12 @@ from sparsedepth.effects.summary import (
 )
 from sparsedepth.recipe.card import Candidate, Card, Holdout
 from sparsedepth.recipe.conclusion import part_of
+from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
 
 COSTS = {"params": "params_total", "flops": "flops"}
 """Column -> basis of comparison."""
+BEST_MEASURED = "the best of all means at this depth; luck is in it, so it is no recommendation"
 
 
 def measured_table(card: Card) -> QueryResult:
@@ -29,13 +31,23 @@ def measured_table(card: Card) -> QueryResult:
     for row in card.measured:
         lr = None if row.lr is None else f"{row.lr:g}"
         params = row.params / baseline.params if row.params and baseline and baseline.params else None
-        seconds = row.seconds / baseline.seconds if row.seconds and baseline and baseline.seconds else None
-        costs = (params, row.flops, seconds)
         accuracy = None if card.recipe.objective == "val_accuracy" else row.accuracy
-        rows.append((", ".join(row.parts), lr, row.n_seeds, row.mean, row.lo, row.hi, accuracy, *costs, row.setting))
-    names = ("configuration", "lr", "seeds", card.recipe.objective, "lo", "hi", "accuracy", "params", "flops", "time")
+        rows.append(
+            (", ".join(row.parts), lr, row.n_seeds, row.mean, row.lo, row.hi, accuracy, params, row.flops, row.setting)
+        )
+    names = ("configuration", "lr", "seeds", card.recipe.objective, "lo", "hi", "accuracy", "params", "flops")
     names += ("setting",)
     return QueryResult(columns=names, rows=tuple(rows))
+
+
+def measured_text(card: Card, width: int | None = None) -> str:
+    """The same for a terminal, and what the best measured is where it is another one; '' where nothing was measured."""
+    if not card.measured:
+        return ""
+    picked = any(row.parts == ("best measured",) for row in card.measured)
+    notes = [f"best measured: {BEST_MEASURED}"] if picked else []
+    table = render.compact(measured_table(card), ("params", "seeds", "flops"), width)
+    return f"{table}\n{render.wrapped(notes, width)}"
 
 
 def settings_text(card: Card, width: int | None = None) -> str:

@@ -14,6 +14,7 @@ from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.recipe.conclusion import detectable_sizes, duration, tried
+from sparsedepth.recipe.tables import BEST_MEASURED
 from sparsedepth.report.tables import Table, table_of
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -35,7 +36,7 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
         ("detectable", f"the least gain of a setting found with a power of {POWER:.0%}"),
         ("training FLOPs", "of a run; x: over the baseline's"),
         ("time", "of a run, as busy as its machine was"),
-        ("best measured", "of the configurations run here; the luck of few seeds is in it"),
+        ("best measured", BEST_MEASURED),
     ]
     text = f"What to use at each depth, by {objective}"
     if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tried(recipe)):

@@ -245,7 +245,11 @@ def test_other_data_are_no_remedy_even_where_a_choice_moves_with_them():
     crossed = derive(runs)
     assert [candidate.contrast.setting for candidate in crossed.candidates] == ["depth_scale=lns"] and crossed.changes
     best, baseline = comparison_rows(runs, crossed)
-    assert (best.parts, best.setting, crossed.baseline.corpus) == (("recommended", "best measured"), "lns", "hard.txt")
+    assert (best.parts, best.setting, crossed.baseline.corpus) == (
+        ("recommended", "best measured"),
+        "depth_scale=lns",
+        "hard.txt",
+    )
     assert (baseline.n_seeds, baseline.mean - best.mean) == (3, pytest.approx(0.5, abs=0.03))  # of one text
     tasks = {"corpus": ("task:k_hop", "task:state_tracking"), "task_group": ("A5", "None")}
     named = valid_for(crossed.domain.model_copy(update={"values": tasks}))
