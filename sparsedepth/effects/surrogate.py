@@ -1,10 +1,13 @@
 """What a search learned: a surrogate's importance of each axis, and its partial dependence with its held-out error.
 
 The surrogate is a Gaussian process over the axes, each scaled to 0..1 (logarithmic where it was searched so; of a
-choice 0 or 1 per option), with kernel exp(-|u - v|^2 / 2 l^2) + s 1(u = v); l and s are those of a grid that predict
-left-out proposals best, by the closed form of Rasmussen and Williams (2006, eq. 5.12): r_i = [K^-1 y]_i / [K^-1]_ii.
+choice 0 or 1 per option), with kernel exp(-|u - v|^2 / 2 l^2) + s 1(u = v) + c; l and s are those of a grid that
+predict left-out proposals best, by the closed form of Rasmussen and Williams (2006, eq. 5.12): r_i = [K^-1 y]_i /
+[K^-1]_ii. The large c leaves the mean open, so that no proposal has a part in the mean that it is predicted from.
 
     skill = 1 - sum r_i^2 / sum (y_i - mean of the others)^2     0: no better than the mean; below, worse
+
+where r_i is of the l and s that predict the other proposals best: those chosen by r_i itself would flatter it.
 
 Partial dependence at a value: the mean prediction over all proposals with their axis put there (Friedman 2001).
 Importances are Optuna's, on a study made of the same rows: PED-ANOVA (2304.10255), and fANOVA where scikit-learn is
@@ -31,6 +34,8 @@ MIN_BEST = 6
 N_POINTS = 25
 LENGTHS = (0.2, 0.35, 0.6, 1.0, 2.0, 4.0)
 NOISES = (1e-3, 1e-2, 0.1, 0.5, 2.0)
+OPEN_MEAN = 100.0
+"""c: the variance of the mean, in those of the objective."""
 MIN_SKILL = 0.2
 """Below this a partial dependence is not believed."""
 
@@ -146,16 +151,12 @@ def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate 
     value_N = frame[objective].to_numpy(float)
     mean, spread = float(value_N.mean()), float(value_N.std()) or 1.0
     y_N = (value_N - mean) / spread
-    best = None
-    for length in LENGTHS:
-        kernel = _kernel(design, design, length)
-        for noise in NOISES:
-            inverse = np.linalg.inv(kernel + noise * np.eye(len(y_N)))
-            rest_N = (inverse @ y_N) / np.diag(inverse)
-            if best is None or rest_N @ rest_N < best[0]:
-                best = (float(rest_N @ rest_N), length, inverse @ y_N)
-    assert best is not None
-    squares, length, weights = best
+    fits = [(length, noise) for length in LENGTHS for noise in NOISES]
+    inverses = [np.linalg.inv(_kernel(design, design, length) + noise * np.eye(len(y_N))) for length, noise in fits]
+    square_FN = np.array([(inverse @ y_N / np.diag(inverse)) ** 2 for inverse in inverses])
+    total_F1 = square_FN.sum(axis=1, keepdims=True)
+    best = int(total_F1.argmin())
+    squares = float(square_FN[(total_F1 - square_FN).argmin(axis=0), range(len(y_N))].sum())
     n = len(y_N)
     by_mean = float((y_N**2).sum()) * (n / (n - 1)) ** 2
     return Surrogate(
@@ -163,8 +164,8 @@ def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate 
         axes=tuple(axes),
         frame=frame,
         design=design,
-        length=length,
-        weights=weights * spread,
+        length=fits[best][0],
+        weights=inverses[best] @ y_N * spread,
         mean=mean,
         skill=1 - squares / by_mean if by_mean else 0.0,
         error=float(np.sqrt(squares / n)) * spread,
@@ -173,7 +174,7 @@ def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate 
 
 def _kernel(one: np.ndarray, other: np.ndarray, length: float) -> np.ndarray:
     distance = ((one[:, None] - other[None]) ** 2).sum(axis=2)
-    return np.exp(-distance / (2 * length**2))
+    return np.exp(-distance / (2 * length**2)) + OPEN_MEAN
 
 
 def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str, dict[str, float]]:

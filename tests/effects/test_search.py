@@ -115,6 +115,14 @@ def test_noise_is_not_believed(searched):
     assert not importances(proposals(runs.head(5), search), search, "val_loss")
 
 
+def test_few_proposals_of_pure_noise_have_no_skill_on_average(searched):
+    with open_store(searched) as store:
+        search, runs = search_of(store.roots), store.frame("select * from runs")
+    frame, generator = proposals(runs.head(10), search), np.random.default_rng(0)
+    noise = [surrogate(frame.assign(val_loss=generator.standard_normal(10)), search, "val_loss") for _ in range(60)]
+    assert np.mean([fitted.skill for fitted in noise]) < 0.05
+
+
 def test_effects_of_a_search_are_importances(searched, capfd):
     with pytest.raises(SystemExit) as ended:
         main.run(["effects", str(searched)])
