@@ -25,7 +25,7 @@ from scipy.optimize import brentq, minimize_scalar
 from sparsedepth.effects.contrast import noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, with_extra_variances
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
-from sparsedepth.effects.pairs import UNKNOWN_SEED, unit_of, values_of
+from sparsedepth.effects.pairs import UNKNOWN_SEED, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
     counted,
     df_text,
@@ -137,20 +137,23 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
     by_seed = slopes.groupby("seed").mean()
     n_seeds = len(by_seed)
     difference = by_seed["value"] - by_seed["value_baseline"]
-    noise, floor = noise_and_floor(by_seed)
     run_ids = {*pairs["run_id"], *pairs["run_id_baseline"]}
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
     identified = at_setting.exponent and at_baseline.exponent
-    tuning = tuning_of(pairs, line_weights(pairs))
+    tuning, least_sd = tuning_of(pairs, line_weights(pairs)), _rounding_sd(outcome, pairs)
+    noise, floor = noise_and_floor(by_seed, least_sd)
     return SlopeContrast(
         knob=knob.name,
         outcome=outcome,
         unit=f"{pairs['unit'].iloc[0]} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        effect=replace(with_extra_variances(estimate(difference.to_numpy()), tuning.extra_variances), n=len(slopes)),
+        effect=replace(
+            with_extra_variances(estimate(difference.to_numpy(), least_sd), tuning.extra_variances), n=len(slopes)
+        ),
         by_seed=tuple(map(float, difference)),
+        least_sd=least_sd,
         extra_variances=tuning.extra_variances,
         expected_regret=tuning.expected_regret,
         tuning_flaw=tuning.flaw,
@@ -181,11 +184,21 @@ def _line_slope(line: pd.DataFrame, column: str) -> float:
 
 def line_weights(pairs: pd.DataFrame) -> pd.Series:
     """What each pair counts in the mean slope over the lines of a seed, then over seeds."""
-    x_N = np.log2(pairs["n_layers"].astype(float))
-    of_line = x_N.groupby([pairs["seed"], pairs["match"]])
-    x_N = x_N - of_line.transform("mean")
-    per_line = x_N / (x_N**2).groupby([pairs["seed"], pairs["match"]]).transform("sum")
-    return per_line / pairs.groupby("seed")["match"].transform("nunique") / pairs["seed"].nunique()
+    n_lines = pairs.groupby("seed")["match"].transform("nunique")
+    return _weights_in_line(pairs) / n_lines / pairs["seed"].nunique()
+
+
+def _weights_in_line(pairs: pd.DataFrame) -> pd.Series:
+    """What each pair counts in the slope of its line."""
+    x_N, line = np.log2(pairs["n_layers"].astype(float)), [pairs["seed"], pairs["match"]]
+    x_N = x_N - x_N.groupby(line).transform("mean")
+    return x_N / (x_N**2).groupby(line).transform("sum")
+
+
+def _rounding_sd(outcome: str, pairs: pd.DataFrame) -> float:
+    """Standard deviation that rounding alone gives the slopes' difference (`pairs.rounding_sd`), of the worst line."""
+    steps = pairs["n_layers"].map(lambda depth: rounding_sd(outcome, depth, depth))
+    return math.sqrt(((_weights_in_line(pairs) * steps) ** 2).groupby([pairs["seed"], pairs["match"]]).sum().max())
 
 
 def _sxx(line: pd.DataFrame) -> float:

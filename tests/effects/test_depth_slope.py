@@ -57,6 +57,18 @@ def test_a_clear_difference_is_called():
     assert other.verdict == "higher"
 
 
+def test_seeds_that_agree_by_rounding_alone_do_not_make_a_slope_sure():
+    """usefulness counts layers: one layer less of 4 (-.25) and of 8 (-.125) in every seed is a slope of .125 without
+    any spread. Rounding gives each of the four runs h / sqrt 12, so the difference sqrt(2 (1/16 + 1/64) / 12)."""
+    counts = {4: (0.75, 0.5), 8: (0.75, 0.625)}
+    axes = {"n_layers": [4, 8], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
+    runs = grid(axes, lambda config: {"usefulness": counts[config.n_layers][config.n_kv_heads == 1]})
+    (found,) = depth_slopes(runs, knob_of(runs, "n_kv_heads"), "usefulness")
+    assert found.effect.mean == pytest.approx(0.125) and set(found.by_seed) == {0.125}
+    assert found.effect.error == pytest.approx(math.sqrt((1 / 16 + 1 / 64) / 6 / 3))
+    assert found.verdict == "not distinguishable"
+
+
 def test_lines_are_cut_to_the_depths_that_both_have():
     runs = by_hand()
     runs.loc[(runs["n_kv_heads"] == 1) & (runs["n_layers"] == 16) & (runs["seed"] == 0), "outcome"] = "diverged"
