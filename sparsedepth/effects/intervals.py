@@ -170,11 +170,10 @@ class Judged:
         effect = self.effect
         if self.verdict_ignoring_tuning == "not distinguishable" or effect.mean is None or effect.error is None:
             return False
-        rest = effect.mean - self.expected_regret
-        if rest * effect.mean <= 0:
+        rest = t_interval(effect.mean - self.expected_regret, effect.error, effect.df or 1.0, effect.n)
+        if verdict_of(rest, self.floor) != self.verdict_uncorrected:
             return True
-        p = t_interval(rest, effect.error, effect.df or 1.0, effect.n).p or 0.0
-        return abs(rest) < abs(effect.mean) and p * self._holm_multiplier > ALPHA
+        return abs(rest.mean or 0.0) < abs(effect.mean) and (rest.p or 0.0) * self._holm_multiplier > ALPHA
 
     @property
     def _holm_multiplier(self) -> float:

@@ -205,6 +205,8 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     # what is left of an effect decides: .2 of .3 at an error of .02 stands, .01 does not
     assert replace(clear, expected_regret=-0.1).verdict == "lower" == replace(clear, expected_regret=0.1).verdict
     assert replace(clear, expected_regret=-0.29).verdict_blocked_by == clear.tuning_ambiguity
+    # what is left of it, -.2, is sure of its sign and less than seeds explain
+    assert replace(clear, floor=0.25, expected_regret=-0.1).verdict_blocked_by == clear.tuning_ambiguity
 
 
 def test_the_seeds_that_chose_are_counted_in_a_doubt():
