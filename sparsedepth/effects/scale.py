@@ -157,16 +157,14 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
         cells["held"] = 0.0  # no two sizes have one number of tokens: the two cannot be told apart
     if cells["x"].nunique() < 2:
         return None
-    means = cells.groupby(["x", "held", "seed"])["difference"].mean().reset_index()
-    whole = means.groupby(["x", "held"])["seed"].nunique()
+    means = _common_seeds(cells.groupby(["x", "held", "seed"])["difference"].agg(["mean", "size"]).reset_index())
     seeds = sorted(means["seed"].unique())
-    means = means[[whole[key] == len(seeds) for key in zip(means["x"], means["held"], strict=True)]]
-    by_scale = means.groupby("x")["difference"].mean()
+    by_scale = means.groupby("x")["mean"].mean()
     xs = by_scale.index.to_numpy()
     fields: dict[str, Any] = {
         "scales": tuple(np.exp(xs).tolist()),
         "effects": tuple(by_scale.tolist()),
-        "n_pairs": len(rows),
+        "n_pairs": int(means["size"].sum()),
         "n_seeds": len(seeds),
     }
     unknown = Estimate(mean=None, lo=None, hi=None, p=None, n=len(xs))
@@ -185,6 +183,16 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), one_more=True)
     word = _word(slope, smallest, largest)
     return {**fields, "slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted, "word": word}
+
+
+def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:
+    """Scales that were run with the same seeds: of all such blocks the one of most rows."""
+    by_scale = means.groupby(["x", "held"])["seed"].agg(frozenset)
+    blocks = []
+    for seeds in set(by_scale):
+        has_all = [seeds <= by_scale[scale] for scale in zip(means["x"], means["held"], strict=True)]
+        blocks.append(means[means["seed"].isin(seeds) & pd.Series(has_all, means.index)])
+    return max(blocks, key=lambda block: (len(block), -block["seed"].min()))
 
 
 def _word(slope: Estimate, smallest: Estimate, largest: Estimate) -> Word:
@@ -236,8 +244,8 @@ def _lines(means: pd.DataFrame, seeds: Sequence[float]) -> _Lines | None:
         design_NP = np.column_stack([levels, slope_N])
         if len(rows) <= design_NP.shape[1] or np.linalg.matrix_rank(design_NP) < design_NP.shape[1]:
             return None
-        theta = np.linalg.lstsq(design_NP, rows["difference"].to_numpy(), rcond=None)[0]
-        rest.append(rows["difference"].to_numpy() - design_NP @ theta)
+        theta = np.linalg.lstsq(design_NP, rows["mean"].to_numpy(), rcond=None)[0]
+        rest.append(rows["mean"].to_numpy() - design_NP @ theta)
         thetas.append([float((levels @ theta[:-1]).mean()), float(theta[-1])])
     df = len(rest[0]) - design_NP.shape[1]
     mean_rest = np.mean(rest, axis=0)
@@ -347,35 +355,44 @@ class Transfer:
 
 
 def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
-    """Where lr was tuned: each width and depth, and the regret of the smallest's lr. Of other tuned fields each lr
-    takes the best value."""
+    """Where lr was tuned: each width and depth, and the regret of the smallest's lr. Of several configurations, or
+    other tuned fields, each lr takes the best."""
     if "tuned_fields" not in runs.columns or "lr" not in runs.columns:
         return []
     tuned = runs[runs["tuned_fields"].map(lambda text: "lr" in names_tuned(text))]
     tuned = tuned.assign(value=values_of(tuned, outcome), n=pd.to_numeric(tuned["params_total"], errors="coerce"))
     tuned = tuned.dropna(subset=["value", "lr", "n", "d_model", "tokens_trained"])
     curves = {
-        shape: (rows.groupby("lr")["value"].min().sort_index(), rows)
-        for shape, rows in tuned.groupby(["n", "tokens_trained", "d_model", "n_layers"])
+        shape: (_curve(rows), rows) for shape, rows in tuned.groupby(["n", "tokens_trained", "d_model", "n_layers"])
     }
     curves = {shape: curve for shape, curve in curves.items() if len(curve[0]) > 1}
     if not curves:
         return []
-    moved = float(curves[min(curves, key=lambda shape: (shape[0] * shape[1], shape))][0].idxmin())
+    smallest, _ = curves[min(curves, key=lambda shape: (shape[0] * shape[1], shape))]
+    moved = min(smallest, key=smallest.__getitem__)
     found = []
     for (params, tokens, width, depth), (losses, rows) in curves.items():
-        inside = losses.index[0] <= moved <= losses.index[-1]
-        there = float(np.interp(math.log(moved), np.log(losses.index), losses.to_numpy()))
+        rates, best = [*losses], min(losses, key=losses.__getitem__)
+        there = float(np.interp(math.log(moved), np.log(rates), [*losses.values()]))
         known = rows[rows["tuning"].isin(["best", "edge"])]
         optimum, lo, hi = (_one(known, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
         found.append(
             Transfer(
-                d_model=int(width), n_layers=int(depth), params=params, tokens=tokens, best=float(losses.idxmin()),
-                optimum=optimum, lo=lo, hi=hi, at_edge=losses.idxmin() in (losses.index[0], losses.index[-1]),
-                moved=moved, regret=there - float(losses.min()) if inside else None,
+                d_model=int(width), n_layers=int(depth), params=params, tokens=tokens, best=best,
+                optimum=optimum, lo=lo, hi=hi, at_edge=best in (rates[0], rates[-1]),
+                moved=moved, regret=there - losses[best] if rates[0] <= moved <= rates[-1] else None,
             )
         )  # fmt: skip
     return found
+
+
+def _curve(rows: pd.DataFrame) -> dict[float, float]:
+    """lr, ascending -> loss: of the best cell there, the mean over the seeds that every lr has. A lowest of single runs
+    would be lower the more runs there are, as there are at the chosen lr."""
+    seeds = set.intersection(*(set(at_lr["seed"]) for _, at_lr in rows.groupby("lr")))
+    rows = rows[rows["seed"].isin(seeds)] if seeds else rows
+    by_lr = rows.groupby(["lr", "cell_id"])["value"].mean().groupby("lr").min()
+    return {float(lr): float(loss) for lr, loss in zip(by_lr.index, by_lr, strict=True)}
 
 
 def _one(rows: pd.DataFrame, name: str) -> float | None:

@@ -58,6 +58,15 @@ def test_two_scales_have_no_trend_and_one_has_none_at_all():
     assert not trends(one, "val_loss") and "too few scales" in list(scale_lines(one, "val_loss", None, {}))[1]
 
 
+def test_further_seeds_at_one_scale_do_not_hide_the_trend():
+    """Three seeds at every scale and six at one: the three that all have are a trend, of 12 pairs."""
+    runs = worlds(lambda x: -0.1 + 0.03 * x, seeds=6)
+    uneven = runs[(runs["seed"] < 3) | (runs["d_model"] == 64)]
+    trend = along(trends(uneven, "val_loss"), "parameters")
+    alone = along(trends(runs[runs["seed"] < 3], "val_loss"), "parameters")
+    assert trend == alone and (trend.word, trend.n_seeds, trend.n_pairs, len(trend.scales)) == ("shrinks", 3, 12, 4)
+
+
 def test_tokens_that_follow_from_parameters_are_not_held():
     """Twenty tokens per parameter: the trend is that of both, and is found on either axis."""
     runs = worlds(lambda x: -0.1 + 0.03 * x)
@@ -110,6 +119,21 @@ def test_the_regret_of_a_transferred_lr_by_hand():
     small, large = transfers(runs_frame(rows), "val_loss")
     assert (small.best, small.moved, small.regret, small.at_edge) == (0.004, 0.004, 0.0, True)
     assert (large.best, large.moved, large.regret, large.at_edge) == (0.002, 0.004, 1.0, False)
+
+
+def test_result_seeds_at_the_chosen_lr_are_no_regret_of_the_others():
+    """Two rates alike on the tuning seeds; of five more seeds at the first one is lucky. The best is not the luckiest
+    run: nothing is lost at the other rate."""
+    losses = {0.002: (3.0, 3.2, 2.5, 3.3, 3.1, 3.2, 3.3), 0.004: (3.1, 3.1), 0.001: (4.0, 4.0)}
+    rows = []
+    for width, chosen in ((32, 0.004), (64, 0.002)):
+        for lr, by_seed in losses.items():
+            facts = {"params_total": width**2, "tuned_fields": "lr", "tuning": "best" if lr == chosen else "rejected"}
+            few = by_seed if width == 64 else (2.0 if lr == 0.004 else 3.0,)
+            rows += [(config_of(d_model=width, n_heads=2, lr=lr, seed=i), {**facts, "val_loss": loss})
+                     for i, loss in enumerate(few)]  # fmt: skip
+    _, large = transfers(runs_frame(rows), "val_loss")
+    assert large.moved == 0.004 and large.regret == pytest.approx(0.0)
 
 
 def test_the_text_and_the_table_and_a_wrong_size():
