@@ -7,12 +7,14 @@ least-squares line through its paired differences at depths l = 1..D, taken at t
     h = 1 / D + (x - mean x_l)^2 / sum_l (x_l - mean x_l)^2
 
 so that the interval widens with the distance from the depths that were run. tau^2 is the variance between depths: how
-far effects lie off their line for no reason of seeds. With r_sl the residual of seed s at depth l, over all settings j,
+far effects lie off their line for no reason of seeds, as by what tuning chose at each depth. With r_sl the residual of
+seed s at depth l, over all settings j,
 
     tau^2 = mean_j max(0, S sum_l (mean_s r_sl)^2 / (D - 2) - sum_sl (r_sl - mean_s r_sl)^2 / ((S - 1) (D - 2))) / S
 
 of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. Two depths cannot tell it:
-none is added. b is the interaction of knob and depth: from one depth, which cannot know it, nothing is predicted.
+what choosing the tuned values adds (`effects.tuning_error`), by the pairs' weights in the line, stands in its place. b
+is the interaction of knob and depth: from one depth, which cannot know it, nothing is predicted.
 
 Shrunk (empirical Bayes): the true effects of a store's settings are taken as draws from N(0, tau^2); an effect e_j with
 standard error se_j is multiplied by its reliability,
@@ -34,6 +36,7 @@ from sparsedepth.effects.contrast import Contrast, compare, contrasts, noise_and
 from sparsedepth.effects.intervals import ExtraVariance, estimate
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
+from sparsedepth.effects.tuning_error import tuning_of
 
 SIDES = ["difference", "value", "value_baseline"]
 
@@ -67,8 +70,7 @@ def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: 
             contrast = compare(runs, knob, setting, objective)
             if contrast is not None:
                 usable = rows[rows["setting"] == setting].dropna(subset=["difference"])
-                by_seed = at_depth(usable, depth)
-                lines.append((_predicted(contrast, by_seed, depth), leverage(usable["n_layers"], depth)))
+                lines.append((_predicted(contrast, usable, depth), leverage(usable["n_layers"], depth)))
                 offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 2 else []
     df = sum(each_df for _, each_df in offsets)
     tau2 = float(np.mean([tau2 for tau2, _ in offsets])) if offsets else 0.0
@@ -78,22 +80,39 @@ def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: 
     return judge(widened)
 
 
-def _predicted(contrast: Contrast, by_seed: pd.DataFrame, depth: int) -> Contrast:
+def _predicted(contrast: Contrast, rows: pd.DataFrame, depth: int) -> Contrast:
+    weights = line_weights(rows, depth)
+    by_seed = at_depth(rows, weights)
     differences = tuple(map(float, by_seed["difference"]))
     noise, floor = noise_and_floor(by_seed, contrast.least_sd)
-    effect = replace(estimate(differences), n=contrast.effect.n)
-    return replace(contrast, n_layers=depth, by_seed=differences, effect=effect, noise=noise, floor=floor)
+    tuning = tuning_of(rows.loc[weights.index], weights / max(len(by_seed), 1))
+    return replace(
+        contrast,
+        n_layers=depth,
+        by_seed=differences,
+        effect=replace(estimate(differences), n=contrast.effect.n),
+        noise=noise,
+        floor=floor,
+        extra_variances=tuning.extra_variances,
+        expected_regret=tuning.expected_regret,
+        tuning_flaw=tuning.flaw,
+        tuning_ambiguity=tuning.ambiguity,
+    )
 
 
-def at_depth(rows: pd.DataFrame, depth: int) -> pd.DataFrame:
-    """SIDES by seed, each on its line in ln n_layers, at a depth; seeds that were run at one depth alone are absent."""
+def at_depth(rows: pd.DataFrame, weights: pd.Series) -> pd.DataFrame:
+    """SIDES by seed, each on its line in ln n_layers, at the depth of these `line_weights`."""
+    return rows.loc[weights.index, SIDES].mul(weights, axis=0).groupby(rows["seed"]).sum()
+
+
+def line_weights(rows: pd.DataFrame, depth: int) -> pd.Series:
+    """What each pair counts in its seed's line at a depth; seeds that were run at one depth alone are absent."""
     x = np.log(rows["n_layers"].astype(float))
     grouped = x.groupby(rows["seed"])
     off = x - grouped.transform("mean")
     sxx = (off**2).groupby(rows["seed"]).transform("sum")
     weight = 1 / grouped.transform("size") + off * (math.log(depth) - grouped.transform("mean")) / sxx
-    kept = sxx > 0
-    return rows.loc[kept, SIDES].mul(weight[kept], axis=0).groupby(rows["seed"]).sum()
+    return weight[sxx > 0]
 
 
 def leverage(depths: Iterable[int], depth: int) -> float:

@@ -9,7 +9,15 @@ from frames import grid
 from scipy import stats
 
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.recipe.predict import at_depth, between_depths, leverage, predicted, reliability, spread_of_effects
+from sparsedepth.recipe.predict import (
+    at_depth,
+    between_depths,
+    leverage,
+    line_weights,
+    predicted,
+    reliability,
+    spread_of_effects,
+)
 
 
 def rows(depths, seeds, difference):
@@ -22,7 +30,7 @@ def rows(depths, seeds, difference):
 def test_every_seed_has_its_own_line():
     noise = np.random.default_rng(0).normal(size=(3, 3))
     frame = rows([12, 16, 24], range(3), lambda seed, depth: noise[seed, (depth - 12) // 4 % 3])
-    by_seed = at_depth(frame, 48)
+    by_seed = at_depth(frame, line_weights(frame, 48))
     for seed, of_seed in frame.groupby("seed"):
         fit = stats.linregress(np.log(of_seed["n_layers"]), of_seed["difference"])
         assert by_seed["difference"][seed] == pytest.approx(fit.intercept + fit.slope * np.log(48))
@@ -32,7 +40,7 @@ def test_every_seed_has_its_own_line():
 
 
 def test_one_depth_predicts_nothing():
-    assert at_depth(rows([12], range(3), lambda seed, depth: 1.0), 48).empty
+    assert line_weights(rows([12], range(3), lambda seed, depth: 1.0), 48).empty
 
 
 def test_what_lies_off_the_line_in_every_seed_is_variance_between_depths():
@@ -60,6 +68,29 @@ def test_an_extrapolation_covers_effects_that_lie_off_the_line():
         keys = {"depth_scale=lns": "lns", "weight_decay=0.1": 0.1, "weight_decay=0.3": 0.3}
         hits += [c.effect.covers(truth[32, keys[c.setting]]) for c in predicted(runs, knobs, "val_loss", 32)]
     assert np.mean(hits) >= 0.85  # of 45; seeds alone give .4
+
+
+def test_a_line_from_two_depths_carries_what_tuning_chose_there():
+    """From 4 and 8 layers the effect at 16 is -1 and 2 times those there: 5 times the variance of one choice, for
+    either side; the expected regrets of the setting, .01 and .03, leave -.01 + 2 x .03."""
+    runs = grid(
+        {"n_layers": [4, 8], "depth_scale": ["none", "lns"], "seed": range(3)},
+        lambda config: {
+            "val_loss": 3 + 0.001 * config.seed * config.n_layers * (config.depth_scale == "lns"),
+            "tuned_fields": "lr",
+            "tuned_by": "val_loss",
+            "tuning": "best",
+            "tuning_variance": 0.02,
+            "tuning_df": 5.0,
+            "tuned_values": None,
+            "tuned_rivals": None,
+            "tuning_n_seeds": 3.0,
+            "tuning_excess": {4: 0.01, 8: 0.03}[config.n_layers] * (config.depth_scale == "lns"),
+        },
+    )
+    (found,) = predicted(runs, find_knobs(runs), "val_loss", 16)
+    assert [term.variance for term in found.extra_variances] == pytest.approx([5 * 0.02, 5 * 0.02])
+    assert found.expected_regret == pytest.approx(0.05)
 
 
 def test_spread_by_hand():
