@@ -1,14 +1,13 @@
-"""Every effect that a store shows: each knob at each depth on four bases, and its interaction with depth. Where lr was
-tuned, each side is at its own, and equal lr is a fifth basis.
+"""Every effect that a store shows: each knob at each depth on four bases, and on how the outcome runs with depth. Where
+lr was tuned, each side is at its own, and equal lr is a fifth basis.
 
 One interval and one verdict, for every page and script. Variances are moderated over all settings of an outcome,
 whatever their depth (`moderated`). Many comparisons are made at once, so that some stand out by chance: p-values are
-Holm's over all contrasts at one depth, which are what a recipe chooses from (over all interactions; over all depth
-slopes). At most 5% of depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict
-needs three things: the interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA;
-else it is 'not distinguishable', which is said with the size of effect that would have been seen
-(`Judged.detectable`). Where tuning was uneven (`intervals.Judged`), no verdict is given either, and that is the reason
-that is said.
+Holm's over all contrasts at one depth, which are what a recipe chooses from (over all depth slopes). At most 5% of
+depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict needs three things: the
+interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not
+distinguishable', which is said with the size of effect that would have been seen (`Judged.detectable`). Where tuning
+was uneven (`intervals.Judged`), no verdict is given either, and that is the reason that is said.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import replace
 import pandas as pd
 
 from sparsedepth.config.model import FILLED_FROM
-from sparsedepth.effects.contrast import Contrast, Interaction, compare, contrasts, contrasts_on_bases, interactions
+from sparsedepth.effects.contrast import Contrast, compare, contrasts, contrasts_on_bases
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import doubt_shared_baselines, estimate, moderate
@@ -132,26 +131,17 @@ def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
     )
 
 
-def measure_interactions(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Interaction]:
-    """Every knob x depth interaction, corrected over all knobs; of one knob, with a name. Raises as above."""
-    runs = relevant_columns(runs, outcome)
-    wanted = {each.name for each in choose(all_knobs(runs), knob)}
-    family = interactions_of(runs, find_knobs(runs), outcome)
-    return [interaction for interaction in family if interaction.knob in wanted]
-
-
-def interactions_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Interaction]:
-    """The interactions of these knobs with depth, judged as one family."""
-    return correct(moderate([interaction for knob in knobs for interaction in interactions(runs, knob, outcome)]))
-
-
 def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:
-    """Every setting's slope in depth against its baseline's, corrected over all knobs; of one knob, with a name. Raises
-    as above."""
+    """Every setting's slope in depth against its baseline's, corrected over all knobs; of one knob, with a name.
+    Raises as above."""
     runs = relevant_columns(runs, outcome)
     wanted = {each.name for each in choose(all_knobs(runs), knob)}
-    family = correct(moderate([s for each in find_knobs(runs) for s in depth_slopes(runs, each, outcome)]))
-    return [slope for slope in family if slope.knob in wanted]
+    return [slope for slope in slopes_of(runs, find_knobs(runs), outcome) if slope.knob in wanted]
+
+
+def slopes_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[SlopeContrast]:
+    """Every setting's slope in depth against its baseline's, judged as one family."""
+    return correct(moderate([slope for knob in knobs for slope in depth_slopes(runs, knob, outcome)]))
 
 
 def all_knobs(runs: pd.DataFrame) -> list[Knob]:

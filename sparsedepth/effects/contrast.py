@@ -15,7 +15,7 @@ and never averaged.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,6 @@ from sparsedepth.effects.pairs import (
     is_ratio,
     pairs,
     rounding_sd,
-    unit_of,
     values_of,
 )
 from sparsedepth.effects.tuning_error import TuningUncertainty, tuning_of, values_text
@@ -81,19 +80,6 @@ class Contrast(Judged):
         """Whether every pair agrees on a basis to 1%."""
         ratio = self.ratios[basis]
         return ratio is not None and max(abs(ratio[0] - 1), abs(ratio[1] - 1)) <= MATCH_TOLERANCE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interaction(Judged):
-    """What depth does to an effect: effect(deep) - effect(shallow), paired by seed and everything else. Its floor is 0:
-    seeds are in the interval already. The seed is the unit."""
-
-    knob: str
-    setting: str
-    baseline: str
-    shallow: int
-    deep: int
-    outcome: str
 
 
 def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None) -> list[Contrast]:
@@ -284,56 +270,6 @@ def _noise(cell_N: np.ndarray, value_N: np.ndarray) -> tuple[float | None, int]:
     within_N = value_N - (np.bincount(cell_N, value_N) / count_C)[cell_N]
     df = len(value_N) - len(count_C)
     return (math.sqrt(float(within_N @ within_N) / df), df) if df else (None, 0)
-
-
-def interactions(runs: pd.DataFrame, knob: Knob, outcome: str) -> list[Interaction]:
-    """Whether each setting's effect differs between the shallowest and the deepest depth at which it was run."""
-    if "n_layers" in knob.fields:
-        return []
-    usable = pairs(runs, knob, outcome).dropna(subset=["difference"])
-    by_setting = []
-    for setting in list(knob.settings)[1:]:
-        rows = usable[usable["setting"] == setting]
-        depths = sorted(set(map(int, rows["n_layers"])))
-        if len(depths) < 2:
-            continue
-        shallow, deep = depths[0], depths[-1]
-        at_shallow, at_deep = (rows[rows["n_layers"] == depth] for depth in (shallow, deep))
-        both = at_deep.merge(at_shallow, on="match", suffixes=("", "_reference"))
-        least_sd = rounding_sd(outcome, shallow, shallow, deep, deep)
-        by_setting.append(
-            Interaction(
-                knob=knob.name,
-                setting=setting,
-                baseline=knob.baseline,
-                shallow=shallow,
-                deep=deep,
-                outcome=outcome,
-                unit=unit_of(outcome, runs),
-                **difference_of_effects(both, at_deep, at_shallow, least_sd),
-            )
-        )
-    return by_setting
-
-
-def difference_of_effects(
-    both: pd.DataFrame, rows: pd.DataFrame, reference: pd.DataFrame, least_sd: float
-) -> dict[str, Any]:
-    """What `Judged` holds of the effect over some rows of `pairs` less that over others: `both` has the pairs of pairs,
-    with `difference_reference` of the others; each seed counts once. The floor is 0: seeds are in the interval."""
-    change = (both["difference"] - both["difference_reference"]).groupby(both["seed"]).mean()
-    tuning = tuning_of(rows).less(tuning_of(reference))
-    effect = with_extra_variances(estimate(change.to_numpy(), least_sd), tuning.extra_variances)
-    return {
-        "effect": replace(effect, n=len(both)),
-        "extra_variances": tuning.extra_variances,
-        "expected_regret": tuning.expected_regret,
-        "tuning_flaw": tuning.flaw,
-        "tuning_ambiguity": tuning.ambiguity,
-        "by_seed": tuple(map(float, change)),
-        "least_sd": least_sd,
-        "floor": 0.0,
-    }
 
 
 def _range(ratios: pd.Series) -> tuple[float, float] | None:

@@ -8,9 +8,10 @@ from typing import NoReturn
 
 import pandas as pd
 
-from sparsedepth.effects.all_effects import all_knobs, effects_of, interactions_of
-from sparsedepth.effects.knobs import find_knob
-from sparsedepth.effects.sentences import contrast_sentence, interaction_sentence
+from sparsedepth.effects.all_effects import all_knobs, effects_of, slopes_of
+from sparsedepth.effects.depth_slope import slope_sentence
+from sparsedepth.effects.knobs import find_knob, find_knobs
+from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.store.connection import open_store
 
 NOTHING = 2
@@ -54,9 +55,9 @@ def answer(
     print(f"Claimed: {claim}\nMeasured, against {knob.baseline} ({', '.join(knob.fields)} differ, nothing else):")
     for contrast in measured:
         print(f"  {contrast_sentence(contrast)}")
-    for interaction in (each for outcome in outcomes for each in interactions_of(runs, knobs, outcome)):
-        if interaction.knob == knob.name:
-            print(f"  {interaction_sentence(interaction)}")
+    for slope in (each for outcome in outcomes for each in slopes_of(runs, find_knobs(runs), outcome)):
+        if slope.knob == knob.name:
+            print(f"  {slope_sentence(slope)}")
     for line in details(runs) if details else ():
         print(f"  {line}")
     return 0

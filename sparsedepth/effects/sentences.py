@@ -3,7 +3,7 @@
 import math
 
 from sparsedepth.effects.chain import Link
-from sparsedepth.effects.contrast import Contrast, Interaction
+from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import POWER, Estimate, Judged
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.effects.setting_interactions import SettingInteraction
@@ -110,27 +110,13 @@ def ratio_text(ratio: tuple[float, float] | None) -> str:
     return "unknown" if ratio is None else " to ".join(dict.fromkeys(f"{end:.3g}" for end in ratio))
 
 
-def interaction_sentence(interaction: Interaction) -> str:
-    """How the effect at the deepest depth differs from that at the shallowest."""
-    return (
-        f"{interaction.setting} vs {interaction.baseline}, effect at n_layers={interaction.deep} less that at "
-        f"n_layers={interaction.shallow}: {_interaction_text(interaction)}"
-    )
-
-
 def setting_interaction_sentence(interaction: SettingInteraction) -> str:
     """How the effect beside other settings differs from that alone."""
     alone, beside = (estimate_text(each.effect, each.unit) for each in (interaction.alone, interaction.beside))
     return (
         f"n_layers={interaction.n_layers}, {interaction.setting} vs {interaction.alone.baseline}, effect beside "
-        f"{', '.join(interaction.settings)} ({beside}) less that alone ({alone}): {_interaction_text(interaction)}"
-    )
-
-
-def _interaction_text(interaction: Interaction | SettingInteraction) -> str:
-    return (
-        f"{interaction.outcome} {verdict_text(interaction)}: "
-        f"{estimate_text(interaction.effect, interaction.unit)}{seen_text(interaction)}; "
+        f"{', '.join(interaction.settings)} ({beside}) less that alone ({alone}): {interaction.outcome} "
+        f"{verdict_text(interaction)}: {estimate_text(interaction.effect, interaction.unit)}{seen_text(interaction)}; "
         f"{counted(interaction.effect.n, 'pair')} of pairs, {counted(len(interaction.by_seed), 'seed')}"
         f"{df_text(interaction)}{holm_text(interaction.p_holm)}"
         f"{f'; {interaction.verdict_blocked_by}' if interaction.verdict_blocked_by else ''}"

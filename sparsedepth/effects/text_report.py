@@ -8,7 +8,6 @@ from sparsedepth.effects.all_effects import (
     all_knobs,
     choose,
     measure_effects,
-    measure_interactions,
     measure_slopes,
     relevant_columns,
 )
@@ -25,7 +24,6 @@ from sparsedepth.effects.sentences import (
     counted,
     effect_text,
     estimate_text,
-    interaction_sentence,
     link_text,
     setting_interaction_sentence,
     verdict_text,
@@ -51,7 +49,7 @@ CHAIN_EXPLAINED = (
 
 
 def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Iterator[str]:
-    """Effects by knob and depth on every basis, their interaction with depth, and the slopes in depth."""
+    """Effects by knob and depth on every basis, their interactions, and the slopes in depth."""
     effects = measure_effects(runs, outcome, knob)
     yield EXPLAINED
     for each in choose(all_knobs(relevant_columns(runs, outcome)), knob):
@@ -97,11 +95,6 @@ def _basis_text(contrast: Contrast) -> str:
 
 
 def _depth_lines(runs: pd.DataFrame, outcome: str, knob: str | None) -> Iterator[str]:
-    family = measure_interactions(runs, outcome, knob)
-    if family:
-        yield f"\nDo effects on {outcome} change with depth? (Holm over {counted(len(family), 'interaction')})"
-    for interaction in family:
-        yield f"  {interaction_sentence(interaction)}"
     crossed = setting_interactions(relevant_columns(runs, outcome), outcome, knob)
     if crossed:
         tested = counted(len(crossed), "interaction")

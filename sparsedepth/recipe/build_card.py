@@ -20,7 +20,7 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import family_of, interactions_of
+from sparsedepth.effects.all_effects import family_of, slopes_of
 from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, weigh
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import contrasts_on_bases
@@ -89,7 +89,7 @@ def build_card(
         mechanism=mechanism,
         confounds=tuple(confounds_of(used, tested, recipe)),
         held_out=held_out,
-        interactions=tuple(interactions_of(known, tested, recipe.objective)),
+        depth_slopes=tuple(slopes_of(known, tested, recipe.objective)),
         diverged=tuple(
             Divergence(run_id=run.run_id, cause=run.diverged_cause if isinstance(run.diverged_cause, str) else None)
             for run in diverged.itertuples()

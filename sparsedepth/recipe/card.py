@@ -3,7 +3,7 @@
 All that is said of a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
 (`card_text`, `card.md.j2`). Numbers are unrounded. The thirteen sections of the Markdown page, by number, and the
 fields that they show: 1 rule, 2 domain and 3 effects `recipe`; 4 `matched`; 5 `learning_rate`; 6 `mechanism`;
-7 `confounds`; 8 `held_out`; 9 the recipe's stack and `interactions`; 10 the refused candidates and `diverged`;
+7 `confounds`; 8 `held_out`; 9 the recipe's stack and `depth_slopes`; 10 the refused candidates and `diverged`;
 11 `literature`; 12 `provenance`; 13 `grade`.
 """
 
@@ -18,7 +18,8 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
 from sparsedepth.effects.causal_evidence import InterventionEffect, LinkEvidence
-from sparsedepth.effects.contrast import Contrast, Interaction
+from sparsedepth.effects.contrast import Contrast
+from sparsedepth.effects.depth_slope import SlopeContrast
 from sparsedepth.files import write_json
 
 SUFFIX = ".card.json"
@@ -279,7 +280,7 @@ class Card(Section):
     mechanism: Mechanism
     confounds: tuple[str, ...]
     held_out: HeldOut
-    interactions: Annotated[tuple[Interaction, ...], Field(description="of each setting with depth")]
+    depth_slopes: Annotated[tuple[SlopeContrast, ...], Field(description="of each setting against its baseline's")]
     diverged: tuple[Divergence, ...]
     literature: tuple[Compared, ...]
     provenance: Provenance

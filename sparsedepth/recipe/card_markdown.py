@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from sparsedepth.effects.sentences import interaction_sentence, number_text, ratio_text
+from sparsedepth.effects.depth_slope import slope_sentence
+from sparsedepth.effects.sentences import number_text, ratio_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe import card_text, conclusion
 from sparsedepth.recipe.card import SUFFIX, Card, card_path, write_card
@@ -46,7 +47,7 @@ def card_markdown(card: Card) -> str:
         measured=Verbatim(to_markdown(without_empty(measured_table(card)))),
         text=card_text,
         conclusion=conclusion,
-        interaction_sentence=interaction_sentence,
+        slope_sentence=slope_sentence,
     )
 
 

@@ -10,7 +10,7 @@ from sparsedepth.effects.all_effects import (
     effects_table,
     family_of,
     measure_effects,
-    measure_interactions,
+    measure_slopes,
 )
 from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
 from sparsedepth.effects.holm import correct, holm
@@ -97,13 +97,13 @@ def test_holm_is_taken_over_all_knobs_even_if_one_is_shown():
     assert [one.verdict for one in shown] == ["lower"]
 
 
-def test_interactions_are_corrected_together():
+def test_slopes_are_corrected_together():
     def outcome(config):
         lns = config.depth_scale == "lns"
         return {"val_loss": 3 - lns * (0.1 if config.n_layers == 12 else 0.3) + 0.001 * config.seed * lns}
 
     axes = {"n_layers": [12, 24], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": range(3)}
-    found = measure_interactions(grid(axes, outcome))
+    found = measure_slopes(grid(axes, outcome))
     assert {one.knob: one.verdict for one in found} == {
         "depth_scale": "lower",
         "n_kv_heads": "not distinguishable",

@@ -8,7 +8,7 @@ import pytest
 from frames import config_of, grid, knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.contrast import compare, contrasts, interactions, noise
+from sparsedepth.effects.contrast import compare, contrasts, noise
 from sparsedepth.effects.knobs import depth_knob
 from sparsedepth.effects.pairs import pairs
 
@@ -154,21 +154,6 @@ def test_depth_itself_is_contrasted_over_all_depths():
     (found,) = contrasts(runs, depth, "val_loss")
     assert (found.n_layers, found.baseline, found.setting) == (None, "n_layers=12", "n_layers=24")
     assert found.effect.mean == pytest.approx(-0.1)
-
-
-def test_interaction_with_depth_by_hand():
-    """LNS lowers the loss by .1 at 12 layers, and by .3, .3 and .6 at 24: .2, .2 and .5 more, .3 on average."""
-
-    def outcome(config):
-        drop = 0.1 if config.n_layers == 12 else 0.6 if config.seed == 2 else 0.3
-        return {"val_loss": 3.0 + config.seed - drop * (config.depth_scale == "lns")}
-
-    runs = grid({"n_layers": [12, 24], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}, outcome)
-    (found,) = interactions(runs, knob_of(runs, "depth_scale"), "val_loss")
-    assert (found.shallow, found.deep, found.effect.n) == (12, 24, 3)
-    assert found.effect.mean == pytest.approx(-0.3)
-    assert found.effect.lo == pytest.approx(-0.3 - 4.30265 * 0.1, abs=1e-4)  # s = sqrt(.03) and s / sqrt(3) = .1
-    assert found.verdict == "not distinguishable"
 
 
 def test_compare_ignores_depth_strata_and_knows_when_there_is_no_pair():

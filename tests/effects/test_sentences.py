@@ -6,9 +6,9 @@ from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.chain import Link
-from sparsedepth.effects.contrast import contrasts, interactions
+from sparsedepth.effects.contrast import contrasts
 from sparsedepth.effects.script import answer
-from sparsedepth.effects.sentences import contrast_sentence, interaction_sentence, link_text
+from sparsedepth.effects.sentences import contrast_sentence, link_text
 
 SIZES = {"params_total": 1000, "params_active": 1000, "train_flops": 1e9, "tokens_trained": 2048}
 
@@ -53,13 +53,7 @@ def test_divergence_and_missing_numbers_are_said():
     )
 
 
-def test_interactions_and_links():
-    runs = runs_with(lambda lns, seed: {"val_loss": 3.0 - 0.1 * lns}, depths=(12, 24))
-    runs.loc[(runs["n_layers"] == 24) & (runs["depth_scale"] == "lns"), "val_loss"] = 2.8
-    (found,) = interactions(runs, knob_of(runs, "depth_scale"), "val_loss")
-    assert "effect at n_layers=24 less that at n_layers=12: val_loss lower: -0.1 nat/token" in interaction_sentence(
-        found
-    )
+def test_links():
     counts = {"n_runs": 24, "n_units": 8, "n_missing": 0, "n_diverged": 1}
     numbers = {"rho": -0.5, "lo": -0.8, "hi": -0.1, "p": 0.01, "p_holm": 0.03}
     one = Link(cause="usefulness", effect="val_loss", scope="pooled", **numbers, **counts)

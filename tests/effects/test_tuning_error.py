@@ -12,7 +12,7 @@ from frames import knob_of, runs_frame
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
-from sparsedepth.effects.contrast import contrasts, contrasts_on_bases, interactions
+from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
 from sparsedepth.effects.depth_slope import line_weights
 from sparsedepth.effects.intervals import t_interval
 from sparsedepth.effects.knobs import find_knobs
@@ -258,4 +258,3 @@ def test_nothing_was_tuned_nothing_is_said():
     (contrast,) = contrasts(runs, knob_of(runs, "depth_scale"), "val_loss")
     assert (contrast.tuned, contrast.tuning_flaw) == ("", "")
     assert EQUAL_LR not in contrasts_on_bases(runs, knob_of(runs, "depth_scale"), "val_loss")
-    assert not interactions(runs, knob_of(runs, "depth_scale"), "val_loss")

@@ -211,11 +211,12 @@ def test_tuning_is_told_with_what_was_tried():
     )
 
 
-def test_held_out_interactions_negative_and_provenance(card):
+def test_held_out_depth_slopes_negative_and_provenance(card):
     assert card.held_out.depth_outcome == "confirmed" and card.held_out.depth_test.fitted_on == (12, 16)
     assert card.held_out.depth_test.decision_accuracy > 0.8
     assert stack_text(card.recipe).startswith("stack run: against the baseline better")
-    assert [(one.shallow, one.deep) for one in card.interactions] == [(12, 24)] * 3
+    assert [one.at_setting.depths for one in card.depth_slopes] == [(12, 16, 24)] * 3
+    assert "depth slope of val_loss" in card_markdown(card)
     assert any(line.startswith("n_kv_heads=1 vs n_kv_heads=4: not distinguishable") for line in negative_lines(card))
     assert card.provenance.hours == {"cpu": 36.0} and card.provenance.seeds == [0, 1, 2]
     assert len(card.provenance.run_ids) == 72 and card.provenance.manifests is None
