@@ -47,10 +47,10 @@ CLAIM = (
 )
 
 SCORES = (
-    "needed_layers", "affine_loss_added", "affine_accuracy_lost", "affine_loss_added_without_first",
-    "affine_loss_added_centre", "usefulness", "usefulness_loss_increase", "causal_score", "permutation_score",
-    "jacobian_deviation", "lens_loss_increase", "early_exit_loss_increase", "residual_variance_last",
-    "residual_variance_growth", "angular_distance_middle", "participation_ratio",
+    "needed_layers", "jointly_needed_layers", "affine_loss_added", "affine_accuracy_lost",
+    "affine_loss_added_without_first", "affine_loss_added_centre", "usefulness", "usefulness_loss_increase",
+    "causal_score", "permutation_score", "jacobian_deviation", "lens_loss_increase", "early_exit_loss_increase",
+    "residual_variance_last", "residual_variance_growth", "angular_distance_middle", "participation_ratio",
 )  # fmt: skip
 """Those that are tested, of the columns of `runs`."""
 
@@ -193,16 +193,24 @@ def read(results: Path) -> list[Row]:
         ]
 
 
-def measure(results: Path) -> list[Row]:
-    """Every run of a task of known depth in the results folder, by need."""
+def measure(results: Path) -> None:
+    """Write every run of a task of known depth in the results folder, by need, into its table; the table is whole
+    after each run, and the same command goes on with those that it lacks."""
     from sparsedepth.store.find import find_runs
 
-    folders = [run.folder for part in find_runs([results]) if part.pack is None for run in part.runs]
-    rows: list[Row] = []
-    for done, folder in enumerate(sorted(folders), start=1):
-        print(f"measuring {done} of {len(folders)}: {folder.name}", file=sys.stderr)
-        rows += _by_need(folder)
-    return rows
+    folders = sorted(run.folder for part in find_runs([results]) if part.pack is None for run in part.runs)
+    rows = read(results) if (results / TABLE).is_file() else []
+    measured = {row.run_id for row in rows}
+    for done, folder in enumerate(folders, start=1):
+        if folder.name not in measured:
+            print(f"measuring {done} of {len(folders)}: {folder.name}", file=sys.stderr)
+            rows += _by_need(folder)
+            write(rows, results)
+
+
+def write(rows: Iterable[Row], results: Path) -> None:
+    lines = [",".join(COLUMNS), *(",".join(str(getattr(row, name)) for name in COLUMNS) for row in rows)]
+    write_bytes(results / TABLE, ("\n".join(lines) + "\n").encode())
 
 
 def _by_need(folder: Path) -> Iterator[Row]:
@@ -214,7 +222,7 @@ def _by_need(folder: Path) -> Iterator[Row]:
     loaded = load_model(folder)
     if loaded.config is None or task_name(loaded.config.corpus) not in ("k_hop", "state_tracking"):
         return
-    added = tuple(name for name in ("jacobian", "participation") if name not in loaded.config.measures)
+    added = tuple(name for name in ("joint", "jacobian", "participation") if name not in loaded.config.measures)
     config = loaded.config.model_copy(
         update={"val_tokens": loaded.config.measure_tokens, "measures": (*loaded.config.measures, *added)}
     )
@@ -297,7 +305,8 @@ def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
     """Two scores against the need, each model a line; every tau with its interval; the taus in the .csv."""
     import pandas as pd
 
-    from sparsedepth.plots.page import Drawing, check_suffix, write
+    from sparsedepth.plots.page import Drawing, check_suffix
+    from sparsedepth.plots.page import write as write_figure
 
     check_suffix(path)
     data = pd.DataFrame(
@@ -308,7 +317,7 @@ def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
         }
         for trial in made
     )  # fmt: skip
-    write(Drawing(data=data, page=lambda: _page(rows, made)), path)
+    write_figure(Drawing(data=data, page=lambda: _page(rows, made)), path)
 
 
 def _page(rows: list[Row], made: list[Trial]) -> Any:
@@ -377,9 +386,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--figure", type=Path, help="draw the verdicts into this .png, .svg or .pdf")
     options = parser.parse_args(arguments)
     if options.measure:
-        rows = measure(options.results)
-        lines = [",".join(COLUMNS), *(",".join(str(getattr(row, name)) for name in COLUMNS) for row in rows)]
-        write_bytes(options.results / TABLE, ("\n".join(lines) + "\n").encode())
+        measure(options.results)
     if not (options.results / TABLE).is_file():
         print(
             f"no {TABLE} in {options.results}; --measure makes it of runs of sweeps/known_depth.yaml", file=sys.stderr

@@ -78,6 +78,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("causal_maximum", lambda sizes: (4 * _by_layer(sizes)[0], 0), on_request=True),
     Measure("trajectories", _once, on_request=True),
     Measure("participation", _once, on_request=True),
+    Measure("joint", lambda sizes: (2 + _all_pairs(sizes), 1 + _all_pairs(sizes)), on_request=True),
     Measure("activations", lambda sizes: (4, 0), on_request=True),
     Measure("gradients", lambda sizes: (3, 3), on_request=True),
     Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), on_request=True),
@@ -184,6 +185,9 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("needed_layers",
              "number of blocks whose affine_loss_added is above needed_threshold, and its 95% interval above 0", "layer",
              measure="usefulness", source="ours", better="high", has_interval=True, label="needed layers"),
+    Quantity("jointly_needed_layers",
+             "number of blocks left where as many as add needed_threshold at most are replaced by affine maps at once, the "
+             "cheapest next", "layer", measure="joint", source="ours", better="high", has_interval=True),
     Quantity("causal_score",
              "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - x_(l-1), u' with block s "
              "skipped", measure="causal", source=f"{SPARSITY} after {EFFICIENT}", better="high", has_interval=True,
