@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparsedepth.exchange.start import Start
     from sparsedepth.plots.draw import Figures
     from sparsedepth.recipe.card import Card
-    from sparsedepth.run.measure_model import MeasuringResult
+    from sparsedepth.run.measure_existing_model import MeasuringResult
     from sparsedepth.store.run_record import Run
     from sparsedepth.sweep.driver import Driver, SweepResult
     from sparsedepth.sweep.machine import Machine
@@ -184,7 +184,7 @@ def measure(
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
     from sparsedepth.probe.text import given_tokens
-    from sparsedepth.run.measure_model import MeasureRequest, measure_model
+    from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
     from sparsedepth.train.runtime import find_device
 
     arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
@@ -202,7 +202,7 @@ def measure(
         dtype="fp32" if fp32 else "checkpoint",
     )
     with bar("loading the model") as report:
-        return measure_model(request, report)
+        return measure_existing_model(request, report)
 
 
 def best(

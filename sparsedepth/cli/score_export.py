@@ -8,7 +8,7 @@ from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
 
 if TYPE_CHECKING:
-    from sparsedepth.run.measure_model import MeasuringResult
+    from sparsedepth.run.measure_existing_model import MeasuringResult
 
 
 class Scores:

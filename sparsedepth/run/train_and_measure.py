@@ -29,7 +29,7 @@ from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.lease import Beat, Lease
 from sparsedepth.run.manifest import code_version, device_facts, manifest_allocations, package_versions
-from sparsedepth.run.measure_model import measured_model, save_record
+from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.publish import publish, write
 from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch

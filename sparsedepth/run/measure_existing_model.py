@@ -53,7 +53,7 @@ class MeasuringResult:
     """positions that count behind the scores"""
 
 
-def measure_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasuringResult:
+def measure_existing_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasuringResult:
     """Every measure of the config on the request's tokens; `report` gets the phase and the share that is done.
 
     Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
