@@ -80,6 +80,7 @@ def attention_sparsity(
     parts = []
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
+            # The last state enters no block.
             inputs = itertools.islice(stream(probed, tokens_BT), probed.n_layers)
             sums = [
                 attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)

@@ -75,6 +75,7 @@ def _skip_each(
     base_B = sequence_loss(probed, states[-1][None], part.targets, scale)[0]
     change_LLB = base_B.new_zeros(n_layers, n_layers, len(part))
     skipped_LB = base_B.new_empty(n_layers, len(part))
+    # Up to block s a fork is the recorded stream itself, so it has a step from s on alone.
     for step in walk(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
         update_BTD = states[step.layer] - states[step.layer - 1]
         difference_FBTD = (step.after - step.before) - update_BTD

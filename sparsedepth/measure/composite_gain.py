@@ -48,6 +48,7 @@ def composite_gain(
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
             states, product_BTnn, by_layer = record(probed, tokens_BT), None, []
+            # From the last block back, so that H_L .. H_l is one factor more than the product before.
             for layer in range(probed.n_layers, 0, -1):
                 map_BTnn = probed.residual_map(layer, states[layer - 1])
                 if map_BTnn is None:

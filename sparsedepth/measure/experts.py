@@ -51,6 +51,7 @@ def expert_use(
     entropies: dict[int, list[Tensor]] = {}
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
+            # The last state enters no block.
             inputs = itertools.islice(stream(probed, tokens_BT), probed.n_layers)
             for layer, x_BTD in enumerate(inputs, start=1):
                 if (routed := probed.routing(layer, x_BTD)) is None:

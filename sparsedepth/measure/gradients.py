@@ -48,6 +48,7 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
                 for layer in range(1, probed.n_layers + 1):
                     states.append(probed.block(layer, states[-1]))
                 logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), targets_BT.to(probed.device).flatten()
+                # The sum, not the mean: batches then add up, and its scale falls out of the ratio.
                 loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
                 grads = torch.autograd.grad(loss, states)
             parts.append(torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1).cpu())

@@ -61,6 +61,7 @@ def _of_batch(probed: ProbedModel, states: list[Tensor]) -> Tensor:
     """Means over the tokens of each sequence: kl and overlap, [2, B, L + 1]."""
     n_sequences, n_tokens, _ = states[0].shape
     at_once = piece(probed.device, MAX_LOGITS) // len(states)  # logits of all states are there together
+    # A CPU too gets MAX_LOGITS of each state: smaller pieces would be all calls.
     rows = max(1, max(MAX_LOGITS, at_once) // probed.vocab_size)
     both_2nL = states[0].new_zeros(2, n_sequences * n_tokens, len(states), dtype=torch.float64)
     for start in range(0, n_sequences * n_tokens, rows):

@@ -79,6 +79,7 @@ class Measurements:
         made: set[tuple[str, str]] = {("runs", name) for name in self.summary}
         for view, rows in (("tokens", self.tokens), ("difficulty", self.difficulty)):
             made |= {(view, name) for row in rows for name in row}
+        # A metric of the long tables carries its threshold: weight_sparsity@0.001.
         for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
             made |= {(view, row["metric"].partition("@")[0]) for row in rows}
         unknown = made - {(column.view, column.name) for column in ALL if column.measure == measure}

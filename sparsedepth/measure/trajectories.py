@@ -81,6 +81,7 @@ def trajectories(
     if probed.n_layers < MIN_LAYERS:
         return None
     with probing(probed):
+        # Half as many tokens at once: their states are fp64 here.
         parts = [_angles(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, max_tokens // 2)]
         angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     ids_NT = tokens_NT.numpy(force=True) if tokens_NT.ndim == 2 else np.full(tokens_NT.shape[:2], NO_ID)

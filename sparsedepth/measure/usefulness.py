@@ -149,6 +149,7 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor, max_tokens: int = MAX_TOKENS
     moments = [_Moments() for _ in range(probed.n_layers)]
     with probing(probed):
         for tokens_BT in batches(probed, fit_NT, max_tokens):
+            # Each map is fitted to what enters its block in the whole model, none to what another map gives.
             states = itertools.pairwise(stream(probed, tokens_BT))
             for moment, (x_BTD, after_BTD) in zip(moments, states, strict=True):
                 moment.add(x_BTD.flatten(0, 1), after_BTD.flatten(0, 1))

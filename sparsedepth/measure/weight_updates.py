@@ -52,6 +52,7 @@ def weight_updates(probed: ProbedModel) -> WeightUpdates | None:
         rank, moved, begun, n = [], 0.0, 0.0, 0
         for weight, first in _matrices(model, model.config, layer):
             squares = torch.linalg.svdvals(weight.double() - first).square()
+            # A matrix has as many singular values as its smaller side.
             rank += [spectrum_rank(p) / p.shape[0] for p in squares.view(-1, squares.shape[-1]) if p.sum() > 0]
             moved, begun, n = moved + squares.sum().item(), begun + first.square().sum().item(), n + weight.numel()
         ranks.append(sum(rank) / len(rank) if rank else None)

@@ -120,6 +120,7 @@ class Block(nn.Module):
             block = Block(config, layer)
         for name, part in (*self.named_children(), *self.named_parameters(recurse=False)):
             setattr(block, name, part)
+        # Built on the meta device, it holds no number yet.
         block.depth_factor = torch.full_like(self.depth_factor, 1 / math.sqrt(layer))
         return block
 

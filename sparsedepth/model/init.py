@@ -33,6 +33,7 @@ SHRUNK_BY_DEEPNORM = (*OUTPUTS, "value.weight", "gate.weight", "up.weight", "gat
 def generator(seed: int, name: str) -> torch.Generator:
     """Random numbers that belong to a name."""
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    # 63 bits: a seed is a signed number
     return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
 
 

@@ -60,6 +60,7 @@ class Experts(nn.Module):
         logits_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_loss is not None:
             n_experts = logits_NE.shape[1]
+            # Not bincount, for which the host would wait for the device.
             is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=x_ND.device)
             share_E = self.mean_over_devices(is_choice_NCE.float().mean((0, 1)))
             balance = n_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()

@@ -97,6 +97,7 @@ def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, 
             probed.model.requires_grad_(False)
         with (
             torch.random.fork_rng(devices=cuda),
+            # A tensor made in inference mode can never enter a graph.
             torch.no_grad() if gradients else torch.inference_mode(),
             torch.autocast(probed.device.type, enabled=False),
             probed.exact(),

@@ -276,6 +276,7 @@ class ProbedHfModel:
         """What each layer is handed at this length; for one sequence, and it broadcasts over a batch."""
         key = (n_tokens, self.device)
         if self._calls is None or self._calls[0] != key:
+            # Which tokens does not matter: what a layer is handed depends on their number alone.
             tokens_1T = torch.zeros(1, n_tokens, dtype=torch.long, device=self.device)
             self._calls = (key, self._stand_still(tokens_1T)[1])
         return self._calls[1]
@@ -291,6 +292,7 @@ class ProbedHfModel:
         calls: list[Call] = []
 
         def stand_still(*args: Any, **named: Any) -> Tensor:
+            # The first layer is given x_0, and all others too, since none changes it.
             x_BTD = _input(args, named)
             seen.append(x_BTD)
             named.pop("hidden_states", None)

@@ -235,6 +235,7 @@ class ProbedDecoder:
         if not isinstance(block.ffn, Experts):
             return None
         u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
+        # The router sees what the experts see, not the stream itself.
         logits_NE, _, choice_NC = block.ffn.route(block.ffn_input(u_BTD).flatten(0, 1))
         shape = x_BTD.shape[:2]
         return logits_NE.softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
@@ -248,6 +249,7 @@ class ProbedDecoder:
             streams.residual_map(part_BTD.unflatten(-1, (n, -1)))[0]
             for streams, part_BTD in ((block.attention_streams, x_BTD), (block.ffn_streams, u_BTD))
         ]
+        # Attention mixes first.
         return maps[1] @ maps[0]
 
     @contextmanager
