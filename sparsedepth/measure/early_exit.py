@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.measure.scored import Scored, position_mean
+from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import MAX_TOKENS, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -30,10 +30,8 @@ from sparsedepth.probe.probed_model import ProbedModel
 class Exits:
     """One way out, after layers 0, 1, ...; the last exit is the model itself."""
 
-    by_sequence: np.ndarray
-    """[N, E], nat/token"""
-    by_layer: list[BootstrapEstimate]
-    """over sequences, nat/token, from 0"""
+    by_layer: list[float | None]
+    """nat/token, from 0"""
     mean_increase: BootstrapEstimate
     """mean over the exits before the last of (loss at the exit - loss) / loss; None if there is none"""
 
@@ -57,8 +55,8 @@ def early_exit(
     estimate = same_resamples(rng)
 
     def exits(loss_NE: np.ndarray) -> Exits:
-        by_layer = [position_mean(loss_N, scored.weight, estimate) for loss_N in loss_NE.T]
-        return Exits(by_sequence=loss_NE, by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
+        by_layer = [finite(loss_N.mean() / scored.weight.mean()) for loss_N in loss_NE.T]
+        return Exits(by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
 
     return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=scored.n_scored)
 
@@ -85,4 +83,4 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
     result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
     for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
         made.add_score(f"{name}_increase", exits.mean_increase)
-        made.add_layers(name, [estimate.value for estimate in exits.by_layer], result.n_tokens, first=0)
+        made.add_layers(name, exits.by_layer, result.n_tokens, first=0)

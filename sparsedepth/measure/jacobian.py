@@ -5,8 +5,8 @@
     released  = ||E_s sum_t J_ts - I||_F / D    its released code: summed over the positions t that it reaches
 
 The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token it is averaged as a square, which random probes
-estimate without bias; the mean of the norms themselves, at most that, comes with the exact mode (`mean_norm`). The
-released code calls its form a Frobenius norm; it is divided by D, and holds what other positions contribute.
+estimate without bias, and is at least the mean of the norms themselves. The released code calls its form a Frobenius
+norm; it is divided by D, and holds what other positions contribute.
 
 Exact: one vector-Jacobian product per dimension (released), and per dimension and position (the others).
 
@@ -73,11 +73,7 @@ class FormDeviation:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JacobianDeviation:
     forms: dict[Form, FormDeviation]
-    mean_norm: list[float] | None
-    """E_t ||J_tt - I||_F by layer, with per_token; None by probes, which give squares"""
     n_tokens: int
-    n_probes: int | None
-    """None: exact"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,12 +221,7 @@ def _summarise(
             score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
         )
 
-    mean_norm = None
-    if n_probes is None and "per_token" in forms:
-        mean_norm = [torch.cat(layer.squares).double().sqrt().mean().item() for layer in layers]
-    return JacobianDeviation(
-        forms={form: deviation(form) for form in forms}, mean_norm=mean_norm, n_tokens=n_tokens, n_probes=n_probes
-    )
+    return JacobianDeviation(forms={form: deviation(form) for form in forms}, n_tokens=n_tokens)
 
 
 def _kernel(parts: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:

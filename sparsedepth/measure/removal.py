@@ -35,8 +35,6 @@ from sparsedepth.probe.probed_model import ProbedModel
 class Removal:
     drops: dict[tuple[int, int], float | None]
     """by (first, last) removed layer; (l, l) is the single block l"""
-    by_layer: list[float | None]
-    """drop(l, l) for l = 1..L"""
     accuracy_lost: dict[tuple[int, int], float | None]
     """of the same ranges"""
     accuracy_score: BootstrapEstimate
@@ -68,7 +66,6 @@ def removal(
     estimate, lost_N = same_resamples(rng), lost_NP[:, : probed.n_layers].mean(1)
     return Removal(
         drops=dict(zip((*singles, *longer), drops, strict=True)),
-        by_layer=drops[: probed.n_layers],
         accuracy_lost=dict(zip((*singles, *longer), lost_NP.mean(0).tolist(), strict=True)),
         accuracy_score=position_mean(lost_N, scored.weight, estimate),
         cosine_correlation=rank_correlation(

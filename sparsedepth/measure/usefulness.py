@@ -37,7 +37,7 @@ from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream, token_count
+from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 Statistic = Callable[..., np.ndarray]
@@ -61,7 +61,6 @@ class Usefulness:
     """number of blocks; None without an interval, which takes two sequences"""
     n_tokens: int
     """tokens that the losses are measured on"""
-    n_fit_tokens: int
 
     @property
     def affine_increase(self) -> list[float | None]:
@@ -126,7 +125,6 @@ def usefulness(
         mean_accuracy_lost=each(_mean(_per_position), lost_NL, weight_N)[0],
         needed=needed_layers(added, needed_threshold, each(count, added_NL, weight_N)[0]),
         n_tokens=scored.n_scored,
-        n_fit_tokens=token_count(fit_NT),
     )
 
 

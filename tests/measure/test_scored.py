@@ -67,8 +67,8 @@ def test_losses_are_means_over_the_positions_that_count(model, uneven):
     assert causal_effect(probed, uneven, rng()).skip_increase[1] == pytest.approx(dropped, rel=1e-4)
     assert permutation_effect(probed, uneven, rng()).effects[2, 4] == pytest.approx(exchanged, rel=1e-4)
     lens = early_exit(probed, uneven, rng()).logit_lens.by_layer
-    assert lens[5].value == pytest.approx(base, rel=1e-6)
-    assert lens[2].value == pytest.approx(plain(model, uneven, [1, 2, None, None, None]), rel=1e-6)
+    assert lens[5] == pytest.approx(base, rel=1e-6)
+    assert lens[2] == pytest.approx(plain(model, uneven, [1, 2, None, None, None]), rel=1e-6)
 
 
 MEASURES = {
