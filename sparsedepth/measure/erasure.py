@@ -6,7 +6,8 @@
 for layers l = 0..L-1 and the tokens t that stand at 0, 1/4, 1/2 and 3/4 of the sequence. The first is left out of the
 scores: models park a large state there, and its erasure tells of that. At layer L - 1 only the last block's attention
 still reads it, and where no block looks back there is no effect at all. `late_share` is the part of the effect that the
-layers from L / 2 on still have: near 0 where what tokens tell each other is settled early.
+layers from L // 2 on still have, those that the deep half of the blocks reads: near 0 where what tokens tell each other
+is settled early.
 
 Source: 2505.13898, whose effect is the largest over prompts and tokens of an answer. Deviates: the mean over later
 tokens, which a bootstrap over sequences tells something of, and positions at fixed shares, as there is no answer.
@@ -41,7 +42,7 @@ class Erasure:
     score: BootstrapEstimate
     """mean over layers and positions but the first token"""
     late_share: BootstrapEstimate
-    """of that, the sum over layers from L / 2 on; None where there is no effect"""
+    """of that, the sum over layers from L // 2 on; None where there is no effect"""
     n_tokens: int
 
 

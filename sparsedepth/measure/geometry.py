@@ -13,7 +13,8 @@ theta = arccos cos, in radians, 0 to pi: divide by pi for the units of 2403.1788
 the final norm. Sources: norms, ratios and cosines 2505.13898; block influence ShortGPT (2403.03853); angular distance
 2403.17887, 2502.05795; angles of neighbouring states and updates, and to the end, 2602.05970.
 Deviates: angular distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of each sequence,
-which is at hand as `angular_distance_last_token`.
+which is at hand as `angular_distance_last_token`, of prompts and answers that of the last document, not what fills the
+sequence behind it.
 
 A ratio to, or an angle with, a vector of length 0 is undefined: such a token is left out of that mean, and where none
 is left the value is None. States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
@@ -70,13 +71,20 @@ class Geometry:
 
 
 def geometry(
-    probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
+    probed: ProbedModel,
+    tokens_NT: Tensor,
+    rng: np.random.Generator,
+    max_tokens: int = MAX_TOKENS,
+    eod: int | None = None,
 ) -> Geometry:
-    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so a quarter as many tokens at once."""
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so a quarter as many tokens at once.
+
+    `eod` ends a document, and fills what is left of a sequence of prompts and answers; None = not known.
+    """
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens // 4):
-            for name, moments in _measure(probed, tokens_BT).items():
+            for name, moments in _measure(probed, tokens_BT, eod).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
     mean = partial(same_resamples(rng), _mean_over_layers)
@@ -101,7 +109,7 @@ def geometry(
     )
 
 
-def _measure(probed: ProbedModel, tokens_BT: Tensor) -> dict[str, Tensor]:
+def _measure(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
     """Of each sequence, by name: the sum over the tokens where the quantity is defined, and their number: [B, P, 2]."""
     n_layers = probed.n_layers
     unit_BTLD, last_update = None, None
@@ -136,8 +144,17 @@ def _measure(probed: ProbedModel, tokens_BT: Tensor) -> dict[str, Tensor]:
         last_update = u_BTD
     assert unit_BTLD is not None
     sums.setdefault("update_angle", sums["update_norm"][:, :0])  # a single block has no neighbour
-    sums["pairs"], sums["pairs_last"] = _pairs(unit_BTLD)
+    sums["pairs"], sums["pairs_last"] = _pairs(unit_BTLD, last_places(tokens_BT, eod))
     return sums
+
+
+def last_places(tokens_BT: Tensor, eod: int | None) -> list[int]:
+    """Where the last token of each sequence stands, from 0: before the `eod`s that follow the end of a document."""
+    last = tokens_BT.shape[1] - 1
+    if eod is None or tokens_BT.ndim > 2:
+        return [last] * len(tokens_BT)
+    at_end_B = (tokens_BT == eod).flip(1).int().cumprod(1).sum(1)
+    return (last - (at_end_B - 1).clamp(min=0)).tolist()
 
 
 def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:
@@ -150,19 +167,23 @@ def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:
     return parts
 
 
-def _pairs(unit_BTLD: Tensor) -> tuple[Tensor, Tensor]:
-    """Angles of all pairs of states: sums and counts [B, L1, L1, 2] over all tokens, and over the last one."""
+def _pairs(unit_BTLD: Tensor, last_B: list[int]) -> tuple[Tensor, Tensor]:
+    """Angles of all pairs of states: sums and counts [B, L1, L1, 2] over all tokens, and of the last one."""
     n_states = unit_BTLD.shape[2]
     over_all = unit_BTLD.new_zeros(len(unit_BTLD), n_states, n_states, 2)
     over_last = torch.zeros_like(over_all)
-    for b, unit_TLD in enumerate(unit_BTLD):
+    for b, (unit_TLD, last) in enumerate(zip(unit_BTLD, last_B, strict=True)):
         for unit_tLD in unit_TLD.split(max(1, piece(unit_TLD.device, MAX_COSINES) // n_states**2)):
-            angle_tLL = (unit_tLD @ unit_tLD.mT).clamp(-1, 1).arccos()
-            exists_tL = (unit_tLD != 0).any(-1)
-            moments_tLL2 = _moments(angle_tLL, exists_tL[:, :, None] & exists_tL[:, None, :])
-            over_all[b] += moments_tLL2.sum(0)
-            over_last[b] = moments_tLL2[-1]
+            over_all[b] += _angles(unit_tLD).sum(0)
+        over_last[b] = _angles(unit_TLD[last : last + 1])[0]
     return over_all, over_last
+
+
+def _angles(unit_tLD: Tensor) -> Tensor:
+    """[t, L1, L1, 2]: the angle of each two states of a token, where both have a direction."""
+    exists_tL = (unit_tLD != 0).any(-1)
+    angle_tLL = (unit_tLD @ unit_tLD.mT).clamp(-1, 1).arccos()
+    return _moments(angle_tLL, exists_tL[:, :, None] & exists_tL[:, None, :])
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -212,7 +233,7 @@ def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:
-    result = geometry(context.probed, context.inputs, context.rng(), context.max_tokens)
+    result = geometry(context.probed, context.inputs, context.rng(), context.max_tokens, context.eod)
     made.add_score("angular_distance_middle", result.angular_distance_middle)
     made.add_pairs("angular_distance", result.angles, result.n_tokens)
     if context.probed.causal:  # elsewhere the last token has seen no more than the others

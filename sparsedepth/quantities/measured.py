@@ -320,7 +320,7 @@ _RECORDS: tuple[Quantity, ...] = (
     *(Quantity(f"erasure_effect_{percent}", f"erasure_effect of the token at {percent}% of the sequence alone",
                tables=LAYERS, measure="erasure", source=f"{EFFICIENT}, mean", bounds=(0, sqrt(2)),
                label=f"erasure effect, token at {percent}%") for percent in (0, 25, 50, 75)),
-    Quantity("erasure_late_share", "share of the sum over layers of erasure_effect that is of layers from n_layers / 2 on",
+    Quantity("erasure_late_share", "share of the sum over layers of erasure_effect that is of layers from n_layers // 2 on",
              "share", measure="erasure", source="ours", has_interval=True, better="high"),
     # Angle trajectories of tokens
     Quantity("early_stop_share", "share of tokens whose angles are shaped as early_stop_ideal", "share",
