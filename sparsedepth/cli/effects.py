@@ -28,10 +28,6 @@ def effects(
         list[str] | None,
         typer.Option(help="with --part scale, predict there: parameters=1e9, tokens=2e10; repeatable"),
     ] = None,
-    holdout: Annotated[
-        Literal["params", "tokens"] | None,
-        typer.Option(help="with --part scale, predict the largest size, or budget, from the smaller ones, and score"),
-    ] = None,
     detail: Annotated[
         bool,
         typer.Option(
@@ -65,8 +61,8 @@ def effects(
         return
     by = loss_of(runs) if by in (None, "loss") else by
     sizes = scale_text.wanted(at or [])
-    if part != "scale" and (at or holdout):
-        raise ValueError(f"{'--at' if at else '--holdout'} asks about widths and budgets; add --part scale")
+    if part != "scale" and at:
+        raise ValueError("--at asks about widths and budgets; add --part scale")
     if chosen != "table":
         if part == "scale":
             table = scale_text.scale_table(scale.trends(runs, by, knob, sizes))
@@ -80,9 +76,7 @@ def effects(
     if part in ("all", "knobs"):
         text += text_report.knob_cautions(runs, by)
         text += (text_report if detail else summary).knob_lines(runs, by, knob)
-    if part == "scale" and holdout:
-        text += scale_text.held_out_lines(runs, by, {"params": "parameters"}.get(holdout, holdout), knob)
-    elif part == "scale":
+    if part == "scale":
         text += scale_text.scale_lines(runs, by, knob, sizes)
     if part == "chain" or (part == "all" and knob is None):
         text += [*([""] if text else []), *(text_report if detail else summary).chain_lines(runs)]

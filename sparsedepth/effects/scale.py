@@ -103,40 +103,6 @@ def trends(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldOutScale:
-    """The largest scale of a trend, predicted from the smaller ones."""
-
-    trend: Trend
-    """Of the smaller scales; `predicted` is at the one that was held out."""
-    measured: float
-
-    @property
-    def error(self) -> float | None:
-        known = self.trend.predicted
-        return None if known is None or known.mean is None else abs(known.mean - self.measured)
-
-    @property
-    def is_covered(self) -> bool:
-        return self.trend.predicted is not None and self.trend.predicted.covers(self.measured)
-
-
-def held_out(runs: pd.DataFrame, outcome: str, axis: str, knob: str | None = None) -> list[HeldOutScale]:
-    """Every setting and depth with MIN_SCALES and one more along an axis."""
-    runs = result_rows(runs)
-    found = []
-    for whole in trends(runs, outcome, knob):
-        if whole.axis != axis or len(whole.scales) <= MIN_SCALES:
-            continue
-        size = pd.to_numeric(runs[AXES[axis]], errors="coerce").astype(float)
-        between = math.sqrt(whole.scales[-1] * whole.scales[-2])
-        smaller = runs[(runs["n_layers"] == whole.n_layers) & (size < between)]
-        for trend in trends(smaller, outcome, whole.knob, {axis: whole.scales[-1]}):
-            if (trend.axis, trend.setting) == (axis, whole.setting) and trend.predicted is not None:
-                found.append(HeldOutScale(trend=trend, measured=whole.effects[-1]))
-    return found
-
-
 def _knobs(runs: pd.DataFrame) -> list[Knob]:
     """The knobs that are no scale."""
     return [knob for knob in find_knobs(runs) if OF_SCALE.isdisjoint(knob.fields)]

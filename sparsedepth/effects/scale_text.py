@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from sparsedepth.effects.intervals import Estimate
-from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, held_out, transfers, trends
+from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, transfers, trends
 from sparsedepth.store.query_result import QueryResult
 
 EXPLAINED = (
@@ -35,30 +35,6 @@ def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[
     yield from map(_transfer_text, moved)
 
 
-def held_out_lines(runs: pd.DataFrame, outcome: str, axis: str, knob: str | None) -> Iterator[str]:
-    """The largest scale as the smaller ones predict it, and what was measured there."""
-    predictions = held_out(runs, outcome, axis, knob)
-    yield f"The largest of each setting's {axis} held out, predicted from the smaller ones"
-    if not predictions:
-        yield "too few scales: no setting has four of them at one depth"
-        return
-    for prediction in predictions:
-        trend, predicted = prediction.trend, prediction.trend.predicted
-        assert predicted is not None
-        yield (
-            f"  n_layers={trend.n_layers}, {trend.setting} vs {trend.baseline} at {trend.at:.3g}: predicted "
-            f"{_estimate(predicted)}, measured {prediction.measured:+.3g} [{trend.unit}]"
-        )
-    errors = [prediction.error for prediction in predictions if prediction.error is not None]
-    signs = sum(prediction.measured * _mean(prediction.trend.predicted) > 0 for prediction in predictions)
-    without = sum(abs(prediction.measured) for prediction in predictions) / len(predictions)
-    yield (
-        f"mean error {sum(errors) / len(errors):.3g}, against {without:.3g} of predicting no effect; "
-        f"{sum(prediction.is_covered for prediction in predictions)} of {len(predictions)} in their 95% interval; "
-        f"{signs} of {len(predictions)} of the measured sign"
-    )
-
-
 def trend_text(trend: Trend) -> str:
     by_scale = ", ".join(
         f"{effect:+.3g} at {scale:.3g}" for effect, scale in zip(trend.effects, trend.scales, strict=True)
@@ -72,10 +48,6 @@ def trend_text(trend: Trend) -> str:
         return head
     text = f"{head}; {_estimate(trend.slope)} per doubling; at the largest {_estimate(trend.largest)}"
     return text if trend.predicted is None else f"{text}; predicted at {trend.at:.3g}: {_estimate(trend.predicted)}"
-
-
-def _mean(estimate: Estimate | None) -> float:
-    return 0.0 if estimate is None or estimate.mean is None else estimate.mean
 
 
 def _estimate(estimate: Estimate) -> str:

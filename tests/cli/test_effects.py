@@ -72,6 +72,6 @@ def test_as_a_table(results):
 
 def test_wrong_questions_are_one_line(results):
     assert "these runs vary: depth_scale, n_layers" in sparsedepth("effects", results, "--knob", "norm", code=2)[1]
-    assert "--holdout asks" in sparsedepth("effects", results, "--holdout", "params", code=2)[1]
+    assert "--at asks" in sparsedepth("effects", results, "--at", "tokens=1e9", code=2)[1]
     assert sparsedepth("effects", results, "--part", "nonsense", code=2)[1].count("Value error") == 0
     assert "not a measured number" in sparsedepth("effects", results, "--by", "nonsense", code=2)[1]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from frames import config_of, grid, runs_frame
 
-from sparsedepth.effects.scale import decision_accuracy, decisions, held_out, transfers, trends
-from sparsedepth.effects.scale_text import held_out_lines, scale_lines, scale_table, wanted
+from sparsedepth.effects.scale import decision_accuracy, decisions, transfers, trends
+from sparsedepth.effects.scale_text import scale_lines, scale_table, wanted
 
 WIDTHS = (32, 64, 128, 256)
 
@@ -79,21 +79,6 @@ def test_rough_scales_widen_a_prediction_that_seeds_alone_would_not():
     rough = {32: 0.05, 64: -0.05, 128: 0.05, 256: -0.05}
     found = along(trends(worlds(lambda x: rough[round(32 * np.exp(x))], noise=1e-4), "val_loss"), "parameters")
     assert found.word == "undecided" and found.slope.hi - found.slope.lo > 0.05
-
-
-def test_the_largest_scale_is_predicted_from_the_smaller_ones():
-    (found,) = held_out(worlds(lambda x: -0.1 + 0.03 * x), "val_loss", "parameters")
-    assert len(found.trend.scales) == 3 and found.trend.at == pytest.approx(256**2 * 100, rel=0.02)
-    assert found.measured == pytest.approx(-0.1 + 0.03 * np.log(8), abs=0.005)
-    assert found.is_covered and found.error < 0.02
-    bend = worlds(lambda x: -0.1 + 0.3 * (x > 2))
-    (missed,) = held_out(bend, "val_loss", "parameters")
-    assert missed.error > 0.25
-    text = list(held_out_lines(bend, "val_loss", "parameters", None))
-    assert "measured +0.2" in text[1] and "0 of 1 of the measured sign" in text[-1]
-    assert (
-        "too few scales" in list(held_out_lines(worlds(lambda x: 0.1, WIDTHS[:3]), "val_loss", "parameters", None))[1]
-    )
 
 
 def test_decisions_by_hand():
