@@ -12,6 +12,7 @@ was uneven (`intervals.Judged`), no verdict is given either, and that is the rea
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 import pandas as pd
 
@@ -113,7 +114,7 @@ def effects_over_depths(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str)
 
 def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
     """The same setting at the same depth on a basis on which no two runs match."""
-    nothing = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing", "noise_df"), 0)
+    nothing = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing"), 0)
     unknown = dict.fromkeys(("baseline_mean", "noise", "floor", "p_holm"))
     return replace(
         contrast,
@@ -176,45 +177,22 @@ def choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
     return chosen
 
 
+_SHOWN = {
+    **{name: name for name in ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict")},
+    **{"effect": "effect.mean", "lo": "effect.lo", "hi": "effect.hi", "unit": "unit", "p": "effect.p"},
+    **{"p_holm": "p_holm", "df": "effect.df", "detectable": "detectable", "noise": "noise", "floor": "floor"},
+    **{"baseline_mean": "baseline_mean", "pairs": "effect.n", "seeds": "n_seeds", "diverged": "n_diverged"},
+    **{"at_edge": "n_at_edge", "tuning_flaw": "verdict_blocked_by"},
+}
+"""Column -> what of a contrast stands in it."""
+
+
 def effects_table(effects: Iterable[Contrast]) -> QueryResult:
     """One row per effect; NULL where there is no matched pair, or too few."""
-    columns = ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict", "effect", "lo", "hi", "unit")
-    columns += ("p", "p_holm", "df", "detectable", "noise", "floor", "baseline_mean", "pairs", "seeds", "diverged")
-    columns += ("at_edge", "tuning_flaw")
     rows = []
     for contrast in effects:
-        verdict = contrast.verdict if contrast.has_pairs else "no matched runs"
-        place = (
-            contrast.knob,
-            contrast.setting,
-            contrast.baseline,
-            contrast.n_layers,
-            contrast.basis,
-            contrast.outcome,
-            verdict,
-        )
-        size = (
-            contrast.effect.mean,
-            contrast.effect.lo,
-            contrast.effect.hi,
-            contrast.unit,
-            contrast.effect.p,
-            contrast.p_holm,
-            contrast.effect.df,
-            contrast.detectable,
-        )
-        left_out = (contrast.n_diverged, contrast.n_at_edge) if contrast.has_pairs else (None, None)
-        rows.append(
-            (
-                *place,
-                *size,
-                contrast.noise,
-                contrast.floor,
-                contrast.baseline_mean,
-                contrast.effect.n,
-                contrast.n_seeds,
-                *left_out,
-                contrast.verdict_blocked_by or None,
-            )
-        )
-    return QueryResult(columns=columns, rows=tuple(rows))
+        row = dict(zip(_SHOWN, attrgetter(*_SHOWN.values())(contrast), strict=True))
+        if not contrast.has_pairs:
+            row |= {"verdict": "no matched runs", "diverged": None, "at_edge": None}
+        rows.append(tuple((row | {"tuning_flaw": row["tuning_flaw"] or None}).values()))
+    return QueryResult(columns=tuple(_SHOWN), rows=tuple(rows))

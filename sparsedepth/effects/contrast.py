@@ -15,12 +15,12 @@ and never averaged.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.intervals import Estimate, Judged, estimate, floor_of, with_extra_variances
+from sparsedepth.effects.intervals import Judged, estimate, floor_of, with_extra_variances
 from sparsedepth.effects.knobs import Design, Knob, design_of, tuned_fields
 from sparsedepth.effects.pairs import (
     BASES,
@@ -49,7 +49,6 @@ class Contrast(Judged):
     outcome: str
     baseline_mean: float | None
     """Over the same pairs, in the outcome's own unit (the geometric mean on a log scale)."""
-    noise_df: int
     n_seeds: int
     n_diverged: int
     """Matched pairs of which the setting's run diverged."""
@@ -184,7 +183,9 @@ def _held_against(contrast: Contrast, at: Mapping[_AtOneLr, Contrast]) -> Contra
 def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth: int | None) -> Contrast:
     """One setting against the baseline, from the rows of `pairs` that have it; not moderated yet."""
     usable = rows[rows["difference"].notna()]
-    uncertainty = uncertainty_of(rows, outcome)
+    by_seed = usable.groupby("seed")[["difference", "value", "value_baseline"]].mean()
+    least_sd = rounding_sd(outcome, rows["n_layers"].min(), rows["n_layers_baseline"].min())
+    noise, floor = noise_and_floor(by_seed, least_sd)
     baseline = float(usable["value_baseline"].mean()) if len(usable) else None
     diverged, baseline_diverged = rows["diverged"], rows["diverged_baseline"]
     return Contrast(
@@ -195,17 +196,10 @@ def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, dept
         outcome=outcome,
         unit=str(rows["unit"].iloc[0]),
         baseline_mean=math.exp(baseline) if baseline is not None and is_ratio(outcome) else baseline,
-        effect=uncertainty.effect,
-        by_seed=uncertainty.by_seed,
-        least_sd=uncertainty.least_sd,
-        extra_variances=uncertainty.tuning.extra_variances,
-        expected_regret=uncertainty.tuning.expected_regret,
-        tuning_flaw=uncertainty.tuning.flaw,
-        tuning_ambiguity=uncertainty.tuning.ambiguity,
-        noise=uncertainty.noise,
-        noise_df=uncertainty.noise_df,
-        floor=uncertainty.floor,
-        n_seeds=int(usable["seed"].nunique()),
+        **effect_fields(by_seed["difference"], len(usable), least_sd, tuning_of(usable)),
+        noise=noise,
+        floor=floor,
+        n_seeds=len(by_seed),
         n_diverged=int(diverged.sum()),
         n_baseline_diverged=int(baseline_diverged.sum()),
         n_at_edge=int(usable["at_edge"].sum()),
@@ -216,37 +210,12 @@ def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, dept
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uncertainty:
-    """The effect of some pairs with its interval, and the floor beneath it."""
-
-    effect: Estimate
-    by_seed: tuple[float, ...]
-    least_sd: float
-    tuning: TuningUncertainty
-    noise: float | None
-    noise_df: int
-    floor: float | None
-
-
-def uncertainty_of(rows: pd.DataFrame, outcome: str) -> Uncertainty:
-    """The unpooled interval and noise floor of rows of `pairs`, those without a difference left out. In a family,
-    `intervals.moderate` replaces both by those of pooled variances."""
-    usable = rows[rows["difference"].notna()]
-    least_sd = rounding_sd(outcome, rows["n_layers"].min(), rows["n_layers_baseline"].min())
-    by_seed = usable.groupby("seed")[["difference", "value", "value_baseline"]].mean()
-    spread, floor = noise_and_floor(by_seed, least_sd)
-    differences = tuple(map(float, by_seed["difference"]))
-    tuning = tuning_of(usable)
-    return Uncertainty(
-        effect=replace(with_extra_variances(estimate(differences, least_sd), tuning.extra_variances), n=len(usable)),
-        by_seed=differences,
-        least_sd=least_sd,
-        tuning=tuning,
-        noise=spread,
-        noise_df=2 * max(len(by_seed) - 1, 0),
-        floor=floor,
-    )
+def effect_fields(difference_S: pd.Series, n: int, least_sd: float, tuning: TuningUncertainty) -> dict[str, Any]:
+    """What `intervals.Judged` holds of the differences by seed, of `n` pairs: their interval, which
+    `intervals.moderate` replaces in a family, and what tuning adds to it."""
+    effect = with_extra_variances(estimate(difference_S.to_numpy(), least_sd), tuning.extra_variances)
+    by_seed = tuple(map(float, difference_S))
+    return {"effect": replace(effect, n=n), "by_seed": by_seed, "least_sd": least_sd, **vars(tuning)}
 
 
 def noise_and_floor(by_seed: pd.DataFrame, least_sd: float = 0.0) -> tuple[float | None, float | None]:

@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
 
-from sparsedepth.effects.contrast import noise_and_floor
-from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, with_extra_variances
+from sparsedepth.effects.contrast import effect_fields, noise_and_floor
+from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
 from sparsedepth.effects.pairs import UNKNOWN_SEED, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
@@ -141,7 +141,7 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
     identified = at_setting.exponent and at_baseline.exponent
-    tuning, least_sd = tuning_of(pairs, line_weights(pairs)), _rounding_sd(outcome, pairs)
+    least_sd = _rounding_sd(outcome, pairs)
     noise, floor = noise_and_floor(by_seed, least_sd)
     return SlopeContrast(
         knob=knob.name,
@@ -149,15 +149,7 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
         unit=f"{pairs['unit'].iloc[0]} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        effect=replace(
-            with_extra_variances(estimate(difference.to_numpy(), least_sd), tuning.extra_variances), n=len(slopes)
-        ),
-        by_seed=tuple(map(float, difference)),
-        least_sd=least_sd,
-        extra_variances=tuning.extra_variances,
-        expected_regret=tuning.expected_regret,
-        tuning_flaw=tuning.flaw,
-        tuning_ambiguity=tuning.ambiguity,
+        **effect_fields(difference, len(slopes), least_sd, tuning_of(pairs, line_weights(pairs))),
         noise=noise,
         floor=floor,
         exponent_difference=_exponent_difference(pairs) if identified else None,

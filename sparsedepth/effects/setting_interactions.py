@@ -10,14 +10,13 @@ the floor is 0, since seeds are in the interval already.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import pandas as pd
 
-from sparsedepth.effects.contrast import Contrast, contrast_of
+from sparsedepth.effects.contrast import Contrast, contrast_of, effect_fields
 from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import Judged, estimate, moderate, with_extra_variances
+from sparsedepth.effects.intervals import Judged, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels
 from sparsedepth.effects.pairs import pairs, rounding_sd, unit_of
 from sparsedepth.effects.tuning_error import tuning_of
@@ -104,6 +103,8 @@ def _interaction(
         return None
     n_layers = int(beside["n_layers"].iloc[0])
     alone, beside = (rows.merge(both[["seed", "size"]].drop_duplicates()) for rows in (alone, beside))
+    change = (both["difference"] - both["difference_reference"]).groupby(both["seed"]).mean()
+    tuning = tuning_of(beside).less(tuning_of(alone))
     return SettingInteraction(
         outcome=outcome,
         n_layers=n_layers,
@@ -111,28 +112,9 @@ def _interaction(
         alone=contrast_of(alone, knob, setting, outcome, n_layers),
         beside=contrast_of(beside, knob, setting, outcome, n_layers),
         unit=str(both["unit"].iloc[0]),
-        **_difference_of_effects(both, beside, alone, rounding_sd(outcome, *[n_layers] * 4)),
+        **effect_fields(change, len(both), rounding_sd(outcome, *[n_layers] * 4), tuning),
+        floor=0.0,
     )
-
-
-def _difference_of_effects(
-    both: pd.DataFrame, rows: pd.DataFrame, reference: pd.DataFrame, least_sd: float
-) -> dict[str, Any]:
-    """What `Judged` holds of the effect over some rows of `pairs` less that over others: `both` has the pairs of pairs,
-    with `difference_reference` of the others; each seed counts once."""
-    change = (both["difference"] - both["difference_reference"]).groupby(both["seed"]).mean()
-    tuning = tuning_of(rows).less(tuning_of(reference))
-    effect = with_extra_variances(estimate(change.to_numpy(), least_sd), tuning.extra_variances)
-    return {
-        "effect": replace(effect, n=len(both)),
-        "extra_variances": tuning.extra_variances,
-        "expected_regret": tuning.expected_regret,
-        "tuning_flaw": tuning.flaw,
-        "tuning_ambiguity": tuning.ambiguity,
-        "by_seed": tuple(map(float, change)),
-        "least_sd": least_sd,
-        "floor": 0.0,
-    }
 
 
 def _away(runs: pd.DataFrame, knobs: Sequence[Knob]) -> list[_Context]:

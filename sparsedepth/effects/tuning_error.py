@@ -59,16 +59,16 @@ class TuningUncertainty:
 
     extra_variances: tuple[ExtraVariance, ...] = ()
     expected_regret: float = 0.0
-    flaw: str = ""
-    ambiguity: str = ""
+    tuning_flaw: str = ""
+    tuning_ambiguity: str = ""
 
     def less(self, other: "TuningUncertainty") -> "TuningUncertainty":
         """What tuning does to one effect less another."""
         return TuningUncertainty(
             extra_variances=(*self.extra_variances, *other.extra_variances),
             expected_regret=self.expected_regret - other.expected_regret,
-            flaw=self.flaw or other.flaw,
-            ambiguity=self.ambiguity or other.ambiguity,
+            tuning_flaw=self.tuning_flaw or other.tuning_flaw,
+            tuning_ambiguity=self.tuning_ambiguity or other.tuning_ambiguity,
         )
 
 
@@ -82,7 +82,10 @@ def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUnc
     end = "" if regret > 0 else "_baseline"
     ambiguity = _ambiguity(rows.loc[sides[end].idxmax()], end) if sides[end].notna().any() else ""
     return TuningUncertainty(
-        extra_variances=terms(rows, weights), expected_regret=regret, flaw=flaw_of(rows), ambiguity=ambiguity
+        extra_variances=terms(rows, weights),
+        expected_regret=regret,
+        tuning_flaw=flaw_of(rows),
+        tuning_ambiguity=ambiguity,
     )
 
 

@@ -32,8 +32,8 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.all_effects import judge
-from sparsedepth.effects.contrast import Contrast, compare, contrasts, noise_and_floor
-from sparsedepth.effects.intervals import ExtraVariance, estimate
+from sparsedepth.effects.contrast import Contrast, compare, contrasts, effect_fields, noise_and_floor
+from sparsedepth.effects.intervals import ExtraVariance
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.effects.tuning_error import tuning_of
@@ -83,21 +83,10 @@ def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: 
 def _predicted(contrast: Contrast, rows: pd.DataFrame, depth: int) -> Contrast:
     weights = line_weights(rows, depth)
     by_seed = at_depth(rows, weights)
-    differences = tuple(map(float, by_seed["difference"]))
     noise, floor = noise_and_floor(by_seed, contrast.least_sd)
     tuning = tuning_of(rows.loc[weights.index], weights / max(len(by_seed), 1))
-    return replace(
-        contrast,
-        n_layers=depth,
-        by_seed=differences,
-        effect=replace(estimate(differences), n=contrast.effect.n),
-        noise=noise,
-        floor=floor,
-        extra_variances=tuning.extra_variances,
-        expected_regret=tuning.expected_regret,
-        tuning_flaw=tuning.flaw,
-        tuning_ambiguity=tuning.ambiguity,
-    )
+    fields = effect_fields(by_seed["difference"], contrast.effect.n, contrast.least_sd, tuning)
+    return replace(contrast, n_layers=depth, **fields, noise=noise, floor=floor)
 
 
 def at_depth(rows: pd.DataFrame, weights: pd.Series) -> pd.DataFrame:

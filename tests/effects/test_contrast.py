@@ -40,7 +40,6 @@ def test_a_contrast_by_hand():
     assert found.effect.hi == pytest.approx(-0.07516, abs=1e-5)
     # seeds within cells: .02 and .03 apart, so variances .0004 and .0009, pooled over 4 degrees of freedom
     assert found.noise == pytest.approx(math.sqrt((0.0004 + 0.0009) / 2))
-    assert found.noise_df == 4
     # t(4) = 2.7764, floor = t noise sqrt(2/3)
     assert found.floor == pytest.approx(2.77645 * math.sqrt(0.00065) * math.sqrt(2 / 3), rel=1e-5)
     assert (found.n_layers, found.setting, found.baseline) == (12, "depth_scale=lns", "depth_scale=none")

@@ -201,7 +201,7 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     assert reason_against(clear, "tokens").startswith("not tuned like the baseline: both at lr 0.003 (3 seeds)")
     # without runs at one lr the baseline's own curve says it
     choice = tuning_of(pairs(runs, knob, "val_loss"))
-    assert choice.expected_regret < -0.1 and choice.ambiguity.startswith("lr 0.006 of the baseline was chosen ")
+    assert choice.expected_regret < -0.1 and choice.tuning_ambiguity.startswith("lr 0.006 of the baseline was chosen ")
     # what is left of an effect decides: .2 of .3 at an error of .02 stands, .01 does not
     assert replace(clear, expected_regret=-0.1).verdict == "lower" == replace(clear, expected_regret=0.1).verdict
     assert replace(clear, expected_regret=-0.29).verdict_blocked_by == clear.tuning_ambiguity
@@ -227,7 +227,7 @@ def test_the_seeds_that_chose_are_counted_in_a_doubt():
     bad = runs[(runs["depth_scale"] == "none") & (runs["weight_decay"] == 0.0) & (runs["tuning"] == "best")]
     assert {*bad["lr"]} == {0.006} and bad["tuning_excess"].iloc[0] > 0.05 and {*bad["tuning_n_seeds"]} == {2}
     rows = pairs(runs, knob_of(runs, "depth_scale"), "val_loss")
-    doubt = tuning_of(rows[rows["cell_id_baseline"] == bad["cell_id"].iloc[0]]).ambiguity
+    doubt = tuning_of(rows[rows["cell_id_baseline"] == bad["cell_id"].iloc[0]]).tuning_ambiguity
     assert doubt.startswith("lr 0.006 of the baseline was chosen with 2 seeds, which cannot tell it from")
 
 
