@@ -11,7 +11,7 @@ One block l = 1..L adds two branches F, attention and then the feed-forward part
     keel      N(2L x + F(N' x)),  2L = the number of branches                            (2601.19895)
 
 `depth_scale` multiplies one place by s_l = 1/sqrt(l) (2502.05795, section 3 and Table 8), the same l for both branches,
-never the norm of the embedding or the last one:
+never the norm of the embedding, of queries and keys, or the last one:
 
     lns              the output of every norm of the block          before_norm     the input of every norm of the block
     after_branch     what either branch adds                        after_residual  each sum of stream and branch
