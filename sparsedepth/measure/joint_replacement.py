@@ -46,14 +46,15 @@ def jointly_needed_layers(
     while kept and (not added_KN or _per_position(added_KN[-1], scored.weight) <= threshold):
         forks = [Fork({**replaced, layer: maps[layer - 1]}) for layer in kept]
         base_N, changed_NF = fork_losses(probed, scored, forks, max_tokens)
-        best = int(changed_NF.mean(0).argmin())
+        best = int(np.nan_to_num(changed_NF.mean(0), nan=np.inf, posinf=np.inf).argmin())
         added_KN.append(changed_NF[:, best] - base_N)
         layer = kept.pop(best)
         replaced[layer] = maps[layer - 1]
 
     def count(added_RK: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
         within_RK = added_RK / weight_R[:, None] <= threshold
-        return probed.n_layers - np.logical_and.accumulate(within_RK, axis=1).sum(1)
+        n_needed_R = probed.n_layers - np.logical_and.accumulate(within_RK, axis=1).sum(1)
+        return np.where(np.isnan(added_RK).any(1), np.nan, n_needed_R)  # a loss that is no number decides nothing
 
     return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
 

@@ -68,3 +68,11 @@ def test_the_order_by_a_plain_loop():
         found = jointly_needed_layers(probed, fit, scored, threshold, rng())
         assert found.value == 4 - n_within
         assert found.lo is not None and found.hi is not None and found.lo <= found.value <= found.hi
+
+
+def test_a_loss_that_is_no_number_has_no_count():
+    """Token 4, which is scored and not fitted on, starts as NaN."""
+    embedding = torch.tensor([[-2.0], [-1.0], [1.0], [2.0], [torch.nan]])
+    broken = HandMadeModel([torch.sign] * 2, embedding, torch.tensor([[-1.0, -1.0, 1.0, 1.0, 0.0]]))
+    found = jointly_needed_layers(broken, FIT, Scored.text(torch.tensor([[0, 1, 4, 3], [1, 2, 3, 0]])), 0.02, rng())
+    assert (found.value, found.lo, found.hi) == (None, None, None)
