@@ -19,7 +19,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import sha256, write_text
-from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.sweep.driver import MAX_DEATHS
 
 BASE = {"measures": ["loss"], "train_tokens": 128 * 60, "observe_every": 20}

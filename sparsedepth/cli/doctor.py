@@ -164,7 +164,6 @@ def _extra(
     fix: str,
     load: Callable[[], object] | None = None,
     rebuild: str | None = None,
-    module: str | None = None,
 ) -> Finding:
     version = _version(name)
     if version is None:
@@ -172,8 +171,6 @@ def _extra(
     try:
         if load:
             load()
-        elif module:
-            importlib.import_module(module)
     except Exception as error:  # a build for another torch fails in many ways
         fact = f"{version} does not load: {_line(error)}"
         return Finding(group="optional", name=name, state="broken", fact=fact, fix=rebuild or fix)

@@ -214,8 +214,8 @@ def _submit(
     definition: "SweepDefinition", plan: "Plan", array: "TaskArray", array_plan: ArrayPlan, retry_failed: bool
 ) -> str | None:
     """Make the folder the sweep's, and submit the array if anything is missing: its number."""
-    from sparsedepth.plan.definition_file import planned_runs
     from sparsedepth.plan.planned_vs_actual import write_plan
+    from sparsedepth.plan.results_index import planned_runs
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.results_folder import claim
     from sparsedepth.sweep.status import scan
@@ -248,7 +248,7 @@ def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") ->
     """Show the runs until no task is left, or none is needed; how they then stand."""
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.cluster.array import counted
-    from sparsedepth.plan.definition_file import planned_runs
+    from sparsedepth.plan.results_index import planned_runs
     from sparsedepth.sweep.status import scan
 
     out = array.results

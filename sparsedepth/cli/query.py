@@ -102,8 +102,11 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
                 return f"{effects_text(effects, every_basis=True)}\n".encode()
             return encode(effects_table(effects), format)
         if ask is not None:
-            answer = questions.ask(store, ask)
-            return encode(answer, format) if format != "table" else f"{questions.text(store, ask, answer)}\n".encode()
+            return (
+                encode(questions.ask(store, ask), format)
+                if format != "table"
+                else f"{questions.text(store, ask)}\n".encode()
+            )
         answer = store.schema()
     if format != "table":
         return encode(answer, format)

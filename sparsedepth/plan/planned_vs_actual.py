@@ -8,13 +8,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from sparsedepth import files
 from sparsedepth.config.run import RunConfig
 from sparsedepth.plan.duration import shape_id
-from sparsedepth.plan.price import Price, as_json
+from sparsedepth.plan.price import Price, ShapePrice, as_json
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.find import is_complete_run
 
@@ -34,7 +37,7 @@ def planned(results: Path, config: RunConfig) -> dict[str, Any]:
     kind = _kinds(results).get(shape_id(config))
     if kind is None:
         return {}
-    return {"planned_seconds": kind["seconds"]["value"], "planned_memory_bytes": kind["memory_bytes"]}
+    return {"planned_seconds": kind.seconds.value, "planned_memory_bytes": kind.memory_bytes}
 
 
 def measured_peaks(results: Path, runs: Sequence[RunConfig], device: str) -> list[tuple[RunConfig, int]]:
@@ -75,17 +78,16 @@ def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping
     """The deviations of those of `runs` that trained to their end; None where there is no plan, or nothing to compare.
     `rows` are the ACTUAL columns of complete runs by run_id."""
     kinds = _kinds(results)
-    known = [run for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"] if kinds else []
-    pairs = [(kinds[key], rows[run.run_id]) for run in known if (key := shape_id(run)) in kinds]
+    finished = [run for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"] if kinds else []
+    pairs = [(kind, rows[run.run_id]) for run in finished if (kind := kinds.get(shape_id(run)))]
     if not pairs:
         return None
 
     def deviations(actual: str, of_plan: str) -> list[float]:
-        both = [(facts.get(actual), kind[of_plan]) for kind, facts in pairs]
-        amounts = [(had, plan["value"] if isinstance(plan, dict) else plan) for had, plan in both]
-        return [had / plan - 1 for had, plan in amounts if had is not None]
+        amounts = [(facts.get(actual), attrgetter(of_plan)(kind)) for kind, facts in pairs]
+        return [had / plan - 1 for had, plan in amounts if had is not None and plan > 0]
 
-    seconds = deviations("seconds", "seconds")
+    seconds = deviations("seconds", "seconds.value")
     return Deviation(
         runs=len(pairs),
         params=_largest(deviations("params_total", "params_total")) or 0.0,
@@ -93,7 +95,7 @@ def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping
         memory=_largest(deviations("peak_memory_bytes", "memory_bytes")),
         seconds=statistics.median(seconds) if seconds else None,
         slowest=_largest(seconds),
-        factor=max(kind["seconds"]["factor"] for kind, _ in pairs),
+        factor=max(kind.seconds.factor for kind, _ in pairs),
     )
 
 
@@ -119,19 +121,10 @@ def _largest(deviations: Sequence[float]) -> float | None:
     return max(deviations, key=abs, default=None)
 
 
-def _kinds(results: Path) -> dict[str, dict[str, Any]]:
+def _kinds(results: Path) -> dict[str, ShapePrice]:
     """plan.json by shape; empty where it is missing or damaged: it is no result, and made again by the next `sweep`."""
     try:
         kinds = files.parse_json(files.read_regular(results / PLAN))["kinds"]
-        return {str(kind["shape_id"]): kind for kind in kinds if all(map(_is_amount, _amounts(kind)))}
+        return {kind.shape_id: kind for kind in TypeAdapter(list[ShapePrice]).validate_python(kinds)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _amounts(kind: Mapping[str, Any]) -> list[Any]:
-    amounts = [kind[name] for name in ("memory_bytes", "params_total", "train_flops")]
-    return [*amounts, *(kind["seconds"][name] for name in ("value", "factor"))]
-
-
-def _is_amount(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < math.inf

@@ -22,9 +22,9 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.definition_file import planned_runs
 from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.memory import Place, peak_bytes
+from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.plan.tasks import Plan, beyond
 from sparsedepth.store.find import is_complete_run
 from sparsedepth.store.run_record import MARKER

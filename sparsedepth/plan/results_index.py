@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth import quantities
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.find import is_whole, read_summary
 
 
@@ -47,3 +49,8 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     value = summary.get(objective)
     is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
     return -quantities.sign(objective) * value if is_scored else math.inf
+
+
+def planned_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+    """The runs that are known, given those that are finished; an adaptive sampler's are not before it proposes them."""
+    return [planned.config for planned in Plan(definition).runs(ResultsIndex(results, definition).loss_of)]

@@ -16,7 +16,7 @@ from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.knobs import plain, tuned_fields
 from sparsedepth.recipe.card import MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import DATA
-from sparsedepth.store.setting import Cell, settings_of
+from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.small_sample import mean_interval
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -33,7 +33,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     tuned = frozenset(tuned_fields(known))
     unstated = [field for field in CELL_FIELDS if len(here) and here[field].isna().all()]
     asked = [
-        Cell(
+        Configuration(
             cell_id="",
             tuned=tuned,
             knobs={**_knobs_of(config), **dict.fromkeys(unstated)},
@@ -49,7 +49,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     sign = quantities.sign(recipe.objective)
     best = max(whole, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
     reference = named.get("baseline")
-    parts: dict[str, tuple[list[MeasuredPart], Cell]] = {}
+    parts: dict[str, tuple[list[MeasuredPart], Configuration]] = {}
     for part, cell in (("recommended", recommended), ("baseline", baseline), ("best measured", best)):
         if cell is not None and not (part == "recommended" and recipe.abstained):
             words = settings.words(cell.knobs)
@@ -91,8 +91,8 @@ def _on_the_data_of(config: RunConfig, rows: pd.DataFrame) -> pd.DataFrame:
     return rows[[all(plain(row[name]) == plain(of_data[name]) for name in varying) for _, row in rows.iterrows()]]
 
 
-def _cell_of(name: str, rows: pd.DataFrame) -> Cell:
-    return Cell(
+def _cell_of(name: str, rows: pd.DataFrame) -> Configuration:
+    return Configuration(
         cell_id=name,
         tuned=frozenset(tuned_fields(rows)),
         knobs={field: plain(rows.iloc[0][field]) for field in CELL_FIELDS},

@@ -136,7 +136,7 @@ def search_sentences(
 ) -> tuple[str, ...]:
     """The best proposal of a search, what that is worth, and what tells more. Raises ValueError as `best` does."""
     ranking = best(store, None if objective == "loss" else objective, depth, top=1)
-    row = dict(zip(ranking.table.columns, ranking.table.rows[0], strict=True))
+    row = ranking.table.records()[0]
     folder = " ".join(map(str, folders))
     value = "no value" if row[ranking.by] is None else f"{row[ranking.by]:.4g}"
     setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"

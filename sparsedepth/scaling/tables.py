@@ -117,16 +117,12 @@ def as_object(report: Report) -> dict[str, Any]:
             "bootstrap_replicates": boot and boot.n_replicates,
             "bootstrap_converged": boot and boot.n_converged,
         },
-        "parameters": _objects(parameter_table(report)),
+        "parameters": parameter_table(report).records(),
         "log_correlations": [{"terms": list(names), "value": value} for names, value in correlations],
         "held_out": error and {"n_folds": error.n_folds, "rmse": error.rmse, "rmse_fitted": error.rmse_fitted},
-        "exclusion_scan": _objects(scan_table(report.scan)) if report.scan else None,
+        "exclusion_scan": scan_table(report.scan).records() if report.scan else None,
         "warnings": list(fit.warnings),
     }
-
-
-def _objects(table: QueryResult) -> list[dict[str, Any]]:
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 def optimum_table(shape: Optimum) -> QueryResult:

@@ -29,7 +29,7 @@ from sparsedepth.store.imported_run import unknown_text
 from sparsedepth.store.packages import mixed
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
-from sparsedepth.store.setting import Cell, Settings, digits, settings_of
+from sparsedepth.store.setting import Configuration, Settings, digits, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning_roles import IS_CHOSEN, names_tuned
 
@@ -68,7 +68,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ranked(Cell):
+class _Ranked(Configuration):
     tuning: str | None
     """best or edge, where the sweep tuned fields for this configuration."""
     values: list[float]
@@ -104,11 +104,9 @@ def best(
     conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
     facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops", by)
     objectives = search.objectives if search else ()
-    columns = ", ".join((*facts, *CELL_FIELDS, *(f"{name} AS objective_{i}" for i, name in enumerate(objectives))))
+    columns = dict.fromkeys((*facts, *CELL_FIELDS, *objectives))
     conditions.append(IS_CHOSEN)
-    text = f"SELECT {columns} FROM runs WHERE {' AND '.join(conditions)}"
-    names = (*facts, *CELL_FIELDS, *objectives)
-    rows = [dict(zip(names, row, strict=True)) for row in store.sql(text).rows]
+    rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {' AND '.join(conditions)}").records()
     if not rows:
         raise ValueError(_none_of(store, conditions[:-1]))
     cells = _cells(rows, by, objectives)

@@ -18,7 +18,7 @@ from sparsedepth.store.comparable_loss import COMMON, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import readable
-from sparsedepth.store.setting import Cell, settings_of
+from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT, names_tuned
 
@@ -99,15 +99,15 @@ def apart(table: QueryResult) -> list[str]:
     return texts
 
 
-def _cells(store: Store, by: str) -> Sequence[tuple[Cell, dict[int, float]]]:
+def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[int, float]]]:
     """Each trained configuration with its values by seed."""
     names = ("cell_id", "tuned_fields", "seed", "outcome", by, *CELL_FIELDS)
-    by_cell: dict[str, tuple[Cell, dict[int, float]]] = {}
+    by_cell: dict[str, tuple[Configuration, dict[int, float]]] = {}
     for cell_id, tuned, seed, outcome, value, *knobs in store.sql(
         f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:
         known: dict[str, Any] = dict(zip(CELL_FIELDS, knobs, strict=True))
-        cell = Cell(cell_id=cell_id, tuned=frozenset(names_tuned(tuned)), knobs=known)
+        cell = Configuration(cell_id=cell_id, tuned=frozenset(names_tuned(tuned)), knobs=known)
         _, values = by_cell.setdefault(cell_id, (cell, {}))
         if outcome == "ok" and value is not None:
             values[seed] = value

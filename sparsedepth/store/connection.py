@@ -33,7 +33,7 @@ from sparsedepth.store.evals import read_evals
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.run_record import RUNS
-from sparsedepth.store.run_tables import empty_table
+from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
 from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuned, tuning_columns
@@ -228,12 +228,10 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
             continue
         if tuned:
             selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
-            runs = [dict(zip(selected.columns, row, strict=True)) for row in selected.rows]
-            of_runs = tuning_columns(tuned, [run for run in runs if run["run_id"] in run_ids])
+            of_runs = tuning_columns(tuned, [run for run in selected.records() if run["run_id"] in run_ids])
             rows |= {run_id: {"run_id": run_id, **fields} for run_id, fields in of_runs.items()}
     if rows:
-        types = {column.name: pa.float64() if column.type == "DOUBLE" else pa.string() for column in TUNING_COLUMNS}
-        schema = pa.schema([pa.field(name, kind) for name, kind in {"run_id": pa.string(), **types}.items()])
+        schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
         connection.register("tuning", rows_table(list(rows.values()), schema))
         connection.execute("CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)")
 

@@ -184,10 +184,9 @@ def rows_of(runs: "pd.DataFrame", score: str) -> list[Run]:
     return runs[[name for name in columns_for(score) if name in runs.columns]].to_dict("records")
 
 
-def read_scores(store: "Store", score: str, condition: str) -> list[Run]:
+def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
     """The rows of `runs` that meet an SQL condition, as this module reads them."""
-    answer = store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}")
-    return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
 def advice(score: str, runs: Sequence[Run]) -> str:

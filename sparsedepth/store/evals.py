@@ -22,12 +22,11 @@ from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
 from sparsedepth.store.find import groups
 from sparsedepth.store.run_record import EVALS as FOLDER
-from sparsedepth.store.run_tables import arrow_type
+from sparsedepth.store.run_tables import arrow_schema
+from sparsedepth.store.schema import column_type
 from sparsedepth.store.tables import rows_table
 
 FILE = "evaluation.json"
-
-_KINDS = {"integer": "BIGINT", "number": "DOUBLE", "string": "VARCHAR", "boolean": "BOOLEAN"}
 
 Count = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -97,9 +96,7 @@ def _columns() -> tuple[Column, ...]:
     for section in (Evaluation, Result):
         for name, field in section.model_json_schema()["properties"].items():
             if name != "results":
-                options = field.get("anyOf", [field])
-                kind = next(option["type"] for option in options if option.get("type") != "null")
-                columns.append((name, _KINDS[kind], field["description"]))
+                columns.append((name, column_type(field), field["description"]))
     return tuple(Column(view="evals", name=name, type=type, meaning=meaning) for name, type, meaning in columns)
 
 
@@ -156,4 +153,4 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
     for eval_id, evaluation in evaluations.items():
         shared = {"eval_id": eval_id, **evaluation.model_dump(mode="json", exclude={"results"})}
         rows += [{**shared, **result.model_dump(mode="json")} for result in evaluation.results]
-    return rows_table(rows, pa.schema([pa.field(column.name, arrow_type(column)) for column in COLUMNS]))
+    return rows_table(rows, arrow_schema(COLUMNS))

@@ -17,7 +17,7 @@ import numpy as np
 
 MAX_LENGTH = 500
 
-Column = Callable[[str], np.ndarray]
+ColumnValues = Callable[[str], np.ndarray]
 """The values of a column by its name. Raises ValueError where they are not of the kind that is asked for."""
 
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -68,12 +68,12 @@ class Formula:
     def _column(self, name: str) -> str:
         return self.quoted.get(name, name)
 
-    def values(self, numbers: Column, texts: Column) -> np.ndarray | np.float64:
+    def values(self, numbers: ColumnValues, texts: ColumnValues) -> np.ndarray | np.float64:
         """What it computes, one value per row, or one number where it names no column. Raises as the columns do."""
         with np.errstate(all="ignore"):
             return self._value(self.tree, numbers, texts)
 
-    def _value(self, node: ast.expr, numbers: Column, texts: Column) -> Any:
+    def _value(self, node: ast.expr, numbers: ColumnValues, texts: ColumnValues) -> Any:
         def value(inner: ast.expr) -> Any:
             return self._value(inner, numbers, texts)
 

@@ -9,3 +9,7 @@ class QueryResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     """NULL is None."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Each row with its values by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]

@@ -171,12 +171,20 @@ QUESTIONS: dict[str, Question] = {
 
 def ask(store: Store, name: str) -> QueryResult:
     """The answer to a saved question. Raises ValueError for a name that is none."""
-    question = QUESTIONS.get(name)
-    if question is None:
+    question = _named(name)
+    return _answer(store, question, _forms(store, question))
+
+
+def _named(name: str) -> Question:
+    if name not in QUESTIONS:
         near = difflib.get_close_matches(name, QUESTIONS, n=1)
-        raise ValueError(f"no question is called {name!r}; {f'did you mean {near[0]!r}?' if near else listed()}")
+        known = f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}"
+        raise ValueError(f"no question is called {name!r}; {f'did you mean {near[0]!r}?' if near else known}")
+    return QUESTIONS[name]
+
+
+def _answer(store: Store, question: Question, scores: Iterable[str]) -> QueryResult:
     varying, loss = varying_fields(store), loss_in(store)
-    scores = _forms(store, question)
     spread = [f"stddev_samp({value}) FILTER (outcome = 'ok') AS {value}_sd" for value in (loss, *scores)]
     answer = store.sql(
         question.sql.format(
@@ -204,13 +212,14 @@ def _forms(store: Store, question: Question) -> dict[str, str]:
     return {form: "\n".join(advices) for form, advices in forms.items()}
 
 
-def text(store: Store, name: str, answer: QueryResult) -> str:
-    """An answer for a terminal, below its question: what a configuration has away from the baseline is one column."""
-    question, settings = QUESTIONS[name], read_settings(store)
-    shown = in_words(answer, settings) if settings else answer
+def text(store: Store, name: str) -> str:
+    """The answer for a terminal, below its question: what a configuration has away from the baseline is one column."""
+    question, settings = _named(name), read_settings(store)
+    forms = _forms(store, question)
+    answer = _answer(store, question, forms)
     if not answer.rows:
         return f"{render.wrapped([question.asks])}none: {_reason(store, question)}"
-    forms = _forms(store, question)
+    shown = in_words(answer, settings) if settings else answer
     gives_way = [names.format(scores=" ".join(forms)) for names in question.gives_way]
     table = render.compact(shown, gives_way, max_rows=question.max_rows)
     columns = table.partition("\n")[0].split()
@@ -240,10 +249,6 @@ def _reason(store: Store, question: Question) -> str:
     if not n_runs:
         return "there is no complete run"
     return f"no run has {' or '.join(missing)} (sparsedepth measure)" if missing else question.none
-
-
-def listed() -> str:
-    return f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}"
 
 
 def varying_fields(store: Store) -> list[str]:

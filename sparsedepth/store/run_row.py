@@ -20,17 +20,12 @@ from sparsedepth.store.run_record import (
     Record,
     Run,
 )
-from sparsedepth.store.schema import RUN_COLUMNS
+from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS
 
 
 def utf8(text: str) -> str:
     """The text with what UTF-8 cannot express (half characters, undecodable file names) as '?'."""
     return text.encode(errors="replace").decode()
-
-
-FACTS = ("device", "started", "seconds", "training_seconds", "planned_seconds", "peak_memory_bytes")
-FACTS = (*FACTS, "planned_memory_bytes", "node_hours", "packages")
-"""What the columns of `runs` take from a manifest."""
 
 
 _COLUMNS = {column.name: column for column in RUN_COLUMNS}
@@ -40,7 +35,7 @@ _OF_SUMMARY = frozenset(column.name for column in quantities.RUNS)
 
 def run_row(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
     """The values of `runs` that are not NULL. Raises DamagedRun for one that its column cannot hold."""
-    facts = {name: run.manifest.get(name) for name in FACTS}
+    facts = {column.name: run.manifest.get(column.name) for column in MANIFEST_COLUMNS}
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
     summary = {name: value for name, value in run.summary.items() if name in _OF_SUMMARY}

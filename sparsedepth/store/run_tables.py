@@ -2,7 +2,7 @@
 
 import functools
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -74,17 +74,13 @@ def empty_table(schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([], schema)
 
 
-def arrow_type(column: Column) -> pa.DataType:
-    """The Arrow type of a column."""
-    return {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}[column.type]
+def arrow_schema(columns: Iterable[Column], keys: Collection[str] = ()) -> pa.Schema:
+    """The Arrow schema of these columns, of which the keys are never NULL."""
+    types = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}
+    return pa.schema([pa.field(column.name, types[column.type], column.name not in keys) for column in columns])
 
 
 @functools.cache
 def file_schema(table: Table) -> pa.Schema:
     """The Arrow schema of `<table>.parquet`."""
-    return pa.schema(
-        [
-            pa.field(column.name, arrow_type(column), nullable=column.name not in KEYS[table])
-            for column in FILE_COLUMNS[table]
-        ]
-    )
+    return arrow_schema(FILE_COLUMNS[table], KEYS[table])

@@ -19,6 +19,30 @@ def _of_runs(name: str, type: str, meaning: str, unit: str = "") -> Column:
     return Column(view="runs", name=name, type=type, meaning=meaning, unit=unit)
 
 
+MANIFEST_COLUMNS = (
+    _of_runs("device", "VARCHAR", "hardware that trained it (manifest)"),
+    _of_runs("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
+    _of_runs("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
+    _of_runs("training_seconds", "DOUBLE", "the part of seconds before anything was measured (manifest)", "s"),
+    _of_runs("planned_seconds", "DOUBLE", "what the run was priced at before the sweep started (manifest)", "s"),
+    _of_runs(
+        "peak_memory_bytes",
+        "BIGINT",
+        "most memory: allocated on the GPU, or on a CPU added to the process (manifest)",
+        "byte",
+    ),
+    _of_runs("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
+    _of_runs(
+        "node_hours",
+        "DOUBLE",
+        "on a cluster, lost starts included; its share of a task that computed others beside it (manifest)",
+        "h",
+    ),
+    _of_runs("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
+)
+"""What the columns of `runs` take from a manifest."""
+
+
 def _run_columns() -> tuple[Column, ...]:
     return (
         _of_runs("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
@@ -27,25 +51,7 @@ def _run_columns() -> tuple[Column, ...]:
         *(_of_runs(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
         *quantities.RUNS,
         _of_runs("folder", "VARCHAR", "where the run's files lie"),
-        _of_runs("device", "VARCHAR", "hardware that trained it (manifest)"),
-        _of_runs("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
-        _of_runs("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
-        _of_runs("training_seconds", "DOUBLE", "the part of seconds before anything was measured (manifest)", "s"),
-        _of_runs("planned_seconds", "DOUBLE", "what the run was priced at before the sweep started (manifest)", "s"),
-        _of_runs(
-            "peak_memory_bytes",
-            "BIGINT",
-            "most memory: allocated on the GPU, or on a CPU added to the process (manifest)",
-            "byte",
-        ),
-        _of_runs("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
-        _of_runs(
-            "node_hours",
-            "DOUBLE",
-            "on a cluster, lost starts included; its share of a task that computed others beside it (manifest)",
-            "h",
-        ),
-        _of_runs("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
+        *MANIFEST_COLUMNS,
         _of_runs("origin", "VARCHAR", "whose run it is, where it was imported from a table; NULL for a run of ours"),
         _of_runs(
             "cluster", "VARCHAR", "imported rows that share it are not independent: points of one training run, say"

@@ -32,7 +32,7 @@ _ROLES = roles(RunConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class Configuration:
     """What a setting is told from."""
 
     cell_id: str
@@ -51,7 +51,7 @@ class Cell:
 class Settings:
     """What tells the configurations of a store apart."""
 
-    baseline: Cell
+    baseline: Configuration
     varying: tuple[str, ...]
     """The fields of which the cells state more than one value."""
     tuned: tuple[str, ...]
@@ -82,7 +82,7 @@ class Settings:
         return ", ".join(assignment(name, knobs[name]) for name in differing) or "baseline"
 
 
-def settings_of(cells: Sequence[Cell]) -> Settings:
+def settings_of(cells: Sequence[Configuration]) -> Settings:
     """Settings of these cells; needs at least one."""
     stated = {name: {cell.knobs[name] for cell in cells if _states(cell, name)} for name in CELL_FIELDS}
     varying = tuple(name for name in CELL_FIELDS if len(stated[name]) > 1)
@@ -112,7 +112,7 @@ def read_settings(store: "Store") -> Settings | None:
         f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_RESULT} GROUP BY ALL"
     ).rows
     cells = [
-        Cell(
+        Configuration(
             cell_id=cell_id,
             tuned=frozenset(names_tuned(tuned)),
             params=params,
@@ -142,7 +142,7 @@ def in_words(answer: QueryResult, settings: Settings) -> QueryResult:
             return row[name] and unit and row[name] / unit
         return digits(row[name]) if name in settings.tuned else row[name]
 
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    rows = answer.records()
     columns = [costs[name][0] if name in costs else name for name in shown]
     table = [[value(name, row) for name in shown] for row in rows]
     if fields:
@@ -163,13 +163,13 @@ def assignment(name: str, value: Any) -> str:
     return f"{name}={int(value) if isinstance(value, float) and value.is_integer() else value}"
 
 
-def _is_telling(name: str, cells: Sequence[Cell]) -> bool:
+def _is_telling(name: str, cells: Sequence[Configuration]) -> bool:
     """Whether a field that varies belongs to a setting: not how a run was judged, nor what only says 'dense'."""
     of_experts = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
     return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(of_experts) > 1)
 
 
-def _follows(name: str, others: Sequence[str], cells: Sequence[Cell]) -> bool:
+def _follows(name: str, others: Sequence[str], cells: Sequence[Configuration]) -> bool:
     """Whether a field's value is known wherever those of the others are."""
     values: dict[tuple[Any, ...], Any] = {}
     return all(
@@ -193,13 +193,13 @@ def sparsity_rank(name: str, values: Mapping[str, Any]) -> tuple[float, float]:
     return (float(stated != _DEFAULTS[name]), number)
 
 
-def _nearest_baseline(cells: Sequence[Cell], chosen: Sequence[str]) -> Cell:
+def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> Configuration:
     """The cell that differs in the fewest of the chosen fields from what each has at the baseline."""
     known = [cell for cell in cells if cell.model is None] or cells
     ranked = [name for name in chosen if _ROLES[name].sparser_direction or name == "n_experts"]
     least = {name: min(sparsity_rank(name, cell.knobs) for cell in known) for name in ranked}
 
-    def away(cell: Cell) -> tuple[int, str]:
+    def away(cell: Configuration) -> tuple[int, str]:
         sparser = sum(sparsity_rank(name, cell.knobs) != rank for name, rank in least.items())
         others = (name for name in chosen if name not in least)
         return sparser + sum(cell.knobs[name] != _default(name, cell.knobs) for name in others), cell.cell_id
@@ -220,6 +220,6 @@ def _shape(sizes: tuple[tuple[str, int | None], ...]) -> ModelConfig:
     return ModelConfig.model_validate({name: size for name, size in sizes if size is not None})
 
 
-def _states(cell: Cell, knob: str) -> bool:
+def _states(cell: Configuration, knob: str) -> bool:
     """Whether the cell says what the knob was: a NULL of a trained run is a setting, of a measured model not known."""
     return cell.model is None or cell.knobs[knob] is not None

@@ -36,7 +36,7 @@ from sparsedepth.store.run_record import (
     parse_record,
 )
 from sparsedepth.store.run_row import run_row
-from sparsedepth.store.run_tables import MAX_ROWS, arrow_type, compression_of, empty_table, table_bytes
+from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, table_bytes
 from sparsedepth.store.schema import COLUMNS, TABLES
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def read_rows(
 @functools.cache
 def view_schema(view: Table) -> pa.Schema:
     """The Arrow schema of a view's rows."""
-    return pa.schema([pa.field(column.name, arrow_type(column)) for column in COLUMNS[view]])
+    return arrow_schema(COLUMNS[view])
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Progress, Scratch

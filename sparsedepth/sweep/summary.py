@@ -16,7 +16,7 @@ from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.packages import mixed
-from sparsedepth.store.setting import Cell, settings_of
+from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.sweep.status import RunState, State, of_earlier, scan
 
 WITHOUT_RESULT = ("failed", "infeasible", "pruned", "damaged")
@@ -133,7 +133,7 @@ def _best(
     results = [other[objective] for other in finished.values() if other["seed"] not in only_tuned]
     values = results or [other[objective] for other in finished.values()]
     cells = {
-        each["cell_id"]: Cell(
+        each["cell_id"]: Configuration(
             cell_id=each["cell_id"],
             tuned=frozenset(definition.tune),
             knobs={name: each[name] for name in CELL_FIELDS},

@@ -20,7 +20,7 @@ from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, write_marker
 from sparsedepth.store.find import groups
 from sparsedepth.store.run_record import TOYS as FOLDER
-from sparsedepth.store.run_tables import arrow_type
+from sparsedepth.store.run_tables import arrow_schema
 from sparsedepth.store.schema import column_type
 from sparsedepth.toy.config import AXES, ToyConfig
 
@@ -64,10 +64,7 @@ def _columns() -> dict[ToyView, tuple[Column, ...]]:
 
 COLUMNS = _columns()
 """The columns of both views, in order."""
-_SCHEMAS = {
-    view: pa.schema([pa.field(column.name, arrow_type(column)) for column in columns])
-    for view, columns in COLUMNS.items()
-}
+_SCHEMAS = {view: arrow_schema(columns) for view, columns in COLUMNS.items()}
 _FILE_SCHEMAS = {
     name: pa.schema([_SCHEMAS[view].field(column) for column in columns])
     for name, view, columns in (

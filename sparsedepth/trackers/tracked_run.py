@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
@@ -63,8 +62,7 @@ def tracked_runs(store: Store, wanted: Set[str]) -> Iterator[TrackedRun]:
 
 def _curves(store: Store, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
     answer = store.sql(f"select * exclude (run_id) from curves where run_id = '{run_id}' order by step")
-    for values in answer.rows:
-        row: dict[str, Any] = dict(zip(answer.columns, values, strict=True))
+    for row in answer.records():
         step = int(row.pop("step"))
         yield step, {name: float(value) for name, value in row.items() if value is not None}
 

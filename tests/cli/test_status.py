@@ -15,7 +15,7 @@ from sparsedepth.cli import status as module
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import read_run

@@ -72,7 +72,7 @@ def test_planned_against_actual(store, monkeypatch):
     assert len(found) == 11
     assert {row for row in found if row[0] == 0.001} == {(0.001, 1.0, 1.5, 1.5)}
     assert {row[2] for row in found if row[0] != 0.001} == {None}
-    said = text(store, "planned", ask(store, "planned"))
+    said = text(store, "planned")
     assert "\n11 runs: tokens_ratio 1.000 to 1.000, seconds_ratio 1.500 to 1.500, memory_ratio 1.500 to 1.500\n" in said
 
 
@@ -109,10 +109,8 @@ def test_every_question_is_answered_where_nothing_varies(tmp_path):
 
 def test_why_there_is_no_answer_is_said(tmp_path):
     with open_store(make_run(tmp_path, RunConfig(), {"val_loss": 3.0}).parent.parent) as store:
-        assert text(store, "pareto", ask(store, "pareto")).endswith("none: no run has usefulness (sparsedepth measure)")
-        assert text(store, "lr_curves", ask(store, "lr_curves")).endswith(
-            "\nnone: no configuration was run at two values of lr"
-        )
+        assert text(store, "pareto").endswith("none: no run has usefulness (sparsedepth measure)")
+        assert text(store, "lr_curves").endswith("\nnone: no configuration was run at two values of lr")
         with pytest.raises(ValueError, match=r"the saved questions are: .*, effects$"):
             ask(store, "everything")
 
@@ -136,7 +134,7 @@ def six_knobs(tmp_path_factory):
 def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatch):
     for width in (80, 100):
         monkeypatch.setenv("COLUMNS", str(width))
-        lines = text(six_knobs, name, ask(six_knobs, name)).splitlines()
+        lines = text(six_knobs, name).splitlines()
         assert max(map(len, lines)) <= width and not any(line.startswith("row 1") for line in lines)
     if name == "diverged":
         assert lines == [QUESTIONS[name].asks, "none: every run trained to the end"]
@@ -150,7 +148,7 @@ def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatc
 def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_knobs, monkeypatch):
     """The baseline is RunConfig's defaults at 12 layers; both settings cost twice as much, at 24 layers four times."""
     monkeypatch.setenv("COLUMNS", "100")
-    lines = text(six_knobs, "best_per_depth", ask(six_knobs, "best_per_depth")).splitlines()
+    lines = text(six_knobs, "best_per_depth").splitlines()
     header, _, first, rest, second, _ = lines[-6:]
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
     assert first.split()[:5] == ["12", "2", "2.143", "0.08333", "2.000"] and second.split()[4] == "4.000"
@@ -170,7 +168,7 @@ def test_a_degenerate_score_gives_way_to_its_sound_form_and_is_named(tmp_path):
         for name in ("best_per_depth", "pareto", "mechanism"):
             answer = ask(store, name)
             assert form in answer.columns and "usefulness" not in answer.columns
-            said = " ".join(text(store, name, answer).split())
+            said = " ".join(text(store, name).split())
             assert f"usefulness is degenerate: one block carries more than half of it (3 of 3 runs); use {form}" in said
 
 
@@ -180,8 +178,8 @@ def test_configurations_on_different_data_are_told_not_to_compare(tmp_path):
         make_run(tmp_path, RunConfig(**task), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         said = "\nconfigurations differ in task_group: losses on different data do not compare\n"
-        assert said in text(store, "best_per_depth", ask(store, "best_per_depth"))
-        assert said not in text(store, "seed_noise", ask(store, "seed_noise"))
+        assert said in text(store, "best_per_depth")
+        assert said not in text(store, "seed_noise")
 
 
 def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):

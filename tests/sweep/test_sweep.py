@@ -14,7 +14,7 @@ from tiny import definition, sparsedepth, start, table
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.definition_file import planned_runs
+from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import driver
