@@ -4,7 +4,11 @@ import functools
 import importlib.metadata
 import platform
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +64,31 @@ def package_versions() -> dict[str, str | None]:
             return None
 
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+class Stopwatch:
+    """When something started, and how long it has taken by a clock."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self.clock, self.began = clock, clock()
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def seconds(self) -> float:
+        return round(self.clock() - self.began, 3)
+
+    def facts(self) -> dict[str, Any]:
+        return {"started": self.started, "seconds": self.seconds()}
+
+
+def provenance(run_id: str, data_hash: str) -> dict[str, Any]:
+    """What a record is of, and what made it."""
+    return {
+        "run_id": run_id,
+        "code": code_version(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "data_hash": data_hash,
+        "packages": package_versions(),
+    }
 
 
 def device_facts(runtime: Runtime, before: dict[str, int] | None = None) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """A model that exists already, from its name to its record: load it, take the tokens, measure, write."""
 
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, LoadedModel, load_model
 from sparsedepth.probe.text import GivenTokens, check_tokens, measure_source
-from sparsedepth.run.manifest import code_version, device_facts, package_versions
+from sparsedepth.run.manifest import Stopwatch, device_facts, provenance
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
 from sparsedepth.train.runtime import Runtime
@@ -59,7 +56,7 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
     Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
     or not safe, tokens that are not its own, and settings that do not fit.
     """
-    started, clock = datetime.now(UTC), time.perf_counter()
+    watch = Stopwatch()
     if request.out is not None:
         check_place(request.out)
     loaded = load_model(request.model, device=request.device, dtype=request.dtype)
@@ -82,8 +79,8 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
         loaded=loaded, given=request.given, config=config, measurements=measurements, n_tokens=n_tokens
     )
     if request.out is not None:
-        times = {"started": started.isoformat(timespec="seconds"), "seconds": round(time.perf_counter() - clock, 3)}
-        save_record(request.out, measured_model(loaded, config, source.data_hash), measurements, times, request.device)
+        facts = measured_model(loaded, config, source.data_hash)
+        save_record(request.out, facts, measurements, watch, request.device)
     return measured
 
 
@@ -136,16 +133,9 @@ def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: st
 
 
 def save_record(
-    out: Path, model: MeasuredModel, measurements: Measurements, times: dict[str, Any], device: torch.device
+    out: Path, model: MeasuredModel, measurements: Measurements, watch: Stopwatch, device: torch.device
 ) -> None:
     """The record of a measured model, in place of a run's."""
-    manifest = {
-        "run_id": model.run_id,
-        "code": code_version(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        **times,
-        **device_facts(Runtime(device=device, precision="fp32", threads=torch.get_num_threads())),
-        "data_hash": model.data_hash,
-        "packages": package_versions(),
-    }
+    runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
+    manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash)}
     save_measured(out, model, measurements.summary, manifest, measurements.tables())

@@ -3,10 +3,8 @@ held-out sequences, write the record.
 """
 
 import dataclasses
-import datetime
 import gc
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -28,7 +26,7 @@ from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.run.lease import Beat, Lease
-from sparsedepth.run.manifest import code_version, device_facts, manifest_allocations, package_versions
+from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocations, provenance
 from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.publish import publish, write
 from sparsedepth.run.resident_memory import resident_bytes
@@ -154,9 +152,7 @@ class RunJob:
 
     def _attempt(self, runtime: Runtime) -> Work[None]:
         """Train; then, in the process that holds the lease, measure and write."""
-        started, clock = datetime.datetime.now(datetime.UTC), self.options.clock
-        began = clock()
-        before = resident_bytes()
+        watch, before = Stopwatch(self.options.clock), resident_bytes()
         self._report("reading the text", 0.0, None)
         start = self._start()
         source = open_source(self.config, self.results / "data", tokenizer=start.learned if start else None)
@@ -170,16 +166,15 @@ class RunJob:
         trained = yield from self._train(model, source, runtime)
         if self.lease is None:
             return
-        training_seconds = clock() - began
+        training_seconds = watch.seconds()
         yield None  # so that all runs of a stack are at their last checkpoint before the first is measured
         loss = trained.curves[-1]["train_loss"]
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self._report("writing", MEASURED_SHARE, loss)
         manifest = {
             **manifest_allocations(self.scratch),
-            "started": started.isoformat(timespec="seconds"),
-            "seconds": round(clock() - began, 3),
-            "training_seconds": round(training_seconds, 3),
+            **watch.facts(),
+            "training_seconds": training_seconds,
             **device_facts(runtime, before),
             **self._provenance(source, runtime),
         }
@@ -227,11 +222,9 @@ class RunJob:
         out = self.results / run_record.MODELS / facts.run_id
         if self.lease is None or run_record.is_complete(out):
             return
-        started, clock = datetime.datetime.now(datetime.UTC), self.options.clock
-        began = clock()
+        watch = Stopwatch(self.options.clock)
         measured = self._measure(model, source, None, is_start=True)
-        times = {"started": started.isoformat(timespec="seconds"), "seconds": round(clock() - began, 3)}
-        save_record(out, facts, measured, times, model.embed.weight.device)
+        save_record(out, facts, measured, watch, model.embed.weight.device)
 
     def _measure(self, model: Decoder, source: Source, loss: float | None, *, is_start: bool = False) -> Measurements:
         """The suite on held-out sequences, in fp32 whatever the precision of training."""
@@ -263,9 +256,7 @@ class RunJob:
     def _provenance(self, source: Source, runtime: Runtime) -> dict[str, Any]:
         experts = runtime.experts_kernel if self.config.n_experts else None
         return {
-            "run_id": self.config.run_id,
-            "code": code_version(),
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            **provenance(self.config.run_id, source.data_hash),
             **planned_vs_actual.planned(self.results, self.config),
             "processes": self.devices.size,
             "kernels": {
@@ -274,9 +265,7 @@ class RunJob:
                 "reasons": runtime.kernel_reasons,
             },
             **({"start": self.options.start.facts} if self.options.start else {}),
-            "data_hash": source.data_hash,
             "data": source.facts,
-            "packages": package_versions(),
         }
 
     def _stop(self) -> bool:

@@ -15,7 +15,7 @@ from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_com
 from sparsedepth.store.pack import Pack, is_pack, open_pack
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, check_marker, parse_object, problem, run_folder
 from sparsedepth.store.run_row import utf8
-from sparsedepth.store.tables import StoredRun
+from sparsedepth.store.tables import StoredRun, stored_run
 
 DEPTH = 3
 """How many levels below a given folder run folders, or packs, may lie."""
@@ -44,7 +44,9 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
                 with passing_over(damaged):
-                    loose.append(_stored_run(root, folder))
+                    files = files_on_disk(folder)
+                    check_marker(folder, files.marker)
+                    loose.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
         except OSError as error:
             raise ValueError(
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
@@ -53,19 +55,6 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
         parts.append(Part(root=root, runs=unique(loose)))
     unique(chain.from_iterable(part.runs for part in parts))
     return [part for part in parts if part.runs]
-
-
-def _stored_run(root: Path, folder: Path) -> StoredRun:
-    files = files_on_disk(folder)
-    marker = check_marker(folder, files.marker)
-    return StoredRun(
-        folder=folder,
-        place=utf8(folder.relative_to(root).as_posix()),
-        run_id=marker.run_id,
-        marker_sha256=marker.digest,
-        summary_sha256=marker.files["summary.json"][0],
-        files=lambda: files,
-    )
 
 
 def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:

@@ -19,7 +19,6 @@ from sparsedepth.config.mistakes import Mistakes, field_mistakes
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import appearing, write_bytes
 from sparsedepth.quantities import RUNS as QUANTITIES
-from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, Files, Marker
 from sparsedepth.store.formula import Formula
 from sparsedepth.store.imported_run import ImportedRun
@@ -37,6 +36,7 @@ from sparsedepth.store.table_map import (
     formulas,
     target_type,
 )
+from sparsedepth.store.tables import read_rows, stored_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -240,14 +240,14 @@ def _write(
     contents: list[dict[str, Any]] = []
     stored = []
     for run, (number, _, known) in zip(runs, rows, strict=True):
-        marker, files = _record(run, known, {**origin, "row": number, "origin": run.origin})
         place = f"{RUNS}/{run.run_id}"
+        marker, files = _record(run, known, {**origin, "row": number, "origin": run.origin})
         listed = {MARKER: marker.content, **files}
         contents += [{"place": place, "name": name, "content": content} for name, content in listed.items()]
-        stored.append(_stored(place, marker, files))
+        stored.append(stored_run(Files(folder=Path(place), marker=marker, read=files.__getitem__), place))
     with appearing(out) as aside:
         write_bytes(aside / MAP, map_text)
-        write_pack(aside, tables.read_rows(stored), contents, len(runs))
+        write_pack(aside, read_rows(stored), contents, len(runs))
 
 
 def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[Marker, dict[str, bytes]]:
@@ -270,18 +270,6 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
     listed = {name: {"sha256": digest, "bytes": size} for name, (digest, size) in checksums.items()}
     content = json.dumps({"run_id": run.run_id, "files": listed}, indent=1).encode() + b"\n"
     return Marker(run_id=run.run_id, files=checksums, content=content), files
-
-
-def _stored(place: str, marker: Marker, files: Mapping[str, bytes]) -> tables.StoredRun:
-    read = Files(folder=Path(place), marker=marker, read=files.__getitem__)
-    return tables.StoredRun(
-        folder=Path(place),
-        place=place,
-        run_id=marker.run_id,
-        marker_sha256=marker.digest,
-        summary_sha256=marker.files["summary.json"][0],
-        files=lambda: read,
-    )
 
 
 # Reading the table: CSV, TSV, JSON, JSON-lines or Parquet, bounded in bytes and rows

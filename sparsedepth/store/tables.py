@@ -76,6 +76,18 @@ class StoredRun:
         return self.marker_sha256, self.place
 
 
+def stored_run(files: Files, place: str) -> StoredRun:
+    """The record that these files are."""
+    return StoredRun(
+        folder=files.folder,
+        place=place,
+        run_id=files.marker.run_id,
+        marker_sha256=files.marker.digest,
+        summary_sha256=files.marker.files["summary.json"][0],
+        files=lambda: files,
+    )
+
+
 @dataclass(frozen=True)
 class StoredTable:
     """A table behind an open handle: it stays what it is while another process writes the file anew."""
