@@ -125,6 +125,7 @@ def _kinds(results: Path) -> dict[str, ShapePrice]:
     """plan.json by shape; empty where it is missing or damaged: it is no result, and made again by the next `sweep`."""
     try:
         kinds = files.parse_json(files.read_regular(results / PLAN))["kinds"]
-        return {kind.shape_id: kind for kind in TypeAdapter(list[ShapePrice]).validate_python(kinds)}
+        checked = TypeAdapter(list[ShapePrice]).validate_python(kinds)
+        return {kind.shape_id: kind for kind in checked if kind.seconds.factor >= 1}
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -9,20 +9,20 @@ workers decide which file it goes into.
 
 import functools
 import json
+import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import torch
 
 from sparsedepth import files
 from sparsedepth.config.cost import cost
-from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences
@@ -30,7 +30,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.duration import DEVICES, Timing, shape_id
 from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.run.process import thread_environment
+from sparsedepth.sweep import forkserver
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
@@ -83,23 +83,26 @@ def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int
 
     `report(number of timings made so far)` is called as they come. Raises ValueError where a shape cannot be computed.
     """
-    processes = []
-    for number in range(machine.workers if runs else 0):
-        first = number % len(runs)
-        order = [*runs[first:], *runs[:first]]
-        processes.append(_start(order, machine, number))
+    workers = range(machine.workers)
+    in_turn = [runs[(number + turn) % len(runs)] for turn in range(len(runs)) for number in workers]
+    runtime = machine.runtime.model_copy(update={"parallel": "none"})
+    forkserver.prepare_server(runtime.threads or 1)
+    context = multiprocessing.get_context("forkserver")
+    gpus = context.SimpleQueue()
+    for number in workers:
+        gpus.put(machine.gpus[number % len(machine.gpus)][0] if machine.gpus else None)
     timings_of: dict[str, list[Timing]] = {}
-    made = 0
-    for process in processes:
-        assert process.stdout is not None
-        for line in process.stdout:
-            content = json.loads(line)
-            timings_of.setdefault(content.pop("shape_id"), []).append(Timing(**content))
-            made += 1
-            report(made)
-    failed = [process.wait() for process in processes]
-    if any(failed):
-        raise ValueError("a shape of the sweep could not be timed, see above; mend it, or plan without --calibrate")
+    with ProcessPoolExecutor(len(workers), context, _prepare, (gpus, runtime.threads)) as pool:
+        with forkserver.nameless_main():
+            timings = [pool.submit(_timed, config, runtime, machine.processes_per_run) for config in in_turn]
+        try:
+            for made, timing in enumerate(as_completed(timings), start=1):
+                key, seconds = timing.result()
+                timings_of.setdefault(key, []).append(seconds)
+                report(made)
+        except Exception as error:  # whatever a shape raises
+            pool.shutdown(cancel_futures=True)
+            raise ValueError(f"a shape of the sweep could not be timed ({error}); plan without --calibrate") from None
     known = known_timings(machine) | {key: _median(timings) for key, timings in timings_of.items()}
     path = timings_path(machine)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,24 +117,17 @@ def _median(timings: Sequence[Timing]) -> Timing:
     )
 
 
-def _start(runs: Sequence[RunConfig], machine: Machine, number: int) -> "subprocess.Popen[str]":
-    environment = thread_environment(machine.runtime.threads or 1)
-    if machine.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = machine.gpus[number % len(machine.gpus)][0]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sparsedepth.sweep.calibrate"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert process.stdin is not None
-    runtime = machine.runtime.model_dump(mode="json") | {"parallel": "none"}
-    with process.stdin as pipe:
-        pipe.write(json.dumps({"runtime": runtime, "processes": machine.processes_per_run}) + "\n")
-        for config in runs:
-            pipe.write(config.model_dump_json() + "\n")
-    return process
+def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None) -> None:
+    """Of each process, before it times anything."""
+    if (gpu := gpus.get()) is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def _timed(config: RunConfig, wanted: RuntimeConfig, processes: int) -> tuple[str, Timing]:
+    torch._dynamo.reset()  # each shape is compiled as the only one
+    return shape_id(config, step_only=True), time_run(config, resolve(config, wanted), processes)
 
 
 def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
@@ -182,20 +178,3 @@ def _seconds(work: Callable[[], None], runtime: Runtime) -> float:
         wait()
         each.append(time.perf_counter() - started)
     return statistics.median(each)
-
-
-def main() -> None:
-    """Time the runs that come in as lines of JSON, after a line with the runtime; a line of JSON for each."""
-    given = json.loads(sys.stdin.readline())
-    wanted = build(RuntimeConfig, given["runtime"], "the runtime")
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
-    for line in sys.stdin:
-        config = build(RunConfig, json.loads(line), "a run")
-        torch._dynamo.reset()  # each shape is compiled as the only one
-        timing = time_run(config, resolve(config, wanted), given["processes"])
-        print(json.dumps({"shape_id": shape_id(config, step_only=True), **asdict(timing)}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

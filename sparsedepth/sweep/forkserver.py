@@ -43,7 +43,7 @@ def prepare_server(threads: int) -> None:
     os.environ.update(thread_environment(threads))  # runs have the environment that the forkserver was started in
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sparsedepth.sweep.preload"])
-    with _nameless_main():
+    with nameless_main():
         multiprocessing.forkserver.ensure_running()
 
 
@@ -58,7 +58,7 @@ def start_run(
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run, args=([*arguments], str(log), processes, nodes, ",".join(gpus)))
     try:
-        with _nameless_main(), _time_limit(START_SECONDS):
+        with nameless_main(), _time_limit(START_SECONDS):
             process.start()
     except (EOFError, OSError) as error:
         kill_server()
@@ -85,7 +85,7 @@ def kill_server() -> None:
 
 
 @contextlib.contextmanager
-def _nameless_main() -> Generator[None]:
+def nameless_main() -> Generator[None]:
     """Keeps a child from importing the program that starts it, which it does not need."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,6 +1,5 @@
 """What a sweep is priced at: counts worked out by hand, every shipped definition, and what a real step costs."""
 
-import io
 import json
 import sys
 import time
@@ -229,12 +228,10 @@ def test_a_shared_gpu_has_a_share_of_its_memory_for_each_run():
     assert _shortage(sweep(), whole) is None
 
 
-def test_each_shape_is_timed_as_the_only_one(monkeypatch, capsys):
+def test_each_shape_is_timed_as_the_only_one(monkeypatch):
     """What was compiled for a shape is forgotten before the next."""
     done: list[str] = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: done.append("reset"))
     monkeypatch.setattr(calibrate, "time_run", lambda *_: done.append("timed") or Timing(step=1.0, forward=1.0))
-    runs = "\n".join(RunConfig(**BASE, n_layers=n).model_dump_json() for n in (1, 2))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f'{{"runtime": {{"device": "cpu"}}, "processes": 1}}\n{runs}\n'))
-    calibrate.main()
-    assert done == ["reset", "timed"] * 2 and len(capsys.readouterr().out.splitlines()) == 2
+    shapes = [calibrate._timed(RunConfig(**BASE, n_layers=n), RuntimeConfig(device="cpu"), 1)[0] for n in (1, 2)]
+    assert done == ["reset", "timed"] * 2 and len({*shapes}) == 2
