@@ -286,13 +286,15 @@ def read_table(path: Path) -> "pd.DataFrame":
     try:
         read = {".json": _json, ".jsonl": _json, ".parquet": _parquet}.get(path.suffix, _text)
         frame = read(path)
+        _check_rows(len(frame))
     except (ValueError, OSError, RecursionError) as error:  # ValueError: pandas', Arrow's, JSON's and Unicode's, too
         raise ValueError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())[:300]}") from None
     return frame.reset_index(drop=True)
 
 
-def _too_many(n: str) -> ValueError:
-    return ValueError(f"it has {n} rows, and {MAX_ROWS:,} are taken at most; a row is a run, not a step of one")
+def _check_rows(n: int) -> None:
+    if n > MAX_ROWS:
+        raise ValueError(f"it has more than {MAX_ROWS:,} rows, the most that are taken; a row is a run, no step of one")
 
 
 def _text(path: Path) -> "pd.DataFrame":
@@ -303,24 +305,17 @@ def _text(path: Path) -> "pd.DataFrame":
         names = next(csv.reader(file, delimiter=separator), [])
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the column {twice[0]!r} stands twice in its header")
-    frame = pd.read_csv(path, sep=separator, dtype=str, nrows=MAX_ROWS + 1, encoding="utf-8-sig", index_col=False)
-    if len(frame) > MAX_ROWS:
-        raise _too_many(f"more than {MAX_ROWS:,}")
-    return frame
+    return pd.read_csv(path, sep=separator, dtype=str, nrows=MAX_ROWS + 1, encoding="utf-8-sig", index_col=False)
 
 
 def _json(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
     text = path.read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.strip()] if path.suffix == ".jsonl" else [text]
-    if len(lines) > MAX_ROWS:
-        raise _too_many(f"{len(lines):,}")
-    rows = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else json.loads(text)
+    is_lines = path.suffix == ".jsonl"
+    rows = [json.loads(line) for line in text.splitlines() if line.strip()] if is_lines else json.loads(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("it must be a list of objects, one per run")
-    if len(rows) > MAX_ROWS:
-        raise _too_many(f"{len(rows):,}")
     return pd.DataFrame(rows)
 
 
@@ -328,6 +323,5 @@ def _parquet(path: Path) -> "pd.DataFrame":
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)
-    if file.metadata.num_rows > MAX_ROWS:
-        raise _too_many(f"{file.metadata.num_rows:,}")
+    _check_rows(file.metadata.num_rows)  # what is read may be far larger than the file
     return file.read().to_pandas()

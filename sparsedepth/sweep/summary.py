@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from sparsedepth import quantities
@@ -127,11 +128,11 @@ def _best(
         return None
     run_id = ranked[0][1]
     row = rows[run_id]
-    of_cell = {name: other for name, other in rows.items() if other["cell_id"] == row["cell_id"]}
-    finished = {name: other for name, other in of_cell.items() if math.isfinite(losses.get(name, math.inf))}
-    only_tuned = {seed for seed in definition.tuning_seeds or () if seed not in definition.seeds}
-    results = [other[objective] for other in finished.values() if other["seed"] not in only_tuned]
-    values = results or [other[objective] for other in finished.values()]
+    finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
+    replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
+    only_tuned = {*definition.tuning_seeds} - {*definition.seeds}
+    results = [other for other in replicates if other["seed"] not in only_tuned] or replicates
+    values = [other[objective] for other in results]
     cells = {
         each["cell_id"]: Configuration(
             cell_id=each["cell_id"],
@@ -142,4 +143,4 @@ def _best(
     }
     words = settings_of(list(cells.values())).words(cells[row["cell_id"]].knobs)
     place = f"n_layers={row['n_layers']}, {words}, seed {row['seed']}"
-    return BestRun(objective, row[objective], run_id, place, sum(values) / len(values), len(values))
+    return BestRun(objective, row[objective], run_id, place, fmean(values), len(values))
