@@ -44,7 +44,7 @@ class RunPicture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Trajectories:
     run: RunPicture | None
     """None where no run has trajectories."""
     angles: pd.DataFrame
@@ -80,7 +80,7 @@ def trajectories(store: "Store", run: str | None = None) -> Drawing:
     return Drawing(data=picture.data(), page=partial(page_of_trajectories, picture))
 
 
-def load_picture(store: "Store", run: str | None = None) -> Picture:
+def load_picture(store: "Store", run: str | None = None) -> Trajectories:
     """The figure's numbers; `run` chooses the run whose tokens are shown (default: the lowest val_loss at the deepest
     depth). Raises ValueError for a run without trajectories, and where there is neither a panel of tokens nor of depth.
     """
@@ -95,7 +95,7 @@ def load_picture(store: "Store", run: str | None = None) -> Picture:
     return picture(runs, run_picture(row.iloc[0].to_dict(), layers, tokens), settings)
 
 
-def picture(runs: pd.DataFrame, run: RunPicture | None, settings: Mapping[str, str]) -> Picture:
+def picture(runs: pd.DataFrame, run: RunPicture | None, settings: Mapping[str, str]) -> Trajectories:
     """From the rows of `runs` and each cell_id's setting. Raises ValueError where there is nothing to draw."""
     angles = angles_by_depth(runs)
     angles = angles[pd.to_numeric(angles[ANGLE], errors="coerce") > 0]
@@ -110,7 +110,7 @@ def picture(runs: pd.DataFrame, run: RunPicture | None, settings: Mapping[str, s
         if pairs["family"].is_unique and pairs["setting"].is_unique:
             angles = angles.assign(family=named)
     fits = {str(family): turn_law(members) for family, members in angles.groupby("family", sort=False)}
-    return Picture(
+    return Trajectories(
         run=run,
         angles=angles[["run_id", "family", "n_layers", ANGLE]].reset_index(drop=True),
         laws={family: law for family, law in fits.items() if law is not None},
@@ -137,7 +137,7 @@ def run_picture(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame)
     )
 
 
-def page_of_trajectories(picture: Picture) -> Figure:
+def page_of_trajectories(picture: Trajectories) -> Figure:
     """Up to three panels in a row."""
     n_panels = 2 * (picture.run is not None) + (not picture.angles.empty)
     width = max(4.8, 3.6 * n_panels)
@@ -181,7 +181,7 @@ def _draw_tokens(axis: Any, run: RunPicture) -> None:
     axis.legend(markerscale=2, handletextpad=0.1)
 
 
-def _draw_depth(axis: Any, picture: Picture) -> None:
+def _draw_depth(axis: Any, picture: Trajectories) -> None:
     families = list(dict.fromkeys(picture.angles["family"]))
     families.sort(key=lambda family: (family != "baseline", family.count(","), family))
     styles = setting_styles(len(families))
