@@ -87,12 +87,13 @@ def compact(
     result: QueryResult, gives_way: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
 ) -> str:
     """A table of our own: without its empty columns. For the last column, a text, to stand in one line the first of
-    those that give way is left out; for it to stand at all, as many of them as it takes. Names in one text, such as
-    'lo hi', give way together."""
+    those that give way is left out; for it to stand whole, as many of them as it takes; where even that is too few, it
+    is cut short. Names in one text, such as 'lo hi', give way together."""
     width = width or terminal_width()
     left = [" ".join(gives_way[:n]).split() for n in range(len(gives_way) + 1)]
     known = without_empty(result)
-    for left_out, last in [*((names, MAX_CELL_WIDTH) for names in left[:2]), *((names, NARROW) for names in left[1:])]:
+    wanted = [*((names, MAX_CELL_WIDTH) for names in left[:2]), *((names, NARROW) for names in left[1:])]
+    for left_out, last in (*wanted, (left[-1], 0)):
         part = _columns(known, lambda name, _, left_out=left_out: name not in left_out)
         if part.columns and (text := side_by_side(part, width, max_rows, last)):
             return text
