@@ -93,13 +93,11 @@ def trends(
         for (depth, setting), axis in itertools.product(places, AXES):
             here = rows[(rows["n_layers"] == depth) & (rows["setting"] == setting)]
             if fields := _trend(here, axis, size := (at or {}).get(axis)):
-                names: dict[str, Any] = {
-                    "knob": each.name,
-                    "setting": setting,
-                    "baseline": each.baseline,
-                    "n_layers": depth,
-                }
-                found.append(Trend(**names, outcome=outcome, unit=unit_of(outcome, runs), axis=axis, at=size, **fields))
+                trend = Trend(
+                    knob=each.name, setting=setting, baseline=each.baseline, n_layers=depth, outcome=outcome,
+                    unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
+                )  # fmt: skip
+                found.append(trend)
     return found
 
 
@@ -127,28 +125,24 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     seeds = sorted(means["seed"].unique())
     by_scale = means.groupby("x")["mean"].mean()
     xs = by_scale.index.to_numpy()
+    unknown = Estimate(mean=None, lo=None, hi=None, p=None, n=len(xs))
     fields: dict[str, Any] = {
         "scales": tuple(np.exp(xs).tolist()),
         "effects": tuple(by_scale.tolist()),
         "n_pairs": int(means["size"].sum()),
         "n_seeds": len(seeds),
+        **dict.fromkeys(("slope", "smallest", "largest"), unknown),
+        "predicted": None,
+        "word": "too few scales",
     }
-    unknown = Estimate(mean=None, lo=None, hi=None, p=None, n=len(xs))
     lines = _lines(means, seeds) if len(xs) >= MIN_SCALES else None
     if lines is None:
-        return {
-            **fields,
-            "slope": unknown,
-            "smallest": unknown,
-            "largest": unknown,
-            "predicted": None,
-            "word": "too few scales",
-        }
+        return fields
     slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
     smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
     predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), one_more=True)
     word = _word(slope, smallest, largest)
-    return {**fields, "slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted, "word": word}
+    return fields | {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted, "word": word}
 
 
 def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:

@@ -79,26 +79,14 @@ def _transfer_text(transfer: Transfer) -> str:
 def scale_table(by_setting: Sequence[Trend]) -> QueryResult:
     """One row per setting, depth and axis."""
     ends = [f"{name}{part}" for name in ("slope", "smallest", "largest", "predicted") for part in ("", "_lo", "_hi")]
-    columns = (
-        "knob",
-        "setting",
-        "baseline",
-        "n_layers",
-        "axis",
-        "word",
-        "scales",
-        "pairs",
-        "seeds",
-        *ends,
-        "at",
-        "unit",
-    )
+    place = ("knob", "setting", "baseline", "n_layers", "axis", "word", "scales", "pairs", "seeds")
+    columns = (*place, *ends, "at", "unit")
     rows = []
     for trend in by_setting:
-        place = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.word)
+        where = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.word)
         parts = (trend.slope, trend.smallest, trend.largest, trend.predicted)
         numbers = [getattr(part, name, None) for part in parts for name in ("mean", "lo", "hi")]
-        rows.append((*place, len(trend.scales), trend.n_pairs, trend.n_seeds, *numbers, trend.at, trend.unit))
+        rows.append((*where, len(trend.scales), trend.n_pairs, trend.n_seeds, *numbers, trend.at, trend.unit))
     return QueryResult(columns=columns, rows=tuple(rows))
 
 
