@@ -46,21 +46,13 @@ def headline(card: Card) -> list[Statement]:
 
 
 def statements(card: Card) -> list[Statement]:
-    """The card, a statement per fact: grade, verification, domain, effects, what was refused and why, tests."""
-    recipe = card.recipe
+    """The card, a statement per fact: grade, verification, effects, what was refused and why, tests, domain."""
+    recipe, holdout = card.recipe, card.held_out.depth_test
     refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
     return [
         *headline(card),
         *(("Recommended", candidate_text(change)) for change in recipe.changes),
         *(("Not recommended", candidate_text(candidate)) for candidate in refused),
-        *_rest(card),
-    ]
-
-
-def _rest(card: Card) -> list[Statement]:
-    """The changes together, held-out tests, and the domain."""
-    recipe, holdout = card.recipe, card.held_out.depth_test
-    return [
         ("Together", stack_text(recipe)),
         ("Diverged", f"{counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"),
         *(holdout_statements(holdout, recipe)[:-1] if holdout else []),

@@ -212,7 +212,8 @@ def _together(evidence: LinkEvidence) -> str:
     assert link.rho is not None and link.lo is not None and link.hi is not None
     return (
         f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
-        f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')}): "
+        f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')} of "
+        f"{counted(link.n_units, 'combination')} of settings): "
         f"{SHOWS[evidence.word]}."
     )
 
