@@ -28,13 +28,15 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.degeneracy import drawn_forms, mark
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
     ("attention_sparsity_rel", "residual_variance_last", "causal_score", "val_loss"),
 )
 """Two rows, each read from left to right. Usefulness is drawn in its continuous form: the count moves in steps of 1/L
-and is 0 for many small models. val_loss stands for the loss that compares the runs."""
+and is 0 for many small models. val_loss stands for the loss that compares the runs,
+a score that is degenerate here for its sound form."""
 PANELS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
 MIN_POINTS = 4
 """Distinct values of x that a regression line needs."""
@@ -51,6 +53,8 @@ class Correlations:
     dropped: dict[tuple[str, str], int]
     """Finished runs that a panel cannot show."""
     n_diverged: int
+    degenerate: str
+    """Which scores say nothing here, and what is drawn in their place: a sentence."""
 
     @property
     def panels(self) -> list[tuple[str, str]]:
@@ -61,9 +65,10 @@ class Correlations:
 def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     """The numbers of the figure, from the rows of `runs`; those of a search are all proposals."""
     finished = runs[runs["outcome"] == "ok"]
-    loss = loss_of(runs)
-    panels = [(x, y) for x, y in (in_terms_of(loss, panel) for panel in PANELS)]
-    names = list(dict.fromkeys(name for panel in panels for name in panel))
+    wanted = [in_terms_of(loss_of(runs), panel) for panel in PANELS]
+    drawn = drawn_forms((name for panel in wanted for name in panel), finished)
+    panels = [(drawn[x], drawn[y]) for x, y in wanted]
+    names = list(drawn.values())
     points = finished[["run_id", "n_layers", "lr", "outcome"]].assign(unit=units_of(runs))
     knobs = find_knobs(runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
@@ -80,6 +85,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
         links={panel: tuple(link(points, *panel, scope) for scope in scopes) for panel in panels},
         dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
+        degenerate=mark(drawn, finished, drawn),
     )
 
 

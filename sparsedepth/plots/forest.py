@@ -25,7 +25,7 @@ from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, MISSING, MOVES_VARIANCE, caption, depth_colours, depth_legend, inert, short
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
-from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.degeneracy import drawn_forms, mark
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -46,7 +46,8 @@ def effects(store: "Store") -> Drawing:
     """The forest of every knob's effects. Raises NothingToDraw."""
     runs = trained_runs(store)
     knobs = find_knobs(runs)
-    outcomes = in_terms_of(loss_of(runs), OUTCOMES)
+    drawn = drawn_forms(in_terms_of(loss_of(runs), OUTCOMES), runs)
+    outcomes = drawn.values()
     measured = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
     known = [contrast for contrast in measured if contrast.effect.mean is not None]
     if not known:
@@ -56,7 +57,7 @@ def effects(store: "Store") -> Drawing:
     ]
     panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
     panels = {name: rows for name, rows in panels.items() if rows}
-    degenerate = mark(panels, runs)
+    degenerate = mark(drawn, runs, drawn)
     depths = sorted(set(runs["n_layers"]))
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))
 
@@ -66,10 +67,11 @@ def recipe_ladder(store: "Store") -> Drawing:
     runs = trained_runs(store)
     for depth in sorted(set(runs["n_layers"]), reverse=True):
         here = runs[runs["n_layers"] == depth]
-        panels = {name: _rungs(here, name, depth) for name in in_terms_of(loss_of(runs), LADDER)}
+        drawn = drawn_forms(in_terms_of(loss_of(runs), LADDER), here)
+        panels = {name: _rungs(here, name, depth) for name in drawn.values()}
         panels = {name: rows for name, rows in panels.items() if rows}
         if panels:
-            page = partial(page_of_effects, panels, [depth], is_ladder=True, degenerate=mark(panels, here))
+            page = partial(page_of_effects, panels, [depth], is_ladder=True, degenerate=mark(drawn, here, drawn))
             return Drawing(data=table(panels), page=page)
     raise NothingToDraw("no depth has runs that stack two changes, so there is no ladder to draw")
 

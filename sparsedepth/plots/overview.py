@@ -58,7 +58,7 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
     if with_chain:
         draw_correlations(chain, link_axes)
         text += " ρ: Spearman, [95% interval, jackknife over combinations of settings]."
-        text += mark((name for panel in chain.links for name in panel), known)
+        text += chain.degenerate
     if with_layers:
         draw_by_layer(by_depth, layer_axes, colours)
         scores = [score.name for score in PROFILED if score.rows in METRICS and not with_chain]

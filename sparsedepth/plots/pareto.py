@@ -31,8 +31,8 @@ from sparsedepth.plots.style import (
     point,
 )
 from sparsedepth.quantities import axis_label, sign
-from sparsedepth.store.comparable_loss import COMMON, OWN, in_terms_of, loss_of
-from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.degeneracy import drawn_forms, mark
 from sparsedepth.store.search import search_of
 
 if TYPE_CHECKING:
@@ -43,12 +43,13 @@ PANELS = (
     ("train_flops", "usefulness_loss_increase"),
     ("usefulness_loss_increase", "val_loss"),
 )
-"""val_loss stands for the loss that compares the runs."""
-NAMES = ("train_flops", OWN, COMMON, "usefulness_loss_increase")
+"""val_loss stands for the loss that compares the runs, a score that is degenerate here for its sound form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
+    panels: list[tuple[str, str]]
+    """The pairs of quantities that are drawn: of PANELS, those that were measured."""
     cells: pd.DataFrame
     """Columns: cell_id, n_layers, knobs (moved from the baseline), n_seeds, source (of several results folders), each
     quantity and its standard error (NAME_se, NaN for one seed), on_front."""
@@ -59,7 +60,7 @@ class Front:
 
     @property
     def quantities(self) -> list[str]:
-        return [name for name in NAMES if name in self.cells and self.cells[name].notna().any()]
+        return list(dict.fromkeys(name for pair in self.panels for name in pair))
 
 
 def pareto(store: "Store") -> Drawing:
@@ -77,7 +78,9 @@ def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
     knobs = changed(kept, find_knobs(runs)) if len(kept) else pd.Series(dtype=object)
     kept["source"] = sources(kept)
     kept["knobs"] = PROPOSAL if is_search else knobs.map(" + ".join).replace("", "baseline") if len(kept) else ""
-    names = in_terms_of(loss_of(runs), dict.fromkeys(name for pair in PANELS for name in pair))
+    wanted = [in_terms_of(loss_of(runs), pair) for pair in PANELS]
+    drawn = drawn_forms((name for pair in wanted for name in pair), runs)
+    names = list(drawn.values())
     kept = kept.astype(dict.fromkeys(names, float))
     by_cell = kept.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "knobs"]].first().assign(n_seeds=by_cell.size())
@@ -89,7 +92,12 @@ def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
     named = [name for name in names if cells[name].notna().any()]
     cells = cells.dropna(subset=named)
     cells["on_front"] = undominated(cells[named].to_numpy() * [-sign(name) for name in named])
-    return Front(cells=cells.reset_index(), n_diverged=len(diverged), degenerate=mark(NAMES, runs))
+    return Front(
+        panels=[(drawn[x], drawn[y]) for x, y in wanted if {drawn[x], drawn[y]} <= {*named}],
+        cells=cells.reset_index(),
+        n_diverged=len(diverged),
+        degenerate=mark(drawn, runs, drawn),
+    )
 
 
 def undominated(costs_NQ: np.ndarray) -> np.ndarray:
@@ -102,8 +110,7 @@ def undominated(costs_NQ: np.ndarray) -> np.ndarray:
 def page_of_front(best: Front) -> Figure:
     """A panel for each pair of loss, usefulness and cost; a line along its front, rings where nothing beats all."""
     cells = best.cells
-    loss = COMMON if COMMON in best.quantities else OWN
-    panels = [pair for pair in (in_terms_of(loss, pair) for pair in PANELS) if set(pair) <= set(best.quantities)]
+    panels = best.panels
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False)[0]
     colours = depth_colours(cells["n_layers"])

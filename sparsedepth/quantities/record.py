@@ -1,6 +1,7 @@
 """The record of a measured quantity, of the measure that makes it, and of a column that the store keeps of it."""
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, Protocol
@@ -19,6 +20,8 @@ _PARTS: dict[Part, str] = {
     "hi": "upper end of the 95% bootstrap interval (over sequences)",
     "se": "standard error of {name} over the random probes; 0 where exact",
 }
+LONGEST_LABEL = 36
+"""Characters of a line beside an axis."""
 _RANGES = {"share": (0.0, 1.0), "share of layers": (0.0, 1.0), "rad": (0.0, math.pi)}
 
 
@@ -83,9 +86,10 @@ class Quantity:
 
     @property
     def axis_label(self) -> str:
-        if "(" in self.words or self.unit in ("", "1"):
-            return self.words
-        return f"{self.words}{' ' if len(self.words) < 24 else chr(10)}({self.unit})"
+        has_unit = "(" not in self.words and self.unit not in ("", "1")
+        text = f"{self.words}{' ' if len(self.words) < 24 else chr(10)}({self.unit})" if has_unit else self.words
+        is_long = max(map(len, text.split("\n"))) > LONGEST_LABEL
+        return "\n".join(textwrap.wrap(text, LONGEST_LABEL)) if is_long else text
 
     def columns(self) -> "Iterator[Column]":
         """What the store keeps of it: a column in wide tables (runs, curves, tokens, difficulty), a metric in the others."""

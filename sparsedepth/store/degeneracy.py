@@ -18,6 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.run import RunConfig
@@ -198,11 +199,24 @@ def advice(score: str, runs: Sequence[Run]) -> str:
     return f"{judged.text}; {f'use {other}' if other else 'no other form of it is sound in these runs'}"
 
 
-def mark(scores: Iterable[str], runs: "pd.DataFrame") -> str:
-    """A sentence for a figure's caption: which of the scores drawn are degenerate, each with its first reason."""
+def drawn_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
+    """Name of `runs` -> what a figure draws for it: of a degenerate score its sound form, where there is one."""
+    known = {name: rows_of(runs, name) for name in names}
+    degenerate = {name: rows for name, rows in known.items() if degeneracy(name, rows).is_degenerate}
+    return {name: instead(name, degenerate[name]) or name if name in degenerate else name for name in known}
+
+
+def mark(scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A sentence for a figure's caption: which scores are degenerate, each with its first reason, and what is drawn
+    (`drawn_forms`) in their place."""
     degeneracies = (degeneracy(score, rows_of(runs, score)) for score in dict.fromkeys(scores))
-    marked = [f"{entry.score} ({entry.reason})" for entry in degeneracies if entry.is_degenerate]
-    return f" Degenerate, so no evidence: {', '.join(marked)}." if marked else ""
+    marked = {entry.score: f"{entry.score} ({entry.reason})" for entry in degeneracies if entry.is_degenerate}
+    text = "".join(
+        f" Drawn in place of {marked.pop(name)}, which is degenerate: {form}."
+        for name, form in drawn.items()
+        if name in marked and form != name
+    )
+    return text + (f" Degenerate, so no evidence: {', '.join(marked.values())}." if marked else "")
 
 
 def _is_sound(score: str, runs: Sequence[Run]) -> bool:

@@ -61,3 +61,17 @@ def test_no_two_labels_of_the_cost_are_alike(costs, labels):
     low, high = page.axes[0].get_xlim()
     ticks = zip(page.axes[0].get_xticks(), page.axes[0].get_xticklabels(), strict=True)
     assert {label.get_text() for at, label in ticks if low <= at <= high} == labels
+
+
+def test_a_degenerate_score_gives_way_to_its_sound_form():
+    """Usefulness is relative to losses of 0.003 and less: what the blocks add to the loss is drawn in its place."""
+
+    def solved(config):
+        known = summary(config)
+        absolute = {"affine_loss_added": 0.2 + 0.1 * config.seed, "bigram_loss": 4.0}
+        return known | absolute | {"val_loss": known["val_loss"] / 1000, "usefulness_loss_increase": 1e5 + config.seed}
+
+    found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, solved, n_layers=4))
+    assert found.quantities == ["train_flops", "val_loss", "affine_loss_added"]
+    assert "in place of usefulness_loss_increase (it is relative to a loss below 0.1 nat/token)" in found.degenerate
+    assert [axis.get_ylabel() for axis in page_of_front(found).axes][1].startswith("loss added with the layer")
