@@ -105,8 +105,9 @@ def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
             line = regression(runs[x], runs[y], is_log(x), is_log(y))
             if line is not None:
                 axis.plot(*line, color=colours[depth], linewidth=1.1, alpha=0.75, zorder=1)
-        set_scale(axis, "x", IN_RUNS[x].scale, shown[x])
-        set_scale(axis, "y", IN_RUNS[y].scale, shown[y])
+        for name, which in ((x, "x"), (y, "y")):
+            scale = IN_RUNS[name].scale
+            set_scale(axis, which, "linear" if scale == "symlog" and min(shown[name]) > 0 else scale, shown[name])
         if not is_log(x):
             axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.set(xlabel=axis_label(x), ylabel=axis_label(y))

@@ -238,11 +238,7 @@ def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequenc
     """The scale of a quantity's axis; `values` are those shown, without NaN."""
     if scale == "log" and len(values):
         log_scale(axes, which, values)
-    elif (
-        scale == "symlog"
-        and max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW
-        and (min(values) < 0 or linear_below(values))
-    ):
+    elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW:
         (axes.set_xscale if which == "x" else axes.set_yscale)("symlog", linthresh=LINEAR_BELOW)
 
 

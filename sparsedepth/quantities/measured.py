@@ -20,6 +20,7 @@ MANIFOLD = "2512.24880"  # mHC: Manifold-Constrained Hyper-Connections
 CONTROL = "control, ours"
 
 COSINE = (-1.0, 1.0)
+SIZE, SQUARED = "activation", "activation²"  # of the stream: what its entries are in
 INCREASE = (-1.0, inf)
 """Of a loss, relative to it: it cannot fall below 0."""
 LAYERS: tuple[Table, ...] = ("layers",)
@@ -113,19 +114,19 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("val_bits_per_byte", "val_loss / ln 2 / bytes per token of all held-out text: comparable across tokenizers",
              "bit/byte", measure="loss", better="low"),
     # Variance of the stream and of what is added to it
-    Quantity("residual_variance_last", "residual_variance of layer n_layers, before the final norm",
+    Quantity("residual_variance_last", "residual_variance of layer n_layers, before the final norm", SQUARED,
              measure="variance", source=SPARSITY, better="low", has_interval=True, stage="variance", scale="log",
              is_ratio=True, rows="residual_variance", label="residual variance, last layer"),
     Quantity("residual_variance_growth", "(v_L / v_1)^(1/(L-1)), v_l = residual_variance of layer l", "1/layer",
              measure="variance", source=CURSE, has_interval=True, is_ratio=True, rows="residual_growth"),
     Quantity("residual_variance",
              "variance of x_l over its d_model entries (unbiased), mean over tokens, before the final norm; also along "
-             "training, by step", tables=LAYERS, measure="variance", source=SPARSITY, scale="log"),
+             "training, by step", SQUARED, tables=LAYERS, measure="variance", source=SPARSITY, scale="log"),
     Quantity("residual_growth", "residual_variance of the layer / that of the layer before",
              tables=LAYERS, measure="variance", source=CURSE, scale="log", label="growth of residual variance"),
-    Quantity("attention_variance", "variance over its entries of what attention adds, mean over tokens",
+    Quantity("attention_variance", "variance over its entries of what attention adds, mean over tokens", SQUARED,
              tables=RUNS_LAYERS, measure="variance", source=SPARSITY, has_interval=True, scale="log"),
-    Quantity("ffn_variance", "variance over its entries of what the feed-forward part adds, mean over tokens",
+    Quantity("ffn_variance", "variance over its entries of what the feed-forward part adds, mean over tokens", SQUARED,
              tables=RUNS_LAYERS, measure="variance", source=SPARSITY, has_interval=True, scale="log"),
     # Weights
     Quantity("weight_sparsity", "share of the blocks' matrix entries with |w| < @", "share",
@@ -230,15 +231,16 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("router_entropy", "mean over tokens of the entropy of the router's softmax over all experts", "nat",
              tables=RUNS_LAYERS, measure="experts", source="ours", has_interval=True),
     # Geometry of the stream
-    Quantity("state_norm", "E ||x_l||, E over tokens; layer 0 is the embedding's output",
+    Quantity("state_norm", "E ||x_l||, E over tokens; layer 0 is the embedding's output", SIZE,
              tables=LAYERS, measure="geometry", source=EFFICIENT, scale="log"),
     Quantity("state_cosine", "E cos(x_l, x_(l-1))", tables=LAYERS, measure="geometry", source=EFFICIENT, bounds=COSINE),
-    Quantity("update_norm", "E ||u_l||, u_l = x_l - x_(l-1)", tables=LAYERS, measure="geometry", source=EFFICIENT, scale="log"),
+    Quantity("update_norm", "E ||u_l||, u_l = x_l - x_(l-1)", SIZE,
+             tables=LAYERS, measure="geometry", source=EFFICIENT, scale="log"),
     Quantity("update_ratio", "E ||u_l|| / ||x_(l-1)||, u_l = x_l - x_(l-1), E over tokens",
              tables=RUNS_LAYERS, measure="geometry", source=EFFICIENT, has_interval=True, scale="log"),
     Quantity("update_cosine", "E cos(u_l, x_(l-1))",
              tables=RUNS_LAYERS, measure="geometry", source=EFFICIENT, has_interval=True, bounds=COSINE),
-    *(Quantity(f"{part}_{what}", formula.format(added=added, before=before),
+    *(Quantity(f"{part}_{what}", formula.format(added=added, before=before), SIZE if what == "norm" else "1",
                tables=LAYERS, measure="geometry", source=EFFICIENT,
                bounds=COSINE if what == "cosine" else None, scale="linear" if what == "cosine" else "log")
       for part, added, before, meaning in (
@@ -396,7 +398,7 @@ _RECORDS: tuple[Quantity, ...] = (
              measure="released_code", source=SPARSITY),
     Quantity("usefulness_released", "usefulness with the map transposed, fitted and scored on the same tokens",
              "share of layers", measure="released_code", source=SPARSITY),
-    Quantity("residual_variance_last_released", "variance of the state after the final norm",
+    Quantity("residual_variance_last_released", "variance of the state after the final norm", SQUARED,
              measure="released_code", source=SPARSITY),
 )
 # fmt: on

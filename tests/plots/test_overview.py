@@ -18,8 +18,9 @@ def test_what_no_run_has_gets_no_panel_and_is_named():
     runs, layers = runs_and_layers(causal_score=None)
     page = page_of_runs("overview", runs, layers)
     labels = [(axis.get_xlabel(), axis.get_ylabel().partition(":")[0]) for axis in page.axes]
-    variance = "residual variance, last layer"
-    assert [label for _, label in labels] == ["usefulness", "validation loss (nat/token)", "residual variance"]
+    variance = "residual variance, last layer\n(activation²)"
+    last = "residual variance (activation²)"
+    assert [label for _, label in labels] == ["usefulness", "validation loss (nat/token)", last]
     assert labels[0][0] == variance and all(axis.collections or axis.lines for axis in page.axes)
     text = " ".join(page.get_supxlabel().split())
     absent = "weight_sparsity, attention_sparsity_rel, causal_score, causal_effect, affine_loss_increase"
