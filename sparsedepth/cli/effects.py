@@ -20,8 +20,8 @@ def effects(
     part: Annotated[
         Literal["all", "knobs", "chain", "scale"],
         typer.Option(
-            help="knobs: effects by knob and depth; chain: links from sparsity to loss; scale: do effects persist over "
-            "widths and budgets; a format takes one"
+            help="knobs (the default without --detail): effects by knob and depth; chain: links from sparsity to loss; "
+            "scale: do effects persist over widths and budgets"
         ),
     ] = "all",
     at: Annotated[
@@ -78,11 +78,12 @@ def effects(
         text += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale":
         text += scale_text.scale_lines(runs, by, knob, sizes)
-    if part == "chain" or (part == "all" and knob is None):
+    if part == "chain" or (part == "all" and knob is None and detail):
         text += [*([""] if text else []), *(text_report if detail else summary).chain_lines(runs)]
     is_summary = part != "scale" and not detail
     if is_summary:
-        text += ["", "The same in sentences, with all that it rests on: --detail"]
+        links = "" if part == "chain" or knob else "; the chain from sparsity to loss: --part chain"
+        text += ["", f"The same in sentences, with all that it rests on: --detail{links}"]
     show(_lines(text, out, is_summary), out)
 
 

@@ -13,6 +13,7 @@ the setting's runs are those of its tuning, and the baseline's, too, but for the
 alone is flattered by the choice. At the setting's lr it is the other way round.
 """
 
+import difflib
 import math
 
 import numpy as np
@@ -54,8 +55,10 @@ def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
     number of `runs`."""
     quantity = quantities.IN_RUNS.get(outcome)
     if quantity is None or quantity.type == "VARCHAR":
-        known = ", ".join(name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE")
-        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; choose one of: {known}")
+        known = [name for name, other in quantities.IN_RUNS.items() if other.type == "DOUBLE"]
+        near = ", ".join(difflib.get_close_matches(outcome, known, n=3))
+        hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
+        raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
     unit = "ln ratio" if quantity.is_ratio else quantity.unit
     return unit_on(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
 

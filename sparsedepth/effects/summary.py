@@ -215,12 +215,12 @@ def laid_out(
 
 
 def uneven_notes(places: Iterable[tuple[str, Judged]]) -> list[str]:
-    """'uneven tuning (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
+    """'uneven tuning, so no verdict (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for place, judged in places:
         if judged.verdict_blocked_by:
             by_reason.setdefault(judged.verdict_blocked_by, []).append(place)
-    return [f"{UNEVEN} ({'; '.join(places)}): {reason}" for reason, places in by_reason.items()]
+    return [f"{UNEVEN}, so no verdict ({'; '.join(places)}): {reason}" for reason, places in by_reason.items()]
 
 
 def verdict_word(judged: Judged) -> str:
@@ -229,9 +229,9 @@ def verdict_word(judged: Judged) -> str:
         return "unmeasured"
     if judged.effect.lo is None:
         return "few seeds"
-    # uneven tuning is marked as well where it bars no verdict: the effect is not that of two sides tuned alike
+    # also where there would be none without it: the effect is not that of two sides tuned alike
     if judged.verdict_blocked_by:
-        return UNEVEN if judged.verdict_ignoring_tuning != judged.verdict else "- (uneven)"
+        return UNEVEN
     return "-" if judged.verdict == "not distinguishable" else judged.verdict
 
 

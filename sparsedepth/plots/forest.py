@@ -23,7 +23,7 @@ from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, MISSING, MOVES_VARIANCE, caption, depth_colours, depth_legend, inert, short
-from sparsedepth.quantities import axis_label
+from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.degeneracy import drawn_forms, mark
 
@@ -143,7 +143,8 @@ def page_of_effects(
     for axis, (name, rows) in zip(axes, panels.items(), strict=True):
         here = labels if shared else list(dict.fromkeys(row.label for row in rows))
         _draw_forest(axis, rows, here, depths, colours)
-        axis.set_title(axis_label(name), fontsize=8.5)
+        is_ratio = rows[0].contrast.unit == LOG_UNIT
+        axis.set_title(IN_RUNS[name].words if is_ratio else axis_label(name), fontsize=8.5)
     depth_legend(page, {depth: colours[depth] for depth in depths}, n_columns=6)
     text = (
         "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar), with an interval that "

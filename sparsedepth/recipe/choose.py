@@ -217,7 +217,7 @@ def reason_against(contrast: Contrast, matched: str) -> str:
     if contrast.verdict_ignoring_tuning == "not distinguishable":
         return f"not distinguishable among so many settings tested (Holm p = {contrast.p_holm:.2g})"
     if contrast.verdict_blocked_by:
-        return f"not tuned like the baseline: {contrast.verdict_blocked_by}"
+        return f"uneven tuning: {contrast.verdict_blocked_by}"
     if comparison_of(contrast) == "worse":
         return f"worse: {contrast.outcome} {contrast.verdict}"
     if not contrast.costs_no_more(matched):

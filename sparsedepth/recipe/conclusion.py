@@ -96,7 +96,7 @@ def _unseen(recipe: Recipe) -> str:
     if better:
         return f"No change may be taken: {recipe.abstained}"
     unfair = [change for change in changes if change.contrast.verdict_blocked_by]
-    uneven = f" ({len(unfair)} not tuned like the baseline)" if unfair else ""
+    uneven = f" ({len(unfair)} with uneven tuning)" if unfair else ""
     none = f"None of {counted(len(changes), 'change')} was shown to help{uneven}"
     sizes = detectable_sizes(recipe)
     if not sizes:

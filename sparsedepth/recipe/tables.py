@@ -59,7 +59,7 @@ def settings_text(card: Card, width: int | None = None) -> str:
     seconds = {each.setting: each.wall_clock for each in card.matched}
     rows = tuple(_setting_row(candidate, seconds.get(candidate.contrast.setting)) for candidate in settings)
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
-    cost = "params (stored), flops and time (of training; as busy as the machine was): over the baseline's"
+    cost = "params (stored), flops, time (of training, measured: as noisy as the machine was): over the baseline's"
     gives_way = ("detectable", "seeds", "time", "params")
     page = laid_out(_settings_head(settings), names, rows, gives_way, _notes(settings), width, LEGEND | {"flops": cost})
     return f"Settings tried:\n{page}\n"

@@ -19,7 +19,7 @@ from sparsedepth.report.tables import Table, table_of
 from sparsedepth.store.tuning_roles import result_rows
 
 UNEVEN = " ‡"
-"""Marks a depth at which a setting was not tuned like the baseline."""
+"""Marks a depth with uneven tuning of a setting."""
 
 
 def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
@@ -35,7 +35,7 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
         ("gain", "against the baseline of this depth, with its 95% interval"),
         ("detectable", f"the least gain of a setting found with a power of {POWER:.0%}"),
         ("training FLOPs", "of a run; x: over the baseline's"),
-        ("time", "of a run, as busy as its machine was"),
+        ("time", "of a run, measured: as noisy as its machine was"),
         ("best measured", BEST_MEASURED),
     ]
     text = f"What to use at each depth, by {objective}"
@@ -45,7 +45,7 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
     if any(row.rivals for _, measured in lines for row in measured):
         text += "; lr in brackets: not ruled out as equal or better"
     if any(_is_uneven(recipe) for recipe in recipes):
-        text += f";{UNEVEN} a setting there was not tuned like the baseline"
+        text += f";{UNEVEN} uneven tuning of a setting there"
     return table_of(columns, [list(_line(recipe, measured)) for recipe, measured in lines]), text
 
 

@@ -165,7 +165,7 @@ def summarise(
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:
         barred = sum(effect.verdict_ignoring_tuning != effect.verdict for effect in effects)
-        uneven = f"; {barred} more do, but their two sides were not tuned alike" if barred else ""
+        uneven = f"; {barred} more do, but with uneven tuning" if barred else ""
         sentences.append(
             f"{len(distinct)} of {counted(len(effects), 'effect')} exceed the noise of seeds after Holm's "
             f"correction over all that were tested on an outcome at a depth{uneven}."

@@ -53,7 +53,9 @@ def test_it_opens_with_a_line_for_each_setting_slope_and_link(results):
     assert [(row[0], row[1], row[-2]) for row in at_depth] == [("12", "-0.1010", "lower"), ("24", "-0.2010", "lower")]
     (slope,) = [row for row in rows if row[-1:] == ["depth_scale=lns"] and row not in at_depth]
     assert float(slope[2]) == pytest.approx(-0.1) and slope[-2] == "lower"
-    assert any(line.startswith("residual_") and line.endswith("too few") for line in lines)
+    assert lines[-1].endswith("the chain from sparsity to loss: --part chain")
+    chain = sparsedepth("effects", results, "--part", "chain")[0].splitlines()
+    assert any(line.startswith("residual_") and line.endswith("too few") for line in chain)
 
 
 def test_as_a_table(results):

@@ -32,11 +32,11 @@ def test_lr_is_named_where_each_side_has_its_own_and_did_not_choose_by_the_outco
     assert "a ratio above it, or below 1 over it" in variance
 
 
-@pytest.mark.parametrize(("effect", "verdict"), [(-0.5, "uneven tuning"), (0.0, "- (uneven)")])
+@pytest.mark.parametrize(("effect", "verdict"), [(-0.5, "uneven tuning"), (0.0, "uneven tuning")])
 def test_uneven_tuning_is_marked_whether_or_not_it_bars_a_verdict(effect, verdict):
     text = one_line(effects_text(effects(effect=effect, tuning_flaw="the best lr is the highest tried")))
     assert verdict in text
-    assert "uneven tuning (depth_scale=lns at n_layers=12): the best lr is the highest tried" in text
+    assert "uneven tuning, so no verdict (depth_scale=lns at n_layers=12): the best lr is the highest tried" in text
 
 
 def test_a_verdict_says_why_there_is_none():

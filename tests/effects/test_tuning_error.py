@@ -124,7 +124,7 @@ def test_a_baseline_whose_optimum_lies_beyond_the_grid_bars_a_recommendation(bey
     recipe = derive(world(1, beyond=beyond, grid=range(2, 5)))
     reasons = [candidate.refused for candidate in recipe.candidates]
     assert recipe.abstained and not recipe.changes
-    assert all("not tuned like the baseline" in reason or "not distinguishable" in reason for reason in reasons)
+    assert all("uneven tuning" in reason or "not distinguishable" in reason for reason in reasons)
     contrast = recipe.candidates[0].contrast
     assert (
         contrast.tuning_flaw == "the best lr of the baseline is the highest tried (0.012): a better one may lie beyond"
@@ -179,7 +179,7 @@ def test_an_end_of_the_grid_is_named_with_its_side():
     assert (clear.verdict, flawed.verdict, flawed.verdict_ignoring_tuning) == ("lower", "not distinguishable", "lower")
     text = effect_text(flawed)
     assert text.startswith("val_loss not distinguishable from uneven tuning: -0.1 ") and "would have been" not in text
-    assert reason_against(flawed, "tokens").startswith("not tuned like the baseline: the best lr of the baseline")
+    assert reason_against(flawed, "tokens").startswith("uneven tuning: the best lr of the baseline")
 
 
 def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
@@ -198,7 +198,7 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     assert (
         "val_loss not distinguishable from uneven tuning: -0.3" in text and "both at lr 0.003 (3 seeds) it is" in text
     )
-    assert reason_against(clear, "tokens").startswith("not tuned like the baseline: both at lr 0.003 (3 seeds)")
+    assert reason_against(clear, "tokens").startswith("uneven tuning: both at lr 0.003 (3 seeds)")
     # without runs at one lr the baseline's own curve says it
     choice = tuning_of(pairs(runs, knob, "val_loss"))
     assert choice.expected_regret < -0.1 and choice.tuning_ambiguity.startswith("lr 0.006 of the baseline was chosen ")
