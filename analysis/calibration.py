@@ -232,7 +232,7 @@ def _by_need(folder: Path) -> Iterator[Row]:
         accuracy = made.summary["val_accuracy"] or 0.0
         for score in SCORES:
             if (value := made.summary.get(score)) is not None:
-                yield Row(comparison, config.n_layers, config.seed, need, accuracy, config.run_id, score, float(value))
+                yield Row(comparison, config.n_layers, config.seed, need, accuracy, folder.name, score, float(value))
 
 
 def needs(config: Any) -> Iterator[tuple[str, int | None, float]]:
@@ -290,8 +290,8 @@ def report(made: list[Trial]) -> Iterator[str]:
 
 PANELS = (
     ("hops", "needed_layers", "hops: blocks of known need"),
-    ("hops", "usefulness", "hops: blocks of known need"),
     ("length", "needed_layers", "A5: operations"),
+    ("length", "jointly_needed_layers", "A5: operations"),
 )
 """(comparison, score, what the need is)"""
 COMPARISONS = {"hops": "more hops", "length": "more operations", "group": "A5 against Z60"}
@@ -343,8 +343,8 @@ def _page(rows: list[Row], made: list[Trial]) -> Any:
     depth_legend(page, colours)
     n_seeds = counted(max(trial.tau.n for trial in made), "seed")
     caption(
-        page, f"Left: a line for each model, at the needs that it solves (accuracy at least {SOLVED}). Right: does a "
-        f"score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and, as a diamond, "
+        page, f"Left: a thin line for each model, at the needs that it solves (accuracy at least {SOLVED}); thick: mean. Right: "
+        f"does a score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and, as a diamond, "
         "across depths; filled: it follows (p at most 0.025 and tau at least 0.5).",
     )  # fmt: skip
     return page
@@ -358,7 +358,11 @@ def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours
     shown = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
     for (n_layers, _), line in groupby(sorted(shown, key=_place), key=lambda row: (row.n_layers, row.seed)):
         points = [(row.need, row.value) for row in line]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=1, color=colours[n_layers])
+        axes.plot(*zip(*points, strict=True), linewidth=0.6, alpha=0.35, color=colours[n_layers])
+    for n_layers, of_depth in groupby(sorted(shown, key=lambda row: row.n_layers), key=lambda row: row.n_layers):
+        by_need = groupby(sorted(of_depth, key=lambda row: row.need), key=lambda row: row.need)
+        means = [(at, np.mean([row.value for row in at_need])) for at, at_need in by_need]
+        axes.plot(*zip(*means, strict=True), marker="o", markersize=4, linewidth=2, color=colours[n_layers])
     axes.set(xlabel=need, ylabel=score.replace("_", " "))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
@@ -108,3 +109,19 @@ def test_only_answers_of_one_difficulty_count():
     assert len(counted) > 1000 and set(counted.tolist()) == {0, 1, 2, 3}
     of_six_operations = calibration._Scored(TaskSource(A5), A5, 6).held_out(9, 900)
     assert ((of_six_operations.targets != IGNORED) == (np.arange(9) == 6)).all() and len(of_six_operations) == 100
+
+
+def test_measuring_goes_on_with_the_runs_that_the_table_lacks(tmp_path, monkeypatch):
+    measured = []
+
+    def by_need(folder):
+        measured.append(folder.name)
+        yield calibration.Row("hops", 4, 0, 2.0, 1.0, folder.name, "usefulness", 0.5)
+
+    monkeypatch.setattr(calibration, "_by_need", by_need)
+    first, second = (make_run(tmp_path, RunConfig(seed=seed), {"val_loss": 1.0}).name for seed in (1, 2))
+    calibration.measure(tmp_path)
+    third = make_run(tmp_path, RunConfig(seed=3), {"val_loss": 1.0}).name
+    calibration.measure(tmp_path)
+    assert sorted(measured[:2]) == sorted((first, second)) and measured[2:] == [third]
+    assert [row.run_id for row in calibration.read(tmp_path)] == measured
