@@ -343,9 +343,9 @@ def _page(rows: list[Row], made: list[Trial]) -> Any:
     depth_legend(page, colours)
     n_seeds = counted(max(trial.tau.n for trial in made), "seed")
     caption(
-        page, f"Left: a thin line for each model, at the needs that it solves (accuracy at least {SOLVED}); thick: mean. Right: "
-        f"does a score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and, as a diamond, "
-        "across depths; filled: it follows (p at most 0.025 and tau at least 0.5).",
+        page, f"Left: a thin line for each model, at the needs that it solves (accuracy at least {SOLVED}); thick: "
+        f"mean. Right: does a score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and, "
+        "as a diamond, across depths; filled: it follows (p at most 0.025 and tau at least 0.5).",
     )  # fmt: skip
     return page
 
