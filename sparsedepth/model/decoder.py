@@ -53,12 +53,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import branches, init
+from sparsedepth.model import init
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.head import Head
 from sparsedepth.model.linear import Embedding, Linear
 from sparsedepth.model.moe import Experts
-from sparsedepth.model.norms import RMSNorm, make_norm
+from sparsedepth.model.norms import make_norm
 from sparsedepth.model.patches import PatchEmbedding
 from sparsedepth.model.rotary import Rotary, tables
 from sparsedepth.model.self_attention import Attention
@@ -102,7 +102,6 @@ class Block(nn.Module):
         self.is_post = layer <= config.n_post_layers and config.norm != "keel"
         self.residual_gate, self.depth_scale = config.residual_gate, config.depth_scale
         self.dropout, self.branch_factor = config.residual_dropout, 1 / config.depth_multiplier
-        self.is_plain = branches.is_plain(config)
         n_branches = 2 * config.n_layers
         self.stream_factor = {"deepnorm": n_branches**0.25, "keel": float(n_branches)}.get(config.norm)
         # A buffer, not a float: compiled blocks then share one graph. Not saved: the config says it.
@@ -180,8 +179,6 @@ class Block(nn.Module):
     ) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""
         x_BTD = self.entered(x_BTD, start)
-        if self.is_plain and branches.takes(x_BTD) and self.attention.is_one_branch(rotary, document_BT):
-            return self.attention.branch(x_BTD, cast(RMSNorm, self.attention_norm), self._norm_factor, rotary)
         return self.joined("attention", x_BTD, self.added_by_attention(x_BTD, rotary, document_BT, start))
 
     def forward(
@@ -193,8 +190,6 @@ class Block(nn.Module):
         start: StreamStart | None = None,
     ) -> Tensor:
         u_BTD = self.after_attention(x_BTD, rotary, document_BT, start)
-        if self.is_plain and branches.takes(u_BTD) and isinstance(self.ffn, FeedForward) and self.ffn.is_one_branch:
-            return self.ffn.branch(u_BTD, cast(RMSNorm, self.ffn_norm), self._norm_factor)
         return self.joined("ffn", u_BTD, self.added_by_ffn(u_BTD, router_loss))
 
     def _read(self, part: Part, x_BTD: Tensor) -> Tensor:
@@ -222,11 +217,6 @@ class Block(nn.Module):
     def _sum_norm(self, part: Part) -> nn.Module | None:
         """The norm of the sum of stream and branch, where there is one."""
         return self._of("norm" if self.is_post else "sum_norm", part)
-
-    @property
-    def _norm_factor(self) -> Tensor | None:
-        """What multiplies the output of every norm."""
-        return self.depth_factor if self.depth_scale == "lns" else None
 
     def _normed(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
         x_BTD = norm(times(x_BTD, self.depth_factor) if self.depth_scale == "before_norm" else x_BTD)

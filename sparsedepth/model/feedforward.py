@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import branches, fused
+from sparsedepth.model import fused
 from sparsedepth.model.linear import Linear
-from sparsedepth.model.norms import RMSNorm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,
@@ -57,17 +56,6 @@ class FeedForward(nn.Module):
         if self.name == "swiglu" and self.training and fused.use_fused(x_BTD):
             return fused.swiglu(x_BTD, self.gate.matrix, self.up.matrix, self.up.kernel)
         return self.activation(self.gate(x_BTD)) * self.up(x_BTD)
-
-    @property
-    def is_one_branch(self) -> bool:
-        """Whether `branch` computes this feed-forward part here."""
-        return self.training and self.name == "swiglu" and not self.dropout and self.up.weight.ndim == 2
-
-    def branch(self, x_BTD: Tensor, norm: RMSNorm, factor: Tensor | None) -> Tensor:
-        """x + ffn(norm(x)), by hand."""
-        assert self.gate is not None
-        weights = self.gate.matrix, self.up.matrix, self.down.matrix
-        return branches.swiglu_branch(x_BTD, norm.weight, weights, eps=norm.eps, factor=factor, kernel=self.up.kernel)
 
     def forward(self, x_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         hidden_BTF = self.hidden(x_BTD)

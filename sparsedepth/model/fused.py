@@ -56,7 +56,7 @@ class _RotatedHeads(torch.autograd.Function):
         ctx.save_for_backward(x_BTD, query, key, value, angle_TX)
         ctx.kernel, ctx.widths = kernel, [weight.shape[-2] for weight in (query, key, value)]
         y_BTX = products.project(x_BTD, torch.cat((query, key, value), dim=-2), kernel)
-        rotated(y_BTX, angle_TX).mul_(angle_TX)
+        _rotated(y_BTX, angle_TX).mul_(angle_TX)
         return torch.unsafe_split_with_sizes(y_BTX, ctx.widths, dim=-1)  # parts that autograd takes for no views
 
     @staticmethod
@@ -64,7 +64,7 @@ class _RotatedHeads(torch.autograd.Function):
     def backward(ctx: Any, *grads_BTX: Tensor) -> tuple[Tensor | None, ...]:
         x_BTD, *weights_XD, angle_TX = ctx.saved_tensors
         grad_BTX = torch.cat(grads_BTX, dim=-1)
-        rotated(grad_BTX, angle_TX).mul_(angle_TX.conj())
+        _rotated(grad_BTX, angle_TX).mul_(angle_TX.conj())
         grad_x_BTD, grad_XD = products.gradients(grad_BTX, x_BTD, torch.cat(weights_XD, dim=-2), ctx.kernel)
         return grad_x_BTD, *grad_XD.split(ctx.widths, dim=-2), None, None
 
@@ -128,7 +128,7 @@ class _SwiGLU(torch.autograd.Function):
         return grad_x, *grad_XD.chunk(2, dim=-2), None
 
 
-def rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
+def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
     """The first channels, as many pairs as there are angles, each two channels one number."""
     return torch.view_as_complex(y_BTX[..., : 2 * angle_TX.shape[-1]].unflatten(-1, (-1, 2)))
 

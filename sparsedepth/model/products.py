@@ -24,12 +24,8 @@ LEAST_MATRIX = 3072
 """D X, from which its derivative of a matrix is the faster one."""
 
 
-def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas", onto: Tensor | None = None) -> Tensor:
-    """x W', of a stack each run's with its own W; added to `onto`, which a stack has none of."""
-    if onto is not None:
-        if _uses_onednn(x, weight_XD, kernel):
-            return torch.ops.mkldnn._linear_pointwise.binary(x, onto, weight_XD, None, "add")
-        return F.linear(x, weight_XD).add_(onto)
+def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
+    """x W', of a stack each run's with its own W."""
     if weight_XD.ndim == 3:
         product = x.new_empty(*x.shape[:-1], weight_XD.shape[1])
         torch.bmm(by_run(x, weight_XD), weight_XD.mT, out=by_run(product, weight_XD))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import attention, branches, fused
+from sparsedepth.model import attention, fused
 from sparsedepth.model.linear import Linear
 from sparsedepth.model.norms import RMSNorm
 from sparsedepth.model.rotary import Rotary, rotate
@@ -79,20 +79,6 @@ class Attention(nn.Module):
         assert start is not None and start.value_BGTK is not None and self.first_value_scalar is not None
         mixed_BGTK = times(v_BGTK, self.value_scalar) + times(start.value_BGTK, self.first_value_scalar)
         return mixed_BGTK.to(v_BGTK.dtype)  # under autocast the scalars are fp32, and kernels want one dtype
-
-    def is_one_branch(self, rotary: Rotary, document_BT: Tensor | None) -> bool:
-        """Whether `branch` computes this attention here."""
-        is_plain = document_BT is None and self.query_norm is None and self.value_scalar is None
-        is_plain = is_plain and not (self.gives_values or self.dropout) and self.query.weight.ndim == 2
-        is_short = rotary is not None and len(rotary[0]) <= branches.MOST_TOKENS
-        return self.training and self.kernel == "sdpa" and is_plain and is_short
-
-    def branch(self, x_BTD: Tensor, norm: RMSNorm, factor: Tensor | None, rotary: Rotary) -> Tensor:
-        """x + attention(norm(x)), by hand."""
-        assert rotary is not None
-        query, key, value, output = (part.matrix for part in (self.query, self.key, self.value, self.output))
-        options = {"eps": norm.eps, "factor": factor, "window": self.window, "kernel": self.query.kernel}
-        return branches.attention_branch(x_BTD, norm.weight, (query, key, value, output), rotary, **options)
 
     def forward(
         self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, start: StreamStart | None = None

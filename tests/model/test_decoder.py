@@ -306,10 +306,10 @@ def test_mixed_precision_gives_the_kernels_one_dtype_and_nearly_the_same_logits(
         return sdpa(q, k, v, window, document, dropout, causal)
 
     monkeypatch.setitem(attention.KERNELS, "sdpa", watched)
-    expected = model.eval()(tokens())  # a plain block's step in fp32 is by hand (`branches`)
+    expected = model(tokens())
     assert seen == {torch.float32}
     seen.clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model.train()(tokens())
+        found = model(tokens())
     assert seen == {torch.bfloat16}
     torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
