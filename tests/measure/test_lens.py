@@ -43,7 +43,7 @@ def test_an_early_prediction_may_be_settled_and_wrong():
     probed = HandMadeModel([lambda x: 2 * x], torch.tensor([[0.0, 5.0], [5.0, 0.0]]), torch.eye(2))
     tokens = torch.tensor([[0, 0, 0, 0]])
     assert lens(probed, tokens, rng()).kl[0] < 0.05
-    assert known(early_exit(probed, Scored.text(tokens), rng()).logit_lens.by_layer[0].value) > 4
+    assert known(early_exit(probed, Scored.text(tokens), rng()).logit_lens.by_layer[0]) > 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
