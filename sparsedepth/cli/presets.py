@@ -34,9 +34,9 @@ def _print_table(known: dict[str, Any]) -> None:
 
 
 def _print_fields(name: str, preset: Any) -> None:
-    import yaml
+    from sparsedepth.config.load import yaml_text
 
     print(f"# {name}: {preset.source}")
     if preset.note:
         print(f"# {preset.note}")
-    print(yaml.safe_dump({"preset": name, **preset.fields}, sort_keys=False), end="")
+    print(yaml_text({"preset": name, **preset.fields}), end="")

@@ -1,4 +1,5 @@
-"""Read configuration from YAML: data only, size-limited, with errors that name the key, the value and the fix.
+"""Read configuration from YAML: data only, size-limited, with errors that name the key, the value and the fix; and
+write it so that it is read back as it was.
 
 `yaml.safe_load` semantics (no tags that build objects, no imports), aliases refused (no alias bombs), and `1e-3` read
 as the number it is (YAML 1.1 would read a string).
@@ -53,11 +54,23 @@ class _Loader(yaml.SafeLoader):
 
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_decimal)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper for `_Loader`: text that this one takes for a number, such as the digest 12e345678901, is quoted."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_EXPONENT = re.compile(r"^[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$")
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def yaml_text(values: Mapping[str, Any], **style: Any) -> str:
+    """YAML that `parse_yaml` reads as these values, in their order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, **style)
 
 
 def parse_yaml(text: str, source: str) -> Any:

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from sparsedepth.config.load import yaml_text
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.sentences import number_text, ratio_text
 from sparsedepth.files import write_text
@@ -75,7 +74,7 @@ def _differing_yaml(card: Card) -> Verbatim | None:
     if card.recipe.config is None:
         return None
     away = card.recipe.config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
-    return Verbatim(yaml.safe_dump({"n_layers": card.recipe.depth, **away}, sort_keys=False).rstrip())
+    return Verbatim(yaml_text({"n_layers": card.recipe.depth, **away}).rstrip())
 
 
 def _inert(value: Any) -> str:

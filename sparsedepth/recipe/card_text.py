@@ -5,8 +5,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import yaml
-
+from sparsedepth.config.load import yaml_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text
@@ -328,7 +327,7 @@ def to_yaml(card: Card) -> str:
     }
     first = {"n_layers", *(name for change in recipe.changes for name in change.values)}
     values = dict(sorted(values.items(), key=lambda item: item[0] not in first))
-    return "".join(f"# {line}\n" for line in comments) + yaml.safe_dump(values, sort_keys=False)
+    return "".join(f"# {line}\n" for line in comments) + yaml_text(values)
 
 
 def write_yaml(path: Path, card: Card) -> None:

@@ -32,11 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import yaml
 
 from sparsedepth import quantities
 from sparsedepth.config.load import MAX_BYTES as MAX_CONFIG_BYTES
-from sparsedepth.config.load import build, parse_yaml
+from sparsedepth.config.load import build, parse_yaml, yaml_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import sha256, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Table
@@ -120,7 +119,7 @@ def run_folder(results: Path, run_id: str) -> Path:
 
 def write_config(folder: Path, config: RunConfig) -> None:
     """Write config.yaml: every field, so that a later change of a default leaves the record as it was."""
-    write_text(folder / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    write_text(folder / "config.yaml", yaml_text(config.model_dump(mode="json")))
 
 
 def write_manifest(folder: Path, facts: Row) -> None:

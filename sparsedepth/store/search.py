@@ -67,7 +67,7 @@ def rerun_definition(
 ) -> SweepDefinition:
     """Write the sweep of these configurations (fields -> values) with seeds that no proposal had. Raises ValueError
     where `out` exists."""
-    import yaml
+    from sparsedepth.config.load import yaml_text
 
     if out.exists():
         raise ValueError(f"{str(out)!r} exists; name another file with --again")
@@ -84,5 +84,5 @@ def rerun_definition(
         "seeds": list(range(first, first + n_seeds)),
     }
     definition = SweepDefinition.model_validate(values)
-    write_text(out, yaml.safe_dump(values, sort_keys=False, width=120))
+    write_text(out, yaml_text(values, width=120))
     return definition

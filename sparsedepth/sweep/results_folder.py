@@ -10,9 +10,8 @@ import uuid
 from collections.abc import Generator
 from pathlib import Path
 
-import yaml
-
 from sparsedepth import files
+from sparsedepth.config.load import yaml_text
 from sparsedepth.config.sweep import DEFINITION, SweepDefinition, read_definition
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Scratch
@@ -33,7 +32,7 @@ def claim(results: Path, definition: SweepDefinition) -> None:
         with _alone(results):
             _refuse_another(results, definition)
             content = definition.model_dump(mode="json", exclude_unset=True, exclude={"scales"})
-            files.write_text(results / DEFINITION, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+            files.write_text(results / DEFINITION, yaml_text(content, allow_unicode=True))
     except OSError as error:
         raise ValueError(f"{results} cannot be written ({error.strerror}); choose another --out") from None
 

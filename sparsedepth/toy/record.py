@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
-from sparsedepth.config.load import build, parse_yaml
+from sparsedepth.config.load import build, parse_yaml, yaml_text
 from sparsedepth.files import appearing, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, write_marker
@@ -97,7 +96,7 @@ def save_toy(
         "test_loss_max": max(losses, default=None),
     }
     with appearing(folder) as aside:
-        write_text(aside / "config.yaml", yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        write_text(aside / "config.yaml", yaml_text(config.model_dump(mode="json")))
         write_json(aside / "manifest.json", dict(manifest))
         write_json(aside / "summary.json", summary)
         for name, rows in ((STUDENTS, students), (CURVES, curves)):

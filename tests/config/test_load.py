@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsedepth.config.load import MAX_BYTES, build, parse_settings, parse_yaml, read_yaml
+from sparsedepth.config.load import MAX_BYTES, build, parse_settings, parse_yaml, read_yaml, yaml_text
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 
@@ -87,3 +87,13 @@ def test_a_missing_key_and_a_long_value_are_told_briefly():
     with pytest.raises(ValueError, match=r"^x: name is missing") as told:
         build(SweepDefinition, {"seeds": list(range(500)), "nope": list(range(500))}, "x")
     assert len(str(told.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    "text", ["12e345678901", "1e5", "-1.5E+3", "0x1f", "010", "1:30", "no", "~", "2026-11-22", "1_0e2", "", "x: y"]
+)
+def test_text_that_looks_like_something_else_is_read_back_as_text(text):
+    """A digest of digits and one 'e' is a number to the reader: it was infinity."""
+    twice = [text]
+    values = {"a": text, text or "b": 1e-5, "c": twice, "d": twice, "e": 0.0003, "f": None, "g": float("inf")}
+    assert parse_yaml(yaml_text(values), "x") == values
