@@ -55,7 +55,7 @@ def early_exit(
     estimate = same_resamples(rng)
 
     def exits(loss_NE: np.ndarray) -> Exits:
-        by_layer = [finite(loss_N.mean() / scored.weight.mean()) for loss_N in loss_NE.T]
+        by_layer = [finite(loss_N.mean()) for loss_N in loss_NE.T]
         return Exits(by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
 
     return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=scored.n_scored)

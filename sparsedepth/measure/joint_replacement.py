@@ -22,7 +22,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.measure.scored import Scored
+from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.measure.usefulness import fit_affine
 from sparsedepth.probe.fork import MAX_TOKENS, Fork
 from sparsedepth.probe.probed_model import ProbedModel
@@ -43,7 +43,7 @@ def jointly_needed_layers(
     maps = fit_affine(probed, fit_NT, max_tokens)
     kept, replaced = list(range(1, probed.n_layers + 1)), {}
     added_KN: list[np.ndarray] = []
-    while kept and (not added_KN or _per_position(added_KN[-1], scored.weight) <= threshold):
+    while kept and (not added_KN or added_KN[-1].mean() <= threshold):
         forks = [Fork({**replaced, layer: maps[layer - 1]}) for layer in kept]
         base_N, changed_NF = fork_losses(probed, scored, forks, max_tokens)
         best = int(np.nan_to_num(changed_NF.mean(0), nan=np.inf, posinf=np.inf).argmin())
@@ -52,15 +52,11 @@ def jointly_needed_layers(
         replaced[layer] = maps[layer - 1]
 
     def count(added_RK: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-        within_RK = added_RK / weight_R[:, None] <= threshold
+        within_RK = per_position(added_RK, weight_R) <= threshold
         n_needed_R = probed.n_layers - np.logical_and.accumulate(within_RK, axis=1).sum(1)
         return np.where(np.isnan(added_RK).any(1), np.nan, n_needed_R)  # a loss that is no number decides nothing
 
     return bootstrap(count, np.stack(added_KN, axis=1), scored.weight, rng=rng)
-
-
-def _per_position(added_N: np.ndarray, weight_N: np.ndarray) -> float:
-    return float(added_N.mean() / weight_N.mean())
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:

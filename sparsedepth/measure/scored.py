@@ -77,9 +77,10 @@ class Scored:
 
 def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimate) -> BootstrapEstimate:
     """The mean over positions of what `value_N` holds by sequence, scaled as above, with its interval."""
-    return estimate(itself, value_N) if (weight_N == 1).all() else estimate(_ratio, value_N, weight_N)
+    return estimate(itself, value_N) if (weight_N == 1).all() else estimate(per_position, value_N, weight_N)
 
 
-def _ratio(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
+    """Means over positions [R, ...] from means over resampled sequences [R, ...], scaled as above, and their weights."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return value_R / weight_R
+        return (value_R.T / weight_R).T

@@ -36,7 +36,7 @@ from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.measure.scored import Scored
+from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -111,27 +111,21 @@ def usefulness(
         return np.where(np.isnan(increase_RL), np.nan, increase_RL > threshold).mean(-1, keepdims=True)
 
     def count(added_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-        return (_per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
+        return (per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
 
     added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
-    added = each(_per_position, added_NL, weight_N)
+    added = each(per_position, added_NL, weight_N)
     return Usefulness(
         increase=each(relative, affine_NL, base_N),
         added=added,
-        accuracy_lost=each(_per_position, lost_NL, weight_N),
+        accuracy_lost=each(per_position, lost_NL, weight_N),
         share=each(share, affine_NL, base_N)[0],
         mean_increase=each(_mean(relative), affine_NL, base_N)[0],
-        mean_added=each(_mean(_per_position), added_NL, weight_N)[0],
-        mean_accuracy_lost=each(_mean(_per_position), lost_NL, weight_N)[0],
+        mean_added=each(_mean(per_position), added_NL, weight_N)[0],
+        mean_accuracy_lost=each(_mean(per_position), lost_NL, weight_N)[0],
         needed=needed_layers(added, needed_threshold, each(count, added_NL, weight_N)[0]),
         n_tokens=scored.n_scored,
     )
-
-
-def _per_position(value_RL: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-    """A mean over positions, from means over sequences that are scaled as `scored` says."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return value_RL / weight_R[:, None]
 
 
 def _mean(statistic: Statistic) -> Statistic:
