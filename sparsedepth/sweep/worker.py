@@ -94,16 +94,19 @@ class Worker:
         assert first is not None
         if first.cell is None:
             return True  # of a proposal the seeds are a stack: what the sampler learns from it is waited for
-        config = config_of(first)
+        stack = [config_of(first)]
 
         def fits(task: Task) -> bool:
-            return task.cell is not None and can_stack(config, config_of(task))
+            return task.cell is not None and can_stack(*stack, config_of(task))
 
-        for _ in range(min(share, self.machine.stack_of(config)) - 1):
+        for _ in range(min(share, self.machine.stack_of(stack[0])) - 1):
             trial = trial_queue.take(study, self.definition, lease_id, fits)
             if trial is None:
                 break
             self._task_steps[trial.number] = self._finish_task(trial)
+            task = trial_queue.task_of(trial)
+            assert task is not None
+            stack.append(config_of(task))
         return True
 
     def advance(self) -> None:
@@ -131,8 +134,11 @@ class Worker:
         first, *others = self._wanted_runs.values()
         if first.run_id in self._alone:
             return [first]
-        fitting = [other for other in others if other.run_id not in self._alone and can_stack(first, other)]
-        return [first, *fitting][: self.machine.stack_of(first)]
+        stack = [first]
+        for other in others:
+            if other.run_id not in self._alone and can_stack(*stack, other):
+                stack.append(other)
+        return stack[: self.machine.stack_of(first)]
 
     def abandon(self) -> None:
         """Ask the run to stop, without waiting for it; its trial is given back when the lease is seen to be free."""

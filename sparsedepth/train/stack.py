@@ -24,16 +24,17 @@ from sparsedepth.train.runtime import compile_blocks, is_out_of_memory
 SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 
-def can_stack(first: RunConfig, other: RunConfig) -> bool:
-    """Whether two runs can train as one model: equal shapes, steps and precision, no experts, and of `depth_scale` one
+def can_stack(*runs: RunConfig) -> bool:
+    """Whether runs can train as one model: equal shapes, steps and precision, no experts, and of `depth_scale` one
     place at most besides 'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
+    first, *others = runs
     equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
-    places = {first.depth_scale, other.depth_scale} - {"none"}
+    places = {run.depth_scale for run in runs} - {"none"}
     return (
         all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unstacked)
         and len(places) <= 1
-        and all(getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal)
+        and all(getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal for other in others)
     )
 
 

@@ -82,6 +82,16 @@ def test_kill_9_of_a_stack_loses_nothing(tmp_path, moment):
 
 
 @pytest.mark.slow
+def test_runs_that_fit_the_first_and_not_each_other_are_in_two_stacks(tmp_path):
+    """Of `depth_scale` a stack holds one place besides none: the baseline trains with LNS, the other two apart."""
+    variants = [{}, {"depth_scale": "lns"}, {"depth_scale": "after_ffn"}, {"depth_scale": "after_branch"}]
+    path = definition(tmp_path, space={"n_layers": [2]}, variants=variants, seeds=[0])
+    sparsedepth("sweep", path, "--out", tmp_path / "results", *ONE, "--stack", 4)
+    records = manifests(tmp_path / "results").values()
+    assert sorted(len(manifest.get("stacked_with", [])) for manifest in records) == [0, 0, 1, 1]
+
+
+@pytest.mark.slow
 def test_the_seeds_of_a_proposal_are_a_stack(tmp_path):
     path = definition(
         tmp_path,

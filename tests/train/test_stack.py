@@ -205,6 +205,7 @@ def test_what_can_stack(fields, can):
 
 def test_two_places_of_depth_scale_and_experts_do_not_stack():
     assert not can_stack(config(depth_scale="lns"), config(depth_scale="after_ffn"))
+    assert not can_stack(config(), config(depth_scale="lns"), config(depth_scale="after_ffn"))
     assert not can_stack(config(n_experts=4, top_k=2), config(n_experts=4, top_k=2, seed=1))
     assert not can_stack(config(n_streams=2), config(n_streams=2, seed=1))
 
