@@ -56,8 +56,13 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "gpas with residual_gate='admin' weighs the stream twice before one sum; choose one of them",
     ),
     (
-        lambda c: c.value_residual and c.n_layers == 1,
-        "value_residual gives block 1's values to later blocks, and n_layers=1 has none",
+        lambda c: c.value_residual and c.n_layers == c.loops,
+        "value_residual gives block 1's values to later blocks, and n_layers={c.n_layers} with loops={c.loops} has none",
+    ),
+    (
+        lambda c: c.init == "zero_outputs" and c.weight_density < 1,
+        "init='zero_outputs' with weight_density={c.weight_density:g}: the entries that a mask leaves out are those that "
+        "start at 0, and the output projections would have no others; use another init, or weight_density=1",
     ),
     (
         lambda c: c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow,

@@ -56,6 +56,8 @@ def test_fields_that_came_later_leave_old_ids_valid():
             ["residual_scalars", "residual_gate='admin'"],
         ),
         ({"value_residual": True, "n_layers": 1}, ["value_residual", "n_layers=1"]),
+        ({"value_residual": True, "n_layers": 3, "loops": 3}, ["value_residual", "n_layers=3", "loops=3"]),
+        ({"init": "zero_outputs", "weight_density": 0.5}, ["init='zero_outputs'", "weight_density=0.5"]),
         ({"base_width": 16}, ["base_width=16", "parametrisation='standard'"]),
         ({"base_depth": 4, "parametrisation": "mup"}, ["base_depth=4", "parametrisation='mup'"]),
         ({"parametrisation": "mup", "tie_embeddings": True}, ["tie_embeddings=True", "different rules"]),

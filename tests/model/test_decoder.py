@@ -259,6 +259,7 @@ def test_blocks_compile_to_one_graph_for_all_layers(fields):
 @pytest.mark.parametrize("mixing", ["plain", "manifold"])
 def test_streams_are_their_formula_beside_what_they_go_with(mixing):
     fields = {"n_streams": 2, "stream_mixing": mixing, "depth_scale": "lns", "value_residual": True, "loops": 3}
+    fields["n_layers"] = 6
     check_against_loops({**fields, "norm": "peri", "residual_gate": "layerscale", "gate_init": 0.5})
 
 
