@@ -67,7 +67,7 @@ ZOO: dict[str, dict] = {
     "qk_norm": {"qk_norm": True},
     "qk_norm_over": {"qk_norm": True, "qk_norm_over": "all"},
     "shared_expert": {"n_experts": 4, "top_k": 2, "d_expert": 24, "n_shared_experts": 2, "renormalise_gates": False},
-    "dense_first": {"n_experts": 4, "top_k": 1, "d_expert": 48, "n_dense_layers": 1, "weight_density": 0.5},
+    "dense_first": {"n_experts": 4, "top_k": 3, "d_expert": 16, "n_dense_layers": 1, "weight_density": 0.5},
 }
 """Every architecture of the papers, by the fields that make it."""
 

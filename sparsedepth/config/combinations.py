@@ -27,6 +27,11 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}",
     ),
     (
+        lambda c: c.n_experts > 1 and c.top_k == 1 and c.renormalise_gates,
+        "top_k=1 with renormalise_gates=true: the one gate of a token is then always 1, and the loss teaches the router "
+        "nothing (2101.03961, eq. 2, keeps its probability); set renormalise_gates=false",
+    ),
+    (
         lambda c: c.n_experts > 0 and c.activation != "swiglu",
         "activation={c.activation!r} is of the dense feed-forward part, and experts are SwiGLU in every kernel; use "
         "activation='swiglu', or n_experts=0",

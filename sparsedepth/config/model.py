@@ -117,7 +117,7 @@ class ModelConfig(Section):
     n_dense_layers: Annotated[int, Field(ge=0), Role(cost_scope="step", needs_experts=True)] = 0
     """first layers that keep a dense feed-forward part of width d_ff; with n_experts"""
     renormalise_gates: Annotated[bool, Role(needs_experts=True)] = True
-    """top-k gates sum to 1 (Mixtral) or keep their softmax values (OLMoE)"""
+    """top-k gates sum to 1 (Mixtral; top_k from 2 on) or keep their softmax values (OLMoE)"""
     balance_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.01
     """weight of the per-layer load-balance loss"""
     router_z_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.001

@@ -15,7 +15,7 @@ CASES = [
     {},
     {"n_kv_heads": 1, "tie_embeddings": True},
     {"n_experts": 8, "top_k": 2, "d_expert": 24},
-    {"n_experts": 2, "top_k": 1, "n_layers": 24, "seq_len": 64},
+    {"n_experts": 2, "top_k": 2, "n_layers": 24, "seq_len": 64},
     {"n_layers": 6, "loops": 3, "value_residual": True, "residual_scalars": True},
 ]
 

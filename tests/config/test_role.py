@@ -17,7 +17,7 @@ MOE = {"n_experts": 4, "top_k": 2}
 ALL_MEASURES = ["loss", "usefulness", "permutation", "removal", "jacobian"]
 OTHER = {
     "n_layers": 14, "d_model": 128, "n_heads": 2, "n_kv_heads": 1, "d_ff": 64, "vocab_size": 300, "seq_len": 128,
-    "n_experts": 8, "top_k": 1, "d_expert": 24, "n_shared_experts": 1, "n_dense_layers": 1, "renormalise_gates": False,
+    "n_experts": 8, "top_k": 3, "d_expert": 24, "n_shared_experts": 1, "n_dense_layers": 1, "renormalise_gates": False,
     "balance_loss": 0.1, "router_z_loss": 0.1, "norm": "peri", "mix_frac": 0.5, "norm_kind": "group", "norm_groups": 8,
     "norm_eps": 1e-5, "depth_scale": "lns", "residual_gate": "layerscale", "gate_init": 1e-3, "init": "scaled",
     "init_std": 0.01, "weight_density": 0.5, "tie_embeddings": True, "rope_theta": 500.0, "sliding_window": 16,

@@ -18,13 +18,13 @@ def sweep(**fields) -> SweepDefinition:
 
 def test_cells_are_variants_crossed_with_the_space():
     definition = sweep(
-        space={"n_layers": [2, 3]}, variants=[{}, {"n_experts": 2, "top_k": 1}], base={"d_model": 16, "n_heads": 2}
+        space={"n_layers": [2, 3]}, variants=[{}, {"n_experts": 2, "top_k": 2}], base={"d_model": 16, "n_heads": 2}
     )
     assert list(definition.grid()) == [
         {"n_layers": 2},
         {"n_layers": 3},
-        {"n_experts": 2, "top_k": 1, "n_layers": 2},
-        {"n_experts": 2, "top_k": 1, "n_layers": 3},
+        {"n_experts": 2, "top_k": 2, "n_layers": 2},
+        {"n_experts": 2, "top_k": 2, "n_layers": 3},
     ]
     run = definition.run_config({"n_layers": 3}, seed=7)
     assert (run.d_model, run.n_layers, run.seed) == (16, 3, 7)
@@ -150,13 +150,13 @@ def test_zipped_axes_move_together():
 
 def test_an_axis_without_a_meaning_is_left_out_of_the_cell():
     """top_k only with experts: the dense cell comes once, not once for each top_k."""
-    definition = sweep(space={"n_experts": [0, 4, 8], "top_k": [1, 2]}, only={"top_k": {"n_experts": [4, 8]}})
+    definition = sweep(space={"n_experts": [0, 4, 8], "top_k": [2, 4]}, only={"top_k": {"n_experts": [4, 8]}})
     assert list(definition.grid()) == [
         {"n_experts": 0},
-        {"n_experts": 4, "top_k": 1},
         {"n_experts": 4, "top_k": 2},
-        {"n_experts": 8, "top_k": 1},
+        {"n_experts": 4, "top_k": 4},
         {"n_experts": 8, "top_k": 2},
+        {"n_experts": 8, "top_k": 4},
     ]
 
 

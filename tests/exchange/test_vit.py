@@ -70,7 +70,7 @@ def test_transformers_gives_an_image_the_logits_of_the_run(fields, tmp_path):
         {"norm": "sandwich"},
         {"norm_kind": "rms"},
         {"depth_scale": "after_residual"},
-        {"n_experts": 2, "top_k": 1, "activation": "swiglu"},
+        {"n_experts": 2, "top_k": 2, "activation": "swiglu"},
         {"activation": "geglu"},
         {"n_kv_heads": 1},
         {"qk_norm": True},

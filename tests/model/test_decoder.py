@@ -122,7 +122,7 @@ def test_lns_scales_the_output_of_both_norms_and_not_the_last():
 
 def test_router_losses_of_balanced_and_collapsed_routing():
     """Zero router: uniform probabilities, so P_e = 1/E and balance = E sum f_e / E = 1; z = log(E)^2."""
-    experts = Experts(config(n_experts=4, top_k=1, d_expert=8))
+    experts = Experts(config(n_experts=4, top_k=1, d_expert=8, renormalise_gates=False))
     for weight in experts.parameters():
         torch.nn.init.zeros_(weight)
     x_BTD = torch.ones(1, 6, 32)

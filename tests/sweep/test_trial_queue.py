@@ -109,7 +109,7 @@ def test_conditional_zipped_and_excluded_axes_of_a_sampler(tmp_path):
     definition = sweep(
         sampler="tpe",
         n_trials=12,
-        space={"n_experts": [0, 4], "top_k": [1, 2], "lr": [0.01, 0.02]},
+        space={"n_experts": [0, 4], "top_k": [2, 4], "lr": [0.01, 0.02]},
         zip=[{"seq_len": [32, 64], "n_layers": [1, 2]}],
         only={"top_k": {"n_experts": 4}},
         exclude=[{"n_experts": 4, "lr": 0.02}],
