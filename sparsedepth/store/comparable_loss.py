@@ -1,7 +1,7 @@
 """Which loss compares runs: val_loss, taken at each run's own seq_len, or val_loss_common, taken at one for all.
 
 A longer context lowers the loss by itself, since later positions are easier. Runs that differ in seq_len are therefore
-compared by val_loss_common, where all that finished have it.
+compared by val_loss_common, where all that finished have it at one context: without eval_seq_len it is val_loss again.
 """
 
 from collections.abc import Iterable
@@ -20,16 +20,20 @@ OWN, COMMON = "val_loss", "val_loss_common"
 
 def loss_of(runs: "pd.DataFrame") -> str:
     """The loss that compares these rows of `runs`."""
-    if not {"seq_len", COMMON} <= set(runs.columns):
+    if not {"seq_len", "eval_seq_len", COMMON} <= set(runs.columns):
         return OWN
     finished = runs[runs["outcome"] == "ok"]
-    return COMMON if finished["seq_len"].nunique() > 1 and finished[COMMON].notna().all() else OWN
+    own = finished["seq_len"].where(finished["origin"].isna()) if "origin" in finished.columns else finished["seq_len"]
+    context = finished["eval_seq_len"].astype(float).fillna(own)
+    is_common = finished["seq_len"].nunique() > 1 and finished[COMMON].notna().all() and context.nunique() < 2
+    return COMMON if is_common else OWN
 
 
 def loss_in(store: "Store") -> str:
     """The same, of all trained runs of a store, without pandas."""
     ((is_common,),) = store.sql(
-        f"SELECT count(DISTINCT seq_len) > 1 AND bool_and({COMMON} IS NOT NULL) FROM runs"
+        f"SELECT count(DISTINCT seq_len) > 1 AND bool_and({COMMON} IS NOT NULL)"
+        " AND count(DISTINCT coalesce(eval_seq_len, if(origin IS NULL, seq_len, NULL))) < 2 FROM runs"
         f" WHERE outcome = 'ok' AND {IS_TRAINED}"
     ).rows
     return COMMON if is_common else OWN

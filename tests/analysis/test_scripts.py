@@ -60,7 +60,7 @@ def results(tmp_path_factory):
                 "weight_sparsity": 0.05 * quality,
                 "tokens_trained": 2_097_152,
             }
-            config = config_of(**{"n_layers": 2, "seq_len": 64, **cell}, seed=seed)
+            config = config_of(**{"n_layers": 2, "seq_len": 64, "eval_seq_len": 64, **cell}, seed=seed)
             place = {"step": config.n_steps, "metric": "residual_variance", "n": 10}
             layers = [{**place, "layer": layer, "value": 2.0 * layer} for layer in range(1, config.n_layers + 1)]
             make_run(folder, config, summary, layers=layers)

@@ -103,7 +103,7 @@ def test_the_links_are_those_that_were_measured():
     runs = frame(np.arange(8.0), np.arange(8.0)).assign(**{name: np.arange(8.0) for name in names})
     assert links_of(runs) == list(LINKS)
     assert links_of(runs.assign(usefulness=np.nan)) == [pair for pair in LINKS if "usefulness" not in pair]
-    runs = runs.assign(seq_len=[128, 256] * 4, val_loss_common=np.arange(8.0))
+    runs = runs.assign(seq_len=[128, 256] * 4, eval_seq_len=128, val_loss_common=np.arange(8.0))
     assert links_of(runs)[-1] == ("permutation_score", "val_loss_common")
 
 

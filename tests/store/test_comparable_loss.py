@@ -35,6 +35,15 @@ def test_runs_of_several_contexts_are_compared_at_one(lengths, common, outcomes,
         assert row[ask(store, "best_per_depth").columns.index(expected)] == ranking.table.rows[0][-4]
 
 
+def test_a_loss_that_each_run_has_at_its_own_context_is_no_common_one(tmp_path):
+    """Without eval_seq_len, val_loss_common is val_loss: the longer context would be recommended for being longer."""
+    for seq_len, loss in ((128, 3.0), (512, 2.0)):
+        config = build(RunConfig, {"n_layers": 2, "seq_len": seq_len}, "test")
+        make_run(tmp_path, config, {"val_loss": loss, "val_loss_common": loss})
+    with open_store(tmp_path) as store:
+        assert loss_of(store.frame("select * from runs")) == loss_in(store) == "val_loss"
+
+
 def test_frames_without_the_columns_have_one_loss():
     assert loss_of(pd.DataFrame({"val_loss": [1.0]})) == "val_loss"
     assert in_terms_of("val_loss_common", ("usefulness", "val_loss")) == ("usefulness", "val_loss_common")
