@@ -13,6 +13,7 @@ from pydantic import Field
 
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.section import Count, Positive, Section
+from sparsedepth.files import digest
 
 Value = bool | int | float | str
 Cell = dict[str, Any]
@@ -34,6 +35,13 @@ class Interval(Section):
 
 Values = Annotated[list[Value], Field(min_length=1)]
 Axis = Values | Interval
+
+
+def holds(axis: Axis, value: Value) -> bool:
+    """Whether a value is one of an axis's."""
+    return axis.low <= value <= axis.high if isinstance(axis, Interval) else value in axis  # ty: ignore[unsupported-operator] - a range is of a number
+
+
 Condition = Annotated[dict[str, Value | Values], Field(min_length=1)]
 """Field -> the value, or the values, that meet it; all fields must."""
 
@@ -115,6 +123,11 @@ def check_zip(axes: Sequence[Mapping[str, Sequence[Value]]]) -> None:
         name, values = next(iter(axis.items()))
         if len(set(values)) < len(values):
             raise ValueError(f"zip.{name}={list(values)} must not repeat a value: the first field names the point")
+
+
+def cell_digest(cell: Mapping[str, Any]) -> str:
+    """What two cells share that are the same: a run's weight_decay is 0.0 where the definition has 0."""
+    return digest({name: float(value) if type(value) is int else value for name, value in cell.items()})
 
 
 def meets(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from sparsedepth.config.space import Cell, Interval
+from sparsedepth.config.space import Cell, Interval, cell_digest
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.tune import extended
@@ -110,12 +110,12 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
         study.tell(trial, 0.0)
         cell = definition.cell(trial.params)
         if not definition.is_excluded(cell):
-            cells.setdefault(digest(cell), cell)
+            cells.setdefault(cell_digest(cell), cell)
     return list(cells.values())
 
 
 def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str, Any] | None:
-    """The parameters of a point drawn at random whose cell's digest is not among `tried`; None where there is none.
+    """The parameters of a point drawn at random whose `cell_digest` is not among `tried`; None where there is none.
 
     Where some axis is continuous, or there are too many points to look at, it is None only if 1,000 draws have failed.
     """
@@ -130,7 +130,7 @@ def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str
     else:
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=rng.randrange(2**32)))
         points = (study.ask(axes).params for _ in range(1000))
-    return next((point for point in points if digest(definition.cell(point)) not in tried), None)
+    return next((point for point in points if cell_digest(definition.cell(point)) not in tried), None)
 
 
 def _values(axis: BaseDistribution) -> list[Any]:

@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.space import cell_digest, holds
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.files import digest
 from sparsedepth.plan.propose import plain
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, excesses
@@ -42,7 +42,7 @@ def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Pa
     """A proposal for each cell whose runs are all finished, or one of them pruned, as far as there are proposals that
     the study has not used yet."""
     trials = study.get_trials(deepcopy=False)
-    known = {digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+    known = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
     used = {task.proposal_index for trial in trials if (task := trial_queue.task_of(trial))}
     free = [index for index in range(definition.n_trials or 0) if index not in used]
     if not free:
@@ -50,7 +50,7 @@ def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Pa
     cells: dict[str, dict[int, ConfigAndSummary]] = {}
     for config, summary in (*_complete(results), *_pruned(results)):
         cell = _cell_of(definition, config)
-        if cell is not None and config.seed in definition.seeds and digest(cell) not in known:
+        if cell is not None and config.seed in definition.seeds and cell_digest(cell) not in known:
             cells.setdefault(config.cell_id, {})[config.seed] = (config, summary)
     whole = [
         runs
@@ -67,9 +67,11 @@ def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] |
     """The cell of a run that a sampler may have proposed; None for any other run."""
     try:
         cell = definition.cell({name: getattr(config, name) for name in definition.axes})
-        return cell if definition.run_config(cell, config.seed).run_id == config.run_id else None
+        is_proposal = definition.run_config(cell, config.seed).run_id == config.run_id
     except ValueError:  # a value that is none of an axis's
         return None
+    has_values = all(holds(axis, cell[name]) for name, axis in definition.axes.items() if name in cell)
+    return cell if is_proposal and has_values and not definition.is_excluded(cell) else None
 
 
 def _complete(results: Path) -> Iterator[ConfigAndSummary]:

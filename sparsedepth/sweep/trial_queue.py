@@ -21,7 +21,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import Cell
+from sparsedepth.config.space import Cell, cell_digest
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
@@ -75,6 +75,8 @@ def study_name(definition: SweepDefinition, results: Path) -> str:
         "axes": {name: str(axis) for name, axis in distributions(definition).items()},
         "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
     }
+    if definition.adaptive:  # what makes a cell of a proposal
+        shape |= definition.model_dump(mode="json", include={"zip", "only", "exclude"}, exclude_defaults=True)
     return f"{definition.name}-{digest(shape)}"
 
 
@@ -147,11 +149,11 @@ def check_repeat(trial: optuna.Trial, task: Task) -> None:
     workers that propose the same at a moment the later gives way at one of the two."""
     if task.cell is not None:
         return
-    cell = digest(trial.user_attrs["cell"])
+    cell = cell_digest(trial.user_attrs["cell"])
     for other in trial.study.get_trials(deepcopy=False)[: trial.number]:
         its_task, its_cell = task_of(other), other.user_attrs.get("cell")
         counts = its_task and its_task.key != task.key and other.state != TrialState.FAIL
-        if counts and its_cell is not None and digest(its_cell) == cell:
+        if counts and its_cell is not None and cell_digest(its_cell) == cell:
             raise RepeatError(f"trial {other.number} is the same")
 
 
@@ -203,7 +205,7 @@ def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinit
     for task in tasks:
         params = {name: plain(value) for name, value in (task.cell or _proposed(trials, task)).items()}
         if task.cell is None and not params and repeats[task.key]:
-            tried = {digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
+            tried = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
             point = untried(definition, tried, [task.proposal_index, repeats[task.key]])
             if point is None:
                 _exhausted(study, task)
