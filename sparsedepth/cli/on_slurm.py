@@ -215,14 +215,13 @@ def _submit(
 ) -> str | None:
     """Make the folder the sweep's, and submit the array if anything is missing: its number."""
     from sparsedepth.plan.planned_vs_actual import write_plan
-    from sparsedepth.plan.results_index import planned_runs
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.results_folder import claim
-    from sparsedepth.sweep.status import scan
+    from sparsedepth.sweep.status import known_runs, scan
 
     results = array.results
     claim(results, definition)
-    runs = planned_runs(definition, results)
+    runs = known_runs(definition, results)
     write_plan(results, array_plan.price, runs)
     states = scan(results, definition, runs)
     if retry_failed:
@@ -248,11 +247,10 @@ def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") ->
     """Show the runs until no task is left, or none is needed; how they then stand."""
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.cluster.array import counted
-    from sparsedepth.plan.results_index import planned_runs
-    from sparsedepth.sweep.status import scan
+    from sparsedepth.sweep.status import known_runs, scan
 
     out = array.results
-    runs = planned_runs(definition, out)
+    runs = known_runs(definition, out)
     said = None
     with Watcher(definition, expected, out) as watcher:
         while True:
@@ -261,7 +259,7 @@ def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") ->
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
                 said = line
             if definition.tune:  # what is finished says what comes next
-                runs = planned_runs(definition, out)
+                runs = known_runs(definition, out)
             states = scan(out, definition, runs)
             watcher(states)
             if active == []:

@@ -13,24 +13,24 @@ from sparsedepth.store.find import is_whole, read_summary
 
 
 class ResultsIndex:
-    """Which runs are complete, and the loss of each; `failed_permanently`: those that failed as often as they may."""
+    """Which runs are complete, and the loss of each; `is_without_result`: those that ended, and will have none."""
 
     def __init__(
         self,
         results: Path,
         definition: SweepDefinition,
-        failed_permanently: Callable[[str], bool] = lambda run_id: False,
+        is_without_result: Callable[[str], bool] = lambda run_id: False,
     ):
-        self.results, self.objective, self.failed_permanently = results, definition.objective, failed_permanently
+        self.results, self.objective, self.is_without_result = results, definition.objective, is_without_result
         self._complete: set[str] = set()
         self._losses: dict[str, float] = {}
 
     def loss_of(self, run_id: str) -> float | None:
-        """The first objective as a loss (lower is better): math.inf for a run that diverged, was not scored or failed
-        permanently; None for one still to come."""
+        """The first objective as a loss (lower is better): math.inf for a run that diverged, was not scored or ended
+        without a result; None for one still to come."""
         if run_id not in self._losses:
             if not self.is_complete(run_id):
-                return math.inf if self.failed_permanently(run_id) else None
+                return math.inf if self.is_without_result(run_id) else None
             self._losses[run_id] = self._read(run_id)
         return self._losses[run_id]
 
@@ -51,6 +51,9 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     return -quantities.sign(objective) * value if is_scored else math.inf
 
 
-def planned_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+def planned_runs(
+    definition: SweepDefinition, results: Path, is_without_result: Callable[[str], bool] = lambda run_id: False
+) -> list[RunConfig]:
     """The runs that are known, given those that are finished; an adaptive sampler's are not before it proposes them."""
-    return [planned.config for planned in Plan(definition).runs(ResultsIndex(results, definition).loss_of)]
+    results_index = ResultsIndex(results, definition, is_without_result)
+    return [planned.config for planned in Plan(definition).runs(results_index.loss_of)]

@@ -91,7 +91,7 @@ class Driver:
         """Raises ValueError for a cell that cannot be built or matched, or an objective that is none."""
         check_objective(self.definition)
         self.plan = Plan(self.definition)
-        self.results_index = ResultsIndex(self.results, self.definition, self._failed_permanently)
+        self.results_index = ResultsIndex(self.results, self.definition, self._is_without_result)
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
@@ -120,7 +120,7 @@ class Driver:
             write_plan(self.results, self.price, [planned.config for planned in self.plan.runs()])
         self._prepare_text()  # before the signals are caught: Ctrl-C ends a long tokenisation at once
         if retry_failed:
-            for state in scan(self.results, self.definition):
+            for state in scan(self.results, self.definition, self._runs()):
                 Scratch(self.results, state.run_id).forget_failures()
         result = self.run_waiting()
         drop_leftovers(self.results)
@@ -154,7 +154,7 @@ class Driver:
             try:
                 refused = trial_queue.refused(study)
                 unfinished = len(self._missing(study).undone) + self.plan.is_open(self.results_index.loss_of)
-                states = scan(self.results, self.definition)
+                states = scan(self.results, self.definition, self._runs())
                 return SweepResult(states=states, unfinished=unfinished, refused=refused, stop=self.stop)
             except storage.ERRORS as error:
                 if self.stop():
@@ -292,8 +292,7 @@ class Driver:
 
     def _missing(self, study: optuna.Study) -> trial_queue.Missing:
         def is_done(run_id: str) -> bool:
-            pruned = self.definition.prune and Scratch(self.results, run_id).pruned()
-            return bool(pruned) or self.results_index.is_complete(run_id)
+            return self._is_pruned(run_id) or self.results_index.is_complete(run_id)
 
         return trial_queue.missing(
             study,
@@ -310,6 +309,13 @@ class Driver:
     def _failed_permanently(self, run_id: str) -> bool:
         scratch = Scratch(self.results, run_id)
         return len(scratch.failures()) >= self.machine.max_attempts or scratch.infeasible() is not None
+
+    def _is_pruned(self, run_id: str) -> bool:
+        return self.definition.prune is not None and Scratch(self.results, run_id).pruned() is not None
+
+    def _is_without_result(self, run_id: str) -> bool:
+        """Whether tuning goes on without the run."""
+        return self._failed_permanently(run_id) or self._is_pruned(run_id)
 
     def _explain(self, failures: Failures) -> None:
         """Raise ValueError for what made the sweep give up."""

@@ -1,5 +1,6 @@
 """How a sweep stands, read from its folders alone: no lock, no study, no torch; from any machine that sees them."""
 
+import functools
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,8 @@ from sparsedepth.store.find import is_complete_run, read_summary
 from sparsedepth.store.pack import WORK, is_pack, open_pack
 
 State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned", "damaged"]
+ENDED: tuple[State, ...] = ("failed", "infeasible", "pruned")
+"""States of a run that has no result, and will have none by itself: tuning goes on without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +75,23 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
     )
 
 
+def is_without_result(results: Path, run_id: str) -> bool:
+    """Whether the run has ended without a result, for all that its folder tells."""
+    return state_of(results, run_id).state in ENDED
+
+
+def known_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+    """The runs that are known, given how those before them ended."""
+    return planned_runs(definition, results, functools.partial(is_without_result, results))
+
+
 def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:
     """Every run of the folder, those still to come included where they are known.
 
     `runs` are the definition's planned runs, for a caller that looks often: building them is most of the work.
     """
     if runs is None:
-        runs = planned_runs(definition, results) if definition else []
+        runs = known_runs(definition, results) if definition else []
     planned = {config.run_id: config for config in runs}
     run_ids = {path.parent.name for path in (results / "runs").glob(f"*/{run_record.MARKER}")}
     run_ids |= {path.parent.name for path in (results / "work").glob("*/config.yaml")}

@@ -18,9 +18,9 @@ from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.packages import mixed
 from sparsedepth.store.setting import Configuration, settings_of
-from sparsedepth.sweep.status import RunState, State, of_earlier, scan
+from sparsedepth.sweep.status import ENDED, RunState, State, is_without_result, of_earlier, scan
 
-WITHOUT_RESULT = ("failed", "infeasible", "pruned", "damaged")
+WITHOUT_RESULT = (*ENDED, "damaged")
 
 
 class BestRun(NamedTuple):
@@ -92,7 +92,11 @@ def sweep_summary(folder: Path) -> SweepSummary:
     rows = read_columns(folder, columns, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
-    configs = [planned.config for planned in plan.runs(losses.get)] if plan else []
+
+    def loss_of(run_id: str) -> float | None:
+        return losses.get(run_id, math.inf if is_without_result(folder, run_id) else None)
+
+    configs = [planned.config for planned in plan.runs(loss_of)] if plan else []
     problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
     states = [
         replace(state, state="damaged", reason=problems[state.run_id]) if state.run_id in problems else state

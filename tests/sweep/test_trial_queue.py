@@ -14,6 +14,8 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Pruned, Scratch
 from sparsedepth.sweep import trial_queue
+from sparsedepth.sweep.results_folder import claim
+from sparsedepth.sweep.summary import sweep_summary
 from sparsedepth.sweep.worker import Worker
 
 
@@ -194,6 +196,66 @@ def test_a_sampler_makes_as_many_distinct_runs_as_asked_even_of_a_small_space(tm
     more = work(tmp_path, sweep(sampler=sampler, n_trials=14, space=space))
     assert len(run_ids(tmp_path)) == 12
     assert trial_queue.refused(more) == {"every point of the space is among the proposals already": 2}
+
+
+def test_what_was_proposed_is_known_again_though_the_definition_writes_0_for_a_run_s_0_0(tmp_path):
+    space = {"weight_decay": [0, 1, 2, 3, 4, 5]}
+    work(tmp_path, sweep(sampler="tpe", n_trials=3, space=space))
+    work(tmp_path, sweep(sampler="tpe", n_trials=6, space=space))
+    assert len(run_ids(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "n_runs"),
+    [
+        ({"zip": [{"seq_len": [32, 64], "n_layers": [1, 2]}]}, {"zip": [{"seq_len": [32, 64], "n_layers": [1, 3]}]}, 6),
+        ({"only": {"lr": {"weight_decay": 0.1}}}, {}, 5),
+        ({}, {"space": {"lr": [0.02, 0.03], "weight_decay": [0.1, 0.2]}}, 6),
+        ({}, {"space": {"lr": {"low": 0.015, "high": 0.02}, "weight_decay": [0.1, 0.2]}}, 6),
+    ],
+)
+def test_proposals_whose_cells_are_others_by_now_are_made_anew(tmp_path, before, after, n_runs):
+    """Where the axes were the same, so was the study, which took the old runs for the new definition's; where a value
+    was gone, its runs could not be told to the new one."""
+    definition = {"sampler": "tpe", "space": {"lr": [0.01, 0.02], "weight_decay": [0.1, 0.2]}}
+    if "zip" in before:
+        definition["space"] = {"lr": [0.01, 0.02]}
+    work(tmp_path, sweep(**definition | before, n_trials=4))
+    work(tmp_path, sweep(**definition | after, n_trials=4))
+    assert len(run_ids(tmp_path)) == n_runs
+
+
+class Ends(MadeUp):
+    """Runs at lr 0.03 end without a result."""
+
+    def run(self, config, trial):
+        if config.lr != 0.03:
+            return (yield from super().run(config, trial))
+        scratch = Scratch(self.results, config.run_id)
+        scratch.folder.mkdir(parents=True, exist_ok=True)
+        if self.definition.prune:
+            scratch.prune(Pruned(step=5, reason="worse"))
+        else:
+            scratch.add_failure("no")
+            scratch.add_failure("no")
+        return (yield from Worker.run(self, config, trial))
+
+
+@pytest.mark.parametrize("how", ["pruned", "failed"])
+def test_tuning_goes_on_without_a_run_that_was_pruned_or_failed_and_its_results_count(tmp_path, how):
+    fields = {"space": {"n_layers": [1, 2]}, "tune": {"lr": [0.01, 0.02, 0.03]}, "tuning_seeds": [101]}
+    if how == "pruned":
+        prune = {"by": "train_loss", "at": [0.5]}
+        fields |= {"sampler": "random", "n_trials": 9, "prune": prune, "base": {**BASE, "log_every": 1}}
+    definition = sweep(**fields)
+    claim(tmp_path, definition)
+    driver = Sweep(definition, tmp_path, kind=Ends)
+    driver.finish()
+    n_complete = 2 * (2 + 1 + 1)  # at 0.01, which is best, the grid is extended; then the seed of the results
+    result, summary = driver._result(driver.study), sweep_summary(tmp_path)
+    assert len(run_ids(tmp_path)) == n_complete == summary.counts["complete"]
+    assert {state.state for state in result.states} == {"complete", how} == set(summary.counts)
+    assert result.unfinished == (2 if how == "failed" else 0) and summary.remarks == ()
 
 
 def test_a_run_that_was_deleted_from_a_finished_adaptive_sweep_is_made_again(tmp_path):
