@@ -104,15 +104,15 @@ class DecoderLM(TemplateLM):
     def _answer(self, question: str, options: dict[str, Any]) -> str:
         if options.get("do_sample"):
             raise ValueError("the task samples its answers (do_sample); runs are evaluated by their greedy answers")
-        most = min(int(options.get("max_gen_toks", MAX_ANSWER_TOKENS)), self.max_length - 1)
+        most = int(options.get("max_gen_toks", MAX_ANSWER_TOKENS))
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
-        ids = self.tok_encode(question) or [self.prefix_token_id]
-        self.n_truncated += len(ids) > self.max_length - most
-        ids, answer = ids[-(self.max_length - most) :], ""
-        start = len(ids)
+        ids, answer = self.tok_encode(question) or [self.prefix_token_id], ""
+        start, is_cut = len(ids), False
         while len(ids) - start < most:
-            x_1TD = self._likelihood.last_state([ids])
+            # No room is kept for the answer: most answers end long before the tokens that they may have.
+            is_cut |= len(ids) > self.max_length
+            x_1TD = self._likelihood.last_state([ids[-self.max_length :]])
             token = int(self._model.logits(x_1TD[:, -1:]).argmax())
             if token == self.eot_token_id:
                 break
@@ -120,5 +120,7 @@ class DecoderLM(TemplateLM):
             answer = self._text.decode(ids[start:])
             ends = [answer.index(text) for text in until if text and text in answer]
             if ends:
-                return answer[: min(ends)]
+                answer = answer[: min(ends)]
+                break
+        self.n_truncated += is_cut
         return answer

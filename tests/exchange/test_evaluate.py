@@ -155,9 +155,13 @@ def test_until_cuts_the_answer(place, monkeypatch):
     assert text._answer("abc", {"max_gen_toks": 6, "until": whole[2:4]}) == whole[: whole.index(whole[2:4])]
     with pytest.raises(ValueError, match="do_sample"):
         text._answer("abc", {"do_sample": True})
-    long = "a" * 100
-    assert text._answer(long, {"max_gen_toks": 6}) == text._answer(long[-58:], {"max_gen_toks": 6})
+    assert text.n_truncated == 0
+    question = "".join(map(chr, range(100)))
+    assert text._answer(question, {"max_gen_toks": 1}) == text._answer(question[-64:], {"max_gen_toks": 1})
     assert text.n_truncated == 1
+    # An answer may be longer than the context: the question is not cut for it before it is.
+    assert text._answer(question[:9], {})[:6] == text._answer(question[:9], {"max_gen_toks": 6})
+    assert text.n_truncated == 2
     with pytest.raises(ValueError, match="70 tokens at once"):
         text._loglikelihood_tokens([(("", ""), [1], [1] * 70)])
 
