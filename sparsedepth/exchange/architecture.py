@@ -184,9 +184,15 @@ def _mixtral(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.d_expert,
         "num_local_experts": config.n_experts,
         "num_experts_per_tok": config.top_k,
-        "router_aux_loss_coef": config.balance_loss,
+        "router_aux_loss_coef": _balance_weight(config),
         "sliding_window": config.sliding_window,
     }
+
+
+def _balance_weight(config: ModelConfig) -> float:
+    """Of transformers' balance loss, which is top_k, not 1, where the experts are in balance."""
+    assert config.top_k is not None
+    return config.balance_loss / config.top_k
 
 
 def _routed(config: ModelConfig) -> dict[str, Any]:
@@ -194,7 +200,7 @@ def _routed(config: ModelConfig) -> dict[str, Any]:
         "num_experts": config.n_experts,
         "num_experts_per_tok": config.top_k,
         "norm_topk_prob": config.renormalise_gates,
-        "router_aux_loss_coef": config.balance_loss,
+        "router_aux_loss_coef": _balance_weight(config),
     }
 
 

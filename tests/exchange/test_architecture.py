@@ -84,6 +84,20 @@ def test_logits_are_those_of_the_decoder(family, fields):
     assert expected.std() > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("fields", [MOE, {**MOE, **OVER_ALL}, {**MOE, "renormalise_gates": False}], ids=str)
+def test_training_on_there_weighs_the_balance_of_experts_as_here(fields):
+    """Of one layer, where pooling the layers changes nothing."""
+    ours = loud(config(n_layers=1, **fields))
+    found = architecture(ours.config)
+    theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[found.family](**found.values), dtype=torch.float32)
+    theirs.load_state_dict(weights(ours), strict=False)
+    ours.hidden(TOKENS, router_losses := [])
+    aux_loss = theirs(TOKENS, output_router_logits=True).aux_loss
+    expected = ours.config.balance_loss * router_losses[0][0]
+    torch.testing.assert_close(theirs.config.router_aux_loss_coef * aux_loss, expected, rtol=1e-4, atol=0)
+
+
 REFUSALS = [
     ({"norm": "post"}, "norm='post'"),
     ({"norm": "mix", "mix_frac": 0.4}, "norm='mix'"),
