@@ -170,6 +170,8 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
         "sliding_window": config.sliding_window if family in ("mistral", "mixtral") else None,
         "qk_norm": family in ("qwen3", "qwen3_moe", "olmoe"),
         "qk_norm_over": "all" if family == "olmoe" else "head",
+        # what says how weights are drawn: these are not
+        **{name: ModelConfig.model_fields[name].default for name in ("init", "init_std", "weight_density")},
     }
     if facts.n_experts:
         fields |= {
