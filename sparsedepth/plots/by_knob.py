@@ -33,13 +33,13 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
-from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.degeneracy import drawn_rows, mark
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 VARIANCE = "residual_variance"
-SCORES = ("causal_effect", "affine_loss_increase", "skip_loss_increase", "jacobian_deviation")
+SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
 GRADIENTS = ("gradient_norm", "stream_gradient")
 ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
 """Panels along training, with the names of their x axes; the others are over layers."""
@@ -107,6 +107,8 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     finished = runs[runs["outcome"] == "ok"]
     moved = single_moves(runs)
     values = layers[(layers["layer"] >= 1) & layers["value"].notna()]
+    drawn_as, divided = drawn_rows(values["metric"], finished[finished["run_id"].isin(moved["run_id"])])
+    values = values[values["metric"].isin(drawn_as.values())]
     parts = [at_last_step(values).rename(columns={"metric": "panel", "layer": "x"})]
     if over_training:
         top = values.merge(finished[["run_id", "n_layers", "batch_tokens"]], on="run_id")
@@ -117,7 +119,7 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     by_setting = _lines(moved, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
     scores_of = [score.name for score in PROFILED if score.rows in by_setting.panels]
-    return replace(by_setting, degenerate=mark(scores_of, finished))
+    return replace(by_setting, degenerate=divided + mark(scores_of, finished))
 
 
 def _at_ends(moved: pd.DataFrame) -> pd.DataFrame:

@@ -16,9 +16,12 @@ from sparsedepth.plots.runs import at_last_step, mean_and_range
 from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, set_layer_scale
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, drawn_rows
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
-LOG = tuple(name for name in METRICS if BY_LAYER[name].scale == "log")
+READ = (*METRICS, *ABSOLUTE_ROWS.values())
+"""With the absolute form, which is drawn where the loss is too small to divide by."""
+LOG = tuple(name for name in READ if BY_LAYER[name].scale == "log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +33,18 @@ class ByLayer:
     """Values that are NULL, or not positive where the axis is logarithmic."""
     thresholds: tuple[float, ...]
     """usefulness_threshold of these runs."""
+    degenerate: str = ""
+    """What is divided by too small a loss, and what is drawn in its place: a sentence."""
 
     @property
     def metrics(self) -> list[str]:
-        """Those of METRICS that were measured."""
-        return [metric for metric in METRICS if (self.layers["metric"] == metric).any()]
+        """Those of READ that are drawn."""
+        return [metric for metric in READ if (self.layers["metric"] == metric).any()]
+
+    @property
+    def absent(self) -> list[str]:
+        """Those of METRICS that no run has."""
+        return [name for name in METRICS if not {name, ABSOLUTE_ROWS.get(name)} & {*self.metrics}]
 
     @property
     def rates(self) -> str:
@@ -61,8 +71,10 @@ def chosen_runs(runs: pd.DataFrame, is_search: bool = False) -> pd.DataFrame:
 def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> ByLayer:
     """The numbers of the figure, from the rows of `runs` and `layers`."""
     chosen = chosen_runs(runs, is_search)
-    rows = layers[layers["metric"].isin(METRICS) & (layers["layer"] >= 1)]
+    rows = layers[layers["metric"].isin(READ) & (layers["layer"] >= 1)]
     rows = rows.merge(chosen[["run_id", "n_layers"]], on="run_id")
+    drawn, degenerate = drawn_rows(rows["metric"], chosen)
+    rows = rows[rows["metric"].isin(drawn.values())]
     # The last layer has no later one to affect: its NULL is no missing value.
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]
     rows = at_last_step(rows)
@@ -72,7 +84,7 @@ def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) 
     rates = chosen.groupby("n_layers")["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
     lines = lines.join(rates.astype(float), on="n_layers")
     thresholds = tuple(sorted(set(map(float, chosen["usefulness_threshold"].dropna()))))
-    return ByLayer(layers=lines, dropped=int((~drawable).sum()), thresholds=thresholds)
+    return ByLayer(layers=lines, dropped=int((~drawable).sum()), thresholds=thresholds, degenerate=degenerate)
 
 
 def draw_by_layer(by_depth: ByLayer, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:

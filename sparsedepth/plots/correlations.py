@@ -14,11 +14,9 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.effects.chain import Link, Scope, link, units_of
-from sparsedepth.effects.knobs import changed, find_knobs
-from sparsedepth.plots.runs import sources
+from sparsedepth.plots.runs import kinds_in_order, moved_kinds, sources
 from sparsedepth.plots.style import (
     GREY,
-    PROPOSAL,
     depth_colours,
     folder_fills,
     groups,
@@ -70,10 +68,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     panels = [(drawn[x], drawn[y]) for x, y in wanted]
     names = list(drawn.values())
     points = finished[["run_id", "n_layers", "lr", "outcome"]].assign(unit=units_of(runs))
-    knobs = find_knobs(runs)
-    mixed = {knob.name for knob in knobs if not knob.is_pure}
-    away = changed(finished, knobs)
-    points["knob"] = [PROPOSAL if is_search else _knob_label(names, mixed) for names in away]
+    points["knob"] = moved_kinds(finished, runs, is_search)
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
@@ -93,7 +88,7 @@ def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
     """Draw into as many axes as there are panels."""
     points = chain.points
     fills = folder_fills(points.get("source", ()))
-    colours, markers = depth_colours(points["n_layers"]), knob_markers(knob_names(chain))
+    colours, markers = depth_colours(points["n_layers"]), knob_markers(kinds_in_order(points["knob"]))
     for axis, panel in zip(axes, chain.panels, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
@@ -131,19 +126,6 @@ def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np
     ends_2 = np.array([x_N.min(), x_N.max()])
     fitted_2 = slope * ends_2 + intercept
     return (np.exp(ends_2) if log_x else ends_2, np.exp(fitted_2) if log_y else fitted_2)
-
-
-def knob_names(chain: Correlations) -> list[str]:
-    """The values of `knob` that occur, the baseline first and 'several' last."""
-    present = set(chain.points["knob"])
-    order = ["baseline", *sorted(present - {"baseline", "several"}), "several"]
-    return [name for name in order if name in present]
-
-
-def _knob_label(away: tuple[str, ...], mixed: set[str]) -> str:
-    if not away:
-        return "baseline"
-    return away[0] if len(away) == 1 and away[0] not in mixed else "several"
 
 
 def _rho_text(link: Link) -> str:

@@ -81,7 +81,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     points = points.astype({"lo": float, "hi": float})
     order = points["setting"].map(lambda setting: (setting != "baseline", setting.count(","), setting))
     points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
-    return ByDepth(points=points, n_diverged=len(diverged), degenerate=mark(NEEDED, runs))
+    return ByDepth(points=points, n_diverged=len(diverged), degenerate=mark([needed] if needed else [], runs))
 
 
 def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:

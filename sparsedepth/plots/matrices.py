@@ -20,6 +20,7 @@ from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_o
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, read_metrics, trained_runs
 from sparsedepth.plots.style import caption, inert, short
+from sparsedepth.store.degeneracy import drawn_rows
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -41,6 +42,8 @@ class Matrices:
     """Settings beyond MOST."""
     left_out: tuple[str, ...] = ()
     """Metrics of which fewer than FEWEST of the pairs are known."""
+    degenerate: str = ""
+    """Which are divided by too small a loss: a sentence."""
 
     def matrix(self, metric: str, setting: str) -> np.ndarray:
         """[L + 1, L + 1], row `other_layer`, column `layer`; NaN where missing."""
@@ -78,6 +81,7 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> Matrices:
         settings=shown,
         n_left_out=len(settings) - len(shown),
         left_out=tuple(str(metric) for metric in sparse if metric not in set(values["metric"])),
+        degenerate=drawn_rows(values["metric"], runs[runs["run_id"].isin(moved["run_id"])])[1],
     )
 
 
@@ -115,7 +119,7 @@ def page_of_matrices(means: Matrices) -> Figure:
         text += f" Not shown: {counted(means.n_left_out, 'further setting')}, nearer to the baseline."
     if means.left_out:
         text += f" Measured at too few pairs to draw: {', '.join(means.left_out)}."
-    caption(page, text)
+    caption(page, text + means.degenerate)
     return page
 
 

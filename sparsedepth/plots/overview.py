@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from sparsedepth.effects.sentences import counted
-from sparsedepth.plots.by_layer import METRICS, ByLayer, by_layer, draw_by_layer
-from sparsedepth.plots.correlations import Correlations, correlations, draw_correlations, knob_names
+from sparsedepth.plots.by_layer import READ, ByLayer, by_layer, draw_by_layer
+from sparsedepth.plots.correlations import Correlations, correlations, draw_correlations
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import read_metrics, read_runs
+from sparsedepth.plots.runs import kinds_in_order, read_metrics, read_runs
 from sparsedepth.plots.style import MOVES_VARIANCE, caption, depth_colours, depth_legend, folder_fills, knob_markers
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
@@ -24,7 +24,7 @@ PARTS = {"overview": (True, True), "chain": (True, False), "by_layer": (False, T
 
 def load_overview(figure: str, store: Store) -> Drawing:
     """One of PARTS. Raises NothingToDraw."""
-    runs, layers = read_runs(store), read_metrics(store, "layers", METRICS)
+    runs, layers = read_runs(store), read_metrics(store, "layers", READ)
     known = result_rows(runs).astype({"n_layers": int})
     with_chain, with_layers = PARTS[figure]
     is_search = search_of(store.roots) is not None
@@ -47,13 +47,13 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
     by_depth = by_layer(known, layers, is_search)
     page, link_axes, layer_axes = _panels(len(chain.panels) * with_chain, len(by_depth.metrics) * with_layers)
     colours = depth_colours(chain.points["n_layers"])
-    text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)."
+    text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)." * with_chain
     if len(runs) > len(known):
         text += (
             f" {len(runs) - len(known)} measured without a training configuration "
             f"(not shown; see --figure layer_profile)."
         )
-    markers, fills = knob_markers(knob_names(chain)), folder_fills(chain.points.get("source", ()))
+    markers, fills = knob_markers(kinds_in_order(chain.points["knob"])), folder_fills(chain.points.get("source", ()))
     depth_legend(page, colours, markers if with_chain else None, fills=fills if with_chain else None)
     if with_chain:
         draw_correlations(chain, link_axes)
@@ -61,19 +61,20 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
         text += chain.degenerate
     if with_layers:
         draw_by_layer(by_depth, layer_axes, colours)
-        scores = [score.name for score in PROFILED if score.rows in METRICS and not with_chain]
-        text += mark(scores, known)
+        scores = [score.name for score in PROFILED if score.rows in by_depth.metrics and not with_chain]
+        text += by_depth.degenerate + mark(scores, known)
         shown = "the proposal of the lowest loss" if is_search else "runs at the baseline, or nearest to it"
         shown += f" ({by_depth.rates})" if by_depth.rates else ""
-        text += f" By layer: {shown}; dashed: the threshold of usefulness." if layer_axes else ""
+        dashed = "; dashed: the threshold of usefulness" if "affine_loss_increase" in by_depth.metrics else ""
+        text += f" By layer: {shown}{dashed}." if layer_axes else ""
         if by_depth.dropped:
             text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."
-    rates = chain.points["lr"].dropna()
+    rates = (chain.points if with_chain else by_depth.layers)["lr"].dropna()
     if rates.nunique() > 1:
         text += f" lr{MOVES_VARIANCE}, is not the same: {rates.min():g} to {rates.max():g} (in the data)."
     if absent := _absent(chain if with_chain else None, by_depth if with_layers else None):
         text += f" Not measured: {', '.join(absent)}."
-    caption(page, text)
+    caption(page, text.strip())
     return page
 
 
@@ -94,4 +95,4 @@ def _absent(chain: Correlations | None, by_depth: ByLayer | None) -> list[str]:
     """What no run has a value of, and has no panel for that."""
     links = [] if chain is None else dict.fromkeys(name for panel in chain.links for name in panel)
     absent = [name for name in links if chain is not None and chain.points[name].isna().all()]
-    return absent + [name for name in METRICS if by_depth is not None and name not in by_depth.metrics]
+    return absent + ([] if by_depth is None else by_depth.absent)

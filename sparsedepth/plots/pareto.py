@@ -13,10 +13,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import sources, trained_runs
+from sparsedepth.plots.runs import kinds_in_order, moved_kinds, sources, trained_runs
 from sparsedepth.plots.style import (
     GREY,
     PROPOSAL,
@@ -51,8 +50,7 @@ class Front:
     panels: list[tuple[str, str]]
     """The pairs of quantities that are drawn: of PANELS, those that were measured."""
     cells: pd.DataFrame
-    """Columns: cell_id, n_layers, knobs (moved from the baseline), n_seeds, source (of several results folders), each
-    quantity and its standard error (NAME_se, NaN for one seed), on_front."""
+    """Columns: cell_id, n_layers, kind (`moved_kinds`), n_seeds, source (of several results folders), each quantity and its standard error (NAME_se, NaN for one seed), on_front."""
     n_diverged: int
     """Configurations with a diverged seed: not shown."""
     degenerate: str = ""
@@ -75,15 +73,14 @@ def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
     """From the rows of `runs` (trained ones); those of a search are all proposals."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
     kept = runs[~runs["cell_id"].isin(diverged)].copy()
-    knobs = changed(kept, find_knobs(runs)) if len(kept) else pd.Series(dtype=object)
     kept["source"] = sources(kept)
-    kept["knobs"] = PROPOSAL if is_search else knobs.map(" + ".join).replace("", "baseline") if len(kept) else ""
+    kept["kind"] = moved_kinds(kept, runs, is_search)
     wanted = [in_terms_of(loss_of(runs), pair) for pair in PANELS]
     drawn = drawn_forms((name for pair in wanted for name in pair), runs)
     names = list(drawn.values())
     kept = kept.astype(dict.fromkeys(names, float))
     by_cell = kept.groupby("cell_id", sort=True)
-    cells = by_cell[["n_layers", "knobs"]].first().assign(n_seeds=by_cell.size())
+    cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
     if kept["source"].any():
         cells["source"] = by_cell["source"].agg(lambda names: ", ".join(sorted(set(names))))
     for name in names:
@@ -114,15 +111,12 @@ def page_of_front(best: Front) -> Figure:
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False)[0]
     colours = depth_colours(cells["n_layers"])
-    single = {text for text in set(cells["knobs"]) if " + " not in text}
-    kinds = cells["knobs"].where(cells["knobs"].isin(single), "several")
-    present = sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == "several", kind))
-    markers = knob_markers(present)
+    markers = knob_markers(kinds_in_order(cells["kind"]))
     fills = folder_fills(cells.get("source", ()))
     for axis, panel in zip(axes, panels, strict=True):
-        _draw_front(axis, cells.assign(kind=kinds), panel, colours, markers, fills)
+        _draw_front(axis, cells, panel, colours, markers, fills)
     depth_legend(page, colours, markers, fills=fills)
-    noun = "proposal" if (cells["knobs"] == PROPOSAL).all() else "configuration"
+    noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     over = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
     text = (
         f"{counted(len(cells), noun)}, {over}. Ringed: the "

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from sparsedepth.config.run import CELL_FIELDS
+from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.plots.style import PROPOSAL, SEVERAL
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.setting import read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -60,6 +62,25 @@ def results_folders(store: "Store") -> list[str]:
 def trained_runs(store: "Store") -> pd.DataFrame:
     """The rows of a store's `runs` that stand for a configuration. Raises NothingToDraw where none finished."""
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
+
+
+def moved_kinds(runs: pd.DataFrame, every: pd.DataFrame, is_search: bool) -> pd.Series:
+    """What each of some runs moved away from the baseline of all: nothing, a knob, or several fields, to which none can
+    lend its name."""
+    knobs = find_knobs(every)
+    mixed = {knob.name for knob in knobs if not knob.is_pure}
+
+    def kind(names: tuple[str, ...]) -> str:
+        if is_search:
+            return PROPOSAL
+        return ("baseline", *names)[-1] if len(names) < 2 and mixed.isdisjoint(names) else SEVERAL
+
+    return changed(runs, knobs).map(kind) if len(runs) else pd.Series(dtype=object)
+
+
+def kinds_in_order(kinds: Iterable[str]) -> list[str]:
+    """As a legend has them: the baseline first, several last."""
+    return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
 
 
 def setting_names(store: "Store", *without: str) -> dict[str, str]:

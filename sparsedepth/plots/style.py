@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 PROPOSAL = "proposal"
 """What a sampler chose: of a search none is a baseline, and none moved one knob alone."""
-FIXED_MARKERS = {"baseline": "o", "several": "d", PROPOSAL: "o"}
+SEVERAL = "several"
+"""Kind of a run that moved more than one field."""
+FIXED_MARKERS = {"baseline": "o", SEVERAL: "d", PROPOSAL: "o"}
 Fill = Literal["full", "none", "left", "right", "top", "bottom"]
 FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")
 """How much of a point is filled says which results folder it is from, where there are several."""

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.quantities import IN_RUNS, PROFILED, RUNS
+from sparsedepth.quantities import BY_LAYER, BY_PAIR, IN_RUNS, PROFILED, RUNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +48,10 @@ _CARRIED = {score.rows or score.name: score.name for score in PROFILED}
 """The rows that a score sums up -> the score whose share of the largest block is kept."""
 _WITHOUT_LARGEST = ("_without_first", "_deep_half")
 _ABSOLUTE = ("affine_loss_added", "affine_loss_added_without_first")
+ABSOLUTE_ROWS: Mapping[str, str] = {"affine_loss_increase": "affine_loss_added"}
+"""Rows by layer that are divided by the loss -> the same, undivided."""
+RELATIVE_ROWS = {name for name, quantity in (BY_LAYER | BY_PAIR).items() if quantity.is_relative}
+"""Rows by layer or pair that are divided by the loss."""
 BY_BIGRAM, BY_CHANCE = "the model is worse than a bigram table of the text it saw", "the model is at chance"
 BY_BLOCK = "one block carries more than half of it"
 BY_LOSS = f"it is relative to a loss below {SMALL_LOSS} nat/token"
@@ -217,6 +221,21 @@ def mark(scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] =
         if name in marked and form != name
     )
     return text + (f" Degenerate, so no evidence: {', '.join(marked.values())}." if marked else "")
+
+
+def drawn_rows(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[dict[str, str], str]:
+    """Rows by layer or pair -> what a figure of these runs draws for them, and a sentence on that for its caption:
+    where most have a loss below SMALL_LOSS, the absolute form of what is divided by it, if it is among the metrics."""
+    names = dict.fromkeys(metrics)
+    losses = [loss for value in runs["val_loss"] if (loss := number(value)) is not None]
+    small = bool(losses) and sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
+    drawn = {name: name for name in names if name not in ABSOLUTE_ROWS.values()}
+    if not small:
+        return drawn, ""
+    drawn |= {name: form for name, form in ABSOLUTE_ROWS.items() if {name, form} <= {*names}}
+    text = "".join(f" Drawn in place of {name} ({BY_LOSS}): {form}." for name, form in drawn.items() if form != name)
+    marked = [name for name, form in drawn.items() if form == name and name in RELATIVE_ROWS]
+    return drawn, text + (f" No evidence ({BY_LOSS}): {', '.join(marked)}." if marked else "")
 
 
 def _is_sound(score: str, runs: Sequence[Run]) -> bool:

@@ -122,3 +122,13 @@ def test_a_line_of_many_points_has_few_markers(runs):
     page = page_of_lines(lines(runs, rows_of(runs, steps=range(200)), over_training=True))
     counts = {len(line.get_xdata()): line.get_markevery() for axis in page.axes for line in axis.get_lines()}
     assert counts[200] == 8 and counts[8] == 1
+
+
+def test_of_a_solved_task_what_is_divided_by_its_loss_is_replaced_or_marked(runs):
+    rows = rows_of(runs).query("step == 10")
+    metrics = ("affine_loss_increase", "affine_loss_added", "skip_loss_increase")
+    layers = pd.concat([rows.assign(metric=metric) for metric in metrics])
+    assert lines(runs, layers).panels == ("affine_loss_increase", "skip_loss_increase")
+    solved = lines(runs.assign(val_loss=0.001), layers)
+    assert solved.panels == ("affine_loss_added", "skip_loss_increase")
+    assert "No evidence (it is relative to a loss below 0.1 nat/token): skip_loss_increase." in solved.degenerate

@@ -100,3 +100,16 @@ def test_of_a_search_the_proposal_of_the_lowest_loss_is_shown():
     runs["val_loss"] = range(len(runs), 0, -1)
     found = by_layer(runs, layers, is_search=True)
     assert set(found.layers["n_runs"]) == {1} and set(found.layers["n_layers"]) == set(runs["n_layers"])
+
+
+def test_of_a_solved_task_the_loss_added_is_drawn_and_not_its_share_of_nearly_nothing():
+    runs, layers = runs_and_layers()
+    added = layers[layers["metric"] == "affine_loss_increase"].assign(metric="affine_loss_added", value=0.2)
+    both = pd.concat([layers, added], ignore_index=True)
+    assert by_layer(runs, both).metrics == list(METRICS) and not by_layer(runs, both).degenerate
+    solved = runs.assign(val_loss=0.001)
+    found = by_layer(solved, both)
+    assert found.metrics == ["residual_variance", "causal_effect", "affine_loss_added"] and not found.absent
+    assert "Drawn in place of affine_loss_increase (it is relative to a loss below 0.1" in found.degenerate
+    alone = by_layer(solved, layers)
+    assert alone.metrics == list(METRICS) and alone.degenerate.startswith(" No evidence (it is relative to a loss")

@@ -5,7 +5,9 @@ import pytest
 from frames import grid
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations, knob_names
+from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations
+from sparsedepth.plots.pareto import front
+from sparsedepth.plots.runs import kinds_in_order
 from sparsedepth.plots.style import folder_fills
 
 AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
@@ -37,7 +39,7 @@ def test_points_hold_the_numbers_of_the_runs():
         "n_kv_heads": 4,
         "several": 4,
     }
-    assert knob_names(found) == ["baseline", "n_kv_heads", "weight_decay", "several"]
+    assert kinds_in_order(found.points["knob"]) == ["baseline", "n_kv_heads", "weight_decay", "several"]
 
 
 def test_every_panel_states_its_correlations():
@@ -70,6 +72,8 @@ def test_what_cannot_be_shown_is_dropped_and_counted():
 def test_fields_that_changed_together_are_not_given_one_name():
     runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4)]}, summary)
     assert list(correlations(runs).points["knob"]) == ["baseline", "several"]
+    of_pareto = front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells
+    assert sorted(of_pareto["kind"]) == ["baseline", "several"]  # one word for it in both figures
     assert list(correlations(runs, is_search=True).points["knob"]) == ["proposal", "proposal"]
 
 

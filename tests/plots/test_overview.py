@@ -31,3 +31,10 @@ def test_what_no_run_has_gets_no_panel_and_is_named():
 def test_one_lr_is_no_news():
     text = page_of_runs("chain", *runs_and_layers(lr=0.001)).get_supxlabel()
     assert "lr" not in text
+
+
+def test_the_figure_by_layer_speaks_of_its_own_runs():
+    """Four runs, two of them at the baseline's lr: the others are neither drawn nor counted."""
+    runs, layers = runs_and_layers()
+    text = page_of_runs("by_layer", runs, layers).get_supxlabel()
+    assert "finished runs" not in text and "0.003" not in text and "lr 0.001" in text

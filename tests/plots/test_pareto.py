@@ -23,7 +23,7 @@ def summary(config):
 
 def test_cells_are_means_over_seeds():
     found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4))
-    cells = found.cells.set_index("knobs")
+    cells = found.cells.set_index("kind")
     assert found.cells["n_seeds"].tolist() == [2, 2, 2]
     assert cells.loc["baseline", "val_loss"] == pytest.approx(3.005)
     assert cells.loc["baseline", "val_loss_se"] == pytest.approx(0.005)
@@ -33,7 +33,7 @@ def test_cells_are_means_over_seeds():
 
 def test_the_proposals_of_a_search_have_no_baseline_among_them():
     found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
-    assert found.cells["knobs"].tolist() == ["proposal"] * 3
+    assert found.cells["kind"].tolist() == ["proposal"] * 3
     assert page_of_front(found).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
     found = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), is_search=True)
     assert page_of_front(found).get_supxlabel().startswith("3 proposals, one seed each.")
