@@ -1,7 +1,8 @@
 """Was every configuration given its own learning rate? Validation loss against it, a line per configuration.
 
-A configuration is here a cell (all fields but the seed) less lr, tuned or not; a point is the mean over its seeds. A
-ring marks the best value; a cross one that is the lowest or highest tried, so that the true best may lie beyond.
+A configuration is here a cell (all fields but the seed) less lr, tuned or not; a point is the mean over the seeds that
+every value of its line has, such as those that tuning chose by: the chosen value has others beside them. A ring marks
+the best value; a cross one that is the lowest or highest tried, so that the true best may lie beyond.
 """
 
 import math
@@ -43,7 +44,7 @@ COLUMNS = 4
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     points: pd.DataFrame
-    """Columns: configuration (number), n_layers, setting, lr, the loss (mean over seeds; NaN where one diverged),
+    """Columns: configuration (number), n_layers, setting, lr, the loss (mean over those seeds; NaN where one diverged),
     n_seeds, role (best, edge or empty): of the value that tuning chose, or the lowest where nothing was tuned."""
     loss: str
 
@@ -64,12 +65,15 @@ def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
     several = runs.groupby(configuration)["lr"].transform("nunique") > 1
     loss = loss_of(runs)
     tuning = runs["tuning"] if "tuning" in runs.columns else pd.Series(None, runs.index)
-    frame = runs[["n_layers", "lr"]].assign(
+    frame = runs[["n_layers", "lr", "seed"]].assign(
         configuration=configuration,
         setting=runs["cell_id"].map(dict(settings)),
         loss=pd.to_numeric(runs[loss], errors="coerce").where(runs["outcome"] == "ok"),
-        is_chosen=tuning.isin(CHOSEN_ROLES),
+        is_chosen=tuning.isin(CHOSEN_ROLES).groupby([configuration, runs["lr"]]).transform("any"),
     )[several]
+    n_rates = frame.groupby("configuration")["lr"].transform("nunique")
+    is_shared = frame.groupby(["configuration", "seed"])["lr"].transform("nunique") == n_rates
+    frame = frame[is_shared | ~is_shared.groupby(frame["configuration"]).transform("any")]
     by = frame.groupby(["configuration", "n_layers", "setting", "lr"])
     points = by.agg(
         **{loss: ("loss", lambda losses: losses.mean(skipna=False))},
@@ -107,8 +111,8 @@ def page_of_curves(by_rate: Curves) -> Figure:
     ]
     legend_above(page, handles, 1 + len(depths))
     lost = int(points[by_rate.loss].isna().sum())
-    text = f"{counted(n_configurations, 'configuration')}, mean over seeds. "
-    text += "Ring: the best value, or the one that tuning chose by seeds of its own"
+    text = f"{counted(n_configurations, 'configuration')}, mean over the seeds that all values of a line have. "
+    text += "Ring: the best value, or the one that tuning chose"
     text += f"; cross: the same at an end of those tried ({n_edge})." if n_edge else "."
     caption(page, text + (f" Not shown: {counted(lost, 'value')} where a seed diverged." if lost else ""))
     return page

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 from frames import grid
 
 from sparsedepth.plots.learning_rate import curves, page_of_curves
@@ -46,3 +47,17 @@ def test_a_diverged_seed_leaves_no_point():
 
 def test_one_value_each_is_no_curve():
     assert numbers(grid({"depth_scale": ["none", "lns"]}, summary, n_layers=4)).points.empty
+
+
+def test_a_line_has_the_seeds_of_all_its_values_and_the_ring_what_was_chosen():
+    """Tuning chose 3e-3 by seed 0; seeds 5 and 6, of the chosen value alone, are much worse and moved the curve."""
+    tried = grid({"lr": RATES, "seed": [0]}, summary, n_layers=4).assign(tuning="rejected")
+    tried.loc[tried["lr"] == 3e-3, "tuning"] = "tuning"
+    chosen = grid({"lr": [3e-3], "seed": [5, 6]}, lambda config: {"val_loss": 9.0}, n_layers=4)
+    found = numbers(pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True)).points
+    assert found["val_loss"].tolist() == [summary_of(lr) for lr in RATES] and set(found["n_seeds"]) == {1}
+    assert found["role"].tolist() == ["", "best", ""]
+
+
+def summary_of(lr):
+    return 3 + math.log(lr / 3e-3) ** 2
