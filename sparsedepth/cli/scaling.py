@@ -72,7 +72,7 @@ def fit(
         n_excluded=exclude_highest,
         boot=fitted.boot,
         profiles={name: uncertainty.profile(law_fit, name) for name in free},
-        held_out=uncertainty.held_out(law_fit, min(folds, law_fit.n_points), seed) if folds else None,
+        held_out=uncertainty.held_out(law_fit, min(folds, law_fit.plan.n_units), seed) if folds else None,
         scan=uncertainty.exclusion_scan(fitted.all_points, law_fit.law) if scan else (),
     )
     _print_report(report, format)

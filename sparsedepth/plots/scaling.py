@@ -51,7 +51,7 @@ def law_picture(fitted: Fit, boot: Bootstrap | None = None) -> LawPicture:
         lo, hi = ends if ends else (exponent.lo, exponent.hi)
         interval = "held" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
         titles[term.name] = f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval})"
-    kind = "95% band and intervals: bootstrap over points" if boot else "95% intervals: from the Jacobian"
+    kind = f"95% band and intervals: bootstrap over {plan.units}" if boot else "95% intervals: from the Jacobian"
     note = f"{law.text()}; E = {known['E'].value:.3f} nat/token. {fitted.n_points} points. {kind}."
     return LawPicture(points=points, curves=curves, titles=titles, note=note)
 

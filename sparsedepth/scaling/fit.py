@@ -80,8 +80,7 @@ class Fit:
     @property
     def df(self) -> int:
         """Degrees of freedom of the intervals: the clusters, or points, beyond the free parameters; at least 1."""
-        units = self.plan.shared.n_clusters if self.plan.shared else self.n_points
-        return max(1, units - int(self.law.free.sum()))
+        return max(1, self.plan.n_units - int(self.law.free.sum()))
 
     @property
     def residuals(self) -> np.ndarray:

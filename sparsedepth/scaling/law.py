@@ -175,6 +175,15 @@ class DesignMatrix:
     def n_points(self) -> int:
         return len(self.y)
 
+    @property
+    def units(self) -> str:
+        """What is drawn and left out as one."""
+        return "clusters" if self.shared else "points"
+
+    @property
+    def n_units(self) -> int:
+        return self.shared.n_clusters if self.shared else self.n_points
+
     def stated(self) -> list[Stated]:
         """Coefficients, exponents, E, and what each term adds at the geometric mean of its predictor."""
         parameter = dict(zip(self.law.names, np.eye(len(self.law.names)), strict=True))

@@ -83,10 +83,9 @@ def closing(report: Report) -> list[str]:
     ]
     if report.boot:
         boot = report.boot
-        units = "clusters" if report.fit.plan.shared else "points"
         lines.append(
-            f"bootstrap over {units}: {boot.n_converged} of {boot.n_replicates} refits converged, {boot.n_moved} of "
-            f"them to a better optimum than the one next to the fit"
+            f"bootstrap over {report.fit.plan.units}: {boot.n_converged} of {boot.n_replicates} refits converged, "
+            f"{boot.n_moved} of them to a better optimum than the one next to the fit"
         )
     if report.held_out:
         error = report.held_out

@@ -97,8 +97,8 @@ def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bo
 
 def _units(fitted: Fit) -> tuple[np.ndarray, int]:
     """What is drawn as one: the cluster of each point, or itself; and how many there are."""
-    of_clusters = fitted.plan.shared
-    return (of_clusters.index, of_clusters.n_clusters) if of_clusters else (np.arange(fitted.n_points), fitted.n_points)
+    plan = fitted.plan
+    return plan.shared.index if plan.shared else np.arange(plan.n_points), plan.n_units
 
 
 def percentiles(values_R: np.ndarray) -> tuple[float, float]:
@@ -176,8 +176,8 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOutFit:
     unit_N, n = _units(fitted)
     n_free = int(fitted.law.free.sum())
     if not 2 <= n_folds <= n or n - -(-n // n_folds) <= n_free:
-        kind = "clusters" if fitted.plan.shared else "points"
-        raise ValueError(f"{n} {kind} in {n_folds} folds leave too few to fit {n_free} parameters")
+        few = f"{n} {fitted.plan.units} in {n_folds} folds leave too few to fit {n_free} parameters"
+        raise ValueError(f"{few}; --folds {n} leaves out one at a time, --folds 0 none")
     generator = np.random.default_rng(seed)
     fold_N = (generator.permutation(n) % n_folds)[unit_N]
     seen_FN = (fold_N != np.arange(n_folds)[:, None]).astype(float)

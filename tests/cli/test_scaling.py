@@ -47,6 +47,12 @@ def test_fit_for_programs(points):
     assert "80 points" in err
 
 
+def test_few_clusters_are_left_out_one_at_a_time(points):
+    """Five budgets: ten folds of them there are not."""
+    options = ("--without", "width", "--without", "data", "--cluster", "num_tokens", "--bootstrap", 0, "--starts", 4)
+    assert "held out (5 folds)" in sparsedepth("scaling", "fit", points, *options)[0]
+
+
 def test_optimum_and_plot(points, tmp_path):
     out, _ = sparsedepth("scaling", "optimum", points, "--params", 1e12, "--tokens", 1e10, "--bootstrap", 50)
     assert "parameters = 12 d_model^2 n_layers + 3.2e+04 d_model" in out
