@@ -105,8 +105,9 @@ def derive(
     at = f" at n_layers={rows.depth}" if rows.place == "inside" else ""
     if not values_of(rows.runs, objective).notna().any():
         return updated(recipe, abstained=f"{objective} was measured in no finished run{at}")
-    baseline = configure(rows, ())
-    recipe = updated(recipe, config=baseline, baseline=baseline)
+    baseline, has_noise = configure(rows, ()), noise(rows.runs, objective)[0] is not None
+    grade = "C" if has_noise and not (recipe.weakness or recipe.unknown) else "D"
+    recipe = updated(recipe, config=baseline, baseline=baseline, grade=grade)
     if degeneracy(objective, scores).is_degenerate:
         return updated(recipe, abstained=advice(objective, scores))
     if rows.place != "inside" and len(rows.depths) < 2:
@@ -116,9 +117,8 @@ def derive(
         return updated(recipe, abstained=f"all runs{at} have the same configuration: nothing was varied")
     candidates, spread = judge_candidates(rows, measure_settings(rows, objective), matched)
     recipe = updated(recipe, candidates=candidates, spread=spread)
-    if noise(rows.runs, objective)[0] is None:
+    if not has_noise:
         return updated(recipe, abstained="no configuration was run with two seeds: there is no noise floor")
-    recipe = updated(recipe, grade="D" if recipe.weakness or recipe.unknown else "C")
     if all(map(is_data, rows.knobs)):
         fields = [name for knob in rows.knobs for name in knob.fields if name in DATA]
         named = ", ".join((*fields[:3], *(["..."] if len(fields) > 3 else [])))

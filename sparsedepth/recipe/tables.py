@@ -25,7 +25,7 @@ BEST_MEASURED = "the best of all means at this depth; luck is in it, so it is no
 
 
 def measured_table(card: Card) -> QueryResult:
-    """The recommended configuration beside the best that was measured, and the baseline."""
+    """The recommended configuration, the baseline and the best that was measured, in this order."""
     baseline = part_of(card, "baseline")
     rows = []
     for row in card.measured:

@@ -53,7 +53,7 @@ class Image:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class PageFigure:
     name: str
     meaning: str
     image: Image
@@ -140,15 +140,15 @@ def card_html(card: Card) -> "Markup":
     return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def draw_pictures(store: "Store") -> tuple[list[Picture], dict[str, str]]:
+def draw_pictures(store: "Store") -> tuple[list[PageFigure], dict[str, str]]:
     """Every figure that the store has the numbers for, and why each of the others is absent."""
-    pictures: list[Picture] = []
+    pictures: list[PageFigure] = []
     absent: dict[str, str] = {}
     for name, kind in FIGURES.items():
         if name in LEFT_OUT:
             continue
         try:
-            pictures.append(_picture(name, kind.meaning, kind.drawing(store)))
+            pictures.append(_page_figure(name, kind.meaning, kind.drawing(store)))
         except NothingToDraw as reason:
             absent[name] = str(reason)
     return pictures, absent
@@ -172,9 +172,9 @@ def draw_image(drawing: Drawing) -> Image:
     return Image(content=content, kind=kind, width=round(96 * width), height=round(96 * height))
 
 
-def _picture(name: str, meaning: str, drawing: Drawing) -> Picture:
+def _page_figure(name: str, meaning: str, drawing: Drawing) -> PageFigure:
     numbers = data_uri(csv_bytes(drawing.data), "text/csv")
-    return Picture(name=name, meaning=meaning, image=draw_image(drawing), numbers=numbers, n_rows=len(drawing.data))
+    return PageFigure(name=name, meaning=meaning, image=draw_image(drawing), numbers=numbers, n_rows=len(drawing.data))
 
 
 def data_uri(content: bytes, kind: str) -> str:

@@ -16,7 +16,7 @@ from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
-from sparsedepth.store.degeneracy import SCORES, reasons_in, rows_of
+from sparsedepth.store.degeneracy import SCORES, drawn_forms, reasons_in, rows_of
 from sparsedepth.store.render import readable
 from sparsedepth.store.tuning_roles import without_measured_models
 
@@ -40,7 +40,7 @@ DEGENERATE = "†"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class TableCell:
     text: str
     key: float | str
     """What the column is sorted by; empty where the value is missing, which sorts last."""
@@ -48,7 +48,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     name: str
     is_number: bool
     meaning: str = ""
@@ -56,8 +56,8 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[TableColumn, ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
 
 def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Table:
@@ -69,25 +69,25 @@ def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) 
     ]
     named = zip(columns, numeric, strict=True)
     return Table(
-        columns=tuple(Column(name=name, meaning=meaning, is_number=number) for (name, meaning), number in named),
+        columns=tuple(TableColumn(name=name, meaning=meaning, is_number=number) for (name, meaning), number in named),
         rows=tuple(cells),
     )
 
 
-def cell(value: Any) -> Cell:
-    """A plain value as a cell; a Cell stays what it is."""
-    if isinstance(value, Cell):
+def cell(value: Any) -> TableCell:
+    """A plain value as a cell; a TableCell stays what it is."""
+    if isinstance(value, TableCell):
         return value
     value = plain(value)
     if isinstance(value, bool | tuple):
         value = readable(list(value) if isinstance(value, tuple) else value)
     if value is None:
-        return Cell(text="–", key="", is_number=False)
+        return TableCell(text="–", key="", is_number=False)
     if isinstance(value, str):
-        return Cell(text=readable(value), key=value, is_number=False)
+        return TableCell(text=readable(value), key=value, is_number=False)
     if isinstance(value, int) and 10_000 <= abs(value) < 1e10:
-        return Cell(text=f"{value:,}", key=float(value), is_number=True)
-    return Cell(text=readable(float(value) if abs(value) >= 1e10 else value), key=float(value), is_number=True)
+        return TableCell(text=f"{value:,}", key=float(value), is_number=True)
+    return TableCell(text=readable(float(value) if abs(value) >= 1e10 else value), key=float(value), is_number=True)
 
 
 def table_of_runs(runs: pd.DataFrame) -> Table:
@@ -106,7 +106,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
     return table_of(columns, rows)
 
 
-def _with_mark(value: Any, reasons: Sequence[str]) -> Cell:
+def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
     """A score, marked where it says nothing of its run."""
     plain_cell = cell(value)
     return (
@@ -131,10 +131,11 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
 
 
 def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
-    """Every setting of every knob at every depth, on the outcomes of the forest plot; `runs` are trained ones."""
+    """Every setting of every knob at every depth, on the outcomes of the forest plot (a degenerate score in its sound form);
+    `runs` are trained ones."""
     knobs = find_knobs(runs)
-    outcomes = in_terms_of(loss_of(runs), OUTCOMES)
-    every = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
+    outcomes = drawn_forms(in_terms_of(loss_of(runs), OUTCOMES), runs)
+    every = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
     return [contrast for contrast in every if contrast.effect.mean is not None]
 
 
@@ -168,6 +169,6 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
     return table_of(columns, map(row, effects))
 
 
-def _size(value: float | None, unit: str, sign: str = "") -> Cell:
+def _size(value: float | None, unit: str, sign: str = "") -> TableCell:
     """A difference, or the ratio whose logarithm it is; sorted as it is compared."""
-    return cell(None) if value is None else Cell(text=size_text(value, unit, sign, "×"), key=value, is_number=True)
+    return cell(None) if value is None else TableCell(text=size_text(value, unit, sign, "×"), key=value, is_number=True)

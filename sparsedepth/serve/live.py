@@ -16,7 +16,7 @@ from sparsedepth.files import digest
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
-from sparsedepth.report.tables import Cell, Table, table_of, table_of_runs
+from sparsedepth.report.tables import Table, TableCell, table_of, table_of_runs
 from sparsedepth.store.checksums import left_out
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import MARKER
@@ -145,7 +145,7 @@ class StoreReading:
         }
 
 
-def _order(cell: Cell) -> tuple[bool, float | str]:
+def _order(cell: TableCell) -> tuple[bool, float | str]:
     return (isinstance(cell.key, str), cell.key)
 
 

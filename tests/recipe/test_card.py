@@ -309,6 +309,14 @@ def test_an_abstention_has_a_card_too():
     assert not any(line.startswith("Grade") for line in card_lines(card))
 
 
+def test_an_abstention_for_what_it_measures_has_the_replicates_that_it_has():
+    """Three seeds of one configuration, where nothing was varied: no advice, and no lack of replicates."""
+    card = derive_card(grid({"seed": [0, 1, 2]}, lambda config: {"val_loss": 3 + 0.01 * config.seed}))
+    assert "nothing was varied" in card.recipe.abstained and grade_text(card).startswith("in-sample, several seeds")
+    alone = derive_card(grid({"seed": [0]}, lambda config: {"val_loss": 3.0}))
+    assert grade_text(alone).startswith("in-sample, no replicates")
+
+
 def test_an_abstention_says_what_the_baseline_reaches_and_what_could_not_be_seen():
     """Seeds 0, 1, 2 at 3.00, 3.01, 3.02 and back: mean 3.01, interval 3.01 -+ 4.303 * 0.01 / sqrt(3) = 0.0248."""
 
@@ -400,3 +408,11 @@ def test_packages_that_differ_are_told_as_a_confound():
     runs.loc[runs["depth_scale"] == "lns", "packages"] = '{"torch": "2.13.0"}'
     (told,) = [line for line in derive_card(runs).confounds if "packages" in line]
     assert told.startswith("packages differ between the runs: torch 2.12.0 (") and "2.13.0 (" in told
+
+
+def test_the_report_has_no_effect_on_a_degenerate_score():
+    """Of a solved task: usefulness is divided by a loss of 0.001; its absolute form stands in its place."""
+    runs = grid({"depth_scale": ["none", "lns"], "seed": [0, 1, 2]}, lambda config: {"val_loss": 0.001})
+    scored = runs.assign(usefulness_loss_increase=1e5 + runs["seed"], affine_loss_added_without_first=runs["seed"])
+    outcomes = {contrast.outcome for contrast in all_contrasts(scored)}
+    assert "affine_loss_added_without_first" in outcomes and "usefulness_loss_increase" not in outcomes
