@@ -22,6 +22,7 @@ LEVELS = [
     {"report", "cluster", "trackers"},
     {"serve"},
     {"cli"},
+    {"__main__"},
 ]
 """Lowest first: a part may import parts of lower levels, and itself."""
 

@@ -50,7 +50,8 @@ class Front:
     panels: list[tuple[str, str]]
     """The pairs of quantities that are drawn: of PANELS, those that were measured."""
     cells: pd.DataFrame
-    """Columns: cell_id, n_layers, kind (`moved_kinds`), n_seeds, source (of several results folders), each quantity and its standard error (NAME_se, NaN for one seed), on_front."""
+    """Columns: cell_id, n_layers, kind (`moved_kinds`), n_seeds, source (of several results folders), each quantity
+    and its standard error (NAME_se, NaN for one seed), on_front."""
     n_diverged: int
     """Configurations with a diverged seed: not shown."""
     degenerate: str = ""

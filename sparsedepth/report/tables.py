@@ -131,8 +131,8 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
 
 
 def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
-    """Every setting of every knob at every depth, on the outcomes of the forest plot (a degenerate score in its sound form);
-    `runs` are trained ones."""
+    """Every setting of every knob at every depth, on the outcomes of the forest plot, with a degenerate score in its
+    sound form; `runs` are trained ones."""
     knobs = find_knobs(runs)
     outcomes = drawn_forms(in_terms_of(loss_of(runs), OUTCOMES), runs)
     every = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]

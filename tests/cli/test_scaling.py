@@ -48,8 +48,8 @@ def test_fit_for_programs(points):
 
 
 def test_few_clusters_are_left_out_one_at_a_time(points):
-    """Five budgets: ten folds of them there are not."""
-    options = ("--without", "width", "--without", "data", "--cluster", "num_tokens", "--bootstrap", 0, "--starts", 4)
+    """Five depths: ten folds of them there are not."""
+    options = ("--without", "depth", "--without", "data", "--cluster", "n_layers", "--bootstrap", 0, "--starts", 4)
     assert "held out (5 folds)" in sparsedepth("scaling", "fit", points, *options)[0]
 
 

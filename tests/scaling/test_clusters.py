@@ -70,7 +70,7 @@ def test_resampled_clusters_give_the_width_that_rows_hide():
         units = "clusters" if fitted is runs else "points"
         assert f"bootstrap over {units}." in law_picture(fitted, bootstrap(fitted, 20)).note
     assert widths[1] > 1.2 * widths[0]
-    with pytest.raises(ValueError, match="16 clusters in 40 folds .* --folds 16 leaves out one at a time, --folds 0"):
+    with pytest.raises(ValueError, match=r"16 clusters in 40 folds .* --folds 16 leaves out one at a time, --folds 0"):
         held_out(runs, 40)
 
 
