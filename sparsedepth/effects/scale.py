@@ -11,10 +11,14 @@ S - 2 degrees of freedom. A *prediction* at a size that was not run adds the res
 parameters, tokens are held (each number of tokens has its own level), and for tokens parameters are, unless each size
 has tokens of its own.
 
-    reverses  the effects at the smallest and at the largest scale exclude 0, with opposite signs
-    shrinks   the slope excludes 0, towards no effect
-    persists  the effect at the largest scale excludes 0, with the sign of the smallest's
+    reverses  the effects at the smallest and at the largest scale are told from 0, with opposite signs
+    shrinks   the slope is told from 0, towards no effect, and so is the effect at the smallest scale
+    persists  the effect at the largest scale is told from 0, with the sign of the smallest's
     undecided none of these; too few scales: fewer than three
+
+Told from 0: by Holm's p of at most 0.05 over the settings of a depth on an axis; slopes, and the effects at either end,
+are a family each. A scale is a width and a budget: its size is the mean over the runs there, so that a
+choice that adds parameters, such as experts, makes no scale of its own.
 
 Decision accuracy (DataDecide, 2504.11393): the share of pairs of configurations whose order at a smaller scale is that
 at the largest, a tie counted half.
@@ -23,13 +27,14 @@ at the largest, a tie counted half.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.intervals import Estimate, t_interval
+from sparsedepth.effects.holm import holm
+from sparsedepth.effects.intervals import ALPHA, Estimate, t_interval
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, unit_of, values_of
 from sparsedepth.store.tuning_roles import names_tuned, result_rows
@@ -75,6 +80,8 @@ class Trend:
     predicted: Estimate | None
     """There, with its 95% prediction interval."""
     word: Word
+    n_tested: int = 0
+    """Settings that its word is corrected for, itself among them."""
 
 
 def trends(
@@ -82,13 +89,11 @@ def trends(
 ) -> list[Trend]:
     """Every setting at every depth along every axis that takes several values there. `at`: axis -> a wanted size."""
     runs = result_rows(runs)
-    found = []
+    sizes = _sizes(runs)
+    found, shown = list[Trend](), list[bool]()
     for each in _knobs(runs):
-        if knob is not None and knob not in each.fields:
-            continue
         rows = pairs(runs, each, outcome).dropna(subset=["difference"])
-        base = runs.set_index("run_id")[list(AXES.values())].apply(pd.to_numeric, errors="coerce").astype(float)
-        rows = rows.join(base.rename(columns=_SIZE), on="run_id_baseline")
+        rows = rows.join(sizes, on="run_id_baseline")
         places = sorted(set(zip(rows["n_layers"].astype(int), rows["setting"], strict=True)))
         for (depth, setting), axis in itertools.product(places, AXES):
             here = rows[(rows["n_layers"] == depth) & (rows["setting"] == setting)]
@@ -98,7 +103,36 @@ def trends(
                     unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
                 )  # fmt: skip
                 found.append(trend)
-    return found
+                shown.append(knob is None or knob in each.fields)
+    return [trend for trend, is_shown in zip(_judged(found), shown, strict=True) if is_shown]
+
+
+def _sizes(runs: pd.DataFrame) -> pd.DataFrame:
+    """By run_id, the size on each axis of the runs of its depth, width and budget: their geometric mean."""
+    logs = np.log(runs[list(AXES.values())].apply(pd.to_numeric, errors="coerce").astype(float))
+    shape = [runs["n_layers"], runs["d_model"]]
+    means = logs.groupby([*shape, runs["train_tokens"]]).transform("mean")
+    means["params_total"] = logs["params_total"].groupby(shape).transform("mean")
+    sizes = np.exp(means.fillna(logs))  # what does not say its width or budget stands for itself
+    return sizes.set_index(pd.Index(runs["run_id"])).rename(columns=_SIZE)
+
+
+def _judged(found: Sequence[Trend]) -> list[Trend]:
+    """The trends with their words, corrected for how many of them an axis has at their depth."""
+    words: dict[int, tuple[Word, int]] = {}
+    for place in {(trend.n_layers, trend.axis) for trend in found}:
+        here = [i for i, trend in enumerate(found) if (trend.n_layers, trend.axis) == place]
+        tested = [i for i in here if found[i].slope.p is not None]
+        p_holm = [holm([end.p or 0.0 for end in ends]) for ends in zip(*(_ends(found[i]) for i in tested), strict=True)]
+        for k, i in enumerate(tested):
+            words[i] = _word(*_ends(found[i]), *(family[k] <= ALPHA for family in p_holm)), len(tested)
+    return [
+        replace(trend, word=words[i][0], n_tested=words[i][1]) if i in words else trend for i, trend in enumerate(found)
+    ]
+
+
+def _ends(trend: Trend) -> tuple[Estimate, Estimate, Estimate]:
+    return trend.slope, trend.smallest, trend.largest
 
 
 def _knobs(runs: pd.DataFrame) -> list[Knob]:
@@ -141,8 +175,8 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
     smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
     predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), one_more=True)
-    word = _word(slope, smallest, largest)
-    return fields | {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted, "word": word}
+    known = {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted}
+    return fields | known | {"word": "undecided"}  # until it is judged beside the others
 
 
 def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:
@@ -155,13 +189,15 @@ def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:
     return max(blocks, key=lambda block: (len(block), -block["seed"].min()))
 
 
-def _word(slope: Estimate, smallest: Estimate, largest: Estimate) -> Word:
+def _word(
+    slope: Estimate, smallest: Estimate, largest: Estimate, slope_told: bool, smallest_told: bool, largest_told: bool
+) -> Word:
     assert slope.mean is not None and smallest.mean is not None and largest.mean is not None
-    if smallest.excludes_zero and largest.excludes_zero and smallest.mean * largest.mean < 0:
+    if smallest_told and largest_told and smallest.mean * largest.mean < 0:
         return "reverses"
-    if slope.excludes_zero and slope.mean * smallest.mean < 0 and smallest.excludes_zero:
+    if slope_told and smallest_told and slope.mean * smallest.mean < 0:
         return "shrinks"
-    if largest.excludes_zero and smallest.mean * largest.mean > 0:
+    if largest_told and smallest.mean * largest.mean > 0:
         return "persists"
     return "undecided"
 

@@ -6,11 +6,13 @@ import pandas as pd
 
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, transfers, trends
+from sparsedepth.effects.sentences import counted
 from sparsedepth.store.query_result import QueryResult
 
 EXPLAINED = (
     "Effects at one depth against the size of the baseline's runs; slopes per doubling, the wider of the intervals "
-    "over seeds and over scales; a prediction is for one more scale. A width or a budget alone has no trend."
+    "over seeds and over scales; a prediction is for one more scale. A width or a budget alone has no trend. Words are "
+    "corrected by Holm's procedure over the settings of a depth and axis."
 )
 
 
@@ -46,6 +48,7 @@ def trend_text(trend: Trend) -> str:
     )
     if trend.slope.mean is None:
         return head
+    head += f"; {counted(trend.n_tested, 'setting')} tested"
     text = f"{head}; {_estimate(trend.slope)} per doubling; at the largest {_estimate(trend.largest)}"
     return text if trend.predicted is None else f"{text}; predicted at {trend.at:.3g}: {_estimate(trend.predicted)}"
 
@@ -79,11 +82,11 @@ def _transfer_text(transfer: Transfer) -> str:
 def scale_table(by_setting: Sequence[Trend]) -> QueryResult:
     """One row per setting, depth and axis."""
     ends = [f"{name}{part}" for name in ("slope", "smallest", "largest", "predicted") for part in ("", "_lo", "_hi")]
-    place = ("knob", "setting", "baseline", "n_layers", "axis", "word", "scales", "pairs", "seeds")
+    place = ("knob", "setting", "baseline", "n_layers", "axis", "word", "tested", "scales", "pairs", "seeds")
     columns = (*place, *ends, "at", "unit")
     rows = []
     for trend in by_setting:
-        where = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.word)
+        where = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.word, trend.n_tested)
         parts = (trend.slope, trend.smallest, trend.largest, trend.predicted)
         numbers = [getattr(part, name, None) for part in parts for name in ("mean", "lo", "hi")]
         rows.append((*where, len(trend.scales), trend.n_pairs, trend.n_seeds, *numbers, trend.at, trend.unit))

@@ -67,6 +67,39 @@ def test_further_seeds_at_one_scale_do_not_hide_the_trend():
     assert trend == alone and (trend.word, trend.n_seeds, trend.n_pairs, len(trend.scales)) == ("shrinks", 3, 12, 4)
 
 
+def test_words_are_corrected_for_how_many_settings_were_tested():
+    """LNS alone persists with a p of 0.02 to 0.05; beside eight values of weight decay that do nothing, it is one of
+    nine that were asked."""
+    generator = np.random.default_rng(0)
+
+    def outcome(config):
+        size = config.d_model**2 * 100
+        sizes = {"params_total": size, "tokens_per_param": config.train_tokens / size, "train_flops": size * 6e6}
+        lns = 0.03 * (config.depth_scale == "lns")
+        return {"val_loss": 3 - lns + 0.01 * generator.standard_normal(), **sizes}
+
+    settings = [("none", 0.1), ("lns", 0.1), *(("none", 0.1 + 0.01 * i) for i in range(1, 9))]
+    axes = {"d_model": WIDTHS, "depth_scale,weight_decay": settings, "seed": range(3)}
+    runs = grid(axes, outcome, n_layers=4, n_heads=2)
+    alone = along(trends(runs[runs["weight_decay"] == 0.1], "val_loss"), "parameters")
+    among = along(trends(runs, "val_loss", knob="depth_scale"), "parameters")
+    assert 0.02 < alone.largest.p < 0.05 and among.largest == alone.largest
+    assert (alone.word, alone.n_tested, among.word, among.n_tested) == ("persists", 1, "undecided", 9)
+
+
+def test_what_a_choice_adds_to_the_size_is_no_scale():
+    """LNS beside 0, 4, 8 and 16 experts, at one width: parameters grow, and no scale does."""
+
+    def outcome(config):
+        size = 1e5 * (1 + config.n_experts)
+        added = -0.1 * (config.depth_scale == "lns") * (1 + config.n_experts)
+        return {"val_loss": 3 + added, "params_total": size, "tokens_per_param": config.train_tokens / size}
+
+    experts = [(0, None), (4, 2), (8, 2), (16, 2)]
+    axes = {"n_experts,top_k": experts, "depth_scale": ["none", "lns"], "seed": range(3)}
+    assert not trends(grid(axes, outcome, n_layers=4), "val_loss")
+
+
 def test_tokens_that_follow_from_parameters_are_not_held():
     """Twenty tokens per parameter: the trend is that of both, and is found on either axis."""
     runs = worlds(lambda x: -0.1 + 0.03 * x)
