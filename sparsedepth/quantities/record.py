@@ -80,6 +80,11 @@ class Quantity:
         least, most = self.range
         return None if end is None else min(max(end, least), most)
 
+    def cut_at(self, *ends: float | None) -> str:
+        """', cut at 0': where intervals, of which these are ends, were clipped."""
+        met = [f"{bound:g}" for bound in self.range if bound in ends]
+        return f", cut at {' and '.join(met)}" if met else ""
+
     @property
     def words(self) -> str:
         return self.label or self.name.replace("_", " ")

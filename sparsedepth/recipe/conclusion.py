@@ -75,7 +75,8 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
     unit = quantities.IN_RUNS[recipe.objective].unit if recipe.unit == "ln ratio" else recipe.unit
     value = "not run"
     if row.mean is not None:
-        interval = "" if row.lo is None or row.hi is None else f", 95% interval {row.lo:.3g} to {row.hi:.3g}"
+        cut = quantities.IN_RUNS[recipe.objective].cut_at(row.lo, row.hi)
+        interval = "" if row.lo is None or row.hi is None else f", 95% interval {row.lo:.3g} to {row.hi:.3g}{cut}"
         value = f"{row.mean:.3g}{f' {unit}' if unit not in ('', '1') else ''}{interval}, {counted(row.n_seeds, 'seed')}"
     cost = [f"{short(row.params)} parameters"] if row.params else []
     cost += [f"{row.train_flops:.2g} FLOPs"] if row.train_flops else []
@@ -135,7 +136,9 @@ def prediction_text(holdout: Holdout, with_interval: bool = True) -> str:
     if holdout.prediction is None:
         return "unknown: no prediction could be compared"
     more = f" {holdout.unit}" if holdout.unit not in ("", "1") else ""
-    more += " (95% interval {:.3g} to {:.3g})".format(*holdout.error_interval) if holdout.error_interval else ""
+    if holdout.error_interval:
+        lo, hi = holdout.error_interval
+        more += f" (95% interval {lo:.3g} to {hi:.3g}{'' if lo else ', cut at 0'})"
     return (
         f"{number_text(holdout.error, '')}{more if with_interval else ''} against "
         f"{number_text(holdout.error_of_no_effect, '')} for predicting no effect: {holdout.prediction}"

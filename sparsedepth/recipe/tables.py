@@ -1,5 +1,8 @@
 """The tables of a card: what was measured beside the recipe, the settings tried, what a held-out test predicted."""
 
+from collections.abc import Iterable
+
+from sparsedepth import quantities
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.sentences import size_text
 from sparsedepth.effects.summary import (
@@ -14,7 +17,7 @@ from sparsedepth.effects.summary import (
     uneven_notes,
     verdict_word,
 )
-from sparsedepth.recipe.card import Candidate, Card, Holdout
+from sparsedepth.recipe.card import Candidate, Card, Holdout, MeasuredConfiguration
 from sparsedepth.recipe.conclusion import part_of
 from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
@@ -40,12 +43,19 @@ def measured_table(card: Card) -> QueryResult:
     return QueryResult(columns=names, rows=tuple(rows))
 
 
+def cut_text(rows: Iterable[MeasuredConfiguration], objective: str) -> str:
+    """', cut at 0' where an interval of the objective was."""
+    return quantities.IN_RUNS[objective].cut_at(*(end for row in rows for end in (row.lo, row.hi)))
+
+
 def measured_text(card: Card, width: int | None = None) -> str:
     """The same for a terminal, and what the best measured is where it is another one; '' where nothing was measured."""
     if not card.measured:
         return ""
     picked = any(row.parts == ("best measured",) for row in card.measured)
     notes = [f"best measured: {BEST_MEASURED}"] if picked else []
+    if cut := cut_text(card.measured, card.recipe.objective):
+        notes.append(f"lo, hi: 95% interval over seeds{cut}")
     table = render.compact(measured_table(card), ("params", "seeds", "flops"), width)
     return f"{table}\n{render.wrapped(notes, width)}"
 

@@ -14,7 +14,7 @@ from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.recipe.conclusion import detectable_sizes, duration, tried
-from sparsedepth.recipe.tables import BEST_MEASURED
+from sparsedepth.recipe.tables import BEST_MEASURED, cut_text
 from sparsedepth.report.tables import Table, table_of
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -44,6 +44,8 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
     text += f"; detectable: the least gain found with a power of {POWER:.0%}"
     if any(row.rivals for _, measured in lines for row in measured):
         text += "; lr in brackets: not ruled out as equal or better"
+    if cut := cut_text((row for _, measured in lines for row in measured), objective):
+        text += f"; intervals of {objective} are{cut.removeprefix(',')}"
     if any(_is_uneven(recipe) for recipe in recipes):
         text += f";{UNEVEN} uneven tuning of a setting there"
     return table_of(columns, [list(_line(recipe, measured)) for recipe, measured in lines]), text

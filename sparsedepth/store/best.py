@@ -170,8 +170,13 @@ def heading(ranking: Ranking) -> str:
     columns = ranking.table.columns
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
     diverged = f", {ranking.n_diverged} of them diverged" if ranking.n_diverged else ""
-    has_interval = any(row[columns.index("lo")] is not None for row in ranking.table.rows)
-    interval = "with 95% interval (Student's)" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
+    ends = [row[columns.index(name)] for row in ranking.table.rows for name in ("lo", "hi")]
+    cut = quantities.rankable(ranking.by).cut_at(*ends)
+    interval = (
+        f"with 95% interval (Student's{cut})"
+        if any(end is not None for end in ends)
+        else f"(an interval needs {MIN_VALUES} seeds)"
+    )
     advice = ""
     if ranking.search:
         folder = " ".join(map(str, ranking.roots))

@@ -225,7 +225,8 @@ def text(store: Store, name: str) -> str:
     columns = table.partition("\n")[0].split()
     remarks = [question.asks, _ratios(answer), question.remark, *forms.values()]
     if question.interval:
-        known = "lo, hi: Student's 95% interval over seeds"
+        is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
+        known = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
         remarks.append(known if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
     if settings:
         remarks += [settings.cost_text(columns), settings.data_text if question.ranks else ""]

@@ -337,6 +337,17 @@ def test_an_abstention_says_what_the_baseline_reaches_and_what_could_not_be_seen
     assert valid_for(card.recipe.domain).endswith(" tokens, CPU. Not evidence for text or for larger models")
 
 
+def test_an_interval_that_is_cut_at_0_says_so():
+    """Losses 0.1, 0.2 and 0.6: mean 0.3, half-width 0.657."""
+    losses = [0.1, 0.2, 0.6]
+    axes = {"weight_decay": [0.1, 0.0], "seed": [0, 1, 2]}
+    card = derive_card(grid(axes, lambda config: {"val_loss": losses[config.seed], "chance_loss": 2.0}))
+    assert "val_loss 0.3 nat/token, 95% interval 0 to 0.957, cut at 0, 3 seeds" in rule_text(card)
+    assert "lo, hi: 95% interval over seeds, cut at 0\n" in card_text(card)
+    far = derive_card(grid(axes, lambda config: {"val_loss": 3 + losses[config.seed]}))
+    assert "cut at" not in card_text(far)
+
+
 def test_a_change_that_helps_and_costs_more_is_named_with_its_reason(runs):
     dearer = runs.assign(params_total=1000 + 100 * (runs["depth_scale"] == "lns") + 100 * (runs["weight_decay"] > 0))
     card = derive_card(dearer, matched="params_total")
