@@ -1,9 +1,9 @@
 """A query's result: an aligned table for the terminal; CSV, JSON, Markdown, LaTeX or Parquet for elsewhere.
 
-For people (table, Markdown, LaTeX) a float has 4 significant digits and NULL is '-'; for programs (CSV, JSON) numbers
-are exact and NULL is empty or null. Text from a store may come from anyone and ends up in terminals, spreadsheets and
-papers: control characters are shown as escapes, and what the format would act on (formulas, markup, commands) is made
-inert.
+For people (table, Markdown, LaTeX) a float has 4 significant digits, a decimal its own, and NULL is '-'; for programs
+(CSV, JSON) numbers are exact and NULL is empty or null. Text from a store may come from anyone and ends up in
+terminals, spreadsheets and papers: control characters are shown as escapes, and what the format would act on (formulas,
+markup, commands) is made inert.
 """
 
 import csv
@@ -27,6 +27,8 @@ MAX_CELL_WIDTH = 60
 CELL_LINES = 3
 NARROW = 18
 """The least width of a column of settings."""
+MOST_DECIMALS = 6
+"""Of a number that was rounded: what was computed and not rounded has more."""
 WIDTH = 100
 """Characters of a line where no terminal says otherwise."""
 
@@ -316,6 +318,7 @@ FORMATS: dict[str, Callable[[QueryResult], str]] = {
     "markdown": to_markdown,
     "latex": to_latex,
 }
+FOR_PEOPLE = ("table", "markdown", "latex")
 PARQUET = "parquet"
 
 
@@ -324,6 +327,8 @@ PARQUET = "parquet"
 
 def readable(value: Any) -> str:
     """A value for people: floats with 4 significant digits, NULL (and NaN) as '-', no control characters."""
+    if isinstance(value, Decimal) and value.is_finite():
+        return f"{value:f}"
     value = _plain(value)
     if value is None:
         return "-"
@@ -334,6 +339,24 @@ def readable(value: Any) -> str:
     if isinstance(value, list | dict):
         value = json.dumps(value)
     return visible(str(value))
+
+
+def with_rounded(result: QueryResult) -> QueryResult:
+    """The columns of floats that a query rounded, none of which has more than MOST_DECIMALS, as decimals: they are
+    shown with as many digits as they were given."""
+    columns = [_as_rounded([row[index] for row in result.rows]) for index in range(len(result.columns))]
+    return QueryResult(columns=result.columns, rows=tuple(zip(*columns, strict=True)))
+
+
+def _as_rounded(values: list[Any]) -> list[Any]:
+    finite = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+    exponents = [int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in finite]
+    places = max(0, -min(exponents, default=0))
+    if len(finite) < sum(value is not None for value in values) or places > MOST_DECIMALS:
+        return values
+    if any(abs(value) >= 1e7 for value in finite):
+        return values
+    return [None if value is None else Decimal(f"{value:.{places}f}") for value in values]
 
 
 def _four_digits(value: float) -> str:

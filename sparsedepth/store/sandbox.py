@@ -119,7 +119,8 @@ def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
         out.flush()
         limit(request["time_limit"] + GRACE)
         if "sql" in question:
-            return render.encode(store.sql(question["sql"]), format)
+            answer = store.sql(question["sql"])
+            return render.encode(render.with_rounded(answer) if format in render.FOR_PEOPLE else answer, format)
         ranking = best.best(store, **question["best"])
         if format == "table":
             return best.answer(ranking).encode()

@@ -108,7 +108,7 @@ def test_rows_left_out_are_counted():
         (None, "-"),
         (True, "true"),
         (1234567, "1234567"),
-        (Decimal("0.10"), "0.1000"),
+        (Decimal("0.10"), "0.10"),
         ([1, 0.5, None], "[1, 0.5, null]"),
         (datetime.date(2026, 1, 2), "2026-01-02"),
     ],
@@ -259,3 +259,15 @@ def test_both_ends_of_an_interval_give_way_together():
     wide = QueryResult(columns=("name", "lo", "hi", "note"), rows=(("a" * 12, "b" * 12, "c" * 12, "d " * 9),))
     head = render.compact(wide, ("lo hi",), 50).splitlines()[0].split()
     assert head == ["name", "note"] and "lo" in render.compact(wide, ("lo hi",), 80)
+
+
+def test_what_a_query_rounded_has_its_digits_and_what_it_did_not_has_four():
+    """round(x, 2), round(x, 6), an average, round(x, 0), a cost; in a column the most digits that any value has."""
+    rows = ((0.81, 0.123456, 0.1 + 0.2, 4.0, 6.4e11), (0.5, 0.75, 1 / 3, 10.0, 8e10), (None, 1.0, None, 3.0, 1e9))
+    shown = render.with_rounded(QueryResult(columns=tuple("abcde"), rows=rows))
+    assert [[render.readable(value) for value in row] for row in shown.rows] == [
+        ["0.81", "0.123456", "0.3000", "4", "6.400e+11"],
+        ["0.50", "0.750000", "0.3333", "10", "8.000e+10"],
+        ["-", "1.000000", "-", "3", "1.000e+09"],
+    ]
+    assert render.to_csv(QueryResult(columns=("a",), rows=((Decimal("0.50"),),))) == "a\n0.5"
