@@ -80,9 +80,9 @@ class Quantity:
         least, most = self.range
         return None if end is None else min(max(end, least), most)
 
-    def cut_at(self, *ends: float | None) -> str:
-        """', cut at 0': where intervals, of which these are ends, were clipped."""
-        met = [f"{bound:g}" for bound in self.range if bound in ends]
+    def cut_at(self, *intervals: tuple[float | None, float | None]) -> str:
+        """', cut at 0': where any of these intervals was clipped."""
+        met = [f"{bound:g}" for bound in self.range if any(bound in (lo, hi) and lo != hi for lo, hi in intervals)]
         return f", cut at {' and '.join(met)}" if met else ""
 
     @property

@@ -75,7 +75,7 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
     unit = quantities.IN_RUNS[recipe.objective].unit if recipe.unit == "ln ratio" else recipe.unit
     value = "not run"
     if row.mean is not None:
-        cut = quantities.IN_RUNS[recipe.objective].cut_at(row.lo, row.hi)
+        cut = quantities.IN_RUNS[recipe.objective].cut_at((row.lo, row.hi))
         interval = "" if row.lo is None or row.hi is None else f", 95% interval {row.lo:.3g} to {row.hi:.3g}{cut}"
         value = f"{row.mean:.3g}{f' {unit}' if unit not in ('', '1') else ''}{interval}, {counted(row.n_seeds, 'seed')}"
     cost = [f"{short(row.params)} parameters"] if row.params else []

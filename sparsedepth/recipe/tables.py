@@ -45,7 +45,7 @@ def measured_table(card: Card) -> QueryResult:
 
 def cut_text(rows: Iterable[MeasuredConfiguration], objective: str) -> str:
     """', cut at 0' where an interval of the objective was."""
-    return quantities.IN_RUNS[objective].cut_at(*(end for row in rows for end in (row.lo, row.hi)))
+    return quantities.IN_RUNS[objective].cut_at(*((row.lo, row.hi) for row in rows))
 
 
 def measured_text(card: Card, width: int | None = None) -> str:

@@ -170,13 +170,10 @@ def heading(ranking: Ranking) -> str:
     columns = ranking.table.columns
     unit = f" [{ranking.unit}]" if ranking.unit not in ("", "1") else ""
     diverged = f", {ranking.n_diverged} of them diverged" if ranking.n_diverged else ""
-    ends = [row[columns.index(name)] for row in ranking.table.rows for name in ("lo", "hi")]
+    ends = [(row[columns.index("lo")], row[columns.index("hi")]) for row in ranking.table.rows]
     cut = quantities.rankable(ranking.by).cut_at(*ends)
-    interval = (
-        f"with 95% interval (Student's{cut})"
-        if any(end is not None for end in ends)
-        else f"(an interval needs {MIN_VALUES} seeds)"
-    )
+    has_interval = any(lo is not None for lo, _ in ends)
+    interval = f"with 95% interval (Student's{cut})" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
     advice = ""
     if ranking.search:
         folder = " ".join(map(str, ranking.roots))
