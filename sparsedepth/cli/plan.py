@@ -62,7 +62,7 @@ def plan(
     """Say what a sweep costs before anything runs: runs, parameters, FLOPs, tokens, memory, disk and time; and with
     --pilot or --seed-sd what it will tell: the effect of each setting that it can detect."""
     from sparsedepth.cli.input_file import kind_of
-    from sparsedepth.cli.start import values_of, warn_of_slips
+    from sparsedepth.cli.start import check_corpora, values_of, warn_of_slips
     from sparsedepth.cli.sweep_args import define, define_run, define_toy
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
@@ -83,6 +83,8 @@ def plan(
     else:
         definition = define(file, scale, settings, vary, seeds, base)
     warn_of_slips(values_of(definition))
+    if on in (None, "slurm"):  # another machine may have the text
+        check_corpora(values_of(definition), out)
     lines, more = power_of(definition, pilot, seed_sd, effect)
     on_cluster = "slurm" if on == "slurm" else None
     wanted = calls.runtime_of(runtime, device=device, compile=compiled)

@@ -42,6 +42,23 @@ def check_tokenizers(values: Iterable[Mapping[str, Any]], results: Path) -> None
             check_reachable(name)
 
 
+def check_corpora(values: Iterable[Mapping[str, Any]], results: Path | None) -> None:
+    """Refuse a local text, or a folder of images, that is not here, as `sweep` does. A results folder that is there may
+    hold the tokens. Raises ValueError."""
+    from sparsedepth.config.images import is_images, is_text
+    from sparsedepth.config.task import SFT
+    from sparsedepth.data.corpus import HUB, STDLIB, local_files
+    from sparsedepth.data.images import DIGITS, IMAGES, class_folders
+
+    if results is None or not results.exists():
+        corpora = {str(given["corpus"]) for given in values if "corpus" in given} - {STDLIB, IMAGES + DIGITS}
+        for corpus in sorted(corpora):
+            if is_images(corpus) and not corpus.startswith(IMAGES + HUB):
+                class_folders(corpus)
+            elif is_text(corpus) and not corpus.startswith(HUB):
+                local_files(corpus.removeprefix(SFT))
+
+
 def values_of(definition: "SweepDefinition") -> Iterable[Mapping[str, Any]]:
     """What a sweep gives to the fields of its runs; of a range its upper end."""
     from sparsedepth.config.space import Interval

@@ -66,7 +66,7 @@ def class_names(config: RunConfig) -> list[str]:
     elif name.startswith(HUB):
         classes = _hub(config)[2]
     else:
-        classes = [folder.name for folder in _class_folders(config)]
+        classes = [folder.name for folder in class_folders(config.corpus)]
     if not _FEWEST <= len(classes) <= _MOST:
         raise ValueError(
             f"corpus={config.corpus!r} has {len(classes)} classes; {_FEWEST} to {_MOST:,} can be told apart"
@@ -139,18 +139,19 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in _KINDS and path.is_file() and not path.name.startswith(".")
 
 
-def _class_folders(config: RunConfig) -> list[Path]:
-    root = Path(config.corpus.removeprefix(IMAGES)).expanduser()
+def class_folders(corpus: str) -> list[Path]:
+    """The subfolders of a folder of images, one for each class. Raises ValueError where there is none."""
+    root = Path(corpus.removeprefix(IMAGES)).expanduser()
     if not root.is_dir():
         raise ValueError(
-            f"corpus={config.corpus!r}: there is no folder {root.absolute()}; correct the path, or use "
+            f"corpus={corpus!r}: there is no folder {root.absolute()}; correct the path, or use "
             f"'{IMAGES}{HUB}NAME' for a data set of the hub"
         )
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     folders = [folder for folder in folders if any(_is_image(path) for path in folder.rglob("*"))]
     if not folders:
         raise ValueError(
-            f"corpus={config.corpus!r} has no subfolder with images ({', '.join(sorted(_KINDS))}); put those of each "
+            f"corpus={corpus!r} has no subfolder with images ({', '.join(sorted(_KINDS))}); put those of each "
             f"class into a subfolder of its own"
         )
     return folders
@@ -159,7 +160,7 @@ def _class_folders(config: RunConfig) -> list[Path]:
 def _of_folder(config: RunConfig) -> Iterator[tuple[int, "Image.Image", str]]:
     from PIL import Image
 
-    for label, folder in enumerate(_class_folders(config)):
+    for label, folder in enumerate(class_folders(config.corpus)):
         for path in sorted(path for path in folder.rglob("*") if _is_image(path)):
             try:
                 with Image.open(path) as image:
