@@ -13,7 +13,8 @@ from sparsedepth.train.runtime import find_device
 
 STACK_ON_CPU, STACKED_VALUES = 4, 2**16
 """Where a stack pays on a CPU, and of how many runs: tokens of a step times width, up to which calls cost more than the
-products and sums that a stack cannot save (`benchmarks/stack.py`; docs/sweeps.md has the numbers)."""
+products and sums that a stack cannot save (`benchmarks/stack.py`; docs/sweeps.md has the numbers). A compiler saves
+most of the calls by itself, and a compiled stack was slower than its runs one by one."""
 
 STACK_ON_GPU = 8
 """Up to width 128, where a step waits for launches alone. Estimated: not measured on any GPU yet."""
@@ -42,7 +43,10 @@ class Machine:
             return self.runtime.stack
         if self.gpus:
             return STACK_ON_GPU if config.d_model <= 128 else 1
-        return STACK_ON_CPU if config.batch_tokens * config.d_model <= STACKED_VALUES else 1
+        pays = config.batch_tokens * config.d_model <= STACKED_VALUES and not self.runtime.compiles(
+            config.n_steps, False
+        )
+        return STACK_ON_CPU if pays else 1
 
     @property
     def described(self) -> str:
