@@ -208,6 +208,12 @@ class SweepDefinition(Section):
         twice |= {name for scope in (*self.variants, *self.cells) for name in scope if name in self.tune}
         twice |= {name for scope in self.variants for name in scope if name in axes}
         twice |= {name for scope in self._scopes() for name in scope if name == self.free}
+        unknown = [name for where in (*self.only.values(), *self.exclude) for name in where
+                   if name in ("seed", self.free, *self.tune)]  # fmt: skip
+        if unknown:
+            raise ValueError(
+                f"only and exclude choose cells, of which {unknown[0]} is not known yet; leave it out there"
+            )
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))} must vary in one place: space, zip, variants, tune or free")
 
@@ -328,17 +334,19 @@ class SweepDefinition(Section):
         return (cell for cell, _ in self.replicated_grid())
 
     def replicated_grid(self) -> Iterator[tuple[Cell, list[int]]]:
-        """The cells of a grid sweep, each with its seeds."""
+        """The cells of a grid sweep, each with its seeds: one that stands twice has those of both."""
         axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
-        seen: set[str] = set()
+        seeds: dict[str, list[int]] = {}
+        cells: dict[str, Cell] = {}
         crossing = bool(axes) or self.variants != [{}] or not self.cells
         points = ((variant, point) for variant in self.variants for point in crossed(axes)) if crossing else ()
         crossings = ((variant, self.cell({**_fields_of(variant), **point})) for variant, point in points)
         for entry, cell in (*crossings, *((cell, _fields_of(cell)) for cell in self.cells)):
-            key = repr(sorted(cell.items()))
-            if key not in seen and not self.is_excluded(cell):
-                seen.add(key)
-                yield cell, own_seeds(entry, self.seeds)
+            if not self.is_excluded(cell):
+                key = repr(sorted(cell.items()))
+                cells.setdefault(key, cell)
+                seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
+        return ((cell, seeds[key]) for key, cell in cells.items())
 
 
 def _fields_of(entry: Mapping[str, Any]) -> Cell:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sparsedepth.config.load import build
-from sparsedepth.config.space import Interval
+from sparsedepth.config.space import Interval, Value
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.price import Price, PricingSetup, expected_runs, price
 
@@ -137,10 +137,14 @@ def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str)
     """An axis without its most expensive value, without its two most expensive ones, ..."""
     axis = definition.space[name]
     assert not isinstance(axis, Interval)
-    flops = {
-        repr(value): price(_changed(definition, space={**definition.space, name: [value]}), setup).train_flops
-        for value in axis
-    }
+
+    def train_flops(value: Value) -> float:
+        try:
+            return price(_changed(definition, space={**definition.space, name: [value]}), setup).train_flops
+        except ValueError:  # by itself it leaves no cell: it costs nothing
+            return 0.0
+
+    flops = {repr(value): train_flops(value) for value in axis}
     kept = list(axis)
     while len(kept) > 1:
         kept.remove(max(kept, key=lambda value: flops[repr(value)]))

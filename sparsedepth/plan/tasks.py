@@ -7,6 +7,7 @@ tuning seeds, its extension, then the seeds of the results at the best value. Wi
 with all its seeds, since the sampler wants their mean.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,7 +108,8 @@ class Plan:
             if self.definition.tune:
                 tuning = self.tuning(cell_match.cell, loss_of)
                 best = [tuning.best] if tuning.best else []
-                cells = [({**cell_match.cell, **point}, of_tuning, 0) for point in tuning.points]
+                points = [point for point in tuning.points if self._can_be_built(cell_match.cell, point)]
+                cells = [({**cell_match.cell, **point}, of_tuning, 0) for point in points]
                 cells += [({**cell_match.cell, **p}, self.seeds_of(cell_match), len(of_tuning)) for p in best]
             for cell, seeds, first in cells:
                 for round_, seed in enumerate(seeds, start=first):
@@ -128,16 +130,23 @@ class Plan:
         """How far the tuning of a cell has come; an extension that cannot be built is the worst."""
 
         def loss_at(point: GridPoint) -> float | None:
-            try:
-                planned = [self._plan({**cell, **point}, seed) for seed in self.definition.tuning_seeds]
-                losses = [loss_of(run.run_id) for run in planned]
-                return None if None in losses else fmean(losses)  # ty: ignore[invalid-argument-type] - none is None
-            except ValueError:
-                if all(value in self.definition.tune[name] for name, value in point.items()):
-                    raise
-                return float("inf")
+            if not self._can_be_built(cell, point):
+                return math.inf
+            planned = [self._plan({**cell, **point}, seed) for seed in self.definition.tuning_seeds]
+            losses = [loss_of(run.run_id) for run in planned]
+            return None if None in losses else fmean(losses)  # ty: ignore[invalid-argument-type] - none is None
 
         return tune(self.definition.tune, loss_at)
+
+    def _can_be_built(self, cell: Cell, point: GridPoint) -> bool:
+        """Whether a point of a tuning grid can be built. Raises ValueError for one that the definition lists."""
+        try:
+            self._plan({**cell, **point}, self.definition.tuning_seeds[0])
+        except ValueError:
+            if all(value in self.definition.tune[name] for name, value in point.items()):
+                raise
+            return False
+        return True
 
     def is_open(self, loss_of: LossOf) -> bool:
         """Whether runs will be added once those that are known are finished."""

@@ -94,6 +94,11 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ({"space": {"top_k": [1]}, "only": {"top_k": {"experts": 4}}}, "did you mean 'n_experts'"),
         ({"exclude": [{"n_layer": 4}]}, "did you mean 'n_layers'"),
         ({"exclude": [{}]}, "exclude"),
+        ({"exclude": [{"n_layers": 2, "seed": 0}]}, "choose cells, of which seed is not known yet"),
+        (
+            {"tune": {"lr": [1.0, 2.0, 4.0]}, "tuning_seeds": [9], "exclude": [{"lr": 4.0}]},
+            "choose cells, of which lr is not known yet",
+        ),
         ({"free": "d_ff"}, "is solved for parameters or FLOPs"),
         ({"free": "n_layers", "matched": "flops"}, "free='n_layers'"),
         ({"free": "d_ff", "matched": "flops", "variants": [{}, {"d_ff": 8}]}, "d_ff must vary in one place"),
@@ -193,6 +198,9 @@ def test_variants_and_cells_may_have_seeds_of_their_own():
     definition = sweep(
         space={"n_layers": [2]}, variants=[{"seeds": 2}, {"n_kv_heads": 1}], cells=[{"d_ff": 8, "seeds": [7]}]
     )
+    assert list(sweep(cells=[{"n_layers": 9}, {"n_layers": 9, "seeds": [7]}], seeds=2).replicated_grid()) == [
+        ({"n_layers": 9}, [0, 1, 7])
+    ], "a cell that stands twice"
     assert list(definition.replicated_grid()) == [
         ({"n_layers": 2}, [0, 1]),
         ({"n_kv_heads": 1, "n_layers": 2}, [0]),

@@ -153,6 +153,13 @@ def test_ways_to_fit_a_budget_fit_it():
     assert flops == sorted(flops, reverse=True)
 
 
+def test_a_value_that_leaves_no_cell_by_itself_is_no_way_to_fit_and_no_error():
+    definition = sweep(space={"n_layers": [4, 8], "depth_scale": ["none", "lns"]}, exclude=[{"depth_scale": "lns"}])
+    budget = Budget(hours=0.9 * price(definition, PricingSetup()).seconds.value / 3600)
+    changes = [way.change for way in budget_fixes(definition, PricingSetup(), budget)]
+    assert "n_layers: [4]" in changes
+
+
 def test_memory_is_fitted_with_smaller_micro_batches():
     definition, setup = sweep(base={**BASE, "batch_tokens": 4096, "train_tokens": 4096}), PricingSetup()
     budget = Budget(gigabytes=0.5 * price(definition, setup).memory_bytes / 1e9)

@@ -156,6 +156,16 @@ def test_a_run_that_failed_for_good_does_not_stop_the_tuning(tmp_path, definitio
     assert {one.config.lr for one in plan.runs(finished.loss_of) if one.config.seed != 5} == {0.002}
 
 
+def test_a_value_beyond_the_grid_that_cannot_be_built_is_neither_run_nor_chosen(tmp_path, definition):
+    """0.9 is best, on the edge: 0.9 x 0.9 / 0.3 of all entries cannot be dropped."""
+    values = definition.model_dump(mode="json", exclude_unset=True) | {"tune": {"residual_dropout": [0.1, 0.3, 0.9]}}
+    definition = build(SweepDefinition, values, "s.yaml")
+    plan, finished = Plan(definition), ResultsIndex(tmp_path, definition)
+    for one in plan.runs():
+        finish(tmp_path, one.config, 3.0 - one.config.residual_dropout)
+    assert {one.config.residual_dropout for one in plan.runs(finished.loss_of) if one.config.seed != 5} == {0.9}
+
+
 def test_tune_values_can_be_added_and_finished_runs_are_reused(tmp_path, definition):
     for one in Plan(definition).runs():
         finish(tmp_path, one.config, 3.0 - 100 * one.config.lr)
