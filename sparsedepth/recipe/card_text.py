@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparsedepth.config.load import yaml_text
+from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.sentences import basis_text, counted, effect_text, estimate_text, number_text
+from sparsedepth.effects.sentences import counted, effect_text, estimate_text, number_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe.card import (
     Candidate,
@@ -45,17 +46,13 @@ def headline(card: Card) -> list[Statement]:
 
 
 def statements(card: Card) -> list[Statement]:
-    """The card, a statement per fact: grade, verification, effects, what was refused and why, tests, domain."""
+    """Beside the rule and the settings tried: grade, verification, the changes together, tests, domain."""
     recipe, holdout = card.recipe, card.held_out.depth_test
-    refused = [candidate for candidate in recipe.candidates if not candidate.recommended]
     return [
         *headline(card),
-        *(("Recommended", candidate_text(change)) for change in recipe.changes),
-        *(("Not recommended", candidate_text(candidate)) for candidate in refused),
-        ("Together", stack_text(recipe)),
+        *([("Together", stack_text(recipe))] if recipe.changes else []),
         ("Diverged", f"{counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"),
         *(holdout_statements(holdout, recipe)[:-1] if holdout else []),
-        ("Objective", f"{recipe.objective}; matched: {recipe.matched}"),
         ("Domain", ", ".join(f"{name} {text}" for name, text in domain_texts(recipe.domain))),
     ]
 
@@ -92,12 +89,6 @@ def _holdout_text(card: Card, width: int) -> str:
     return f"{render.wrapped(lines[:1], width)}{table}{render.wrapped(lines[1:], width)}"
 
 
-def card_lines(card: Card) -> list[str]:
-    """The rule, then the statements and the runs, each on its line."""
-    runs = ("Runs", " ".join(card.recipe.run_ids) or "none")
-    return [rule_text(card), *(f"{heading}: {text}" for heading, text in (*statements(card), runs))]
-
-
 def domain_texts(domain: Domain) -> list[Statement]:
     """(name, its values or its range)"""
     ranges = [(name, " to ".join(dict.fromkeys(map(_end, ends)))) for name, ends in domain.ranges.items()]
@@ -118,18 +109,6 @@ def _in_ranges(values: Sequence[str]) -> list[str]:
 
 def _end(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def candidate_text(candidate: Candidate) -> str:
-    contrast = candidate.contrast
-    why = f" ({candidate.refused})" if candidate.refused else ""
-    kept = ""
-    if candidate.shrunk is not None:
-        kept = f"; shrunk {candidate.shrunk:+.3g}, reliability {candidate.reliability:.2f}"
-    return (
-        f"{contrast.setting} vs {contrast.baseline}{why}: "
-        f"{effect_text(contrast, counted(contrast.n_tested, 'setting'))}{kept}. {basis_text(contrast)}"
-    )
 
 
 def stack_text(recipe: Recipe) -> str:
@@ -315,19 +294,16 @@ def to_yaml(card: Card) -> str:
     recipe = card.recipe
     if recipe.config is None:
         raise ValueError(f"there is no configuration to write: {recipe.abstained}")
-    comments = [
-        line
-        for statement in card_lines(card)
-        # split() also ends lines at U+0085 and U+2028, which YAML takes for line breaks: a comment stays one.
-        for line in textwrap.wrap(" ".join(statement.split()), 110, subsequent_indent="  ", break_on_hyphens=False)
-    ]
+    runs = render.wrapped([f"Runs: {' '.join(recipe.run_ids) or 'none'}"], 110)
+    comments = f"{card_text(card, 110)}\n{runs}".rstrip("\n").split("\n")
     values = recipe.config.model_dump(mode="json", exclude={"seed"})
     values = {
         name: v for name, v in values.items() if v is not None or RunConfig.model_fields[name].default is not None
     }
     first = {"n_layers", *(name for change in recipe.changes for name in change.values)}
     values = dict(sorted(values.items(), key=lambda item: item[0] not in first))
-    return "".join(f"# {line}\n" for line in comments) + yaml_text(values)
+    # visible: U+0085 and U+2028, too, are line breaks to YAML, and would end a comment
+    return "".join(f"{f'# {visible(line)}'.rstrip()}\n" for line in comments) + yaml_text(values)
 
 
 def write_yaml(path: Path, card: Card) -> None:

@@ -15,7 +15,6 @@ from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
 from sparsedepth.recipe.card_markdown import card_markdown, write_page
 from sparsedepth.recipe.card_text import (
-    card_lines,
     card_text,
     domain_texts,
     grade_text,
@@ -306,7 +305,7 @@ def test_an_abstention_has_a_card_too():
     page = card_markdown(card)
     assert page.startswith("# Recipe card: no recommendation, version 1\n")
     assert "Earned word: **none** (nothing is recommended)" in page and "**none**: nothing is recommended, so" in page
-    assert not any(line.startswith("Grade") for line in card_lines(card))
+    assert not any(line.startswith("Grade") for line in card_text(card).splitlines())
 
 
 def test_an_abstention_for_what_it_measures_has_the_replicates_that_it_has():

@@ -8,7 +8,7 @@ from frames import config_of, grid, runs_frame
 from sparsedepth.config.load import build, parse_yaml, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.recipe.build_card import build_card, derive_card
-from sparsedepth.recipe.card_text import card_lines, stack_text, to_yaml, write_yaml
+from sparsedepth.recipe.card_text import stack_text, to_yaml, write_yaml
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
 from sparsedepth.recipe.conclusion import rule_text, valid_for
@@ -318,12 +318,11 @@ def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
     assert build(RunConfig, read_yaml(tmp_path / "recipe.yaml"), "recipe") == recipe.config
     text = to_yaml(card)
     comments = "\n".join(line for line in text.splitlines() if line.startswith("#"))
-    for wanted in ("use weight_decay=0.1 instead of weight_decay=0", "Domain:", "n_layers 12", "noise floor", "Holm p"):
-        assert wanted in " ".join(comments.replace("#", " ").split()), wanted
     for wanted in (
-        "Not recommended: n_kv_heads=1",
+        "use weight_decay=0.1 instead of weight_decay=0",
+        "Valid for: corpus hub:a b\\u2028norm: post, width 64",
+        "Settings tried:",
         "Grade C: in-sample, several seeds; no held-out test was made, which grades A and B need",
-        "Diverged: 0 runs of 36",
         *recipe.run_ids,
     ):
         assert wanted in " ".join(comments.replace("#", " ").split()), wanted
@@ -354,7 +353,7 @@ def test_a_combination_that_cannot_be_built_is_refused_by_name():
 
 def test_the_same_rows_in_another_order_give_the_same_recipe():
     runs = sweep(planted)
-    assert card_lines(derive_card(runs)) == card_lines(derive_card(runs.sample(frac=1, random_state=3)))
+    assert to_yaml(derive_card(runs)) == to_yaml(derive_card(runs.sample(frac=1, random_state=3)))
 
 
 def test_wrong_questions_are_refused():

@@ -94,7 +94,7 @@ def test_a_search_is_no_ladder(tmp_path):
 
 def test_the_card_holds_all_thirteen_fields(said):
     assert re.findall(r"<h4>(\d+)\.", advice_of(said.card)["page"]) == [str(i) for i in range(1, 14)]
-    assert {"Domain", "Recommended", "Diverged"} <= {heading for heading, _ in advice_of(said.card)["statements"]}
+    assert {"Domain", "Together", "Diverged"} <= {heading for heading, _ in advice_of(said.card)["statements"]}
 
 
 def test_the_card_s_page_leads_nowhere(card, monkeypatch):
