@@ -28,8 +28,8 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (
         lambda c: c.n_experts > 1 and c.top_k == 1 and c.renormalise_gates,
-        "top_k=1 with renormalise_gates=true: the one gate of a token is then always 1, and the loss teaches the router "
-        "nothing (2101.03961, eq. 2, keeps its probability); set renormalise_gates=false",
+        "top_k=1 with renormalise_gates=true: the one gate of a token is then always 1, and the loss teaches the "
+        "router nothing (2101.03961, eq. 2, keeps its probability); set renormalise_gates=false",
     ),
     (
         lambda c: c.n_experts > 0 and c.activation != "swiglu",
@@ -62,12 +62,12 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (
         lambda c: c.value_residual and c.n_layers == c.loops,
-        "value_residual gives block 1's values to later blocks, and n_layers={c.n_layers} with loops={c.loops} has none",
+        "value_residual gives block 1's values to later ones, and n_layers={c.n_layers} with loops={c.loops} has none",
     ),
     (
         lambda c: c.init == "zero_outputs" and c.weight_density < 1,
-        "init='zero_outputs' with weight_density={c.weight_density:g}: the entries that a mask leaves out are those that "
-        "start at 0, and the output projections would have no others; use another init, or weight_density=1",
+        "init='zero_outputs' with weight_density={c.weight_density:g}: the entries that a mask leaves out are those "
+        "that start at 0, and the output projections would have no others; use another init, or weight_density=1",
     ),
     (
         lambda c: c.depth_scale == "lns" and c.init == "scaled" and "lns_with_scaled_init" not in c.allow,

@@ -81,6 +81,6 @@ def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimate)
 
 
 def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-    """Means over positions [R, ...] from means over resampled sequences [R, ...], scaled as above, and their weights."""
+    """Means over positions, from means over resampled sequences [R, ...], scaled as above, and their mean weights."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return (value_R.T / weight_R).T

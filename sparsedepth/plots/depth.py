@@ -106,7 +106,7 @@ def page_of_depths(data: ByDepth) -> Figure:
     handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
     legend_above(page, handles)
     text = f"{counted(len(settings), 'setting')}, each at the values that tuning chose, if any: mean over seeds "
-    is_cut = any(IN_RUNS[row.quantity].cut_at((row.lo, row.hi)) for row in points.itertuples())
+    is_cut = any(IN_RUNS[row["quantity"]].cut_at((row["lo"], row["hi"])) for row in points.to_dict("records"))
     text += f"(geometric on a logarithmic axis), 95% interval{', cut where the quantity ends' * is_cut}."
     if NEEDED[0] in names:
         text += " Grey: every block is needed."

@@ -57,6 +57,12 @@ def _by_range(sizes: RunSizes) -> tuple[float, float]:
     return 2 + ranges / 3, ranges + 1
 
 
+def _jointly(sizes: RunSizes) -> tuple[float, float]:
+    """At most: where all blocks are replaced, one after another."""
+    passes = _all_pairs(sizes) + 2 * sizes.n_layers
+    return passes, passes
+
+
 def _released_code(sizes: RunSizes) -> tuple[float, float]:
     pairs = _all_pairs(sizes)
     return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
@@ -79,7 +85,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("causal_maximum", lambda sizes: (4 * _by_layer(sizes)[0], 0), on_request=True),
     Measure("trajectories", _once, on_request=True),
     Measure("participation", _once, on_request=True),
-    Measure("joint", lambda sizes: (_all_pairs(sizes) + 2 * sizes.n_layers,) * 2, on_request=True),  # at most
+    Measure("joint", _jointly, on_request=True),
     Measure("activations", lambda sizes: (4, 0), on_request=True),
     Measure("gradients", lambda sizes: (3, 3), on_request=True),
     Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), on_request=True),

@@ -34,7 +34,9 @@ def can_stack(*runs: RunConfig) -> bool:
     return (
         all(getattr(first, name) == ModelConfig.model_fields[name].default for name in unstacked)
         and len(places) <= 1
-        and all(getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal for other in others)
+        and all(
+            getattr(first, name) == getattr(other, name) for name in SHARED_OUTSIDE_MODEL + equal for other in others
+        )
     )
 
 
