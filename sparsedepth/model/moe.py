@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.model import moe_kernels
+from sparsedepth.model import kernels, moe_kernels
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.linear import without_masked_gradient
 
@@ -45,7 +45,8 @@ class Experts(nn.Module):
             FeedForward(config, config.n_shared_experts * config.d_expert) if config.n_shared_experts else None
         )
         self.mean_over_devices: Callable[[Tensor], Tensor] = _single_device_mean
-        self.kernel = "grouped"
+        here = kernels.setting(config, torch.device("cpu"), torch.float32)
+        self.kernel = kernels.choose("experts", "auto", here).kernel
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits_NE, gate_NC and choice_NC; the softmax in fp32."""

@@ -120,6 +120,14 @@ def test_lns_scales_the_output_of_both_norms_and_not_the_last():
     assert not torch.allclose(loud(Decoder(config()))(tokens()), scaled(tokens()), atol=1e-2)
 
 
+def test_experts_of_any_width_compute_where_no_kernel_was_chosen():
+    """PyTorch's grouped product takes rows of 16 bytes; Admin's profile runs while the decoder is made."""
+    model = Decoder(config(n_experts=4, top_k=3, d_expert=7, norm="post", residual_gate="admin"))
+    chosen = model(tokens())
+    model.use_kernels(experts="loop")
+    torch.testing.assert_close(chosen, model(tokens()))
+
+
 def test_router_losses_of_balanced_and_collapsed_routing():
     """Zero router: uniform probabilities, so P_e = 1/E and balance = E sum f_e / E = 1; z = log(E)^2."""
     experts = Experts(config(n_experts=4, top_k=1, d_expert=8, renormalise_gates=False))
