@@ -20,12 +20,14 @@ OWN, COMMON = "val_loss", "val_loss_common"
 
 def loss_of(runs: "pd.DataFrame") -> str:
     """The loss that compares these rows of `runs`."""
+    import pandas as pd
+
     if not {"seq_len", "eval_seq_len", COMMON} <= set(runs.columns):
         return OWN
     finished = runs[runs["outcome"] == "ok"]
-    own = finished["seq_len"].where(finished["origin"].isna()) if "origin" in finished.columns else finished["seq_len"]
-    context = finished["eval_seq_len"].astype(float).fillna(own)
-    is_common = finished["seq_len"].nunique() > 1 and finished[COMMON].notna().all() and context.nunique() < 2
+    own, evaluated = (pd.to_numeric(finished[name], errors="coerce") for name in ("seq_len", "eval_seq_len"))
+    context = evaluated.fillna(own.where(finished["origin"].isna()) if "origin" in finished.columns else own)
+    is_common = own.nunique() > 1 and finished[COMMON].notna().all() and context.nunique() < 2
     return COMMON if is_common else OWN
 
 
