@@ -27,7 +27,7 @@ from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.role import fields_where, roles
 from sparsedepth.config.run import REPLICATE_FIELDS, ModelConfig, RunConfig
 from sparsedepth.store.setting import assignment, sparsity_rank
-from sparsedepth.store.tuning_roles import names_tuned, result_rows
+from sparsedepth.store.tuning_roles import names_tuned, result_rows, without_measured_models
 
 Plain = bool | int | float | str | tuple | None
 
@@ -73,6 +73,8 @@ class Design:
     """`chosen_fields`."""
     with_depth: tuple[str, ...]
     """Those of them that n_layers determines."""
+    with_tuning: tuple[str, ...]
+    """The fields that vary where tuning runs count, too, all there is of a configuration without a result yet."""
 
 
 def plain(value: Any) -> Plain:
@@ -122,7 +124,10 @@ def tuned_fields(runs: pd.DataFrame) -> set[str]:
 def chosen_fields(runs: pd.DataFrame) -> list[str]:
     """The RunConfig fields that vary, can change a result, and do not follow from the other sizes or from tuning;
     leaders first."""
-    runs = result_rows(runs)
+    return _chosen(result_rows(runs))
+
+
+def _chosen(runs: pd.DataFrame) -> list[str]:
     tuned = tuned_fields(runs)
     known = [*LEADERS, *(name for name in RunConfig.model_fields if name not in LEADERS)]
     apart = {*WITHOUT_EFFECT, *tuned, *REPLICATE_FIELDS} - {"seed"}
@@ -148,6 +153,7 @@ def _follows(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
 
 def design_of(runs: pd.DataFrame) -> Design:
     """What was chosen in these runs: worth asking once for many contrasts of the same ones."""
+    with_tuning = _chosen(without_measured_models(runs))
     runs = result_rows(runs)
     chosen = chosen_fields(runs)
     codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen}
@@ -156,7 +162,7 @@ def design_of(runs: pd.DataFrame) -> Design:
         for name in codes
         if "n_layers" in codes and name not in NEVER_KNOBS and _determines(codes["n_layers"], codes[name])
     ]
-    return Design(chosen=tuple(chosen), with_depth=tuple(with_depth))
+    return Design(chosen=tuple(chosen), with_depth=tuple(with_depth), with_tuning=tuple(with_tuning))
 
 
 def depth_knob(runs: pd.DataFrame) -> Knob | None:

@@ -125,7 +125,7 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
     """One row per run that can be half of a pair; two runs of one `other_fields` may be paired."""
     at_depth = {"n_layers", *design.with_depth}
     free = {*knob.fields, *(COMPENSATES.get(basis, ()) if basis else ())}
-    compared = (*design.chosen, "lr") if basis in AT_ONE_LR else design.chosen
+    compared = (*design.with_tuning, "lr") if basis in AT_ONE_LR else design.chosen
     others = [name for name in compared if name not in free]
     side = pd.DataFrame(
         {

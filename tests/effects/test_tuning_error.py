@@ -169,6 +169,20 @@ def test_each_at_its_own_lr_and_at_equal_lr():
     assert "both at lr 0.0015" in effect_text(equal) and not equal.tuning_flaw
 
 
+def test_a_depth_without_results_yet_is_not_compared_with_another():
+    """A sweep under way: 4 layers have their tuning runs alone, 12 all. Losses differ by depth, not by setting."""
+    rows = []
+    for scale, n_layers in (("none", 12), ("none", 4), ("lns", 4), ("lns", 12)):
+        for seed in (*TUNING, *(RESULTS if n_layers == 12 else ())):
+            for lr in (0.003,) if seed in RESULTS else (0.0015, 0.003, 0.006):
+                config = RunConfig(n_layers=n_layers, depth_scale=scale, lr=lr, seed=seed)
+                rows.append((config, {"val_loss": 3 - n_layers / 10 + 0.1 * (lr != 0.003)}))
+    runs = with_tuning(runs_frame(rows))
+    matched = pairs(runs, knob_of(runs, "depth_scale"), "val_loss", EQUAL_LR)
+    assert len(matched) and (matched["n_layers"] == matched["n_layers_baseline"]).all()
+    assert matched["difference"].abs().max() == 0
+
+
 def test_an_end_of_the_grid_is_named_with_its_side():
     runs, knob = by_hand([3.0, 3.1, 3.3], [2.95, 2.9, 3.0])
     (contrast,) = contrasts(runs, knob, "val_loss")
