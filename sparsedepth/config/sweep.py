@@ -35,6 +35,7 @@ from sparsedepth.config.space import (
     TuneGrid,
     Value,
     Values,
+    cell_digest,
     check_size,
     check_tune,
     check_zip,
@@ -208,14 +209,14 @@ class SweepDefinition(Section):
         twice |= {name for scope in (*self.variants, *self.cells) for name in scope if name in self.tune}
         twice |= {name for scope in self.variants for name in scope if name in axes}
         twice |= {name for scope in self._scopes() for name in scope if name == self.free}
+        if twice:
+            raise ValueError(f"{', '.join(sorted(twice))} must vary in one place: space, zip, variants, tune or free")
         unknown = [name for where in (*self.only.values(), *self.exclude) for name in where
                    if name in ("seed", self.free, *self.tune)]  # fmt: skip
         if unknown:
             raise ValueError(
                 f"only and exclude choose cells, of which {unknown[0]} is not known yet; leave it out there"
             )
-        if twice:
-            raise ValueError(f"{', '.join(sorted(twice))} must vary in one place: space, zip, variants, tune or free")
 
     def _check_grid(self) -> None:
         if self.n_trials is not None:
@@ -343,7 +344,7 @@ class SweepDefinition(Section):
         crossings = ((variant, self.cell({**_fields_of(variant), **point})) for variant, point in points)
         for entry, cell in (*crossings, *((cell, _fields_of(cell)) for cell in self.cells)):
             if not self.is_excluded(cell):
-                key = repr(sorted(cell.items()))
+                key = cell_digest(cell)
                 cells.setdefault(key, cell)
                 seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
         return ((cell, seeds[key]) for key, cell in cells.items())

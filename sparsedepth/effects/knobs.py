@@ -153,15 +153,15 @@ def _follows(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
 
 def design_of(runs: pd.DataFrame) -> Design:
     """What was chosen in these runs: worth asking once for many contrasts of the same ones."""
-    with_tuning = _chosen(without_measured_models(runs))
-    runs = result_rows(runs)
-    chosen = chosen_fields(runs)
+    trained, runs = without_measured_models(runs), result_rows(runs)
+    chosen = _chosen(runs)
     codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen}
     with_depth = [
         name
         for name in codes
         if "n_layers" in codes and name not in NEVER_KNOBS and _determines(codes["n_layers"], codes[name])
     ]
+    with_tuning = chosen if len(trained) == len(runs) else _chosen(trained)
     return Design(chosen=tuple(chosen), with_depth=tuple(with_depth), with_tuning=tuple(with_tuning))
 
 

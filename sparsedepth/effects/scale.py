@@ -90,8 +90,9 @@ def trends(
     """Every setting at every depth along every axis that takes several values there. `at`: axis -> a wanted size."""
     runs = result_rows(runs)
     sizes = _sizes(runs)
-    found, shown = list[Trend](), list[bool]()
-    for each in _knobs(runs):
+    found: list[Trend] = []
+    knobs = _knobs(runs)
+    for each in knobs:
         rows = pairs(runs, each, outcome).dropna(subset=["difference"])
         rows = rows.join(sizes, on="run_id_baseline")
         places = sorted(set(zip(rows["n_layers"].astype(int), rows["setting"], strict=True)))
@@ -103,8 +104,8 @@ def trends(
                     unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
                 )  # fmt: skip
                 found.append(trend)
-                shown.append(knob is None or knob in each.fields)
-    return [trend for trend, is_shown in zip(_judged(found), shown, strict=True) if is_shown]
+    shown = {each.name for each in knobs if knob is None or knob in each.fields}
+    return [trend for trend in _judged(found) if trend.knob in shown]
 
 
 def _sizes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -167,11 +168,10 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
         "n_seeds": len(seeds),
         **dict.fromkeys(("slope", "smallest", "largest"), unknown),
         "predicted": None,
-        "word": "too few scales",
     }
     lines = _lines(means, seeds) if len(xs) >= MIN_SCALES else None
     if lines is None:
-        return fields
+        return fields | {"word": "too few scales"}
     slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
     smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
     predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), one_more=True)

@@ -38,6 +38,7 @@ def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[
 
 
 def trend_text(trend: Trend) -> str:
+    """'  n_layers=12, depth_scale=lns vs depth_scale=none, over parameters: persists: val_loss ...'."""
     by_scale = ", ".join(
         f"{effect:+.3g} at {scale:.3g}" for effect, scale in zip(trend.effects, trend.scales, strict=True)
     )

@@ -66,13 +66,13 @@ def trained_runs(store: "Store") -> pd.DataFrame:
 
 def moved_kinds(runs: pd.DataFrame, every: pd.DataFrame, is_search: bool) -> pd.Series:
     """What each of some runs moved away from the baseline of all: nothing, a knob, or several fields, to which none can
-    lend its name."""
+    lend its name; of a search, whose runs are all proposals, that."""
+    if is_search:
+        return pd.Series(PROPOSAL, index=runs.index, dtype=object)
     knobs = find_knobs(every)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
 
     def kind(names: tuple[str, ...]) -> str:
-        if is_search:
-            return PROPOSAL
         return ("baseline", *names)[-1] if len(names) < 2 and mixed.isdisjoint(names) else SEVERAL
 
     return changed(runs, knobs).map(kind) if len(runs) else pd.Series(dtype=object)

@@ -349,13 +349,15 @@ def with_rounded(result: QueryResult) -> QueryResult:
 
 
 def _as_rounded(values: list[Any]) -> list[Any]:
-    finite = [value for value in values if isinstance(value, float) and math.isfinite(value)]
-    exponents = [int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in finite]
-    places = max(0, -min(exponents, default=0))
-    if len(finite) < sum(value is not None for value in values) or places > MOST_DECIMALS:
-        return values
-    if any(abs(value) >= 1e7 for value in finite):
-        return values
+    places = 0
+    for value in values:
+        if value is None:
+            continue
+        if not isinstance(value, float) or not abs(value) < 1e7:  # NaN, too
+            return values
+        places = max(places, -int(Decimal(repr(value)).normalize().as_tuple().exponent))
+        if places > MOST_DECIMALS:
+            return values
     return [None if value is None else Decimal(f"{value:.{places}f}") for value in values]
 
 

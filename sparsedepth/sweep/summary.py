@@ -1,5 +1,6 @@
 """How a sweep stands as a whole, for `status` and the live page: runs by state, the best so far, plan and reality."""
 
+import functools
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -93,8 +94,11 @@ def sweep_summary(folder: Path) -> SweepSummary:
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
+    @functools.cache  # asked several times for each run; one that is not complete is looked up in its folder
     def loss_of(run_id: str) -> float | None:
-        return losses.get(run_id, math.inf if is_without_result(folder, run_id) else None)
+        if run_id in losses:
+            return losses[run_id]
+        return math.inf if is_without_result(folder, run_id) else None
 
     configs = [planned.config for planned in plan.runs(loss_of)] if plan else []
     problems = {damage.folder.name: f"{damage.name} {damage.problem}" for damage in damaged}
