@@ -46,7 +46,7 @@ def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
     rows = []
     for cell_id, cell in runs.groupby("cell_id", sort=False):
         first = cell.iloc[0]
-        ended = bool((cell["outcome"] != "ok").any())
+        ended = len(cell) < search.n_seeds or bool((cell["outcome"] != "ok").any())
         means = {name: np.nan if ended else float(pd.to_numeric(cell[name]).mean()) for name in search.objectives}
         started = min(map(str, cell["started"])) if "started" in cell.columns else ""
         knobs = {name: plain(first[name]) for name in search.axes}

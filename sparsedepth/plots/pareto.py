@@ -64,7 +64,10 @@ class Front:
 
 def pareto(store: "Store") -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
-    best = front(trained_runs(store), is_search=search_of(store.roots) is not None)
+    search, runs = search_of(store.roots), trained_runs(store)
+    if search is not None:  # a proposal that lacks seeds has those that survived
+        runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= search.n_seeds]
+    best = front(runs, is_search=search is not None)
     if len(best.cells) < 2 or len(best.quantities) < 2:
         raise NothingToDraw("fewer than two configurations finished with a val_loss and a cost, so there is no front")
     return Drawing(data=best.cells, page=partial(page_of_front, best))

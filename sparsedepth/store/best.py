@@ -2,8 +2,9 @@
 
 A cell is every field of a run but the seed, or a model that was only measured. Its score is the mean over the seeds
 that trained to the end; a diverged seed has no score, so a cell that has one is never ranked by the seeds that
-survived: it comes after all cells without. Its 95% interval is Student's over seeds, from three seeds on: at two, the
-half-width is 9 standard deviations. It ends where the quantity's range does: no loss is below 0.
+survived: it comes after all cells without, as does a proposal of a search that lacks seeds. Its 95% interval is
+Student's over seeds, from three seeds on: at two, the half-width is 9 standard deviations. It ends where the quantity's
+range does: no loss is below 0.
 
 The *baseline* (`store.setting`) stands beside the best, at the end where it is none of them. In a folder that a sampler
 filled (`store.search`) no proposal is a baseline: there the whole front of its objectives is shown.
@@ -31,7 +32,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
 from sparsedepth.store.setting import Configuration, Settings, digits, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
-from sparsedepth.store.tuning_roles import IS_CHOSEN, names_tuned
+from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, names_tuned
 
 MAX_FRONT = 30
 """Ranks among which the front of a search is shown."""
@@ -44,7 +45,7 @@ class Ranking:
     table: QueryResult
     """rank (equal means share one; NULL without a mean), cell_id, source (of several results folders), model (where any
     was only measured), the knobs that vary, seeds (with a value), diverged (where any did), params and flops (of
-    training) over the baseline's, mean, lo, hi (95% over seeds), note ('baseline', 'no value')."""
+    training) over the baseline's, mean, lo, hi (95% over seeds), note (baseline, front, incomplete, no value)."""
     settings: tuple[str, ...]
     """What each row has away from the baseline, in words."""
     tuned: tuple[str, ...]
@@ -75,8 +76,10 @@ class _Ranked(Configuration):
     sources: frozenset[str]
     """The results folders that its runs lie in."""
     n_diverged: int
+    is_incomplete: bool
+    """Whether it is a search's proposal that lacks seeds."""
     objectives: list[float | None] = field(default_factory=list)
-    """Means over seeds, of a search's objectives."""
+    """Means over seeds, of a search's objectives; None where a seed has no value."""
     is_on_front: bool = False
 
     @property
@@ -109,12 +112,12 @@ def best(
     rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {' AND '.join(conditions)}").records()
     if not rows:
         raise ValueError(_none_of(store, conditions[:-1]))
-    cells = _cells(rows, by, objectives)
+    cells = _cells(rows, by, objectives, _incomplete(store, search))
     sign = -quantities.sign(by)
 
     def place(cell: _Ranked) -> tuple[bool, bool, float, str]:
         mean = cell.score[0]
-        return (cell.n_diverged > 0, mean is None, 0.0 if mean is None else sign * mean, cell.cell_id)
+        return (cell.n_diverged > 0 or cell.is_incomplete, mean is None, 0.0 if mean is None else sign * mean, cell.cell_id)
 
     ranked = sorted(cells, key=place)
     places = [place(cell)[:-1] for cell in ranked]
@@ -260,7 +263,16 @@ def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
     return f"{named} ({', '.join(remarks)})" if remarks else named
 
 
-def _cells(rows: Sequence[Mapping[str, Any]], by: str, objectives: Sequence[str]) -> list[_Ranked]:
+def _incomplete(store: Store, search: Search | None) -> set[str]:
+    """The cells of a search that lack seeds, whatever rows are asked for."""
+    least = search.n_seeds if search else 0
+    few = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {least}"
+    return {cell_id for (cell_id,) in store.sql(few).rows}
+
+
+def _cells(
+    rows: Sequence[Mapping[str, Any]], by: str, objectives: Sequence[str], incomplete: set[str]
+) -> list[_Ranked]:
     """One entry for each cell or measured model; more where the folders give its runs other roles in tuning."""
     by_cell = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list)
     for row in rows:
@@ -272,12 +284,13 @@ def _cells(rows: Sequence[Mapping[str, Any]], by: str, objectives: Sequence[str]
             tuning=tuning,
             tuned=frozenset(names_tuned(tuned)),
             knobs={name: runs[0][name] for name in CELL_FIELDS},
-            objectives=[_mean(runs, name) for name in objectives],
+            objectives=[None if cell_id in incomplete else _mean(runs, name) for name in objectives],
             values=_finished(runs, by),
             params=mean_interval(_finished(runs, "params_total"))[0],
             flops=mean_interval(_finished(runs, "train_flops"))[0],
             sources=frozenset(str(Path(run["folder"]).parent.parent) for run in runs),
             n_diverged=sum(run["outcome"] == "diverged" for run in runs),
+            is_incomplete=cell_id in incomplete,
         )
         for (cell_id, model, tuning, tuned), runs in by_cell.items()
     ]
@@ -321,7 +334,8 @@ def _table(
     rows = []
     for cell in shown:
         mean, lo, hi = cell.score
-        holds = {"baseline": cell is baseline, "front": cell.is_on_front, "no value": mean is None}
+        holds = {"baseline": cell is baseline, "front": cell.is_on_front, "incomplete": cell.is_incomplete}
+        holds["no value"] = mean is None
         values = {
             **dict(zip(objectives, cell.objectives, strict=True)),
             **cell.knobs,

@@ -1,7 +1,8 @@
 """A folder that a sampler filled: TPE, NSGA-II, random search or quasi-Monte Carlo. Its proposals are no ladder.
 
 No proposal is a baseline, since none was chosen to be one. What a search gives is its *front* (no other proposal is at
-least as good in every objective and better in one) and, since one seed chose each, a list to run again with new seeds.
+least as good in every objective and better in one) and, since few seeds chose each, a list to run again with new ones.
+A proposal whose other seeds were ended early has the seeds that survived, which flatter it: its mean is no score.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsedepth import quantities
+from sparsedepth.config.seeds import own_seeds
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.files import write_text
 
@@ -31,6 +33,12 @@ class Search:
     @property
     def objectives(self) -> tuple[str, ...]:
         return tuple(self.definition.objectives)
+
+    @property
+    def n_seeds(self) -> int:
+        """Seeds that a proposal has at least, unless a run of it was ended early, failed or is still to come."""
+        seeds = self.definition.seeds
+        return min(len(own_seeds(entry, seeds)) for entry in ({}, *self.definition.variants, *self.definition.cells))
 
     @property
     def text(self) -> str:

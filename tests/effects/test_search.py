@@ -87,6 +87,25 @@ def test_a_grid_is_no_search(tmp_path):
     assert search_of([root, root]) is None
 
 
+def test_a_proposal_whose_other_seeds_were_ended_early_is_not_ranked_by_the_seed_that_survived(tmp_path):
+    """Of the proposal of lr 0.002 the second seed was pruned: the first, the lowest of all, flatters it."""
+    tmp_path.joinpath("sweep.yaml").write_text(yaml.safe_dump({**SEARCH, "seeds": [0, 1]}))
+    for lr, losses in {0.002: [1.0], 0.004: [2.0, 4.0], 0.008: [2.5, 4.5]}.items():
+        for seed, loss in enumerate(losses):
+            config = RunConfig(**BASE, n_layers=2, lr=lr, seed=seed)
+            make_run(tmp_path, config, {"val_loss": loss, "train_flops": 1e9, "usefulness_loss_increase": loss})
+    with open_store(tmp_path) as store:
+        rows = [dict(zip(best(store).table.columns, row, strict=True)) for row in best(store).table.rows]
+        (survivors,) = best(store, where="lr = 0.004 AND seed = 0").table.rows
+        drawn = draw(store, "pareto").drawings["pareto"].data
+        frame = proposals(store.frame("select * from runs"), search_of(store.roots))
+    expected = [(0.004, "front"), (0.008, None), (0.002, "incomplete")]
+    assert [(row["lr"], row["note"]) for row in rows] == expected
+    assert survivors[-1] == "front"  # it has its seeds: one of them was asked for
+    assert frame.set_index("lr")["val_loss"].isna().to_dict() == {0.002: True, 0.004: False, 0.008: False}
+    assert sorted(drawn["val_loss"]) == [3.0, 3.5]
+
+
 def test_importance_and_dependence_of_a_planted_landscape(searched):
     with open_store(searched) as store:
         search, runs = search_of(store.roots), store.frame("select * from runs")
