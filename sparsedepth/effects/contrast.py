@@ -28,6 +28,7 @@ from sparsedepth.effects.pairs import (
     EQUAL_LR,
     LR_OF_SETTING,
     MATCH_TOLERANCE,
+    UNKNOWN_SEED,
     is_ratio,
     pairs,
     rounding_sd,
@@ -182,6 +183,8 @@ def _held_against(contrast: Contrast, at: Mapping[_AtOneLr, Contrast]) -> Contra
 
 def contrast_of(rows: pd.DataFrame, knob: Knob, setting: str, outcome: str, depth: int | None) -> Contrast:
     """One setting against the baseline, from the rows of `pairs` that have it; not moderated yet."""
+    of_seeds = rows[rows["seed"] != UNKNOWN_SEED]
+    rows = of_seeds if len(of_seeds) else rows  # two runs that do not say their seed are no further pair of one
     usable = rows[rows["difference"].notna()]
     by_seed = usable.groupby("seed")[["difference", "value", "value_baseline"]].mean()
     least_sd = rounding_sd(outcome, rows["n_layers"].min(), rows["n_layers_baseline"].min())

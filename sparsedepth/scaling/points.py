@@ -12,6 +12,7 @@ import pandas as pd
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.import_table import clusters_of
 from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.tuning_roles import IS_RESULT
 
@@ -32,8 +33,8 @@ def read_points(source: Path, where: str | None = None, cluster: str | None = No
 
     `where` is an SQL condition over the columns of `runs`, for a folder only. `cluster` names the columns, separated by
     commas, of which equal values make a cluster: a column of that name is added; of a folder, 'run' is the training run
-    (an imported row's own cluster). Raises ValueError for a missing column, a value that is no positive number, or no
-    points at all.
+    (an imported row's own cluster). A point without one stands for itself. Raises ValueError for a missing column, a
+    value that is no positive number, or no points at all.
     """
     names = [name.strip() for name in cluster.split(",")] if cluster else []
     if source.is_dir():
@@ -73,7 +74,7 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
         raise ValueError(
             f"--cluster {unknown[0]!r} is no column of runs; name run, or columns such as d_model,n_layers"
         )
-    parts = ["coalesce(cluster, run_id)" if name == "run" else f"CAST({name} AS VARCHAR)" for name in cluster]
+    parts = ["coalesce(cluster, run_id)" if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster]
     clusters = f", concat_ws(' ', {', '.join(parts)}) AS cluster" if parts else ""
     with open_store(source) as store:
         points = store.frame(_SQL.format(where=where or "true", is_result=IS_RESULT, cluster=clusters))
@@ -98,9 +99,9 @@ def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
     if missing:
         have = ", ".join(map(str, points.columns[:12]))
         raise ValueError(f"{str(source)!r} has no column {', '.join(missing)}; its columns are {have}")
-    clusters = points[cluster].astype(str).agg(" ".join, axis=1) if cluster else None
+    named = [name or f"row {i}" for i, name in enumerate(clusters_of(points, cluster))]
     points = points.reindex(columns=list(COLUMNS))
-    return points if clusters is None else points.assign(cluster=clusters)
+    return points.assign(cluster=named) if cluster else points
 
 
 def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:

@@ -47,7 +47,7 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
         here = [side.get(key) for side in by_key]
         cell = next(known[0] for known in here if known)
         values = [known[1] if known else {} for known in here]
-        common = sorted(values[0].keys() & values[1].keys())
+        common = [seed for seed in values[0] if seed in values[1]]
         paired = mean_interval([values[1][seed] - values[0][seed] for seed in common])
         difference = paired if common else _unpaired(*(list(side.values()) for side in values))
         found_in = BOTH if all(here) else FIRST if here[0] else SECOND
@@ -99,10 +99,10 @@ def apart(table: QueryResult) -> list[str]:
     return texts
 
 
-def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[int, float]]]:
-    """Each trained configuration with its values by seed."""
-    names = ("cell_id", "tuned_fields", "seed", "outcome", by, *CELL_FIELDS)
-    by_cell: dict[str, tuple[Configuration, dict[int, float]]] = {}
+def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, float]]]:
+    """Each trained configuration with its values by seed; by folder, where the seed of a run is not known."""
+    names = ("cell_id", "tuned_fields", "coalesce(CAST(seed AS VARCHAR), folder)", "outcome", by, *CELL_FIELDS)
+    by_cell: dict[str, tuple[Configuration, dict[str, float]]] = {}
     for cell_id, tuned, seed, outcome, value, *knobs in store.sql(
         f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:

@@ -93,7 +93,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
         runs=len(runs),
         not_wanted=n_rows - wanted,
         incomplete=wanted - len(runs),
-        clusters=len({run.cluster for run in runs}) if table_map.cluster else len(runs),
+        clusters=len({run.cluster or run.run_id for run in runs}),
         unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
     )
 
@@ -208,11 +208,18 @@ _Row = tuple[int, str | None, dict[str, Any]]
 
 
 def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> Iterator[_Row]:
-    named = frame[table_map.clusters].astype(str).agg(" ".join, axis=1) if table_map.clusters else None
+    named = clusters_of(frame, table_map.clusters)
     constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
     for i, row in enumerate(zip(*values.values(), strict=True) if values else ()):
         known = {name: value for name, value in zip(values, row, strict=True) if value is not None}
-        yield int(frame.index[i]) + 1, None if named is None else named.iloc[i], {**constants, **known}
+        yield int(frame.index[i]) + 1, named[i], {**constants, **known}
+
+
+def clusters_of(frame: "pd.DataFrame", columns: Sequence[str]) -> list[str | None]:
+    """The cluster of each row, of equal values in these columns; None where one is missing: it stands for itself."""
+    is_known = frame[columns].notna().all(axis=1) & bool(columns)
+    rows = frame[columns].astype(object).itertuples(index=False, name=None)
+    return [" ".join(map(str, row)) if known else None for row, known in zip(rows, is_known, strict=True)]
 
 
 def _imported_runs(rows: Sequence[_Row], source: str) -> list[ImportedRun]:

@@ -161,9 +161,12 @@ def _losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> Losses:
     """
     seeds = [seed for seed in tuned.tuning_seeds if any(run["seed"] == seed for run in group)] or tuned.seeds[:1]
     seeds = seeds or list(dict.fromkeys(run["seed"] for run in group))
-    losses: Losses = defaultdict(dict)
+    runs_of = defaultdict(list)
     for run in sorted((run for run in group if run["seed"] in seeds), key=lambda run: seeds.index(run["seed"])):
-        losses[_point(tuned, run)][run["seed"]] = _loss(tuned, run)
+        runs_of[_point(tuned, run), run["seed"]].append(_loss(tuned, run))
+    losses: Losses = defaultdict(dict)
+    for (point, seed), values in runs_of.items():  # several only of imported runs that do not say their seed
+        losses[point][seed] = fmean(values)
     return losses
 
 

@@ -100,6 +100,15 @@ def test_diverged_and_unmeasured_runs_are_counted_and_never_averaged():
     assert (found.effect.n, found.effect.lo, found.verdict) == (1, None, "not distinguishable")
 
 
+def test_runs_that_do_not_say_their_seed_are_no_further_pair_of_one():
+    runs, knob = by_hand()
+    runs = runs.assign(seed=runs["seed"].astype(float).where(runs["seed"] < 2))
+    (found,) = contrasts(runs, knob, "val_loss")
+    assert (found.effect.n, found.n_seeds, found.effect.mean) == (2, 2, pytest.approx((-0.11 - 0.10) / 2))
+    (found,) = contrasts(runs[runs["seed"].isna()], knob, "val_loss")
+    assert (found.n_seeds, found.effect.mean, found.floor) == (1, pytest.approx(-0.09), None)
+
+
 def test_one_seed_has_no_noise_floor_and_no_verdict():
     runs = grid(
         {"depth_scale": ["none", "lns"], "n_kv_heads": [4, 2, 1]},

@@ -160,6 +160,17 @@ def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
     assert tuning_roles(tuned, before)["0.2 0"] == "edge", "no tuning seed was run yet: the first seed chose"
 
 
+def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
+    """Of lr 0.1 the last run is the lowest of all; 0.2 is lower on average."""
+    tuned = Tuned(fields=("lr",), tuning_seeds=(), seeds=(), objective="val_loss")
+    losses = [("a", 0.1, 3.0), ("b", 0.1, 1.0), ("c", 0.2, 1.5), ("d", 0.2, 1.7), ("e", 0.4, 5.0)]
+    runs = [
+        {**RunConfig(lr=lr).model_dump(), "seed": None, "run_id": name, "outcome": "ok", "val_loss": loss}
+        for name, lr, loss in losses
+    ]
+    assert tuning_roles(tuned, runs) == dict(zip("abcde", ["rejected"] * 2 + ["best"] * 2 + ["rejected"], strict=True))
+
+
 def test_a_definition_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "sweep.yaml").write_text("tune: {lr: [3, 2, 1]}\nname: x\nquestion: q\nhypothesis: h\n")
     with pytest.raises(ValueError, match=r"sweep.yaml: tune.lr=.* must be ascending"):
