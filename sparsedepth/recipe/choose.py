@@ -41,6 +41,7 @@ from sparsedepth.effects.pairs import BASES, unit_of, values_of
 from sparsedepth.recipe.card import Candidate, Comparison, Place, Recipe, Stack, Values
 from sparsedepth.recipe.domain import domain_of
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
+from sparsedepth.store.comparable_loss import COMMON, has_one_context
 from sparsedepth.store.degeneracy import advice, degeneracy, rows_of, weakness
 from sparsedepth.store.imported_run import in_whole_steps, is_imported, unknown_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -177,6 +178,7 @@ def judge_candidates(
     errors = [c.effect.error or 0.0 for c in family]
     tau = spread_of_effects([c.effect.mean or 0.0 for c in family], errors) if family else None
     reliabilities = {c.setting: reliability(tau or 0.0, error) for c, error in zip(family, errors, strict=True)}
+    own_context = OWN_CONTEXT if has_one_context(rows.runs[rows.runs["outcome"] == "ok"]) else (*OWN_CONTEXT, COMMON)
     candidates = []
     for contrast in contrasts:
         kept = reliabilities.get(contrast.setting)
@@ -187,7 +189,7 @@ def judge_candidates(
                 baseline_values=_jsonable(knobs[contrast.knob].settings[contrast.baseline]),
                 shrunk=None if kept is None else kept * (contrast.effect.mean or 0.0),
                 reliability=kept,
-                refused=reason_against(contrast, matched),
+                refused=reason_against(contrast, matched, own_context),
             )
         )
     return best_of_each(candidates), tau
@@ -202,12 +204,13 @@ def _jsonable(setting: Mapping[str, Plain]) -> Values:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in setting.items()}
 
 
-def reason_against(contrast: Contrast, matched: str) -> str:
-    """Why a setting cannot be part of a recipe; empty if it can."""
+def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] = OWN_CONTEXT) -> str:
+    """Why a setting cannot be part of a recipe; empty if it can. `own_context`: the losses that were taken at each
+    run's own seq_len."""
     if contrast.knob in BUDGET:
         return "a budget, no recipe"
-    if contrast.knob == "seq_len" and contrast.outcome in OWN_CONTEXT:
-        return f"{contrast.outcome} is scored at each run's own seq_len; ask for val_loss_common"
+    if contrast.knob == "seq_len" and contrast.outcome in own_context:
+        return f"{contrast.outcome} is scored at each run's own seq_len; ask for {COMMON} of runs with one eval_seq_len"
     if contrast.n_diverged:
         return f"{contrast.n_diverged} of its runs diverged"
     if contrast.p_holm is None:

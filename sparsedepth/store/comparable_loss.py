@@ -20,15 +20,20 @@ OWN, COMMON = "val_loss", "val_loss_common"
 
 def loss_of(runs: "pd.DataFrame") -> str:
     """The loss that compares these rows of `runs`."""
-    import pandas as pd
-
     if not {"seq_len", "eval_seq_len", COMMON} <= set(runs.columns):
         return OWN
     finished = runs[runs["outcome"] == "ok"]
-    own, evaluated = (pd.to_numeric(finished[name], errors="coerce") for name in ("seq_len", "eval_seq_len"))
-    context = evaluated.fillna(own.where(finished["origin"].isna()) if "origin" in finished.columns else own)
-    is_common = own.nunique() > 1 and finished[COMMON].notna().all() and context.nunique() < 2
+    is_common = finished["seq_len"].nunique() > 1 and finished[COMMON].notna().all() and has_one_context(finished)
     return COMMON if is_common else OWN
+
+
+def has_one_context(runs: "pd.DataFrame") -> bool:
+    """Whether val_loss_common was taken at one context in these rows of `runs`; imported ones may not say at which."""
+    import pandas as pd
+
+    own, evaluated = (pd.to_numeric(runs[name], errors="coerce") for name in ("seq_len", "eval_seq_len"))
+    context = evaluated.fillna(own.where(runs["origin"].isna()) if "origin" in runs.columns else own)
+    return context.nunique() < 2
 
 
 def loss_in(store: "Store") -> str:

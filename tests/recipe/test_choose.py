@@ -260,7 +260,10 @@ def test_a_longer_context_is_not_judged_by_its_own_loss():
     runs = sweep(lambda config: -0.1 * (config.seq_len == 512), {"seq_len": [256, 512], "seed": [0, 1, 2]})
     runs["val_loss_common"] = runs["val_loss"]
     assert "ask for val_loss_common" in reasons(derive(runs))["seq_len=512"]
-    assert derive(runs, objective="val_loss_common").config == RunConfig(seq_len=512)
+    of_own = derive(runs, objective="val_loss_common")  # without eval_seq_len it is val_loss again
+    assert not of_own.changes and "one eval_seq_len" in reasons(of_own)["seq_len=512"]
+    of_one = derive(runs.assign(eval_seq_len=256), objective="val_loss_common")
+    assert of_one.config == RunConfig(seq_len=512, eval_seq_len=256)
 
 
 def one_at_a_time(stack_loss):
