@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def show(
         if left is not None:
             print(wrapped([f"left: {one_line(left)}"]), end="")
         elif results:
-            print(f"left: nothing, {results} holds every run")
+            print(f"left: nothing, every run is in {results} or ended without a result")
     excess = budget.excess(total)
     if not excess:
         return
@@ -93,10 +94,11 @@ def show(
 
 
 def price_left(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
-    """The price of the runs that the folder lacks; None where it lacks none."""
+    """The price of the runs that the folder lacks and that did not end without a result; None where there are none."""
     from sparsedepth.plan.price import left_of, price_of
+    from sparsedepth.sweep.status import is_without_result
 
-    left = left_of(definition, results)
+    left = left_of(definition, results, partial(is_without_result, results))
     return price_of(left, setup) if left else None
 
 

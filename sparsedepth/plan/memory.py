@@ -20,7 +20,7 @@ from typing import Literal
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import LOGITS_BYTES, Parallel
+from sparsedepth.config.runtime import LOGITS_BYTES, Parallel, RuntimeConfig
 
 HEAP = {"cpu": 1.05, "cuda": 1.0}
 """What the C library's heap takes for tensors that come and go; none is assumed for PyTorch's CUDA allocator."""
@@ -35,7 +35,7 @@ class Place:
 
     device: Literal["cpu", "cuda"] = "cpu"
     micro_batch: int | None = None
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
     processes: int = 1
     """of one run, each with a device, or threads, of its own"""
     sharing: int = 1
@@ -49,11 +49,15 @@ def is_bf16(config: RunConfig, place: Place) -> bool:
     return config.precision == "bf16" or (config.precision == "auto" and place.device == "cuda")
 
 
+def is_compiled(config: RunConfig, place: Place) -> bool:
+    return RuntimeConfig(compile=place.compile).compiles(config.n_steps, on_gpu=place.device == "cuda")
+
+
 def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()) -> float:
     """What is kept of all blocks for the backward pass over n_sequences of seq_len, copies of weights included."""
     assert config.n_kv_heads is not None and config.d_ff is not None
     bf16, d_model, d_expert = is_bf16(config, place), config.d_model, config.d_expert or 0
-    size, cast = (2 if bf16 else 4), int(bf16 and not place.compile)
+    size, cast = (2 if bf16 else 4), int(bf16 and not is_compiled(config, place))
     keys = config.n_kv_heads * d_model // config.n_heads
     n_routed = config.n_layers - config.n_dense_layers if config.n_experts else 0
     further_norms = (

@@ -11,7 +11,7 @@ early and equal proposals share theirs; an extension of a tuning grid adds some.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.task import task_name
 from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.memory import Place, peak_bytes
 from sparsedepth.plan.results_index import planned_runs
@@ -123,7 +124,7 @@ def pricing_setup(
     place = Place(
         device="cpu" if device == "cpu" else "cuda",
         micro_batch=runtime.micro_batch,
-        compile=runtime.compile is True or (runtime.compile == "auto" and device != "cpu"),
+        compile=runtime.compile,
         processes=processes,
         threads=runtime.threads or 1,
         parallel=runtime.parallel,
@@ -171,13 +172,17 @@ def price(definition: SweepDefinition, setup: PricingSetup) -> Price:
     return price_of(runs, setup, bound)
 
 
-def left_of(definition: SweepDefinition, results: Path) -> list[RunConfig]:
-    """The runs of a sweep that its results folder does not hold yet, as far as they can be told."""
+def left_of(
+    definition: SweepDefinition, results: Path, is_without_result: Callable[[str], bool] = lambda run_id: False
+) -> list[RunConfig]:
+    """The runs of a sweep that its results folder does not hold yet, as far as they can be told; `is_without_result`:
+    those that ended, and will have none."""
     expected = expected_runs(definition)[0]
     if definition.adaptive:  # which cells are proposed is not known: as many as there are count as done
         return expected[len(list(results.glob(f"runs/*/{MARKER}"))) :]
-    known = planned_runs(definition, results)
-    return [run for run in known if not is_complete_run(results, run.run_id)] + expected[len(known) :]
+    known = planned_runs(definition, results, is_without_result)
+    ended = [is_complete_run(results, run.run_id) or is_without_result(run.run_id) for run in known]
+    return [run for run, has_ended in zip(known, ended, strict=True) if not has_ended] + expected[len(known) :]
 
 
 def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:
@@ -235,9 +240,9 @@ def makespan(each: Sequence[float], workers: int) -> float:
 
 
 def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
-    """Token shards: 2 bytes a token, 4 from 65,537 entries of the vocabulary on."""
+    """Token shards: 2 bytes a token, 4 from 65,537 entries of the vocabulary on; none of a task."""
     texts: dict[tuple[Any, ...], tuple[int | None, int]] = {}
-    for config in runs:
+    for config in (config for config in runs if task_name(config.corpus) is None):
         key = (config.corpus, config.text_field, config.tokenizer, config.val_fraction, config.max_corpus_tokens)
         texts[key] = (config.max_corpus_tokens, 2 if config.vocab_size <= 2**16 else 4)
     sizes = [tokens and tokens * width for tokens, width in texts.values()]

@@ -74,7 +74,9 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
         raise ValueError(
             f"--cluster {unknown[0]!r} is no column of runs; name run, or columns such as d_model,n_layers"
         )
-    parts = ["coalesce(cluster, run_id)" if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster]
+    parts = [
+        "coalesce(cluster, run_id)" if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster
+    ]
     clusters = f", concat_ws(' ', {', '.join(parts)}) AS cluster" if parts else ""
     with open_store(source) as store:
         points = store.frame(_SQL.format(where=where or "true", is_result=IS_RESULT, cluster=clusters))

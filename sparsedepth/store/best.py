@@ -117,7 +117,12 @@ def best(
 
     def place(cell: _Ranked) -> tuple[bool, bool, float, str]:
         mean = cell.score[0]
-        return (cell.n_diverged > 0 or cell.is_incomplete, mean is None, 0.0 if mean is None else sign * mean, cell.cell_id)
+        return (
+            cell.n_diverged > 0 or cell.is_incomplete,
+            mean is None,
+            0.0 if mean is None else sign * mean,
+            cell.cell_id,
+        )
 
     ranked = sorted(cells, key=place)
     places = [place(cell)[:-1] for cell in ranked]

@@ -1,6 +1,7 @@
 """`sparsedepth plan`: what does not fit and what would, long times, what is left, runs and toys as well as sweeps."""
 
 import json
+from functools import partial
 
 import pytest
 import yaml
@@ -15,7 +16,9 @@ from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.price import left_of, price, pricing_setup
+from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import MARKER
+from sparsedepth.sweep.status import is_without_result
 
 LARGE = {"preset": "llama-1b"}
 
@@ -113,7 +116,33 @@ def test_what_is_left_is_priced(tmp_path, capsys):
     assert "in all 4 runs" in out and "left: 1 runs" in out
     make_run(results, runs[3], {"outcome": "ok", "val_loss": 2.0})
     plan(path, on="h100", out=results)
-    assert f"left: nothing, {results} holds every run" in capsys.readouterr().out
+    assert f"left: nothing, every run is in {results}" in capsys.readouterr().out
+
+
+def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp_path, capsys):
+    """One cell, two values of lr with two tuning seeds; a tuning run failed, of the two results one is there."""
+    fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
+    path, results = definition(tmp_path, **fields), tmp_path / "out"
+    sweep = define(path)
+    tuning = left_of(sweep, results)[:6]
+    assert {run.seed for run in tuning} == {7, 8}
+    for config in tuning:
+        if (config.lr, config.seed) == (0.001, 8):
+            Scratch(results, config.run_id).folder.mkdir(parents=True)
+            Scratch(results, config.run_id).add_failure("out of luck")
+        else:
+            make_run(results, config, {"val_loss": abs(config.lr - 0.002)})
+    make_run(results, tuning[0].model_copy(update={"lr": 0.002, "seed": 0}), {"val_loss": 0.0})
+    (left,) = left_of(sweep, results, partial(is_without_result, results))
+    assert (left.lr, left.seed) == (0.002, 1)
+    plan(path, on="h100", out=results)
+    assert "left: 1 runs" in capsys.readouterr().out
+
+
+def test_a_task_has_no_text_on_disk(tmp_path, capsys):
+    for corpus, told in ((tmp_path, True), ("task:k_hop", False)):
+        plan(write(tmp_path, {"n_layers": 2, "corpus": str(corpus)}), on="h100")
+        assert ("disk: without the tokenised text" in capsys.readouterr().out) is told
 
 
 def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):

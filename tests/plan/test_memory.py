@@ -9,6 +9,7 @@ import torch
 from tiny import BASE, ENVIRONMENT, corpus
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.runtime import COMPILED_STEPS
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan.memory import Place, activation_bytes, peak_bytes
 from sparsedepth.plan.price import PricingSetup, price_of, with_peaks
@@ -121,6 +122,9 @@ def test_what_lowers_the_peak():
     whole = peak_bytes(run, Place(device="cuda"))
     assert peak_bytes(run, Place(device="cuda", micro_batch=16)) < whole
     assert peak_bytes(run, Place(device="cuda", compile=True)) < whole
+    assert peak_bytes(run, Place(device="cuda", compile="auto")) == whole  # one step: not compiled by itself
+    longer = run.model_copy(update={"train_tokens": COMPILED_STEPS * run.batch_tokens})
+    assert peak_bytes(longer, Place(device="cuda", compile="auto")) < whole
     assert peak_bytes(run, Place(device="cuda", processes=2, parallel="ddp")) < whole
     ddp = peak_bytes(run, Place(device="cuda", processes=4, parallel="ddp"))
     assert peak_bytes(run, Place(device="cuda", processes=4, parallel="fsdp")) < ddp

@@ -107,7 +107,9 @@ def test_rows_without_a_cluster_stand_for_themselves(tmp_path):
     points = read_points(tmp_path / "theirs", cluster="cluster")["cluster"]
     assert sorted(points) == sorted([*runs["cluster"][:3], *runs["run_id"][3:]])
     table = tmp_path / "points.csv"
-    table.write_text("d_model,n_layers,num_tokens,loss,run,part\n8,2,10,3,a,1\n8,2,20,2,,1\n8,4,20,2.5,,\n8,4,30,2,a,1\n")
+    table.write_text(
+        "d_model,n_layers,num_tokens,loss,run,part\n8,2,10,3,a,1\n8,2,20,2,,1\n8,4,20,2.5,,\n8,4,30,2,a,1\n"
+    )
     assert read_points(table, cluster="run,part")["cluster"].tolist() == ["a 1.0", "row 1", "row 2", "a 1.0"]
 
 
