@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -42,9 +43,10 @@ def check(method: Check) -> Check:
 
 @cache
 def checks(model: type) -> tuple[str, ...]:
-    """The names of the checks of a class, those of its bases first."""
+    """The names of the checks of a class, those of its bases first. Of what is no function nothing is asked: a
+    validator would be built to answer."""
     marked = (name for base in reversed(model.__mro__) for name, value in vars(base).items()
-              if getattr(value, "is_check", False))  # fmt: skip
+              if isinstance(value, FunctionType) and "is_check" in vars(value))  # fmt: skip
     return tuple(dict.fromkeys(marked))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sparsedepth.config.space import check_size
 
@@ -26,7 +26,7 @@ Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted(0), j
 TuningSeeds = Annotated[
     list[int], Field(min_length=1), BeforeValidator(_counted(101), json_schema_input_type=int | list[int])
 ]
-_SEEDS = TypeAdapter(Seeds)
+_SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
 
 
 def own_seeds(entry: Mapping[str, Any], otherwise: list[int]) -> list[int]:

@@ -21,9 +21,8 @@ from pydantic import Field
 from sparsedepth.config import presets
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
-from sparsedepth.config.plain_text import Sentence
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.section import Count, Positive, Section
+from sparsedepth.config.section import Count, Positive, Section, Sentence
 from sparsedepth.config.seeds import Seeds, TuningSeeds, own_seeds
 from sparsedepth.config.space import (
     Axis,

@@ -94,9 +94,9 @@ class Evaluation(EvaluationKey):
 def _columns() -> tuple[Column, ...]:
     columns = [("eval_id", "VARCHAR", "the hash of all that decides the scores")]
     for section in (Evaluation, Result):
-        for name, field in section.model_json_schema()["properties"].items():
+        for name, field in section.model_fields.items():
             if name != "results":
-                columns.append((name, column_type(field), field["description"]))
+                columns.append((name, column_type(field.annotation), field.description or ""))
     return tuple(Column(view="evals", name=name, type=type, meaning=meaning) for name, type, meaning in columns)
 
 

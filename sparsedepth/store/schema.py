@@ -4,8 +4,8 @@ Derived from `RunConfig` (one column per field) and `sparsedepth.quantities` (on
 name cannot mean two things. Nothing here reads a file.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sparsedepth import quantities
 from sparsedepth.config.run import RunConfig
@@ -62,18 +62,19 @@ def _run_columns() -> tuple[Column, ...]:
 
 def config_type(name: str) -> str:
     """The column type of a RunConfig field."""
-    return column_type(_CONFIG_SCHEMA[name])
+    return column_type(RunConfig.model_fields[name].annotation)
 
 
-def column_type(field: Mapping[str, Any]) -> str:
-    """The SQL type of a field in a JSON schema; a tuple is kept as JSON text, so that it can be grouped and
-    compared."""
-    options = field.get("anyOf", [field])
-    return _TYPES[next(option["type"] for option in options if option.get("type") != "null")]
+def column_type(annotation: Any) -> str:
+    """The SQL type of a field, by its annotation, for which no validator is built; a tuple is kept as JSON text, so
+    that it can be grouped and compared."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType, Annotated):
+        return column_type(next(option for option in inner if option is not types.NoneType))
+    return _TYPES[type(inner[0]) if origin is Literal else origin or annotation]
 
 
-_TYPES = {"integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN", "string": "VARCHAR", "array": "VARCHAR"}
-_CONFIG_SCHEMA = RunConfig.model_json_schema()["properties"]
+_TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple: "VARCHAR"}
 
 
 def _metric_columns(view: Table, places: dict[str, str]) -> tuple[Column, ...]:

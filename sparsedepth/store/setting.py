@@ -23,12 +23,14 @@ from sparsedepth.store.tuning_roles import IS_RESULT, names_tuned
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
-_DEFAULTS = {
-    name: json.dumps(value) if isinstance(value, list) else value
-    for name, value in RunConfig().model_dump(mode="json").items()
-}
-"""As the columns of `runs` hold them."""
 _ROLES = roles(RunConfig)
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """As the columns of `runs` hold them."""
+    fields = RunConfig().model_dump(mode="json").items()
+    return {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +192,7 @@ def sparsity_rank(name: str, values: Mapping[str, Any]) -> tuple[float, float]:
     if _ROLES[name].kind == "depth":
         return (0.0, number)
     stated = json.dumps(value) if isinstance(value, tuple) else value
-    return (float(stated != _DEFAULTS[name]), number)
+    return (float(stated != _defaults()[name]), number)
 
 
 def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> Configuration:
@@ -210,7 +212,7 @@ def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> 
 def _default(name: str, knobs: Mapping[str, Any]) -> Any:
     """What a field would be if it were left out: of a size that follows from others (n_kv_heads from n_heads), that."""
     if not _ROLES[name].derived_if_missing:
-        return _DEFAULTS[name]
+        return _defaults()[name]
     return getattr(_shape(tuple((other, knobs[other]) for other in FILLED_FROM if other != name)), name)
 
 

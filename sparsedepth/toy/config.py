@@ -16,8 +16,7 @@ from pydantic import Field
 
 from sparsedepth.config.load import build
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.plain_text import Sentence
-from sparsedepth.config.run import Count, Fraction, Positive, Section
+from sparsedepth.config.section import Count, Fraction, Positive, Section, Sentence
 from sparsedepth.files import digest
 
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]

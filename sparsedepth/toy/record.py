@@ -8,7 +8,7 @@ As with a run, the folder appears whole, carries checksums, and never changes.
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,14 +32,13 @@ _LOSS = "KL divergence in nat per input, or mean squared error (target mse)"
 
 
 def _columns() -> dict[ToyView, tuple[Column, ...]]:
-    fields = ToyConfig.model_json_schema()["properties"]
     ids = [
         ("run_id", "VARCHAR", "the group: all students of one depth, trained as one"),
         ("student", "BIGINT", "number of the student in its group, from 0"),
     ]
     settings = [
-        (name, column_type(field["items"] if name in AXES else field), field["description"])
-        for name, field in fields.items()
+        (name, column_type(get_args(field.annotation)[0] if name in AXES else field.annotation), str(field.description))
+        for name, field in ToyConfig.model_fields.items()
     ]
     losses = [
         ("test_loss", "DOUBLE", f"{_LOSS}, on inputs never trained on; NULL = not finite"),
