@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparsedepth.files import write_text
 from sparsedepth.store.checksums import DamagedRun, left_out
@@ -114,6 +113,8 @@ def _kept(runs: pa.Table, part: Part) -> pa.Table:
 
 def _keep(rows: Rows, part: Part) -> Rows:
     """The same with their tables, in memory."""
+    import pyarrow.compute as pc  # slow to load, and for few
+
     runs = _kept(rows.runs, part)
     existing = pc.field("run_id").isin(runs["run_id"].combine_chunks())
     return Rows(runs=runs, tables={table: rows.in_memory(table).filter(existing) for table in TABLES})

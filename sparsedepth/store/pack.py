@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import tables
@@ -105,11 +104,11 @@ class Pack:
         """The rows of the views; None where they were written with other columns than ours."""
         if self.index.get("version") != tables.VERSION:
             return None
-        return self._checked("a table", lambda: tables.open_rows(self.folder, self.index))
+        return self._checked("a table", lambda: tables.open_rows(self.folder, self.index, self.runs))
 
     def places(self, kind: str) -> list[str]:
         """The records in RESULTS/kind."""
-        return sorted(place for place in self.contents if place.partition("/")[0] == kind)
+        return sorted(place for place in self._places if place.partition("/")[0] == kind)
 
     def files(self, place: str) -> Files:
         """The files of one record."""
@@ -146,6 +145,12 @@ class Pack:
         return {table: (view, _extents(view["run_id"])) for table, view in in_memory.items()}
 
     @cached_property
+    def _places(self) -> frozenset[str]:
+        """Of every record, without what it holds, which is most of the file."""
+        places = self._table(RECORDS, pa.schema([RECORDS_SCHEMA.field("place")])).column(0)
+        return frozenset(map(str, places.to_pylist()))
+
+    @cached_property
     def contents(self) -> dict[str, dict[str, bytes]]:
         """place -> name -> content of `records.parquet`."""
         contents: dict[str, dict[str, bytes]] = {}
@@ -169,6 +174,8 @@ class Pack:
 def _extents(run_ids: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
     if not len(run_ids):
         return {}
+    import pyarrow.compute as pc  # slow to load, and for few
+
     encoded = pc.call_function("run_end_encode", [run_ids.combine_chunks()])
     ends = encoded.run_ends.to_pylist()
     return dict(zip(encoded.values.to_pylist(), zip([0, *ends], ends, strict=False), strict=True))

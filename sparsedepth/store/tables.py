@@ -242,19 +242,28 @@ def _groups(index: Mapping[str, Any], view: Table) -> range:
 def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema | None) -> StoredTable:
     """Some row groups of a file. Raises ValueError where it lacks them, or columns of the schema."""
     present = metadata.schema.to_arrow_schema()
+    _check_columns(present, schema or ())
     if groups.start < 0 or groups.stop > metadata.num_row_groups:
         raise ValueError(f"has no row groups {groups.start} to {groups.stop}")
     if sum(metadata.row_group(group).num_rows for group in groups) > MAX_ROWS:
         raise ValueError(f"has more than {MAX_ROWS:,} rows")
-    for field in schema or ():
-        if field.name not in present.names or present.field(field.name).type != field.type:
-            raise ValueError(f"has no column {field.name} of this version")
     return StoredTable(file, tuple((schema or present).names), groups)
 
 
-def open_rows(folder: Path, index: Mapping[str, Any]) -> Rows:
-    """All views, `runs` in memory. Raises as `open_file` does; DuckDB reads the others when they are asked for."""
-    return Rows(runs=read_table(folder, index, "runs", runs_schema()), tables=open_views(folder, index))
+def _check_columns(present: pa.Schema, wanted: Iterable[pa.Field]) -> None:
+    for field in wanted:
+        if field.name not in present.names or present.field(field.name).type != field.type:
+            raise ValueError(f"has no column {field.name} of this version")
+
+
+def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = None) -> Rows:
+    """All views, `runs` in memory, where it was not read before. Raises as `open_file` does; DuckDB reads the others
+    when they are asked for."""
+    schema = runs_schema()
+    if runs is None:
+        runs = read_table(folder, index, "runs", schema)
+    _check_columns(runs.schema, schema)
+    return Rows(runs=runs.select(schema.names), tables=open_views(folder, index))
 
 
 def _regular(path: Path) -> Path:

@@ -292,3 +292,18 @@ def test_the_commands(results, tmp_path, capsys):
         assert code == 2 and message in said and said.count("\n") == 1
     with pytest.raises(ValueError, match="is a pack; sparsedepth unpack"):
         refuse_pack(tmp_path / "results.pack")
+
+
+def test_a_query_reads_a_file_once_and_of_the_records_their_places(tmp_path, monkeypatch):
+    make_run(tmp_path / "results", RunConfig(n_layers=2), {"val_loss": 3.0})
+    pack(tmp_path / "results", tmp_path / "pack")
+    read, known = tables.read_table, []
+
+    def noted(folder, index, name, schema):
+        known.append((name, schema and schema.names))
+        return read(folder, index, name, schema)
+
+    monkeypatch.setattr(tables, "read_table", noted)
+    with open_store(tmp_path / "pack") as store:
+        assert store.sql("select val_loss from runs").rows == ((3.0,),)
+    assert known == [("runs", None), ("records", ["place"])]
