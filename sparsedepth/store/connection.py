@@ -10,12 +10,13 @@ one huge value, such as repeat('x', 4000000000), is bounded only by DuckDB's 4 G
 therefore asked in a process with limits of its own: `store.sandbox`, as the command line does.
 """
 
+import functools
 import json
 import re
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -88,6 +89,8 @@ class Store:
     ) -> None:
         self._connection = connection
         self._cached = cached
+        self._add_tuning: Callable[[], None] | None = None
+        """What is left to do for TUNING_COLUMNS until a query may read one."""
         self.time_limit = time_limit
         """Seconds that a query may take."""
         self.roots: tuple[Path, ...] = ()
@@ -145,8 +148,12 @@ class Store:
     def _run(self, text: str, fetch: Callable[[duckdb.DuckDBPyConnection], Fetched]) -> Fetched:
         connection = self._connection
         try:
-            statement, named = _only_select(connection, text)
+            statement, tree = _only_select(connection, text)
+            named = {str(node.get("table_name")).lower() for node in tree}
             self._attach(named)
+            if self._add_tuning and "runs" in named and _may_read_tuning(tree):
+                add, self._add_tuning = self._add_tuning, None
+                add()
             with _read_only(connection), _time_limit(connection, self.time_limit):
                 return fetch(connection.execute(statement))
         except duckdb.InterruptException:
@@ -207,14 +214,14 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     store.roots, store.damaged = tuple(roots), tuple(damaged or ())
     if damaged:
         warnings.warn(left_out(damaged), stacklevel=2)
-    _add_tuning(store, connection, parts)
+    nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
+    connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
+    store._add_tuning = functools.partial(_add_tuning, store, connection, parts)
     return store
 
 
 def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iterable[Part]) -> None:
     """Give `runs` its TUNING_COLUMNS: each sweep's runs are judged among the runs of their results folder."""
-    nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
-    connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     folders: dict[Path, set[str]] = {}
     for run in chain.from_iterable(part.runs for part in parts):
         if run.folder.parent.name == RUNS:
@@ -269,8 +276,10 @@ def _view_of(name: str) -> str:
 # The fence around one query
 
 
-def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duckdb.Statement, set[str]]:
-    """The one statement in `text`, if it only reads, and the tables it names. Raises ValueError."""
+def _only_select(
+    connection: duckdb.DuckDBPyConnection, text: str
+) -> tuple[duckdb.Statement, Sequence[Mapping[str, Any]]]:
+    """The one statement in `text`, if it only reads, and the nodes of its syntax tree. Raises ValueError."""
     if len(text) > MAX_QUERY_LENGTH:
         raise ValueError(f"the query has {len(text):,} characters; at most {MAX_QUERY_LENGTH:,} are read")
     text.encode()  # raises a UnicodeError that says where; DuckDB's says nothing
@@ -288,10 +297,9 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
     tree = json.loads(serialized)
     if tree.get("error") is not False:
         raise ValueError(f"only plain SELECT statements are allowed here ({tree.get('error_message')})")
-    named: set[str] = set()
-    for node in _nodes(tree):
+    nodes = [*_nodes(tree)]
+    for node in nodes:
         table = str(node.get("table_name")).lower()
-        named.add(table)
         if node.get("schema_name", "") not in ("", "main") or _OWN_TABLES.match(table):
             raise ValueError(f"the table {table!r} is the database's own, and not allowed here; query the views")
         if str(node.get("function_name")).lower() in _SETTINGS_FUNCTIONS:
@@ -304,7 +312,7 @@ def _only_select(connection: duckdb.DuckDBPyConnection, text: str) -> tuple[duck
                     f"the table function {function!r} is not allowed here; query the views {views} "
                     f"(and {', '.join(sorted(TABLE_FUNCTIONS))})"
                 )
-    return statement, named
+    return statement, nodes
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -317,6 +325,28 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(node.values())
         elif isinstance(node, list):
             waiting.extend(node)
+
+
+def _may_read_tuning(tree: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a query of `runs` may read a column of tuning. It does not where all that it names are other columns, or
+    its own names for values, and nothing in it stands for columns without naming them: a table for its rows, *, a
+    position, a natural join, a pivot, other names for a table's columns."""
+    values = {str(node.get("alias")).lower() for node in tree if "class" in node}
+    tables = {str(node.get(name)).lower() for node in tree if "class" not in node for name in ("alias", "table_name")}
+    known = _NOT_OF_TUNING | values - tables - _OF_TUNING
+    for node in tree:
+        names = [*node.get("column_names", ())[-1:], *node.get("using_columns", ())]
+        if any(str(name).lower() not in known for name in names):
+            return True
+        if node.get("class") in ("STAR", "POSITIONAL_REFERENCE") or node.get("ref_type") == "NATURAL":
+            return True
+        if node.get("type") in ("PIVOT", "SHOW_REF") or node.get("column_name_alias"):
+            return True
+    return False
+
+
+_OF_TUNING = frozenset(column.name for column in TUNING_COLUMNS)
+_NOT_OF_TUNING = frozenset(column.name for columns in COLUMNS.values() for column in columns)
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def child() -> None:
 
 
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
-    from sparsedepth.store import best, render
+    from sparsedepth.store import render
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.schema import TABLES
 
@@ -121,6 +121,9 @@ def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
         if "sql" in question:
             answer = store.sql(question["sql"])
             return render.encode(render.with_rounded(answer) if format in render.FOR_PEOPLE else answer, format)
+
+        from sparsedepth.store import best
+
         ranking = best.best(store, **question["best"])
         if format == "table":
             return best.answer(ranking).encode()

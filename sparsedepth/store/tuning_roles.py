@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.config.sweep import DEFINITION, read_definition
-from sparsedepth.store.table_map import MAP, TableMap
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +87,9 @@ def read_tuned(results: Path) -> Tuned | None:
 
     Raises ValueError for a sweep.yaml that tunes and is no definition.
     """
+    from sparsedepth.config.sweep import DEFINITION, read_definition
+    from sparsedepth.store.table_map import MAP, TableMap
+
     path = results / DEFINITION
     if (results / MAP).is_file():
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -123,12 +124,8 @@ def test_a_sweep_definition_that_is_none_hides_no_run(whole, tmp_path, text):
     results = copied(whole, tmp_path / "results")
     (results / "sweep.yaml").unlink()
     (results / "sweep.yaml").write_text(text)
-    if text != "colour: red":
-        with pytest.warns(UserWarning, match=r"sweep.yaml.* its runs have no `tuning`"):
-            store = open_store(results)
-    else:
-        store = open_store(results)
-    with store:
+    said = pytest.warns(UserWarning, match=r"sweep.yaml.* its runs have no `tuning`")
+    with open_store(results) as store, said if text != "colour: red" else nullcontext():
         assert store.sql("SELECT count(*), count(tuning) FROM runs").rows == ((2, 0),)
 
 
