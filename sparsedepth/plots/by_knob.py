@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -33,10 +33,8 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
+from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import drawn_rows, mark
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
@@ -70,22 +68,22 @@ class Lines:
         return tuple(dict.fromkeys(self.rows["panel"]))
 
 
-def variance(store: "Store") -> Drawing:
+def variance(store: Store) -> Drawing:
     """Residual variance over depth and over training. Raises NothingToDraw."""
     return _drawing(store, (VARIANCE,), over_training=True)
 
 
-def scores(store: "Store") -> Drawing:
+def scores(store: Store) -> Drawing:
     """The scores by layer. Raises NothingToDraw."""
     return _drawing(store, SCORES, over_training=False)
 
 
-def gradients(store: "Store") -> Drawing:
+def gradients(store: Store) -> Drawing:
     """The gradient of each block's weights at the end of training, and that of the stream. Raises NothingToDraw."""
     return _drawing(store, GRADIENTS, over_training=False)
 
 
-def curves(store: "Store") -> Drawing:
+def curves(store: Store) -> Drawing:
     """Training loss along training. Raises NothingToDraw."""
     rows = store.frame("select run_id, tokens as x, train_loss as value from curves where train_loss is not null")
     moved = single_moves(trained_runs(store))
@@ -95,7 +93,7 @@ def curves(store: "Store") -> Drawing:
     return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
 
 
-def _drawing(store: "Store", metrics: Sequence[str], over_training: bool) -> Drawing:
+def _drawing(store: Store, metrics: Sequence[str], over_training: bool) -> Drawing:
     by_setting = lines(trained_runs(store), read_metrics(store, "layers", metrics), over_training)
     if by_setting.rows.empty:
         raise NothingToDraw(f"no finished run has {' or '.join(metrics)} by layer; measure it")

@@ -89,20 +89,14 @@ def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) 
 
 def draw_by_layer(by_depth: ByLayer, axes: Sequence[Any], colours: dict[int, str] | None = None) -> None:
     """Draw into as many axes as there are metrics."""
-    import seaborn as sns
-
     colours = colours or depth_colours(by_depth.layers["n_layers"])
     for axis, metric in zip(axes, by_depth.metrics, strict=True):
         shown = by_depth.layers[by_depth.layers["metric"] == metric]
         axis.set(xlabel="layer / number of layers", ylabel=BY_LAYER[metric].axis_label, xlim=(0, 1.02))
-        sns.lineplot(
-            shown, x="position", y="mean", hue="n_layers", palette=colours, ax=axis, legend=False, errorbar=None,
-            marker="o", markersize=3, markeredgewidth=0, linewidth=1.3,
-        )  # fmt: skip
         for depth, line in shown.groupby("n_layers"):
-            axis.fill_between(
-                line["position"], line["low"], line["high"], color=colours[depth], alpha=0.18, linewidth=0
-            )
+            x, look = line["position"], {"color": colours[depth]}
+            axis.plot(x, line["mean"], marker="o", markersize=3, markeredgewidth=0, linewidth=1.3, **look)
+            axis.fill_between(x, line["low"], line["high"], alpha=0.18, linewidth=0, **look)
         thresholds = by_depth.thresholds if metric == "affine_loss_increase" else ()
         set_layer_scale(axis, BY_LAYER[metric].scale, [*shown["low"], *shown["high"]])
         if thresholds and axis.get_yscale() == "linear":  # even where no value needs it, the thresholds do

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,11 +32,9 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
 from sparsedepth.store.small_sample import mean_interval
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first of them that the runs have."""
@@ -55,7 +53,7 @@ class ByDepth:
     """Which of the scores say nothing here, and why: a sentence."""
 
 
-def depth(store: "Store") -> Drawing:
+def depth(store: Store) -> Drawing:
     """Raises NothingToDraw where no setting was run at two depths."""
     data = by_depth(trained_runs(store), setting_names(store))
     if data.points.empty:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from sparsedepth.plots import by_knob, depth, forest, learning_rate, matrices, pareto, search
@@ -16,13 +16,9 @@ from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, inert
 from sparsedepth.plots.trajectories import trajectories
 from sparsedepth.store.comparable_loss import unit_in
+from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
 from sparsedepth.toy.figure import toys
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from sparsedepth.store.connection import Store
 
 BY_TOKEN = "/token"
 
@@ -38,7 +34,7 @@ class FigureKind:
     of_grid: bool = False
     """Compares configurations that a sampler's proposals, which follow the results, are not."""
 
-    def drawing(self, store: "Store", run: str | None = None) -> Drawing:
+    def drawing(self, store: Store, run: str | None = None) -> Drawing:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
         if self.of_grid and search_of(store.roots):
             raise NothingToDraw("a sampler chose these runs by their results: see slices")
@@ -49,7 +45,7 @@ class FigureKind:
         return drawing if len(folders) < 2 else replace(drawing, page=partial(_with_folders, drawing.page, folders))
 
 
-def _in_unit(page: Callable[[], "Figure"], unit: str) -> "Figure":
+def _in_unit(page: Callable[[], Figure], unit: str) -> Figure:
     """The page, with this unit on its axes and in its titles in place of that by token."""
     figure = page()
     for text in figure.findobj(Text):
@@ -57,7 +53,7 @@ def _in_unit(page: Callable[[], "Figure"], unit: str) -> "Figure":
     return figure
 
 
-def _with_folders(page: Callable[[], "Figure"], folders: Sequence[str]) -> "Figure":
+def _with_folders(page: Callable[[], Figure], folders: Sequence[str]) -> Figure:
     """The page, with the results folders that its runs are from in its caption."""
     figure = page()
     text = f"{' '.join(figure.get_supxlabel().split())} From {len(folders)} folders: {', '.join(map(inert, folders))}."
@@ -84,7 +80,7 @@ class Figures:
 
 
 def draw(
-    store: "Store", figure: str | None = None, out: Path | None = None, run: str | None = None, format: str = "png"
+    store: Store, figure: str | None = None, out: Path | None = None, run: str | None = None, format: str = "png"
 ) -> Figures:
     """Draw a figure of FIGURES, "all" that the store has the numbers for, or (None) the one that says most about it.
 
@@ -111,7 +107,7 @@ def draw(
     return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths))
 
 
-def _drawings(store: "Store", figure: str, run: str | None) -> tuple[dict[str, Drawing], dict[str, str]]:
+def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Drawing], dict[str, str]]:
     """The numbers of a figure, or of all; and why each of the others is absent."""
     if figure != "all":
         if figure not in FIGURES:
@@ -134,7 +130,7 @@ def _drawings(store: "Store", figure: str, run: str | None) -> tuple[dict[str, D
     return drawings, left_out
 
 
-def default_figure(store: "Store") -> str:
+def default_figure(store: Store) -> str:
     """The slices of a search; the overview of other trained runs; else a measured model's profile; else the toys."""
     if search_of(store.roots):
         return "slices"

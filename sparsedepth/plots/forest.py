@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -25,10 +25,8 @@ from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, MISSING, MOVES_VARIANCE, caption, depth_colours, depth_legend, inert, short
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import drawn_forms, mark
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
@@ -42,7 +40,7 @@ class Row:
     contrast: Contrast
 
 
-def effects(store: "Store") -> Drawing:
+def effects(store: Store) -> Drawing:
     """The forest of every knob's effects. Raises NothingToDraw."""
     runs = trained_runs(store)
     knobs = find_knobs(runs)
@@ -62,7 +60,7 @@ def effects(store: "Store") -> Drawing:
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))
 
 
-def recipe_ladder(store: "Store") -> Drawing:
+def recipe_ladder(store: Store) -> Drawing:
     """The stacked recipe at the deepest depth that has one: rungs, the whole, and each change left out of it."""
     runs = trained_runs(store)
     for depth in sorted(set(runs["n_layers"]), reverse=True):

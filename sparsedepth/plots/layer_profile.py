@@ -6,7 +6,6 @@ NaN here, and stays missing. Definitions, units and sources of the metrics are i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,9 +15,7 @@ from sparsedepth.effects.knobs import plain
 from sparsedepth.plots.runs import at_last_step, choose_run, read_depths, rows_of_run
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.quantities.record import Scale
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
+from sparsedepth.store.connection import Store
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,7 @@ def pairs_that_exist(name: str, n_layers: int) -> np.ndarray:
     return (layer >= kind.first) & ((layer <= other) if kind.diagonal else (layer < other))
 
 
-def load_layer_profile(store: "Store", run: str | None = None) -> LayerProfile:
+def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
     """Of a run of the store; by default, of the run with the lowest val_loss among the deepest.
 
     Raises ValueError for an unknown run, or one without values by layer.

@@ -5,7 +5,7 @@ Grey marks what is missing: a NULL, a pair that was not drawn. White cells are n
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,10 +27,8 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.quantities.record import Scale
+from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import RELATIVE_ROWS, drawn_rows
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 COLUMNS = 4
 TITLE = 32
@@ -41,7 +39,7 @@ LEGEND_ROW, LEGEND_WIDTH = 0.09, 27
 """Of a panel's height; characters of two labels side by side."""
 
 
-def one_run(store: "Store", run: str | None = None) -> Drawing:
+def one_run(store: Store, run: str | None = None) -> Drawing:
     """The layer profile of a run. Raises ValueError for an unknown run, or one without values by layer."""
     profile = load_layer_profile(store, run)
     pairs = [
@@ -161,14 +159,12 @@ def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
 def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
     """One of MAPS as a heat map, [L + 1, L + 1], row `other_layer`; pairs that exist and are NaN are grey. Returns the
     image, which a colour bar needs."""
-    from seaborn import color_palette
-
     kind, n_layers = MAPS[name], len(values) - 1
     edge = (kind.first - 0.5, n_layers + 0.5)
     where: Any = {"origin": "lower", "interpolation": "nearest", "aspect": "equal"}
     where["extent"] = (-0.5, n_layers + 0.5) * 2
     axis.imshow(np.where(exists & np.isnan(values), 1.0, np.nan), cmap=ListedColormap([MISSING]), **where)
-    image = axis.imshow(values, cmap=color_palette("viridis_r", as_cmap=True), norm=norm, **where)
+    image = axis.imshow(values, cmap="viridis_r", norm=norm, **where)
     axis.set(xlim=edge, ylim=edge, xlabel=kind.layer, ylabel=kind.later)
     axis.xaxis.label.set_size(8)
     axis.yaxis.label.set_size(8)

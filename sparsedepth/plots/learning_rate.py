@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -33,10 +33,8 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.connection import Store
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_tried, without_measured_models
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 COLUMNS = 4
 
@@ -49,7 +47,7 @@ class Curves:
     loss: str
 
 
-def learning_rate(store: "Store") -> Drawing:
+def learning_rate(store: Store) -> Drawing:
     """Raises NothingToDraw where no configuration was run at two learning rates."""
     by_rate = curves(without_measured_models(read_runs(store)).reset_index(drop=True), setting_names(store, "lr"))
     if by_rate.points.empty:

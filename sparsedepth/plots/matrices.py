@@ -7,7 +7,7 @@ the panels compare. Grey cells are missing pairs.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,10 +20,8 @@ from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_o
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, read_metrics, trained_runs
 from sparsedepth.plots.style import caption, inert, short
+from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import drawn_rows
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 METRICS = ("causal_effect", "permutation_effect")
 MOST = 4
@@ -51,7 +49,7 @@ class Matrices:
         return square(self.values[here], self.n_layers)
 
 
-def matrices(store: "Store") -> Drawing:
+def matrices(store: Store) -> Drawing:
     """Raises NothingToDraw where no finished run has a causal or a permutation effect by pair."""
     means = mean_matrices(trained_runs(store), read_metrics(store, "pairs", METRICS))
     if means.values.empty:

@@ -4,13 +4,15 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
 
 from sparsedepth.files import write_bytes
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
+from sparsedepth.plots.style import RC
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.render import to_csv
 
 FORMATS = {
     ".png": {"Software": None},
@@ -26,9 +28,9 @@ class NothingToDraw(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    data: "pd.DataFrame"
+    data: pd.DataFrame
     """Every number that is drawn."""
-    page: Callable[[], "Figure"]
+    page: Callable[[], Figure]
     """Lays the numbers out; to be called by `render`, which sets the style."""
 
 
@@ -44,23 +46,16 @@ def write(drawing: Drawing, path: Path) -> None:
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
 
 
-def render(build: Callable[[], "Figure"], suffix: str) -> bytes:
+def render(build: Callable[[], Figure], suffix: str) -> bytes:
     """A page as the bytes of a file of that kind."""
-    import matplotlib
-
-    from sparsedepth.plots.style import RC
-
     with matplotlib.rc_context(RC):
         content = io.BytesIO()
         build().savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
     return content.getvalue()
 
 
-def csv_bytes(data: "pd.DataFrame") -> bytes:
+def csv_bytes(data: pd.DataFrame) -> bytes:
     """The numbers as CSV: exact, missing ones empty, text that a spreadsheet would take for a formula made inert."""
-    from sparsedepth.store.query_result import QueryResult
-    from sparsedepth.store.render import to_csv
-
     rows = data.astype(object).where(data.notna(), None).itertuples(index=False, name=None)
     plain = tuple(tuple(getattr(value, "item", lambda value=value: value)() for value in row) for row in rows)
     return f"{to_csv(QueryResult(columns=tuple(map(str, data.columns)), rows=plain))}\n".encode()

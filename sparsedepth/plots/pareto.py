@@ -6,7 +6,7 @@ is the front of its two quantities alone.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,11 +31,9 @@ from sparsedepth.plots.style import (
 )
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import drawn_forms, mark
 from sparsedepth.store.search import search_of
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 PANELS = (
     ("train_flops", "val_loss"),
@@ -62,7 +60,7 @@ class Front:
         return list(dict.fromkeys(name for pair in self.panels for name in pair))
 
 
-def pareto(store: "Store") -> Drawing:
+def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     search, runs = search_of(store.roots), trained_runs(store)
     if search is not None:  # a proposal that lacks seeds has those that survived

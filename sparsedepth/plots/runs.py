@@ -4,7 +4,6 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -13,11 +12,9 @@ from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import PROPOSAL, SEVERAL
 from sparsedepth.store.comparable_loss import loss_of
+from sparsedepth.store.connection import Store
 from sparsedepth.store.setting import read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 
 def check_comparable(runs: pd.DataFrame) -> None:
@@ -33,7 +30,7 @@ def check_comparable(runs: pd.DataFrame) -> None:
         raise NothingToDraw(f"none of the {len(known)} runs finished, so there is nothing to draw")
 
 
-def read_runs(store: "Store") -> pd.DataFrame:
+def read_runs(store: Store) -> pd.DataFrame:
     """The rows of a store's `runs`. Raises NothingToDraw where none finished."""
     runs = store.frame("select * from runs")
     check_comparable(runs)
@@ -52,14 +49,14 @@ def sources(runs: pd.DataFrame) -> pd.Series:
     return folders.map({folder: os.path.abspath(folder)[shared:] or Path(folder).name for folder in several})
 
 
-def results_folders(store: "Store") -> list[str]:
+def results_folders(store: Store) -> list[str]:
     """The results folders that a store's runs lie in."""
     return sorted(
         {str(Path(folder).parent.parent) for (folder,) in store.sql("select folder from runs").rows if folder}
     )
 
 
-def trained_runs(store: "Store") -> pd.DataFrame:
+def trained_runs(store: Store) -> pd.DataFrame:
     """The rows of a store's `runs` that stand for a configuration. Raises NothingToDraw where none finished."""
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
@@ -83,7 +80,7 @@ def kinds_in_order(kinds: Iterable[str]) -> list[str]:
     return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
 
 
-def setting_names(store: "Store", *without: str) -> dict[str, str]:
+def setting_names(store: Store, *without: str) -> dict[str, str]:
     """By cell_id, what each trained configuration has away from the baseline (`store.setting`), less some
     fields. Empty where none was trained."""
     settings = read_settings(store)
@@ -94,7 +91,7 @@ def setting_names(store: "Store", *without: str) -> dict[str, str]:
     return {cell_id: settings.words(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
 
 
-def read_metrics(store: "Store", view: str, metrics: Iterable[str]) -> pd.DataFrame:
+def read_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFrame:
     """The rows of `layers` or `pairs` that hold these metrics."""
     listed = ", ".join(f"'{metric}'" for metric in metrics)
     return store.frame(f"select * from {view} where metric in ({listed})")
@@ -112,12 +109,12 @@ def mean_and_range(rows: pd.DataFrame, by: list[str], sort: bool = False) -> pd.
     return values.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
 
 
-def read_depths(store: "Store", text: str) -> dict[str, int]:
+def read_depths(store: Store, text: str) -> dict[str, int]:
     """By run_id, what a query of (run_id, depth) answers."""
     return {run_id: int(depth) for run_id, depth in store.sql(text).rows}
 
 
-def rows_of_run(store: "Store", view: str, run_id: str) -> pd.DataFrame:
+def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
     """One run's rows of a view."""
     quoted = run_id.replace("'", "''")
     return store.frame(f"select * from {view} where run_id = '{quoted}'")

@@ -1,7 +1,6 @@
 """A search: how the best came down (history), which values went together (parallel), each axis by itself (slices)."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -14,16 +13,14 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, caption, inert, legend_above, short
 from sparsedepth.quantities import axis_label, sign
+from sparsedepth.store.connection import Store
 from sparsedepth.store.search import Search, search_of
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 COLOURS = "viridis_r"
 COLUMNS = 3
 
 
-def _searched(store: "Store") -> tuple[Search, pd.DataFrame]:
+def _searched(store: Store) -> tuple[Search, pd.DataFrame]:
     """Raises NothingToDraw for a folder that no sampler filled, or with fewer than two finished proposals."""
     search = search_of(store.roots)
     if search is None:
@@ -34,7 +31,7 @@ def _searched(store: "Store") -> tuple[Search, pd.DataFrame]:
     return search, frame
 
 
-def history(store: "Store") -> Drawing:
+def history(store: Store) -> Drawing:
     """Each proposal's objective in the order of their starts, and the best so far."""
     search, frame = _searched(store)
     data = frame[["cell_id", *search.objectives, "n_seeds", "on_front"]].assign(proposal=np.arange(1, len(frame) + 1))
@@ -61,7 +58,7 @@ def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
     return page
 
 
-def parallel(store: "Store") -> Drawing:
+def parallel(store: Store) -> Drawing:
     """A line per proposal through its values, coloured by the first objective."""
     search, frame = _searched(store)
     axes = axes_of(frame, search)
@@ -111,7 +108,7 @@ def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Fi
     return page
 
 
-def slices(store: "Store") -> Drawing:
+def slices(store: Store) -> Drawing:
     """The first objective against each axis, with the surrogate's partial dependence where it is believed."""
     search, frame = _searched(store)
     axes, objective = axes_of(frame, search), search.objectives[0]

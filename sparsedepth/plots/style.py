@@ -8,9 +8,11 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
@@ -20,9 +22,6 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sparsedepth.quantities.record import Scale
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 PROPOSAL = "proposal"
@@ -85,19 +84,15 @@ RC: dict[Any, Any] = {
 
 def depth_map() -> ListedColormap:
     """Shallow is light, deep is dark; the palest yellow, lost on paper, is left out."""
-    from seaborn import color_palette
-
-    return ListedColormap(color_palette("viridis_r", as_cmap=True)(np.linspace(0.12, 0.95, 256)))
+    return ListedColormap(matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, 256)))
 
 
 def depth_colours(depths: Iterable[int]) -> dict[int, str]:
     """A shade of `depth_map` for each depth."""
-    from seaborn import color_palette
-
     ordered = sorted(set(depths))
     if len(ordered) == 1:
         return {ordered[0]: "#31688e"}
-    shades = color_palette("viridis_r", as_cmap=True)
+    shades = matplotlib.colormaps["viridis_r"]
     return {depth: to_hex(shades(0.12 + 0.83 * i / (len(ordered) - 1))) for i, depth in enumerate(ordered)}
 
 
@@ -182,7 +177,7 @@ def fitting_legend(
     raise AssertionError("a legend has at least one entry")
 
 
-def groups(frame: "pd.DataFrame", *names: str) -> Iterator[tuple[Any, "pd.DataFrame"]]:
+def groups(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, pd.DataFrame]]:
     """The rows that share the values of several columns, with those values, in order of appearance."""
     yield from frame.groupby(list(names), sort=False)
 

@@ -8,7 +8,7 @@ run against depth, with the fitted power of each family (`effects.regime`).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +19,7 @@ from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run, setting_names
 from sparsedepth.plots.style import MISSING, SERIES, caption, folded, inert, log_scale, setting_styles
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
+from sparsedepth.store.connection import Store
 
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
 VECTORS = ("trajectory_mean", "trajectory_pc1", "trajectory_pc2", *IDEALS)
@@ -74,13 +72,13 @@ class Trajectories:
         return drawn[["panel", "series", "run_id", "x", "y"]]
 
 
-def trajectories(store: "Store", run: str | None = None) -> Drawing:
+def trajectories(store: Store, run: str | None = None) -> Drawing:
     """The figure of a run's tokens and of all runs' angles. Raises as `load_picture` does."""
     picture = load_picture(store, run)
     return Drawing(data=picture.data(), page=partial(page_of_trajectories, picture))
 
 
-def load_picture(store: "Store", run: str | None = None) -> Trajectories:
+def load_picture(store: Store, run: str | None = None) -> Trajectories:
     """The figure's numbers; `run` chooses the run whose tokens are shown (default: the lowest val_loss at the deepest
     depth). Raises ValueError for a run without trajectories, and where there is neither a panel of tokens nor of depth.
     """

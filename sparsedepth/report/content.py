@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -27,13 +26,11 @@ from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_e
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import left_out
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
+from sparsedepth.store.connection import Store
 from sparsedepth.store.pack import is_pack
 from sparsedepth.store.search import Search, search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 from sparsedepth.sweep.status import scan
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
@@ -65,7 +62,7 @@ class Content:
 
 
 def content(
-    store: "Store",
+    store: Store,
     folders: Sequence[Path],
     depth: int | None = None,
     objective: str = "loss",
@@ -132,7 +129,7 @@ def card_of(
 
 
 def search_sentences(
-    store: "Store", search: Search, folders: Sequence[Path], depth: int | None, objective: str
+    store: Store, search: Search, folders: Sequence[Path], depth: int | None, objective: str
 ) -> tuple[str, ...]:
     """The best proposal of a search, what that is worth, and what tells more. Raises ValueError as `best` does."""
     ranking = best(store, None if objective == "loss" else objective, depth, top=1)

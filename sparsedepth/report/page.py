@@ -22,13 +22,12 @@ from sparsedepth.recipe.card_text import rule_with_verification, statements, to_
 from sparsedepth.recipe.tables import measured_table
 from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
-from sparsedepth.store.connection import open_store
+from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.render import without_empty
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from sparsedepth.store.connection import Store
 
 LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""
@@ -83,7 +82,7 @@ def write_report(
 
 
 def html(
-    store: "Store",
+    store: Store,
     folders: Sequence[Path],
     depth: int | None = None,
     objective: str = "loss",
@@ -140,7 +139,7 @@ def card_html(card: Card) -> "Markup":
     return Markup(reader.renderer.render(tokens, reader.options, {}))
 
 
-def draw_pictures(store: "Store") -> tuple[list[PageFigure], dict[str, str]]:
+def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
     """Every figure that the store has the numbers for, and why each of the others is absent."""
     pictures: list[PageFigure] = []
     absent: dict[str, str] = {}

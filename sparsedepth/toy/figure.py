@@ -8,7 +8,7 @@ alpha with its 95% interval over teachers, hollow ones the plain slope; grey lin
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,10 +17,8 @@ from matplotlib.figure import Figure
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.style import GREY, SERIES, caption, line_handle, log_scale
+from sparsedepth.store.connection import Store
 from sparsedepth.toy.exponents import Exponent, exponents, varied
-
-if TYPE_CHECKING:
-    from sparsedepth.store.connection import Store
 
 EXPECTED = {"euler": (1.0, 3.0), "midpoint": (1.0, 4.0)}
 """Independent layers, and a converged smooth teacher (2602.05970)."""
@@ -40,7 +38,7 @@ class FigureColumn:
         return sorted({exponent.setting[name] for exponent in self.settings})
 
 
-def toys(store: "Store") -> Drawing:
+def toys(store: Store) -> Drawing:
     """The figure of a store's toys. Raises NothingToDraw."""
     rows = store.frame("select * from toys")
     if rows.empty:
