@@ -183,7 +183,7 @@ def page_of_lines(by_setting: Lines) -> Figure:
     axes = page.subplots(len(knobs), len(panels), squeeze=False, sharex="col", sharey="col")
     for i, knob in enumerate(knobs):
         of_knob, settings = rows[rows["knob"] == knob], by_setting.settings[knob]
-        styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
+        styles = setting_styles(settings)
         for axis, panel in zip(axes[i], panels, strict=True):
             _draw_panel(axis, panel, of_knob[of_knob["panel"] == panel], styles)
         rates = _rates(of_knob) if own_rates else {}

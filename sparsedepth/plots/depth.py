@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import setting_names, trained_runs
+from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs
 from sparsedepth.plots.style import (
     GREY,
     caption,
@@ -77,7 +77,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
                 rows.append((setting, int(n_layers), name, *_mean_interval(values, name), len(values), lr))
     points = pd.DataFrame(rows, columns=["setting", "n_layers", "quantity", "mean", "lo", "hi", "n_seeds", "lr"])
     points = points.astype({"lo": float, "hi": float})
-    order = points["setting"].map(lambda setting: (setting != "baseline", setting.count(","), setting))
+    order = points["setting"].map(settings_in_order(points["setting"]).index)
     points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
     return ByDepth(points=points, n_diverged=len(diverged), degenerate=mark([needed] if needed else [], runs))
 
@@ -96,7 +96,7 @@ def page_of_depths(data: ByDepth) -> Figure:
     """A panel per quantity."""
     points = data.points
     names, settings = list(dict.fromkeys(points["quantity"])), list(dict.fromkeys(points["setting"]))
-    styles = dict(zip(settings, setting_styles(len(settings)), strict=True))
+    styles = setting_styles(settings)
     page = Figure(figsize=(max(5.2, 3.5 * len(names)), 3.6), layout="constrained")
     axes = page.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):

@@ -19,7 +19,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.knobs import keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import read_runs, setting_names
+from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
 from sparsedepth.plots.style import (
     GREY,
     caption,
@@ -90,8 +90,7 @@ def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
 def page_of_curves(by_rate: Curves) -> Figure:
     """A panel per depth."""
     points = by_rate.points
-    depths, kinds = sorted(set(points["n_layers"])), _kinds(points)
-    styles = dict(zip(kinds, setting_styles(len(kinds)), strict=True))
+    depths, styles = sorted(set(points["n_layers"])), setting_styles(settings_in_order(points["setting"]))
     n_rows = -(-len(depths) // COLUMNS)
     n_columns = -(-len(depths) // n_rows)
     page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
@@ -101,7 +100,7 @@ def page_of_curves(by_rate: Curves) -> Figure:
         axis.set_title(f"{depth} layers")
     for axis in axes[len(depths) :]:
         axis.remove()
-    handles = [line_handle(inert(folded_settings(kind)), style) for kind, style in styles.items()]
+    handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
     handles += [
         Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
@@ -114,11 +113,6 @@ def page_of_curves(by_rate: Curves) -> Figure:
     text += f"; cross: the same at an end of those tried ({n_edge})." if n_edge else "."
     caption(page, text + (f" Not shown: {counted(lost, 'value')} where a seed diverged." if lost else ""))
     return page
-
-
-def _kinds(points: pd.DataFrame) -> list[str]:
-    """The settings: the baseline first, those that moved several knobs last."""
-    return sorted(set(points["setting"]), key=lambda setting: (setting != "baseline", setting.count(","), setting))
 
 
 def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, str, str]], loss: str) -> None:

@@ -80,6 +80,11 @@ def kinds_in_order(kinds: Iterable[str]) -> list[str]:
     return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
 
 
+def settings_in_order(names: Iterable[str]) -> list[str]:
+    """As a legend has them: the baseline first, those that moved several fields last."""
+    return sorted(set(names), key=lambda setting: (setting != "baseline", setting.count(","), setting))
+
+
 def setting_names(store: Store, *without: str) -> dict[str, str]:
     """By cell_id, what each trained configuration has away from the baseline (`store.setting`), less some
     fields. Empty where none was trained."""

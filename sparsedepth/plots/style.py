@@ -8,6 +8,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 from typing import Any, Literal
 
 import matplotlib
@@ -118,15 +119,15 @@ def point(marker: str, colour: str, fill: Fill = "full") -> dict[str, Any]:
     return {"marker": MarkerStyle(marker, fill), "facecolors": colour, "edgecolors": colour, "linewidth": 1.0}
 
 
-def setting_styles(n: int) -> list[tuple[str, str, str]]:
-    """Colour, marker and dashes of n settings, the baseline first."""
+def setting_styles(settings: Sequence[str]) -> dict[str, tuple[str, str, str]]:
+    """Colour, marker and dashes of each setting, the baseline first."""
     from seaborn import color_palette
 
-    if n <= 1 + len(SETTINGS):
-        return [BASELINE, *SETTINGS][:n]
-    shades = color_palette("husl", n - 1)
-    rest = [(to_hex(shade), MARKERS[i % len(MARKERS)], SERIES[i % len(SERIES)][2]) for i, shade in enumerate(shades)]
-    return [BASELINE, *rest]
+    if len(settings) <= 1 + len(SETTINGS):
+        return dict(zip(settings, (BASELINE, *SETTINGS), strict=False))
+    colours = map(to_hex, color_palette("husl", len(settings) - 1))
+    rest = zip(colours, cycle(MARKERS), cycle(dashes for _, _, dashes in SERIES), strict=False)
+    return dict(zip(settings, (BASELINE, *rest), strict=True))
 
 
 def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:

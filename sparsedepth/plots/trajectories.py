@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run, setting_names
+from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run, setting_names, settings_in_order
 from sparsedepth.plots.style import MISSING, SERIES, caption, folded, inert, log_scale, setting_styles
 from sparsedepth.store.connection import Store
 
@@ -180,11 +180,9 @@ def _draw_tokens(axis: Any, run: RunPicture) -> None:
 
 
 def _draw_depth(axis: Any, picture: Trajectories) -> None:
-    families = list(dict.fromkeys(picture.angles["family"]))
-    families.sort(key=lambda family: (family != "baseline", family.count(","), family))
-    styles = setting_styles(len(families))
-    for index, (family, (colour, marker, dashes)) in enumerate(zip(families, styles, strict=True)):
-        front = 4 + len(families) - index  # the first, the baseline, in front
+    styles = setting_styles(settings_in_order(picture.angles["family"]))
+    for index, (family, (colour, marker, dashes)) in enumerate(styles.items()):
+        front = 4 + len(styles) - index  # the first, the baseline, in front
         shown = picture.angles[picture.angles["family"] == family]
         label = inert(family)
         if (law := picture.laws.get(family)) is not None:

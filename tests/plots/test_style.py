@@ -76,7 +76,7 @@ def test_the_first_layer_does_not_set_the_scale_alone():
 
 @pytest.mark.parametrize("n", [2, 8, 10, 14])
 def test_settings_have_colours_of_their_own(n):
-    assert len({style[0] for style in setting_styles(n)}) == n
+    assert len({style[0] for style in setting_styles([*map(str, range(n))]).values()}) == n
 
 
 @pytest.mark.parametrize("width", [4.8, 6.8, 11.4])
