@@ -7,6 +7,7 @@ tuning seeds, its extension, then the seeds of the results at the best value. Wi
 with all its seeds, since the sampler wants their mean.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.match import Match, match, summary
 from sparsedepth.plan.tune import GridPoint, TuningProgress, tune
+
+LOOKED_AT = 10_000
+"""Points among which a sampler's first proposal is looked for."""
 
 LossOf = Callable[[str], float | None]
 """run_id -> the first objective as a loss (lower is better); math.inf: diverged or failed for good; None: to come."""
@@ -213,12 +217,17 @@ def excesses(definition: SweepDefinition, config: RunConfig) -> dict[Any, float]
 
 
 def first_proposal(definition: SweepDefinition) -> Cell:
-    """One cell of a sampler's axes, to see that it can be built: the first that is not excluded."""
-    corner = {
-        name: (round(axis.low) if axis.whole else axis.low) if isinstance(axis, Interval) else axis[0]
-        for name, axis in definition.axes.items()
-    }
-    return definition.cell(corner)
+    """One cell of a sampler's axes, to see that it can be built: of their values and ends the first that is not
+    excluded, or the first where the first LOOKED_AT are."""
+    values = [_ends(axis) if isinstance(axis, Interval) else axis for axis in definition.axes.values()]
+    points = itertools.islice(itertools.product(*values), LOOKED_AT)
+    cells = (definition.cell(dict(zip(definition.axes, point, strict=True))) for point in points)
+    first = next(cells)
+    return next((cell for cell in itertools.chain([first], cells) if not definition.is_excluded(cell)), first)
+
+
+def _ends(axis: Interval) -> tuple[float, float]:
+    return (round(axis.low), round(axis.high)) if axis.whole else (axis.low, axis.high)
 
 
 def check_proposal(definition: SweepDefinition) -> None:

@@ -138,7 +138,7 @@ def _best(
     row = rows[run_id]
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
-    only_tuned = {*definition.tuning_seeds} - {*definition.seeds}
+    only_tuned = {*definition.tuning_seeds} - {*definition.result_seeds}
     results = [other for other in replicates if other["seed"] not in only_tuned] or replicates
     values = [other[objective] for other in results]
     cells = {

@@ -16,6 +16,7 @@ from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.plan.price import left_of, price, pricing_setup
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import MARKER
 from sparsedepth.sweep.status import is_without_result
@@ -152,6 +153,15 @@ def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
     assert len(runs) == 6
     make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
     assert len(left_of(sweep, tmp_path / "out")) == 5
+
+
+def test_what_a_search_excludes_need_not_be_built(tmp_path):
+    """The first point has three heads of 16 channels."""
+    space = {"n_heads": [3, 2], "lr": {"low": 1e-3, "high": 1e-2}}
+    searched = {"sampler": "tpe", "n_trials": 3, "space": space}
+    assert Plan(define(definition(tmp_path, **searched, exclude=[{"n_heads": 3}]))).expected == 6
+    with pytest.raises(ValueError, match="n_heads=3"):
+        Plan(define(definition(tmp_path, **searched)))
 
 
 def test_objectives_are_checked_before_anything_is_priced(tmp_path):

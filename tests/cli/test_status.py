@@ -221,6 +221,20 @@ def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(
     )
 
 
+def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
+    """The cell has seeds 0 to 2, of which 1 and 2 tuned it; the sweep's own is 0."""
+    fields = {"cells": [{"n_layers": 2, "seeds": 3}], "space": {}, "tune": {"lr": [0.001, 0.002, 0.004]}, "seeds": [0]}
+    fields |= {"tuning_seeds": [1, 2], "reuse_tuning_seeds": True}
+    sweep = build(SweepDefinition, read_yaml(path := definition(tmp_path, **fields)), "test")
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "sweep.yaml").write_text(path.read_text())
+    for seed in range(3):
+        make_run(results, sweep.run_config({"n_layers": 2, "lr": 0.001}, seed), {"val_loss": 2.0 - seed})
+    out, _ = sparsedepth("status", results)
+    assert "val_loss 0 (n_layers=2, baseline, seed 2; mean of its 3 seeds 1)" in " ".join(out.split())
+
+
 def test_status_of_toy_networks_names_their_figure():
     _, err = sparsedepth("status", RESULTS / "toy", code=2)
     assert "holds no runs; it holds toy networks: sparsedepth plot " in err and err.count("\n") == 1
