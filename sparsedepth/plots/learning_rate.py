@@ -2,7 +2,8 @@
 
 A configuration is here a cell (all fields but the seed) less lr, tuned or not; a point is the mean over the seeds that
 every value of its line has, such as those that tuning chose by: the chosen value has others beside them. A ring marks
-the best value; a cross one that is the lowest or highest tried, so that the true best may lie beyond.
+the value that tuning chose, or where nothing was tuned that of the lowest loss; a cross one that is the lowest or
+highest tried, so that the true best may lie beyond.
 """
 
 import math
@@ -43,7 +44,8 @@ COLUMNS = 4
 class Curves:
     points: pd.DataFrame
     """Columns: configuration (number), n_layers, setting, lr, the loss (mean over those seeds; NaN where one diverged),
-    n_seeds, role (best, edge or empty): of the value that tuning chose, or the lowest where nothing was tuned."""
+    n_seeds, role (best, edge or empty): of the value that tuning chose, or of the lowest loss where nothing was tuned;
+    is_tuned."""
     loss: str
 
 
@@ -84,6 +86,7 @@ def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
         losses = dict(zip(line["lr"], line[loss].fillna(math.inf), strict=True))
         best, role = best_tried(losses, line["lr"][is_chosen[line.index]].tolist())
         points.loc[line.index[line["lr"] == best], "role"] = role
+    points["is_tuned"] = is_chosen.groupby(points["configuration"]).transform("any")
     return Curves(points=points, loss=loss)
 
 
@@ -102,15 +105,19 @@ def page_of_curves(by_rate: Curves) -> Figure:
         axis.remove()
     handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
+    is_tuned, few, most = points["is_tuned"], points["n_seeds"].min(), points["n_seeds"].max()
+    marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
     handles += [
         Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
-        for mark, label in (("o", "chosen, or best"), ("x", "chosen or best, at an end"))[: 1 + bool(n_edge)]
+        for mark, label in (("o", marked), ("x", "the same, at an end"))[: 1 + bool(n_edge)]
     ]
     legend_above(page, handles, 1 + len(depths))
     lost = int(points[by_rate.loss].isna().sum())
-    text = f"{counted(n_configurations, 'configuration')}, mean over the seeds that all values of a line have. "
-    text += "Ring: the best value, or the one that tuning chose"
-    text += f"; cross: the same at an end of those tried ({n_edge})." if n_edge else "."
+    seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
+    more = ", perhaps by more seeds" if is_tuned.any() else ""
+    text = f"A line: one of {counted(n_configurations, 'configuration')} at each learning rate tried, mean over the "
+    text += f"{seeds} that all its points share. Ring: {marked}{more}."
+    text += f" Cross ({n_edge}): so, but at an end of what was tried; the best may lie beyond." if n_edge else ""
     caption(page, text + (f" Not shown: {counted(lost, 'value')} where a seed diverged." if lost else ""))
     return page
 
