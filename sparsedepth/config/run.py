@@ -94,7 +94,7 @@ class TrainConfig(Section):
     ] = 0.1
     """lambda; a step shrinks weights by lr * lambda, with either optimizer"""
     weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], KNOB] = "matrices"
-    """which parameters decay: all, every matrix, or all but embeddings and norms"""
+    """which parameters decay: all; every matrix; every matrix but the embedding. Norms, gates: with all alone"""
     beta1: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.9
     """AdamW beta 1"""
     beta2: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.95

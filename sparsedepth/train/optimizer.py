@@ -31,7 +31,8 @@ MOMENTUM = 0.95
 
 
 def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
-    """Whether `weight_decay_on` = rule decays this parameter."""
+    """Whether `weight_decay_on` = rule decays this parameter. Vectors decay with 'all' alone, gates as well as norms:
+    so do those of LayerScale's own code (2103.17239)."""
     if rule == "all":
         return True
     is_table = rule == "no_embed_norm" and name.startswith("embed.")
@@ -120,7 +121,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer | Together, lr: float) ->
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls as a cosine to min_lr_frac * lr."""
+    """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls as a cosine to min_lr_frac * lr.
+
+    Two steps are at lr, the last of the rise and the first of the fall, and the last step is at the floor. The schedule
+    of transformers (get_cosine_schedule_with_warmup) begins at 0 and ends a little above its floor.
+    """
     warmup = round(config.warmup_frac * config.n_steps)
     if step < warmup:
         return config.lr * (step + 1) / warmup
