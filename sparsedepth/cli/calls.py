@@ -247,6 +247,7 @@ def recipe(
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card_markdown import write_page
     from sparsedepth.recipe.card_text import write_yaml
+    from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
@@ -255,6 +256,8 @@ def recipe(
     with open_store(*places, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
+        if runs.empty:
+            raise ValueError(no_runs(store))
     if search is not None:
         shown = " ".join(map(str, folders))
         raise ValueError(f"{shown} holds {search.text}; see sparsedepth best {shown} for how to run the best again")

@@ -45,6 +45,7 @@ def effects(
     Of a folder that a sampler filled: each axis's importance and partial dependence, with the surrogate's error.
     """
     from sparsedepth.effects import all_effects, causal_evidence, scale, scale_text, search_text, summary, text_report
+    from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, encode
@@ -54,6 +55,8 @@ def effects(
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
+        if runs.empty:
+            raise ValueError(no_runs(store))
     if search is not None and part in ("all", "knobs") and knob is None:
         lines = search_text.search_lines(runs, search, by) if chosen == "table" else ()
         table = None if chosen == "table" else search_text.search_table(runs, search, by)

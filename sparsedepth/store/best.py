@@ -367,7 +367,12 @@ def _none_of(store: Store, asked: Sequence[str]) -> str:
     depths = [str(depth) for (depth,) in store.sql("SELECT DISTINCT n_layers FROM runs ORDER BY 1").rows]
     if depths and asked:
         return f"no run has {' and '.join(asked)}; the store has runs of n_layers {', '.join(depths)}"
+    return no_runs(store)
+
+
+def no_runs(store: Store) -> str:
+    """What a store without a complete run holds, and which command helps."""
     place = " ".join(map(str, store.roots))
     if store.sql("SELECT 1 FROM toys LIMIT 1").rows:
         return f"{place} holds toy networks and no runs; sparsedepth plot {place} --figure toy draws them"
-    return f"{place} holds no complete run to rank; sparsedepth status {place} says how its sweep stands"
+    return f"{place} holds no complete run; sparsedepth status {place} says how its sweep stands"

@@ -112,5 +112,6 @@ def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, flo
         if outcome == "ok" and value is not None:
             values[seed] = value
     if not by_cell:
-        raise ValueError("no run of one of the folders has a training configuration: there is nothing to compare")
+        place = " ".join(map(str, store.roots))
+        raise ValueError(f"{place} holds no run with a training configuration: there is nothing to compare")
     return list(by_cell.values())
