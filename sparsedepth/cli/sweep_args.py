@@ -28,7 +28,19 @@ def define(
 ) -> SweepDefinition:
     """The sweep of a file, or of --vary with --seeds and --base; with --set laid over it. Raises ValueError, also for
     objectives that are none."""
-    definition = _defined(file, scale, settings, vary, seeds, base)
+    changes = parse_settings(settings or [])
+    if file is not None:
+        if vary or base or seeds:
+            raise ValueError("--vary, --seeds and --base make a sweep without a file; put them into the definition")
+        definition = build(SweepDefinition, read_input(file, "sweep"), name_of(file)).scaled(scale)
+    else:
+        if scale:
+            raise ValueError(f"--scale {scale} is a size that a definition file offers; give the file")
+        axes = parse_lists(vary or [], "--vary")
+        if both := sorted(set(axes) & set(changes)):
+            raise ValueError(f"--set {both[0]}: the sweep varies {both[0]}; leave one of the two out")
+        definition = ad_hoc(axes, seeds or 1, read_input(base, "run") if base else {})
+    definition = definition.with_changes(changes) if changes else definition
     check_objective(definition)
     return definition
 
@@ -56,27 +68,4 @@ def define_toy(file: Input, scale: str | None = None, settings: Settings | None 
     """The toy of a file. Raises ValueError."""
     definition = build(ToyDefinition, read_input(file, "toy"), name_of(file)).scaled(scale)
     changes = parse_settings(settings or [])
-    return definition.with_changes(changes) if changes else definition
-
-
-def _defined(
-    file: Input | None,
-    scale: str | None,
-    settings: Settings | None,
-    vary: Axes | None,
-    seeds: int | None,
-    base: Input | None,
-) -> SweepDefinition:
-    changes = parse_settings(settings or [])
-    if file is not None:
-        if vary or base or seeds:
-            raise ValueError("--vary, --seeds and --base make a sweep without a file; put them into the definition")
-        definition = build(SweepDefinition, read_input(file, "sweep"), name_of(file)).scaled(scale)
-        return definition.with_changes(changes) if changes else definition
-    if scale:
-        raise ValueError(f"--scale {scale} is a size that a definition file offers; give the file")
-    axes = parse_lists(vary or [], "--vary")
-    if both := sorted(set(axes) & set(changes)):
-        raise ValueError(f"--set {both[0]}: the sweep varies {both[0]}; leave one of the two out")
-    definition = ad_hoc(axes, seeds or 1, read_input(base, "run") if base else {})
     return definition.with_changes(changes) if changes else definition
