@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparsedepth.cli.train_sweep import Device
+
 if TYPE_CHECKING:
     from sparsedepth.store.evals import Evaluation
 
@@ -45,7 +47,7 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--out", help="results folder to keep the scores in; default the run's own, else none"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
+    device: Device = "auto",
     without: Annotated[
         str | None, typer.Option(help="leave layers out: 5, or 5-8, or several: 1,2,5-8; beside the whole model")
     ] = None,

@@ -5,7 +5,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
 
 import typer
 from typer.main import get_command
@@ -112,7 +111,8 @@ for _words, (_command, _example) in COMMANDS.items():
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """The console script."""
-    warnings.showwarning = _one_line_warning  # ty: ignore[invalid-assignment] - the documented way to replace it
+    # The documented way to replace it.
+    warnings.showwarning = lambda message, *_: _say("warning", str(message))  # ty: ignore[invalid-assignment]
     try:
         code = get_command(app).main(args=arguments, prog_name="sparsedepth", standalone_mode=False)
     except KeyboardInterrupt:
@@ -136,17 +136,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
 def _fail(message: str, code: int) -> int:
     _say("error", message)
     return code
-
-
-def _one_line_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    _say("warning", str(message))
 
 
 def _say(kind: str, message: str) -> None:

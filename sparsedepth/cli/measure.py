@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparsedepth.cli.train_sweep import Device
+
 if TYPE_CHECKING:
     from sparsedepth.probe.load import LoadedModel
     from sparsedepth.probe.text import GivenTokens
@@ -44,7 +46,7 @@ def measure(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="folder for the record, which query, best and plot read")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
+    device: Device = "auto",
     fp32: Annotated[bool, typer.Option("--fp32", help="widen the weights when loading; default as stored")] = False,
 ) -> None:
     """Measure a run, or a Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE ... from safetensors."""

@@ -9,7 +9,7 @@ import typer
 from sparsedepth.cli import calls
 from sparsedepth.cli.cost import pricing_setup_here, show, show_toy
 from sparsedepth.cli.on_slurm import Account, Array, Nodes, Partition, Sbatch, TimeLimit, array_options, planned
-from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Settings, Workers
+from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Scale, Settings, Workers
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -19,7 +19,7 @@ def plan(
     file: Annotated[
         Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or give --vary")
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")] = None,
+    scale: Scale = None,
     settings: Settings = None,
     vary: Annotated[list[str] | None, typer.Option(help="a sweep without a file: --vary n_kv_heads=1,2,4")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="with --vary: replicates")] = None,

@@ -16,7 +16,9 @@ Format = Annotated[
     typer.Option(help="table, csv, json, markdown, latex or parquet; default by the ending of -o, else table"),
 ]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="write the answer here")]
-
+Objective = Annotated[
+    str, typer.Option("--objective", "--by", help="what to improve: loss (that which compares the runs), ...")
+]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="leave damaged runs out, and say how many")]
 
 EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"

@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from sparsedepth.cli import calls
-from sparsedepth.cli.query import SkipDamaged
-from sparsedepth.cli.train_sweep import Device, Gpus, Out, Runtime, Workers
+from sparsedepth.cli.query import Folders, Objective, SkipDamaged
+from sparsedepth.cli.train_sweep import Device, Gpus, MaxAttempts, Out, RetryFailed, Runtime, Workers
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -38,16 +38,13 @@ app = typer.Typer(
 
 
 def derive(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")],
+    folders: Folders,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="write the RunConfig here (YAML), its card (.md, .json) beside it"),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
-    objective: Annotated[
-        str,
-        typer.Option("--objective", "--by", help="what to improve: loss (that which compares the runs), ..."),
-    ] = "loss",
+    objective: Objective = "loss",
     matched: Annotated[str, typer.Option(help="a setting may spend no more of this than its baseline")] = "tokens",
     holdout_depth: Annotated[
         int | None, typer.Option(help="fit on smaller n_layers only, predict this one, and score against its runs")
@@ -84,8 +81,8 @@ def verify(
     gpus: Gpus = None,
     device: Device = "auto",
     runtime: Runtime = None,
-    max_attempts: Annotated[int, typer.Option(min=1, help="how often a failing run is tried")] = 2,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")] = False,
+    max_attempts: MaxAttempts = 2,
+    retry_failed: RetryFailed = False,
 ) -> None:
     """Train baseline, recipe, and recipe less each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.recipe.card import card_path, read_card

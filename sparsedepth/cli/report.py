@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from sparsedepth.cli.query import SkipDamaged
+from sparsedepth.cli.query import Folders, Objective, SkipDamaged
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")],
+    folders: Folders,
     out: Annotated[
         Path,
         typer.Option(
@@ -17,10 +17,7 @@ def report(
         ),
     ],
     depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
-    objective: Annotated[
-        str,
-        typer.Option("--objective", "--by", help="what to improve: loss (that which compares the runs), ..."),
-    ] = "loss",
+    objective: Objective = "loss",
     card: Annotated[
         Path | None, typer.Option(help="the recipe's card after its trial, which `recipe verify` wrote: shown with it")
     ] = None,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sparsedepth.cli.train_sweep import Device, Scale
+
 if TYPE_CHECKING:
     from sparsedepth.effects.intervals import Estimate
     from sparsedepth.toy.config import ToyConfig, ToyDefinition
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
 def toy(
     file: Annotated[Path, typer.Argument(help="toy definition (YAML), such as sweeps/toy.yaml")],
     out: Annotated[Path, typer.Option("-o", "--out", help="results folder; made if missing")],
-    scale: Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")] = None,
+    scale: Scale = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="override a field: --set n_steps=2000; repeatable")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. The same command continues; started
     twice at a time, it shares the work."""
@@ -82,13 +84,10 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
                     except Interrupted:
                         print("interrupted; the same command continues", file=sys.stderr)
                         raise typer.Exit(130) from None
-                    print(f"{name}: {group.n_students} students complete{_loss_text(losses)}", file=sys.stderr)
+                    loss = f", loss {losses[-1]:.3g}" if losses else ""
+                    print(f"{name}: {group.n_students} students complete{loss}", file=sys.stderr)
             done += group.flops
     return busy
-
-
-def _loss_text(losses: list[float]) -> str:
-    return f", loss {losses[-1]:.3g}" if losses else ""
 
 
 def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:

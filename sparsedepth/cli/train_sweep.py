@@ -27,6 +27,7 @@ Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; made if 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="override a field, or a key of a sweep: --set n_layers=24; repeatable")
 ]
+Scale = Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")]
 Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
 Runtime = Annotated[
@@ -50,6 +51,8 @@ Stack = Annotated[
     str, typer.Option(help="runs of one shape that a process trains as one model, at most: auto (where it pays), or 1")
 ]
 MaxAttempts = Annotated[int, typer.Option(min=1, help="how often a failing run is tried")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")]
 
 
 def sweep(
@@ -60,7 +63,7 @@ def sweep(
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="with --vary: replicates, seeds 0, 1, ...")] = None,
     base: Annotated[Path | None, typer.Option(help="with --vary: run configuration (YAML) that the runs share")] = None,
-    scale: Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")] = None,
+    scale: Scale = None,
     workers: Workers = None,
     gpus: Gpus = None,
     gpus_per_run: GpusPerRun = 1,
@@ -71,8 +74,8 @@ def sweep(
     compiled: Compile = False,
     stack: Stack = "auto",
     max_attempts: MaxAttempts = 2,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
+    retry_failed: RetryFailed = False,
+    dry_run: DryRun = False,
     on: On = None,
     partition: Partition = None,
     time: TimeLimit = None,
@@ -166,7 +169,7 @@ def train(
         Path | None,
         typer.Option("--from", help="run or Hugging Face folder whose weights it starts from; default initial weights"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Train and measure one model. The same command continues a run that was stopped."""
     from sparsedepth.cli import calls
