@@ -1,4 +1,4 @@
-"""Commands that explain: what is measured, and what can be configured."""
+"""Commands that explain: what is measured, what can be configured, and the models of the papers."""
 
 import itertools
 import json
@@ -81,3 +81,37 @@ def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
         cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, sizes, strict=True)]
         for line in itertools.zip_longest(*cells, fillvalue=""):
             print("  ".join(cell.ljust(size) for cell, size in zip(line, sizes, strict=True)).rstrip())
+
+
+def presets(name: Annotated[str | None, typer.Argument(help="print this one's fields, as a run file")] = None) -> None:
+    """List the papers' models, for `preset: NAME` in a run file or a sweep's base."""
+    from sparsedepth.config.load import yaml_text
+    from sparsedepth.config.presets import find
+
+    if name is None:
+        _print_presets()
+        return
+    preset = find(name)
+    print(f"# {name}: {preset.source}")
+    if preset.note:
+        print(f"# {preset.note}")
+    print(yaml_text({"preset": name, **preset.fields}), end="")
+
+
+def _print_presets() -> None:
+    from sparsedepth.config.cost import cost
+    from sparsedepth.config.load import build
+    from sparsedepth.config.presets import PRESETS
+    from sparsedepth.config.run import RunConfig
+    from sparsedepth.store.query_result import QueryResult
+    from sparsedepth.store.render import render
+
+    rows: list[tuple[Any, ...]] = []
+    for name, preset in PRESETS.items():
+        config = build(RunConfig, preset.fields, f"preset {name}")
+        counted = cost(config)
+        tokens = config.train_tokens if "train_tokens" in preset.fields else None
+        sizes = (config.n_layers, config.d_model, counted.params_total, counted.params_active)
+        rows.append((name, *sizes, tokens, config.lr, preset.source))
+    columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
+    print(render(QueryResult(columns, tuple(rows))))
