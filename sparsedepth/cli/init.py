@@ -12,7 +12,7 @@ def init(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the same as FILE")] = None,
 ) -> None:
     """Write a commented definition that runs as it is, in minutes on a laptop, to be changed into one's own."""
-    from sparsedepth.cli.templates import template
+    from sparsedepth.cli.templates import TEMPLATES
     from sparsedepth.files import write_bytes
 
     if file and out:
@@ -22,7 +22,7 @@ def init(
         raise ValueError(f"{path} exists; name another file, for init replaces none")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder; make it, or name another file")
-    write_bytes(path, template(kind, str(path)).encode())
+    write_bytes(path, TEMPLATES[kind].format(file=path).encode())
     command = {"sweep": "sweep", "run": "train", "toy": "toy", "import": "import TABLE.csv --map"}[kind]
     price = f"  sparsedepth plan {path}\n" if kind == "sweep" else ""
     print(f"{path}: change what you like, then\n{price}  sparsedepth {command} {path} --out results/my-{kind}")

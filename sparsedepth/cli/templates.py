@@ -130,8 +130,4 @@ fields:                            # what is right of the colon speaks of the ta
 """
 
 TEMPLATES = {"sweep": SWEEP, "run": RUN, "toy": TOY, "import": IMPORT}
-
-
-def template(kind: str, file: str) -> str:
-    """The text of a kind's template, whose first lines name the commands for this file."""
-    return TEMPLATES[kind].format(file=file)
+"""By kind; {file} is the file's name, in the commands above."""

@@ -7,7 +7,7 @@ import yaml
 
 from sparsedepth.cli import init
 from sparsedepth.cli.input_file import kind_of, read_input
-from sparsedepth.cli.templates import TEMPLATES, template
+from sparsedepth.cli.templates import TEMPLATES
 from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
@@ -31,7 +31,7 @@ def with_each_choice(text):
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_template_and_each_of_its_choices_is_valid(kind):
-    texts = list(with_each_choice(template(kind, "mine.yaml")))
+    texts = list(with_each_choice(TEMPLATES[kind].format(file="mine.yaml")))
     assert len(texts) > 1
     for text in texts:
         config = build(MODELS[kind], parse_yaml(text, "mine.yaml"), "mine.yaml")
