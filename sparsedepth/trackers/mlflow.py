@@ -16,17 +16,25 @@ MAX_METRICS, MAX_PARAMS = 1000, 100
 """of one request"""
 
 
-class MLflow:
+class Tracker:
     """An experiment of a tracking server or of a local database."""
 
-    def __init__(self, uri: str, experiment: str) -> None:
-        self.place = f"{uri} {experiment}"
-        self.uri = uri
-        self.client = MlflowClient(tracking_uri=uri)
-        known = self.client.get_experiment_by_name(experiment)
-        if known is not None and known.lifecycle_stage != "active":
-            raise ValueError(f"MLflow's experiment {experiment!r} is deleted; restore it, or give another --project")
-        self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
+    def __init__(self, folder: Path, at: str | None, experiment: str) -> None:
+        """`at` is a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
+        ValueError where MLflow cannot use it."""
+        self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+        self.place = f"{self.uri} {experiment}"
+        folder.mkdir(exist_ok=True)
+        try:
+            self.client = MlflowClient(tracking_uri=self.uri)
+            known = self.client.get_experiment_by_name(experiment)
+            if known is not None and known.lifecycle_stage != "active":
+                raise ValueError(
+                    f"MLflow's experiment {experiment!r} is deleted; restore it, or give another --project"
+                )
+            self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
+        except MlflowException as error:
+            raise ValueError(f"MLflow cannot use {self.uri}: {error}") from None
 
     def _runs(self, filter: str = "") -> dict[str, list[str]]:
         """run_id -> MLflow's ids of it."""
@@ -68,14 +76,3 @@ class MLflow:
 
     def next_step(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"
-
-
-def open_tracker(folder: Path, at: str | None, project: str) -> MLflow:
-    """`at` is a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
-    ValueError where MLflow cannot use it."""
-    uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
-    folder.mkdir(exist_ok=True)
-    try:
-        return MLflow(uri, project)
-    except MlflowException as error:
-        raise ValueError(f"MLflow cannot use {uri}: {error}") from None

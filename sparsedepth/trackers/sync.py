@@ -55,7 +55,7 @@ def open_tracker(name: str, results: Path, at: str | None = None, project: str |
     definition = read_definition(results)
     named = project or (definition.name if definition else results.resolve().name)
     try:
-        return importlib.import_module(f"sparsedepth.trackers.{name}").open_tracker(results / FOLDER, at, named)
+        return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, named)
     except ImportError as error:
         raise ValueError(
             f"--to {name} needs a package that is not here ({error}): pip install {name}, or 'sparsedepth[trackers]'"

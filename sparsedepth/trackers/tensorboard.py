@@ -14,11 +14,13 @@ from sparsedepth.files import appearing
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 
-class TensorBoard:
+class Tracker:
     """A folder of event files. `curves/NAME` by step, `summary/NAME` at the last step."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.place = folder, str(folder)
+    def __init__(self, folder: Path, at: str | None, project: str) -> None:
+        """`at` is a folder of event files; the project has no meaning there."""
+        self.folder = Path(at) if at else folder / "tensorboard"
+        self.place = str(self.folder)
 
     def held(self) -> set[str]:
         return {path.name for path in self.folder.glob("[!.]*") if path.is_dir()}
@@ -47,8 +49,3 @@ class TensorBoard:
 def _text(tag: str, text: str) -> Summary.Value:
     metadata = create_summary_metadata(display_name=tag, description="")
     return Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto([text.encode()]))
-
-
-def open_tracker(folder: Path, at: str | None, project: str) -> TensorBoard:
-    """`at` is a folder of event files; the project has no meaning there."""
-    return TensorBoard(Path(at) if at else folder / "tensorboard")

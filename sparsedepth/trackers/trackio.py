@@ -9,14 +9,15 @@ from pathlib import Path
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 
-class Trackio:
+class Tracker:
     """A project of the databases in a folder."""
 
-    def __init__(self, folder: Path, project: str) -> None:
-        os.environ["TRACKIO_DIR"] = str(folder)  # read when trackio is imported
+    def __init__(self, folder: Path, at: str | None, project: str) -> None:
+        """`at` is the folder of Trackio's databases (default: TRACKIO_DIR, else one in the results folder)."""
+        self.folder = Path(at or os.environ.get("TRACKIO_DIR") or folder.resolve() / "trackio")
+        os.environ["TRACKIO_DIR"] = str(self.folder)  # read when trackio is imported
         self.trackio = importlib.import_module("trackio")
-        self.folder, self.project = folder, project
-        self.place = f"{folder} {project}"
+        self.project, self.place = project, f"{self.folder} {project}"
 
     def held(self) -> set[str]:
         return {run.name for run in self._runs()}
@@ -45,8 +46,3 @@ class Trackio:
 
     def next_step(self) -> str:
         return f"TRACKIO_DIR={self.folder} trackio show --project {self.project}"
-
-
-def open_tracker(folder: Path, at: str | None, project: str) -> Trackio:
-    """`at` is the folder of Trackio's databases (default: TRACKIO_DIR, else one in the results folder)."""
-    return Trackio(Path(at or os.environ.get("TRACKIO_DIR") or folder.resolve() / "trackio"), project)

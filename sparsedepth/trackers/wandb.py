@@ -11,12 +11,13 @@ import wandb
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 
-class WandB:
+class Tracker:
     """A folder of offline runs."""
 
-    def __init__(self, folder: Path, project: str) -> None:
-        self.folder, self.project = folder, project
-        self.place = str(folder)
+    def __init__(self, folder: Path, at: str | None, project: str) -> None:
+        """`at` is the folder that holds wandb's own."""
+        self.folder, self.project = Path(at or folder).resolve(), project
+        self.place = str(self.folder)
 
     def held(self) -> None:
         """It cannot be asked: `wandb sync --clean` removes what it has uploaded."""
@@ -47,8 +48,3 @@ class WandB:
 
     def next_step(self) -> str:
         return f"wandb sync {self.folder}/wandb/offline-run-*   (uploads)"
-
-
-def open_tracker(folder: Path, at: str | None, project: str) -> WandB:
-    """`at` is the folder that holds wandb's own."""
-    return WandB(Path(at).resolve() if at else folder.resolve(), project)
