@@ -89,17 +89,12 @@ def html(
     tried: Card | None = None,
 ) -> str:
     """The page of an open store; `folders` are where it came from."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("sparsedepth.report", ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     here = files("sparsedepth.report")
     script = (here / "tables.js").read_text()
     pictures, not_drawn = draw_pictures(store)
     report = content(store, folders, depth, objective, tried)
-    return environment.get_template("page.html.j2").render(
+    return fill_template(
+        "sparsedepth.report",
         report=report,
         pictures=pictures,
         not_drawn=not_drawn,
@@ -109,6 +104,20 @@ def html(
         advice=advice_of(report.card) if report.card else None,
         command=" ".join(shlex.quote(str(folder)) for folder in folders),
     )
+
+
+def fill_template(package: str, **values: Any) -> str:
+    """A package's page.html.j2; what stands in it from the store is text, never markup."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(values)
 
 
 def advice_of(card: Card) -> dict[str, Any]:

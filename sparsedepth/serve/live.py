@@ -8,6 +8,7 @@ of rows that `query` keeps, too.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -133,10 +134,7 @@ class StoreReading:
         number = min(max(number, 0), n_pages - 1)
         return {
             "version": self.version,
-            "columns": [
-                {"name": column.name, "meaning": column.meaning, "is_number": column.is_number}
-                for column in self.runs.columns
-            ],
+            "columns": [asdict(column) for column in self.runs.columns],
             "rows": [[cell.text for cell in row] for row in rows[number * size : (number + 1) * size]],
             "page": number,
             "n_pages": n_pages,

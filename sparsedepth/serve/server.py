@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 from sparsedepth.config.sweep import read_definition
 from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
+from sparsedepth.report.page import fill_template
 from sparsedepth.serve.live import Live
 
 COOKIE = "sparsedepth-token"
@@ -134,13 +135,8 @@ class Site:
 
 def page(results: Path, figures: Sequence[str]) -> str:
     """The page, whose script asks for all the rest."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("sparsedepth.serve", ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html.j2").render(
+    return fill_template(
+        "sparsedepth.serve",
         definition=read_definition(results),
         folder=results.resolve().name,
         figures={name: FIGURES[name].meaning for name in figures},
