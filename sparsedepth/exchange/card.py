@@ -3,10 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
-from sparsedepth import quantities
+from sparsedepth import __version__, quantities
 from sparsedepth.config.run import RunConfig
+from sparsedepth.exchange.architecture import Architecture
+from sparsedepth.store.run_record import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +26,20 @@ class Parity:
         return max(self.random_tokens, self.held_out_text)
 
 
-def card(
-    config: RunConfig,
-    summary: Mapping[str, Any],
-    manifest: Mapping[str, Any],
-    family: str,
-    notes: tuple[str, ...],
-    parity: Parity,
-    versions: Mapping[str, str],
-) -> str:
+def card(run: Run, exported: Architecture, parity: Parity) -> str:
     """README.md. Every value from the run is written as JSON on a line of its own, so that none can pose as markup."""
-    is_vit = family == "vit"
+    config, summary, is_vit = run.config, run.summary, exported.family == "vit"
     kinds = "AutoModelForImageClassification, AutoImageProcessor" if is_vit else "AutoModelForCausalLM, AutoTokenizer"
     reader = "processor" if is_vit else "tokenizer"
-    origin = {name: manifest.get(name) for name in ("code", "started", "seconds", "device", "data_hash", "packages")}
+    versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
+    told = ("code", "started", "seconds", "device", "data_hash", "packages")
+    origin = {name: run.manifest.get(name) for name in told}
     sections = [
         _front_matter(config, parity),
         f"# sparsedepth run {config.run_id}",
-        f"{config.n_layers} layers, d_model {config.d_model}, {summary['params_total']:,} parameters, as a `{family}` "
-        f"model of transformers; no code of its own. It was trained to study depth and sparsity, not for use.",
+        f"{config.n_layers} layers, d_model {config.d_model}, {summary['params_total']:,} parameters, as a "
+        f"`{exported.family}` model of transformers; no code of its own. It was trained to study depth and "
+        "sparsity, not for use.",
         _fenced(
             "python",
             f"from transformers import {kinds}\n\n"
@@ -50,13 +48,13 @@ def card(
         "## Parity with the run",
         "Largest absolute difference of a logit between this folder, loaded again, and the run's own model, in fp32: "
         f"{parity.random_tokens:.1e} on {parity.inputs[0]}, {parity.held_out_text:.1e} on {parity.inputs[1]}.",
-        "\n".join(f"- {note}." for note in notes),
+        "\n".join(f"- {note}." for note in exported.notes),
         "## Scores",
         _scores(summary),
         "## Configuration",
         _fenced("yaml", _lines(config.model_dump(mode="json"))),
         "## Origin",
-        _fenced("yaml", _lines({"run_id": config.run_id, **origin, "exported_with": dict(versions)})),
+        _fenced("yaml", _lines({"run_id": config.run_id, **origin, "exported_with": versions})),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 

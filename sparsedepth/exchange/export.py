@@ -11,15 +11,12 @@ tokens and of held-out text must agree to 1e-4 in fp32. Only then does it appear
 import shutil
 import warnings
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsedepth import __version__
-from sparsedepth.config.run import RunConfig
 from sparsedepth.data.images import ImageSource
 from sparsedepth.exchange.architecture import Architecture, architecture, weights
 from sparsedepth.exchange.card import Parity, card
@@ -76,11 +73,11 @@ def export(run: Path, out: Path) -> Exported:
                 held_out_1T = first_document(held_out_1T, tokenizer.eod)
             save_model(model, target, aside, tokenizer.eod)
             save_tokenizer(tokenizer, aside, config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
-            parity = _parity(loaded, load_model(aside), held_out_1T, config)
+            exported, random_NT = load_model(aside), random_documents(config, N_RANDOM)
+            differences = [_difference(loaded, exported, tokens_NT) for tokens_NT in (random_NT, held_out_1T)]
+            parity = Parity(random_tokens=differences[0], held_out_text=differences[1])
         _check_parity(parity)
-        versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
-        about = card(config, record.summary, record.manifest, target.family, target.notes, parity, versions)
-        write_text(aside / "README.md", about)
+        write_text(aside / "README.md", card(record, target, parity))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
 
@@ -108,14 +105,6 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | No
     exported.save_pretrained(folder)
     for path in weight_files(folder):  # safetensors writes them for their owner alone
         shutil.copymode(folder / CONFIG, path)
-
-
-def _parity(loaded: LoadedModel, exported: LoadedModel, held_out_1T: Tensor, config: RunConfig) -> Parity:
-    """How far the folder's logits are from the run's."""
-    return Parity(
-        random_tokens=_difference(loaded, exported, random_documents(config, N_RANDOM)),
-        held_out_text=_difference(loaded, exported, held_out_1T),
-    )
 
 
 def _check_parity(parity: Parity) -> None:
