@@ -80,11 +80,11 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
         "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps its logits, has sandwich norms",
     ),
     (
-        lambda c: c.norm in ("sandwich", "peri") and c.n_experts > 0,
+        lambda c: _has_out_norms(c) and c.n_experts > 0,
         "norm={c.norm!r} with n_experts={c.n_experts}: no mixture there has norms on both sides of a branch",
     ),
     (
-        lambda c: c.norm in ("sandwich", "peri") and c.qk_norm,
+        lambda c: _has_out_norms(c) and c.qk_norm,
         "norm={c.norm!r} with qk_norm=True: Gemma-2, which has the norms, has no q/k norm",
     ),
     (
@@ -181,41 +181,38 @@ def _gemma2(config: ModelConfig) -> dict[str, Any]:
 
 def _mixtral(config: ModelConfig) -> dict[str, Any]:
     return {
+        **_routed(config),
         "intermediate_size": config.d_expert,
         "num_local_experts": config.n_experts,
-        "num_experts_per_tok": config.top_k,
-        "router_aux_loss_coef": _balance_weight(config),
         "sliding_window": config.sliding_window,
     }
 
 
-def _balance_weight(config: ModelConfig) -> float:
-    """Of transformers' balance loss, which is top_k, not 1, where the experts are in balance."""
-    assert config.top_k is not None
-    return config.balance_loss / config.top_k
-
-
 def _routed(config: ModelConfig) -> dict[str, Any]:
+    """transformers' balance loss is top_k, not 1, where the experts are in balance."""
+    assert config.top_k is not None
+    return {"num_experts_per_tok": config.top_k, "router_aux_loss_coef": config.balance_loss / config.top_k}
+
+
+def _olmoe(config: ModelConfig) -> dict[str, Any]:
     return {
+        **_routed(config),
+        "intermediate_size": config.d_expert,
         "num_experts": config.n_experts,
-        "num_experts_per_tok": config.top_k,
         "norm_topk_prob": config.renormalise_gates,
-        "router_aux_loss_coef": _balance_weight(config),
     }
 
 
 def _qwen_moe(config: ModelConfig) -> dict[str, Any]:
     return {
-        "moe_intermediate_size": config.d_expert,
         **_routed(config),
+        **_every_layer(config),
+        "moe_intermediate_size": config.d_expert,
+        "num_experts": config.n_experts,
+        "norm_topk_prob": config.renormalise_gates,
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(config.n_dense_layers)),
-        **_every_layer(config),
     }
-
-
-def _olmoe(config: ModelConfig) -> dict[str, Any]:
-    return {"intermediate_size": config.d_expert, **_routed(config)}
 
 
 def _qwen2_moe(config: ModelConfig) -> dict[str, Any]:

@@ -65,12 +65,15 @@ class DecoderLM(TemplateLM):
         super().__init__()
         self._model, self._text, self.max_length = model, tokenizer, max_len
         self._likelihood = Likelihood(ProbedDecoder(model), tokenizer.eod, max_len, layers)
-        self.n_truncated = 0
-        """requests that were too long so far"""
 
     @property
     def eot_token_id(self) -> int:
         return self._text.eod
+
+    @property
+    def n_truncated(self) -> int:
+        """Requests that were too long so far."""
+        return self._likelihood.n_truncated
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return self._text.encode([string])[0]
@@ -90,10 +93,7 @@ class DecoderLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
         """ln p of the tokens asked for, and whether each is the likeliest."""
-        before = self._likelihood.n_truncated
-        scores = self._likelihood([(given, asked) for _, given, asked in requests])
-        self.n_truncated += self._likelihood.n_truncated - before
-        return scores
+        return self._likelihood([(given, asked) for _, given, asked in requests])
 
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -122,5 +122,5 @@ class DecoderLM(TemplateLM):
             if ends:
                 answer = answer[: min(ends)]
                 break
-        self.n_truncated += is_cut
+        self._likelihood.n_truncated += is_cut
         return answer
