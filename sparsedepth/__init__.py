@@ -8,13 +8,14 @@ and `recipe` are packages, too, and can be called: `help(sd.cli.calls)`.
 """
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import inspect
+
     from sparsedepth.cli.calls import best, measure, plot, recipe, sweep, train
     from sparsedepth.store.connection import open_store
 
@@ -36,7 +37,9 @@ class _CallablePackage(ModuleType):
         return _call(self.__name__.rpartition(".")[2])(*given, **named)
 
     @property
-    def __signature__(self) -> inspect.Signature:
+    def __signature__(self) -> "inspect.Signature":
+        import inspect
+
         return inspect.signature(_call(self.__name__.rpartition(".")[2]))
 
 

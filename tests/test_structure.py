@@ -128,7 +128,7 @@ def test_a_single_run_needs_no_sweep():
     assert not [name for name in seen if name.startswith("sparsedepth.sweep")] and len(seen) > 30
 
 
-@pytest.mark.parametrize("module", ["cli.main", "store.connection", "plan.price", "sweep.status"])
+@pytest.mark.parametrize("module", ["cli.commands", "store.connection", "plan.price", "sweep.status"])
 def test_the_command_line_starts_without_torch(module):
     code = f"import sys, sparsedepth.{module}; print(sorted({HEAVY} & set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,21 +7,27 @@ repeat('x', 4000000000), runs between them. Here the kernel holds them, whatever
     memory    MEMORY bytes of address space beyond what the open store needs (Linux)
     disk      no file can grow by a byte
 
-The child opens the store, says so, takes on the limits and only then reads the question from anyone. It sends back the
-finished text or Parquet file, so that the parent interprets nothing.
+The child loads what it needs before it is told of any folder (`start`). It opens the store, says so, takes on the
+limits and only then reads the question from anyone. It sends back the finished text or Parquet file, so that the parent
+interprets nothing.
 """
 
+import importlib
 import json
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sparsedepth.config.plain_text import visible
 from sparsedepth.store.render import terminal_width
+
+if TYPE_CHECKING:
+    from sparsedepth.store.connection import Store
 
 TIME_LIMIT = 60.0
 GRACE = 2.0
@@ -30,7 +36,28 @@ MEMORY = 3 * 2**30
 """Bytes; above DuckDB's own limit, which says more clearly what was too much."""
 
 _OPEN, _USER_ERROR = b"open\n", 2
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sparsedepth.store.sandbox import child; child()"
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sparsedepth.store.sandbox import child; child()"
+_LIBRARY = str(Path(__file__).parents[2])
+
+_started: list[subprocess.Popen[bytes]] = []
+"""Children without a question. One that gets none ends with this process."""
+
+
+def start() -> None:
+    """Start the child of the next question, for which it waits."""
+    # Isolated: no module of the current folder, which may be a stranger's, stands before the library's; nor are paths
+    # set up (-S), which takes as long as all of Python: it gets ours.
+    command = [sys.executable, "-I", "-S", "-c", _CODE, json.dumps([*filter(None, sys.path), _LIBRARY])]
+    _started.append(
+        subprocess.Popen(
+            command,
+            bufsize=0,  # `communicate` must find what follows the first line
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "COLUMNS": str(terminal_width())},
+        )
+    )
 
 
 def ask(
@@ -46,18 +73,12 @@ def ask(
     """
     request = {"paths": list(map(str, paths)), "question": question, "format": format, "time_limit": time_limit}
     request["skip_damaged"] = skip_damaged
-    # Isolated: no module of the current folder, which may be a stranger's, stands before the library's.
-    command = [sys.executable, "-I", "-c", _START, json.dumps([path for path in sys.path if path])]
-    with subprocess.Popen(
-        command,
-        bufsize=0,  # `communicate` must find what follows the first line
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": str(terminal_width())},
-    ) as process:
+    if not _started:
+        start()
+    with _started.pop() as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(request).encode() + b"\n")
+        with suppress(BrokenPipeError):  # its exit code says more
+            process.stdin.write(json.dumps(request).encode() + b"\n")
         opened = process.stdout.readline() == _OPEN
         try:
             content, said = process.communicate(timeout=time_limit + GRACE if opened else None)
@@ -91,7 +112,11 @@ def child() -> None:
 
     warnings.formatwarning = lambda message, *_: f"sparsedepth: warning: {message}\n"  # ty: ignore[invalid-assignment] - fewer names
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    request = json.loads(sys.stdin.readline())
+    importlib.import_module("sparsedepth.store.connection")  # while the parent reads its command line
+    question = sys.stdin.readline()
+    if not question:
+        return  # whoever started this has ended
+    request = json.loads(question)
     try:
         content = _answer(request, sys.stdout.buffer)
     except ValueError as error:
@@ -106,28 +131,41 @@ def child() -> None:
 
 
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
-    from sparsedepth.store import render
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.schema import TABLES
 
     limits = {"time_limit": request["time_limit"], "skip_damaged": request["skip_damaged"]}
+    question = request["question"]
+    answer = (_selecting if "sql" in question else _ranking)(question, request["format"])
     with open_store(*request["paths"], **limits) as store:
-        question, format = request["question"], request["format"]
         if any(table in json.dumps(question).lower() for table in TABLES):
             store.read_tables()  # while the cache can be written
         out.write(_OPEN)
         out.flush()
         limit(request["time_limit"] + GRACE)
-        if "sql" in question:
-            answer = store.sql(question["sql"])
-            return render.encode(render.with_rounded(answer) if format in render.FOR_PEOPLE else answer, format)
+        return answer(store)
 
-        from sparsedepth.store import best
 
+def _selecting(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
+    """What answers SQL, with what it needs loaded."""
+    from sparsedepth.store import render
+
+    def answer(store: "Store") -> bytes:
+        found = store.sql(question["sql"])
+        return render.encode(render.with_rounded(found) if format in render.FOR_PEOPLE else found, format)
+
+    return answer
+
+
+def _ranking(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
+    """What answers `best`, with what it needs loaded."""
+    from sparsedepth.store import best, render
+
+    def answer(store: "Store") -> bytes:
         ranking = best.best(store, **question["best"])
-        if format == "table":
-            return best.answer(ranking).encode()
-        return render.encode(ranking.table, format)
+        return best.answer(ranking).encode() if format == "table" else render.encode(ranking.table, format)
+
+    return answer
 
 
 def limit(seconds: float) -> None:

@@ -13,7 +13,8 @@ from tiny import BASE, definition
 from typer.main import get_command
 
 import sparsedepth as sd
-from sparsedepth.cli.main import app, run
+from sparsedepth.cli.commands import app
+from sparsedepth.cli.main import run
 from sparsedepth.plots.page import NothingToDraw
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "python.ipynb"

@@ -7,8 +7,9 @@ import shlex
 import pytest
 from typer.main import get_command
 
-from sparsedepth.cli import main
-from sparsedepth.cli.main import app, run
+from sparsedepth.cli import commands
+from sparsedepth.cli.commands import app
+from sparsedepth.cli.main import run
 
 GROUP = get_command(app)
 COMMANDS = {}
@@ -26,14 +27,14 @@ def out_of(capsys, *arguments):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_the_example_of_a_command_is_parsed_by_it(words):
-    arguments = shlex.split(main.COMMANDS[words][1])
+    arguments = shlex.split(commands.COMMANDS[words][1])
     given = arguments[len(words.split()) :] if arguments[: len(words.split())] == words.split() else arguments[1:]
     with COMMANDS[words].make_context(words, given) as context:
         assert context.params
 
 
 def test_there_is_no_example_without_a_command():
-    assert set(main.COMMANDS) == set(COMMANDS)
+    assert set(commands.COMMANDS) == set(COMMANDS)
 
 
 def test_help_shows_the_example_and_whole_summaries(capsys):

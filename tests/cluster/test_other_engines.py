@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from sparsedepth.cli.main import app
+from sparsedepth.cli.commands import app
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "clusters.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -42,7 +42,7 @@ def test_a_description_is_the_text_below_the_field():
 def test_a_validator_is_built_when_it_is_first_used():
     """To build those of all sections takes longer than to answer a query."""
     code = (
-        "import sparsedepth.store.best, sparsedepth.cli.main; from sparsedepth.config.section import Section\n"
+        "import sparsedepth.store.best, sparsedepth.cli.commands; from sparsedepth.config.section import Section\n"
         "def heirs(section): return [heir for one in section.__subclasses__() for heir in (one, *heirs(one))]\n"
         "print(len(heirs(Section)) > 10, [heir.__name__ for heir in heirs(Section) if heir.__pydantic_complete__])"
     )

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import resource
+import subprocess
 import sys
 import time
 
@@ -76,8 +77,6 @@ def test_one_huge_value_ends_at_a_limit(results, monkeypatch, text, seconds, say
 
 def test_the_limits_hold_in_the_process_and_nothing_can_be_written(tmp_path):
     """A full disk's worth of writing fails at its first byte, and memory ends where it should."""
-    import subprocess
-
     code = (
         "import os, signal, sys; from sparsedepth.store import sandbox; sandbox.limit(5);"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
@@ -96,6 +95,40 @@ def test_no_module_of_the_current_folder_is_imported(results, tmp_path, monkeypa
     (tmp_path / "json.py").write_text("raise SystemExit('hijacked')")
     monkeypatch.chdir(tmp_path)
     assert json.loads(sandbox.ask([results], {"sql": "SELECT count(*) AS n FROM runs"}, "json")) == [{"n": 2}]
+
+
+def test_a_child_that_gets_no_question_ends_without_a_word():
+    sandbox.start()
+    out, err = sandbox._started.pop().communicate(timeout=60)
+    assert (out, err) == (b"", b"")
+
+
+def test_a_child_that_was_started_gets_the_next_question(results, monkeypatch):
+    sandbox.start()
+    monkeypatch.setattr(sandbox, "start", lambda: pytest.fail("started another"))
+    assert sandbox.ask([results], {"sql": "SELECT count(*) AS n FROM runs"}, "csv") == b"n\n2\n"
+
+
+def test_a_child_that_died_is_an_error_of_one_line(results):
+    sandbox.start()
+    sandbox._started[0].kill()
+    sandbox._started[0].wait()
+    with pytest.raises(ValueError, match="the query was stopped"):
+        sandbox.ask([results], {"sql": "SELECT 1"})
+
+
+def test_a_query_of_runs_loads_few_modules(results):
+    """They take most of its time."""
+    code = (
+        "import sys; from sparsedepth.store.connection import open_store\n"
+        f"open_store({str(results)!r}).sql('SELECT count(*) FROM runs WHERE val_loss < 3')\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    unwanted = {"pandas", "scipy", "torch", "pyarrow.compute", "pyarrow.dataset", "sparsedepth.config.sweep"}
+    assert not {*unwanted, "sparsedepth.store.best", "sparsedepth.store.table_map"}.intersection(loaded)
+    assert "duckdb" in loaded and len(loaded) < 480
 
 
 def test_nothing_changes_in_the_folder(results):

@@ -1,0 +1,104 @@
+"""`sparsedepth`: what each command is, and the example that its --help ends with."""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import typer
+
+from sparsedepth import __version__
+from sparsedepth.cli import (
+    describe,
+    doctor,
+    effects,
+    exchange,
+    importing,
+    init,
+    measure,
+    on_slurm,
+    pack,
+    plan,
+    plot,
+    query,
+    recipe,
+    report,
+    scaling,
+    serve,
+    status,
+    sync,
+    toy,
+    train_sweep,
+)
+
+app = typer.Typer(
+    name="sparsedepth",
+    help="Which kinds of sparsity make the deep layers of a language model worth their cost?",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(f"sparsedepth {__version__}")
+        raise typer.Exit
+
+
+COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
+    "init": (init.init, "init sweep mine.yaml"),
+    "plan": (plan.plan, "plan sweeps/depth.yaml --on h100 --budget-hours 24"),
+    "sweep": (train_sweep.sweep, "sweep sweeps/quickstart.yaml -o results/mine --scale tiny --set seeds=3"),
+    "work": (train_sweep.work, "work results/mine --workers 2"),
+    "train": (train_sweep.train, "train run.yaml -o results/mine --set lr=1e-3 --dry-run"),
+    "status": (status.status, "status results/mine --watch"),
+    "logs": (status.logs, "logs results/mine 0123456789ab --follow"),
+    "stop": (on_slurm.stop, "stop results/mine"),
+    "measure": (measure.measure, "measure models/llama --data held-out.txt -o results/models/llama"),
+    "export": (exchange.export, "export results/mine/runs/0123456789ab -o models/mine"),
+    "evaluate": (exchange.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
+    "import": (importing.import_, "import runs.csv --map map.yaml -o results/theirs"),
+    "toy": (toy.toy, "toy sweeps/toy.yaml -o results/toy --scale micro"),
+    "query": (
+        query.query,
+        'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv',
+    ),
+    "best": (query.best, "best results/mine --by usefulness --depth 24"),
+    "compare": (query.compare, "compare results/mine results/theirs --by val_loss"),
+    "effects": (effects.effects, "effects results/mine --by loss --knob n_kv_heads"),
+    "plot": (plot.plot, "plot results/mine -o figure.png --figure pareto"),
+    "report": (report.report, "report results/mine -o report.html"),
+    "pack": (pack.pack, "pack results/mine -o mine.pack"),
+    "unpack": (pack.unpack, "unpack mine.pack -o results/mine"),
+    "serve": (serve.serve, "serve results/mine --port 8421"),
+    "sync": (sync.sync, "sync results/mine --to mlflow --watch"),
+    "metrics": (describe.metrics, "metrics usefulness"),
+    "schema": (describe.schema, "schema sweep"),
+    "presets": (describe.presets, "presets llama-130m"),
+    "doctor": (doctor.doctor, "doctor --format json"),
+    "recipe derive": (recipe.derive, "recipe results/mine --depth 24 -o recipe.yaml"),
+    "recipe verify": (recipe.verify, "recipe verify recipe.card.json -o results/trial"),
+    "recipe compare": (recipe.compare, "recipe compare recipe.card.json"),
+    "scaling fit": (scaling.fit, "scaling fit results/mine"),
+    "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
+    "scaling optimum": (scaling.optimum, "scaling optimum results/mine --params 1e8"),
+}
+"""By their words: what each does, and the example that its --help ends with."""
+
+
+def _summary(text: str | None) -> str:
+    """The first paragraph, which lists of commands wrap; left to itself typer cuts it."""
+    return inspect.cleandoc(text or "").partition("\n\n")[0].replace("\n", " ")
+
+
+for _name, _group in {"recipe": recipe.app, "scaling": scaling.app}.items():
+    app.add_typer(_group, name=_name, short_help=_summary(_group.info.help))
+for _words, (_command, _example) in COMMANDS.items():
+    _place, _, _name = _words.rpartition(" ")
+    _group = {"": app, "recipe": recipe.app, "scaling": scaling.app}[_place]
+    _group.command(
+        _name,
+        cls=query.QueryCommand if _words == "query" else None,
+        epilog=f"Example: sparsedepth {_example}",
+        short_help=_summary(_command.__doc__),
+    )(_command)
