@@ -28,7 +28,7 @@ class HandMadeModel:
         self.n_layers, self.causal = len(blocks), True
         self.embedding_VD = embedding_VD
         self.head_DV = embedding_VD.T if head_DV is None else head_DV
-        self.vocab_size = self.head_DV.shape[1]
+        self.stream_width, self.vocab_size = self.head_DV.shape
         self.queries_keys_of = queries_keys
         self.matrices_of = matrices
         self.routing_of: Sequence[Callable[[Tensor], tuple[Tensor, Tensor] | None]] = ()

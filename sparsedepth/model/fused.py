@@ -37,6 +37,12 @@ def use_fused(x: Tensor, *, compiled: bool = False) -> bool:
     return is_fp32 and (compiled or not torch.compiler.is_compiling())
 
 
+def is_inference(x: Tensor) -> bool:
+    """Whether nothing is differentiated or transformed, in fp32 and eager: values alone, as most measures take them."""
+    is_plain = torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
+    return is_plain and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_XD: Tensor, kernel: str) -> Tensor:

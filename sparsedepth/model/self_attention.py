@@ -60,10 +60,12 @@ class Attention(nn.Module):
         return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
 
     def _queries_keys_values(self, x_BTD: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Those two and v_BGTK; in training, the channels of a head may be in another order, in q and k alike."""
-        if self.training and self.query_norm is None and rotary is not None and fused.use_fused(x_BTD):
+        """Those two and v_BGTK; the channels of a head may be in another order, in q and k alike."""
+        is_short = fused.use_fused(x_BTD) if self.training else fused.is_inference(x_BTD)
+        if is_short and self.query_norm is None and rotary is not None:
             matrices_XD = (projection.matrix for projection in (self.query, self.key, self.value))
-            return fused.rotated_heads(x_BTD, *matrices_XD, rotary, self.query.kernel)
+            kernel = self.query.kernel if self.training else "blas"
+            return fused.rotated_heads(x_BTD, *matrices_XD, rotary, kernel)
         return *self.queries_keys(x_BTD, rotary), self.values(x_BTD)
 
     def values(self, x_BTD: Tensor) -> Tensor:

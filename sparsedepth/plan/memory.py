@@ -115,7 +115,7 @@ def _measuring_bytes(config: RunConfig, place: Place) -> float:
     """What the measures take beside the weights: recorded stream with forks, a pass's logits, usefulness's moments."""
     if set(config.measures) == {"loss"}:
         return 0
-    tokens = max(config.seq_len, 8192 if place.device == "cuda" else 1024)
+    tokens = max(config.seq_len, 8192 if place.device == "cuda" else max(1024, 2**17 // config.stream_width))
     logits = 8 * min(tokens * config.vocab_size, 2**26)
     moments = 24 * config.n_layers * config.stream_width**2 if "usefulness" in config.measures else 0
     return 4 * (config.n_layers + 8) * tokens * config.stream_width + logits + moments

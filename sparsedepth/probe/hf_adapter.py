@@ -125,6 +125,10 @@ class ProbedHfModel:
         return self._head.weight.shape[0]
 
     @property
+    def stream_width(self) -> int:
+        return self._head.weight.shape[1]
+
+    @property
     def causal(self) -> bool:
         return True
 

@@ -61,6 +61,11 @@ class ProbedModel(Protocol):
         ...
 
     @property
+    def stream_width(self) -> int:
+        """D, of all streams."""
+        ...
+
+    @property
     def causal(self) -> bool:
         """Whether a token sees those before it alone, or all."""
         ...
@@ -151,6 +156,10 @@ class ProbedDecoder:
     @property
     def vocab_size(self) -> int:
         return self.model.config.vocab_size
+
+    @property
+    def stream_width(self) -> int:
+        return self.model.config.stream_width
 
     @property
     def causal(self) -> bool:

@@ -102,6 +102,21 @@ def test_a_training_step_takes_every_short_way_and_another_mode_none():
         torch.testing.assert_close(short, plain)
 
 
+@pytest.mark.parametrize("fields", [{}, {"n_kv_heads": 1}, {"n_kv_heads": 1, "sliding_window": 3}])
+def test_inference_takes_the_short_rotation_alone(fields):
+    fields = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24, "vocab_size": 11, "seq_len": 6, **fields}
+    model, tokens_BT = Decoder(build(ModelConfig, fields, "test")).eval(), torch.arange(12).view(2, 6) % 11
+    attention, x_BTD, rotary = model.blocks[0].attention, draws(2, 6, 16).float(), model.rotary(6)
+    with torch.no_grad():
+        plain, logits_BTV = attention._queries_keys_values(x_BTD, rotary), model(tokens_BT)
+    with torch.inference_mode():
+        short = attention._queries_keys_values(x_BTD, rotary)
+        torch.testing.assert_close(model(tokens_BT), logits_BTV)
+    pairs = [0, 4, 1, 5, 2, 6, 3, 7]  # the halves of a head of eight channels, side by side
+    for one, other in zip(short, (plain[0][..., pairs], plain[1][..., pairs], plain[2]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def names_of_the_graph(node: Any) -> set[str]:
     """Of a result's autograd graph."""
     found, waiting = set(), [node]

@@ -50,10 +50,10 @@ def test_forks_are_full_forward_passes_with_another_plan(family):
     with probing(probed):
         recorded = record(probed, tokens)
         found = finals(probed, recorded, [fork for fork, _ in plans.values()])
+        for final, (_, plan) in zip(found, plans.values(), strict=True):
+            torch.testing.assert_close(final, states(model, tokens, plan)[-1], rtol=1e-5, atol=1e-5)
     for state, expected in zip(recorded, states(model, tokens), strict=True):
         torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-5)
-    for final, (_, plan) in zip(found, plans.values(), strict=True):
-        torch.testing.assert_close(final, states(model, tokens, plan)[-1], rtol=1e-5, atol=1e-5)
 
 
 @st.composite
@@ -163,14 +163,16 @@ def test_batches_hold_whole_sequences_within_the_budget():
         assert torch.equal(torch.cat(parts), tokens)
 
 
-def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch):
+@pytest.mark.parametrize(("tokens", "numbers"), [(6, 1), (1, 6 * 4)])
+def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch, tokens, numbers):
     calls, block = [], residual_mlp(4, 0)
     probed = HandMadeModel([lambda x: calls.append(len(x)) or block(x)] * 3, normal(5, 4))
     recorded = record(probed, integers(5, 2, 3))
     forks = [skip(1), skip(2), swap(1, 3)]
     whole = finals(probed, recorded, forks)
     calls.clear()
-    monkeypatch.setattr(module, "CPU_TOKENS", 6)  # one fork of two sequences of three
+    monkeypatch.setattr(module, "CPU_TOKENS", tokens)  # one fork of two sequences of three, of width 4
+    monkeypatch.setattr(module, "CPU_NUMBERS", numbers)
     small = finals(probed, recorded, forks)
     assert set(calls) == {2} and [len(part) for part in batches(probed, integers(5, 5, 3), 8192)] == [2, 2, 1]
     for one, other in zip(small, whole, strict=True):
