@@ -7,8 +7,9 @@ so ratios and thresholded counts get the interval of the ratio and of the count.
 Shapes: N sequences, R resamples, E statistics.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def bootstrap_each(
     value_E = statistic(*(array.mean(0)[None] for array in arrays))[0]
     lo_E = hi_E = np.full(len(value_E), math.nan)
     if n_sequences > 1:
-        weights_RN = rng.multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES) / n_sequences
+        weights_RN = _weights(rng, n_sequences)
         resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
         lo_E, hi_E = np.quantile(resampled_RE, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
     # Noise lifts a mean of absolute values, so near 0 every resample may exceed the value: widen, never exclude it.
@@ -64,6 +65,23 @@ def bootstrap_each(
         )
         for value, lo, hi in zip(value_E, lo_E, hi_E, strict=True)
     ]
+
+
+def _weights(rng: np.random.Generator, n_sequences: int) -> np.ndarray:
+    """weights_RN, the share of each sequence in each resample."""
+    before = rng.bit_generator.state
+    weights_RN, after = _drawn(*before["state"].values(), n_sequences)
+    rng.bit_generator.state = {**before, "state": after}
+    return weights_RN
+
+
+@functools.lru_cache(maxsize=1)
+def _drawn(state: int, increment: int, n_sequences: int) -> tuple[np.ndarray, Mapping[str, object]]:
+    """The weights that `default_rng` draws in this state, and its state after them. Kept: measures begin alike."""
+    bits = np.random.PCG64()
+    bits.state = {**bits.state, "state": {"state": state, "inc": increment}}
+    counts_RN = np.random.Generator(bits).multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES)
+    return counts_RN / n_sequences, bits.state["state"]
 
 
 def same_resamples(rng: np.random.Generator) -> Estimate:

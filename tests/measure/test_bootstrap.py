@@ -8,7 +8,7 @@ from handmade import known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedepth.measure.bootstrap import bootstrap, finite
+from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, finite
 
 
 def mean(values_R):
@@ -60,3 +60,18 @@ def test_the_interval_lies_within_the_data_around_the_value_and_repeats(values, 
     found = bootstrap(mean, array, rng=rng(seed))
     assert found == bootstrap(mean, array, rng=rng(seed))
     assert array.min() - 1e-9 <= known(found.lo) <= known(found.value) <= known(found.hi) <= array.max() + 1e-9
+
+
+@pytest.mark.parametrize("drawn_before", [False, True])
+def test_kept_resamples_are_those_that_the_generator_draws(drawn_before):
+    """Asked again, or after another number of sequences, the generator ends where its own draws leave it."""
+    values = rng(1).normal(size=7)
+    for _ in range(2):
+        ours, own = rng(5), rng(5)
+        if drawn_before:
+            assert ours.choice(9, 3).tolist() == own.choice(9, 3).tolist()
+        for n in (7, 7, 4):
+            means_R = own.multinomial(n, [1 / n] * n, N_RESAMPLES) @ values[:n] / n
+            found = bootstrap(mean, values[:n], rng=ours)
+            assert [found.lo, found.hi] == pytest.approx(np.quantile(means_R, [0.025, 0.975]), rel=1e-12)
+        assert ours.integers(100, size=5).tolist() == own.integers(100, size=5).tolist()
