@@ -87,13 +87,14 @@ def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, 
     With `gradients` the code inside may differentiate a block by its input under `torch.enable_grad`. The weights are
     frozen meanwhile, so that no graph keeps what only their gradients need.
     """
-    modes = [(module, module.training) for module in probed.model.modules()]
+    in_training = [module for module in probed.model.modules() if module.training]
     weights = [(weight, weight.requires_grad) for weight in probed.model.parameters()]
     cuda = [probed.device] if probed.device.type == "cuda" else []
     precision = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")  # no TF32, whatever the program around it allows itself
-        probed.model.eval()
+        for module in in_training:
+            module.training = False
         if gradients:
             probed.model.requires_grad_(False)
         with (
@@ -106,8 +107,8 @@ def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, 
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        for module, mode in modes:
-            module.training = mode
+        for module in in_training:
+            module.training = True
         for weight, needed in weights if gradients else []:
             weight.requires_grad_(needed)
 
