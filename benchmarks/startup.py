@@ -1,0 +1,83 @@
+"""How long do short commands take? With --against, beside another checkout of the library, both in turn.
+
+    python benchmarks/startup.py [--against CHECKOUT] [--repeats 9]
+
+Prints median and quartiles of seconds of processor time, which a busy machine changes least: of the process and its
+child together, and of what happens in sequence, which an idle machine with two cores waits for: the process until its
+child has started, and the child.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parents[1]
+STUDY, QUICKSTART = (str(HERE / "results" / name) for name in ("depth_study", "quickstart"))
+SELECT = "select count(*) from runs"
+INSIDE = """
+import json, os, resource, subprocess, sys, time
+from sparsedepth.cli import main
+started, start = [], subprocess.Popen.__init__
+def noted(*given, **named):
+    start(*given, **named)
+    started.append(time.process_time())
+subprocess.Popen.__init__ = noted
+sys.stdout = open(os.devnull, "w")
+try:
+    main.run(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+child, own = resource.getrusage(resource.RUSAGE_CHILDREN), time.process_time()
+of_child = child.ru_utime + child.ru_stime
+print(json.dumps([own + of_child, (started or [own])[0] + of_child]), file=sys.stderr)
+"""
+
+
+def seconds(checkout: Path, words: Sequence[str]) -> list[float]:
+    """Processor time of a command: all, and what is in sequence."""
+    command = [sys.executable, "-c", INSIDE, *words]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=checkout)
+    return json.loads(done.stderr.splitlines()[-1])
+
+
+def described(values: Sequence[float]) -> str:
+    low, median, high = statistics.quantiles(values, n=4)
+    return f"{median:.3f} ({low:.3f} to {high:.3f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--repeats", type=int, default=9)
+    given = parser.parse_args()
+    sides = [*filter(None, (given.against, HERE))]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = f"{temporary}/quickstart"
+        seconds(HERE, ("unpack", QUICKSTART, "-o", folder))
+        commands = {
+            "SELECT, a pack of 643 runs": ("query", STUDY, SELECT),
+            "SELECT, a pack of 27 runs": ("query", QUICKSTART, SELECT),
+            "SELECT, a folder of 27 runs": ("query", folder, SELECT),
+            "best": ("best", STUDY),
+            "status": ("status", STUDY),
+        }
+        for name, words in commands.items():
+            measured = defaultdict(list)
+            for repeat in range(given.repeats + 1):
+                for side in sides if repeat % 2 else reversed(sides):
+                    measured[side].append(seconds(side, words))
+            for side in sides:
+                whole, in_sequence = zip(*measured[side][1:], strict=True)  # the first may have compiled
+                print(f"{name:28} {described(whole)}, in sequence {described(in_sequence)}  {side.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
