@@ -97,10 +97,11 @@ def page_of_curves(by_rate: Curves) -> Figure:
     n_rows = -(-len(depths) // COLUMNS)
     n_columns = -(-len(depths) // n_rows)
     page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
-    axes = page.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
+    axes = page.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True).ravel()
     for axis, depth in zip(axes, depths, strict=False):
         _draw_depth(axis, points[points["n_layers"] == depth], styles, by_rate.loss)
         axis.set_title(f"{depth} layers")
+    log_scale(axes[0], "x", points["lr"])
     for axis in axes[len(depths) :]:
         axis.remove()
     handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
@@ -131,7 +132,6 @@ def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, st
             face: Any = {"facecolor": "none"} if mark == "o" else {}
             colours: Any = {"edgecolor": colour} if mark == "o" else {"color": colour}
             axis.scatter(here["lr"], here[loss], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
-    log_scale(axis, "x", points["lr"])
     axis.set(xlabel="learning rate", ylabel=axis_label(loss))
     axis.xaxis.label.set_color(GREY)
-    axis.tick_params(labelleft=True)
+    axis.tick_params(labelleft=True, labelbottom=True)

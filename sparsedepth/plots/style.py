@@ -254,12 +254,13 @@ def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
     """A logarithmic axis of positive values with few labels: round numbers where the range is narrow, 1, 2 and 5 of
-    each decade where it is wider, whole decades where it is wide."""
+    each decade where it is wider, then 1 and 3, whole decades where it is wide."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     shown = list(values)
     span = max(shown) / min(shown)
-    axis.set_major_locator(MaxNLocator(4) if span < 5 else LogLocator(subs=(1, 2, 5) if span < 300 else (1,)))
+    of_decade = (1, 2, 5) if span < 30 else (1, 3) if span < 300 else (1,)
+    axis.set_major_locator(MaxNLocator(3) if span < 5 else LogLocator(subs=of_decade))
     axis.set_minor_formatter(NullFormatter())
     if span < 300:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -101,3 +101,15 @@ def test_a_long_name_keeps_whole_fields_and_counts_the_rest():
     assert short("task_group=A5, seq_len=8, vocab_size=62, tracked=element") == "task_group=A5, seq_len=8, 2 more"
     assert short("n_experts=8, top_k=2") == "n_experts=8, top_k=2"
     assert short("corpus=" + "a" * 40) == "corpus=" + "a" * 22 + "…"
+
+
+@pytest.mark.parametrize("values", [[4e-4, 0.024], [7.5e-4, 0.012], [1e-4, 1.0], [0.001, 0.003]])
+def test_logarithmic_labels_of_a_narrow_panel_stand_apart(values):
+    page = Figure(figsize=(2.7, 2.7), layout="constrained")
+    axes = page.subplots()
+    axes.plot(values, [1, 2])
+    log_scale(axes, "x", values)
+    page.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    boxes = sorted((box.x0, box.x1) for box in boxes if axes.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1 + 1)
+    assert len(boxes) >= 2 and all(left[1] + 2 < right[0] for left, right in itertools.pairwise(boxes))
