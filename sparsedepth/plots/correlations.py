@@ -14,16 +14,8 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.effects.chain import Link, Scope, link, units_of
-from sparsedepth.plots.runs import kinds_in_order, moved_kinds, sources
-from sparsedepth.plots.style import (
-    GREY,
-    depth_colours,
-    folder_fills,
-    groups,
-    knob_markers,
-    point,
-    set_scale,
-)
+from sparsedepth.plots.runs import moved_kinds, sources
+from sparsedepth.plots.style import GREY, RunPoints, depth_colours, groups, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.degeneracy import drawn_forms, mark
@@ -87,15 +79,11 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
 def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
     """Draw into as many axes as there are panels."""
     points = chain.points
-    fills = folder_fills(points.get("source", ()))
-    colours, markers = depth_colours(points["n_layers"]), knob_markers(kinds_in_order(points["knob"]))
+    drawn, colours = RunPoints(points, "knob"), depth_colours(points["n_layers"])
     for axis, panel in zip(axes, chain.panels, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
-        size = 36 if len(shown) < 80 else 28
-        for (depth, knob, *source), part in groups(shown, "n_layers", "knob", *(["source"] if fills else [])):
-            style = point(markers[knob], colours[depth], *(fills[name] for name in source))
-            axis.scatter(part[x], part[y], s=size, alpha=0.9, **style)
+        drawn.draw(axis, shown, x, y, s=36 if len(shown) < 80 else 28, alpha=0.9)
         for (depth,), runs in groups(shown, "n_layers"):
             line = regression(runs[x], runs[y], is_log(x), is_log(y))
             if line is not None:

@@ -10,8 +10,8 @@ from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.by_layer import READ, ByLayer, by_layer, draw_by_layer
 from sparsedepth.plots.correlations import Correlations, correlations, draw_correlations
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import kinds_in_order, read_metrics, read_runs
-from sparsedepth.plots.style import MOVES_VARIANCE, caption, depth_colours, depth_legend, folder_fills, knob_markers
+from sparsedepth.plots.runs import read_metrics, read_runs
+from sparsedepth.plots.style import MOVES_VARIANCE, RunPoints, caption, depth_colours, depth_legend
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
@@ -53,12 +53,13 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
             f" {len(runs) - len(known)} measured without a training configuration "
             f"(not shown; see --figure layer_profile)."
         )
-    markers, fills = knob_markers(kinds_in_order(chain.points["knob"])), folder_fills(chain.points.get("source", ()))
-    depth_legend(page, colours, markers if with_chain else None, fills=fills if with_chain else None)
     if with_chain:
+        RunPoints(chain.points, "knob").legend(page)
         draw_correlations(chain, link_axes)
         text += " ρ: Spearman, [95% interval, jackknife over combinations of settings]."
         text += chain.degenerate
+    else:
+        depth_legend(page, colours)
     if with_layers:
         draw_by_layer(by_depth, layer_axes, colours)
         scores = [score.name for score in PROFILED if score.rows in by_depth.metrics and not with_chain]

@@ -15,20 +15,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import kinds_in_order, moved_kinds, sources, trained_runs
-from sparsedepth.plots.style import (
-    GREY,
-    PROPOSAL,
-    Fill,
-    caption,
-    depth_colours,
-    depth_legend,
-    folder_fills,
-    groups,
-    knob_markers,
-    log_scale,
-    point,
-)
+from sparsedepth.plots.runs import moved_kinds, sources, trained_runs
+from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import in_terms_of, loss_of
 from sparsedepth.store.connection import Store
@@ -112,12 +100,10 @@ def page_of_front(best: Front) -> Figure:
     panels = best.panels
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False)[0]
-    colours = depth_colours(cells["n_layers"])
-    markers = knob_markers(kinds_in_order(cells["kind"]))
-    fills = folder_fills(cells.get("source", ()))
-    for axis, panel in zip(axes, panels, strict=True):
-        _draw_front(axis, cells, panel, colours, markers, fills)
-    depth_legend(page, colours, markers, fills=fills)
+    points = RunPoints(cells, "kind")
+    for axis, (x, y) in zip(axes, panels, strict=True):
+        _draw_front(axis, cells, x, y, points)
+    points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
     over = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
     text = (
@@ -130,15 +116,7 @@ def page_of_front(best: Front) -> Figure:
     return page
 
 
-def _draw_front(
-    axis: Any,
-    cells: pd.DataFrame,
-    panel: tuple[str, ...],
-    colours: dict[int, str],
-    markers: dict[str, str],
-    fills: dict[str, Fill],
-) -> None:
-    x, y = panel
+def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoints) -> None:
     best = cells[undominated(cells[[x, y]].to_numpy() * [-sign(x), -sign(y)])].sort_values(x)
     where = "pre" if sign(x) > 0 else "post"
     axis.step(best[x], best[y], where=where, color=GREY, linewidth=1.0, zorder=1)
@@ -149,9 +127,7 @@ def _draw_front(
             ecolor="#bbbbbb", elinewidth=0.8, zorder=1,
         )  # fmt: skip
     size = 22 if dense else 34
-    for (depth, kind, *source), part in groups(cells, "n_layers", "kind", *(["source"] if fills else [])):
-        style = point(markers[kind], colours[depth], *(fills[name] for name in source))
-        axis.scatter(part[x], part[y], s=size, zorder=3, alpha=0.75, **style)
+    points.draw(axis, cells, x, y, s=size, zorder=3, alpha=0.75)
     front = cells[cells["on_front"]]
     axis.scatter(front[x], front[y], s=3.5 * size, zorder=4, facecolors="none", edgecolors="black", linewidth=1.1)
     axis.set(xlabel=axis_label(x), ylabel=axis_label(y))

@@ -75,11 +75,6 @@ def moved_kinds(runs: pd.DataFrame, every: pd.DataFrame, is_search: bool) -> pd.
     return changed(runs, knobs).map(kind) if len(runs) else pd.Series(dtype=object)
 
 
-def kinds_in_order(kinds: Iterable[str]) -> list[str]:
-    """As a legend has them: the baseline first, several last."""
-    return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
-
-
 def settings_in_order(names: Iterable[str]) -> list[str]:
     """As a legend has them: the baseline first, those that moved several fields last."""
     return sorted(set(names), key=lambda setting: (setting != "baseline", setting.count(","), setting))

@@ -104,6 +104,11 @@ def knob_markers(names: Sequence[str]) -> dict[str, str]:
     return {name: FIXED_MARKERS.get(name) or shapes[name] for name in names}
 
 
+def kinds_in_order(kinds: Iterable[str]) -> list[str]:
+    """As a legend has them: the baseline first, several last."""
+    return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
+
+
 def folder_fills(folders: Iterable[str]) -> dict[str, Fill]:
     """One of FILLS for each folder; of a single one nothing is said."""
     names = sorted(set(folders))
@@ -156,6 +161,27 @@ def depth_legend(
         for label, (colour, marker, fill) in swatches.items()
     ]
     legend_above(page, handles, n_columns, handletextpad=0.1, columnspacing=1.2)
+
+
+class RunPoints:
+    """Runs, or configurations, as points: colour is depth, shape what they moved (a column of `moved_kinds`), and how
+    much is filled the results folder, where there are several."""
+
+    def __init__(self, rows: pd.DataFrame, kind: str) -> None:
+        self._kind = kind
+        self._colours = depth_colours(rows["n_layers"])
+        self._markers = knob_markers(kinds_in_order(rows[kind]))
+        self._fills = folder_fills(rows.get("source", ()))
+
+    def draw(self, axis: Any, rows: pd.DataFrame, x: str, y: str, **options: Any) -> None:
+        """One column against another."""
+        source = ["source"] if self._fills else []
+        for (depth, kind, *folder), part in groups(rows, "n_layers", self._kind, *source):
+            style = point(self._markers[kind], self._colours[depth], *(self._fills[name] for name in folder))
+            axis.scatter(part[x], part[y], **options, **style)
+
+    def legend(self, page: Figure) -> None:
+        depth_legend(page, self._colours, self._markers, fills=self._fills)
 
 
 def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:

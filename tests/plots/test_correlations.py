@@ -7,8 +7,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.plots.correlations import PANELS, correlations, draw_correlations
 from sparsedepth.plots.pareto import front
-from sparsedepth.plots.runs import kinds_in_order
-from sparsedepth.plots.style import folder_fills
+from sparsedepth.plots.style import folder_fills, kinds_in_order
 
 AXES = {"n_layers": [12, 24], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
