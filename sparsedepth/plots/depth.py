@@ -19,17 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs
-from sparsedepth.plots.style import (
-    GREY,
-    caption,
-    folded_settings,
-    groups,
-    inert,
-    legend_above,
-    line_handle,
-    set_scale,
-    setting_styles,
-)
+from sparsedepth.plots.style import GREY, caption, groups, set_scale, setting_styles, settings_legend
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -101,8 +91,7 @@ def page_of_depths(data: ByDepth) -> Figure:
     axes = page.subplots(1, len(names), squeeze=False)[0]
     for axis, name in zip(axes, names, strict=True):
         _draw_quantity(axis, points[points["quantity"] == name], styles, name)
-    handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
-    legend_above(page, handles)
+    settings_legend(page, styles)
     text = f"{counted(len(settings), 'setting')}, each at the values that tuning chose, if any: mean over seeds "
     is_cut = any(IN_RUNS[row["quantity"]].cut_at((row["lo"], row["hi"])) for row in points.to_dict("records"))
     text += f"(geometric on a logarithmic axis), 95% interval{', cut where the quantity ends' * is_cut}."

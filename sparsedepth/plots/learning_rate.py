@@ -21,17 +21,7 @@ from sparsedepth.effects.knobs import keys
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
-from sparsedepth.plots.style import (
-    GREY,
-    caption,
-    folded_settings,
-    groups,
-    inert,
-    legend_above,
-    line_handle,
-    log_scale,
-    setting_styles,
-)
+from sparsedepth.plots.style import GREY, caption, groups, log_scale, setting_styles, settings_legend
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -104,15 +94,14 @@ def page_of_curves(by_rate: Curves) -> Figure:
     log_scale(axes[0], "x", points["lr"])
     for axis in axes[len(depths) :]:
         axis.remove()
-    handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
     n_configurations, n_edge = points["configuration"].nunique(), int((points["role"] == "edge").sum())
     is_tuned, few, most = points["is_tuned"], points["n_seeds"].min(), points["n_seeds"].max()
     marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
-    handles += [
+    marks = [
         Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
         for mark, label in (("o", marked), ("x", "the same, at an end"))[: 1 + bool(n_edge)]
     ]
-    legend_above(page, handles, 1 + len(depths))
+    settings_legend(page, styles, 1 + len(depths), marks)
     lost = int(points[by_rate.loss].isna().sum())
     seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
     more = ", perhaps by more seeds" if is_tuned.any() else ""

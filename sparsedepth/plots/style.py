@@ -7,7 +7,7 @@ few, so they have marker shapes.
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Literal
 
@@ -187,6 +187,14 @@ class RunPoints:
 def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
     """Above the page, on the left, in as many columns as a narrow window shows at once."""
     fitting_legend(page, page, handles, n_columns, loc="outside upper left", **options)
+
+
+def settings_legend(
+    page: Figure, styles: Mapping[str, tuple[str, str, str]], n_columns: int = 4, more: Sequence[Line2D] = ()
+) -> None:
+    """Above the page: the line of each setting (`setting_styles`), and more."""
+    handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
+    legend_above(page, [*handles, *more], n_columns)
 
 
 def fitting_legend(
