@@ -39,6 +39,7 @@ from sparsedepth.store.degeneracy import drawn_rows, mark
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
 GRADIENTS = ("gradient_norm", "stream_gradient")
+"""Of each block's weights at the end of training, and of the stream."""
 ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
 """Panels along training, with the names of their x axes; the others are over layers."""
 MOST_PANELS = 9
@@ -68,21 +69,6 @@ class Lines:
         return tuple(dict.fromkeys(self.rows["panel"]))
 
 
-def variance(store: Store) -> Drawing:
-    """Residual variance over depth and over training. Raises NothingToDraw."""
-    return _drawing(store, (VARIANCE,), over_training=True)
-
-
-def scores(store: Store) -> Drawing:
-    """The scores by layer. Raises NothingToDraw."""
-    return _drawing(store, SCORES, over_training=False)
-
-
-def gradients(store: Store) -> Drawing:
-    """The gradient of each block's weights at the end of training, and that of the stream. Raises NothingToDraw."""
-    return _drawing(store, GRADIENTS, over_training=False)
-
-
 def curves(store: Store) -> Drawing:
     """Training loss along training. Raises NothingToDraw."""
     rows = store.frame("select run_id, tokens as x, train_loss as value from curves where train_loss is not null")
@@ -93,7 +79,8 @@ def curves(store: Store) -> Drawing:
     return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
 
 
-def _drawing(store: Store, metrics: Sequence[str], over_training: bool) -> Drawing:
+def layer_lines(metrics: Sequence[str], store: Store, over_training: bool = False) -> Drawing:
+    """These metrics by layer, the residual variance over training too. Raises NothingToDraw."""
     by_setting = lines(trained_runs(store), read_metrics(store, "layers", metrics), over_training)
     if by_setting.rows.empty:
         raise NothingToDraw(f"no finished run has {' or '.join(metrics)} by layer; measure it")

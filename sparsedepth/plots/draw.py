@@ -8,7 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from sparsedepth.plots import by_knob, depth, forest, learning_rate, matrices, pareto, search
+from sparsedepth.plots import depth, forest, learning_rate, matrices, pareto, search
+from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
 from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
@@ -141,6 +142,8 @@ def default_figure(store: Store) -> str:
 _CHAIN = "how sparsity, residual variance, effectiveness and loss move together, a point per run"
 _BY_LAYER = "layer by layer at the baseline, a line per depth: variance, effect on later layers, usefulness"
 _VARIANCE = "residual variance over depth and over training, a line per setting of each knob"
+_SCORES = "the layers' scores, a line per setting of each knob"
+_GRADIENTS = "gradients by layer, of weights and stream, a line per setting"
 _EFFECTS = "what each setting does at each depth: paired difference, interval, noise floor"
 _DEPTH = "does depth pay: loss, needed layers and residual variance against n_layers, a line per setting"
 _MATRICES = "causal and permutation effects by pair of layers, the baseline beside each setting"
@@ -151,12 +154,10 @@ FIGURES: dict[str, FigureKind] = {
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
     "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
-    "curves": FigureKind(by_knob.curves, "training loss along training, a line per setting of each knob", of_grid=True),
-    "variance": FigureKind(by_knob.variance, _VARIANCE, of_grid=True),
-    "scores": FigureKind(by_knob.scores, "the layers' scores, a line per setting of each knob", of_grid=True),
-    "gradients": FigureKind(
-        by_knob.gradients, "gradients by layer, of weights and stream, a line per setting", of_grid=True
-    ),
+    "curves": FigureKind(curves, "training loss along training, a line per setting of each knob", of_grid=True),
+    "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),
+    "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),
+    "gradients": FigureKind(partial(layer_lines, GRADIENTS), _GRADIENTS, of_grid=True),
     "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True),
     "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
