@@ -87,9 +87,8 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
 
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if ask == "list":
-            asks = {question.name: question.asks for question in questions.QUESTIONS.values()} | {
-                questions.EFFECTS: EFFECTS_ASK
-            }
+            asks = {question.name: question.asks for question in questions.QUESTIONS.values()}
+            asks[questions.EFFECTS] = EFFECTS_ASK
             if format != "table":
                 return encode(QueryResult(columns=("name", "question"), rows=tuple(asks.items())), format)
             return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
@@ -104,11 +103,9 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
                 return f"{effects_text(effects, every_basis=True)}\n".encode()
             return encode(effects_table(effects), format)
         if ask is not None:
-            return (
-                encode(questions.ask(store, ask), format)
-                if format != "table"
-                else f"{questions.text(store, ask)}\n".encode()
-            )
+            if format == "table":
+                return f"{questions.text(store, ask)}\n".encode()
+            return encode(questions.ask(store, ask), format)
         answer = store.schema()
     if format != "table":
         return encode(answer, format)

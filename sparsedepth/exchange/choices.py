@@ -21,7 +21,7 @@ from sparsedepth import __version__
 from sparsedepth.data.corpus import json_objects, plain
 from sparsedepth.data.prompt_answer import Pair, answer_bytes, encode_pairs, text_field
 from sparsedepth.data.tokenizer import Tokenizer
-from sparsedepth.exchange.evaluate import EvaluationScores, answer_bits, context_of, model_key
+from sparsedepth.exchange.evaluate import EvaluationScores, answer_bits, context_of, model_key, row
 from sparsedepth.exchange.likelihood import Likelihood
 from sparsedepth.files import digest
 from sparsedepth.probe.load import LoadedModel
@@ -138,6 +138,4 @@ def _accuracy(metric: str, hits: list[bool]) -> dict[str, Any]:
     n, p = len(hits), sum(hits) / len(hits)
     lo, hi = share_interval(p, n)
     stderr = math.sqrt(p * (1 - p) / (n - 1)) if n > 1 else None
-    return {
-        "metric": metric, "filter": "none", "value": p, "stderr": stderr, "lo": lo, "hi": hi, "higher_is_better": True,
-    }  # fmt: skip
+    return row(metric, "none", p, stderr, True) | {"lo": lo, "hi": hi}

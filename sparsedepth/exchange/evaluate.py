@@ -135,7 +135,7 @@ def lost(whole: Hits, left: Hits) -> list[dict[str, Any]]:
         pairs = [(whole[metric, filter][document], hit) for document, hit in hits.items()]
         n_lost, n_gained, n = pairs.count((True, False)), pairs.count((False, True)), len(pairs)
         lo, hi = paired_share_interval(n_lost, n_gained, n)
-        rows.append(_row(metric + LOST, filter, (n_lost - n_gained) / n, None, False) | {"lo": lo, "hi": hi})
+        rows.append(row(metric + LOST, filter, (n_lost - n_gained) / n, None, False) | {"lo": lo, "hi": hi})
     return rows
 
 
@@ -160,12 +160,15 @@ class HarnessTask:
         )
 
     def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
+        from lm_eval import evaluator
+
         from sparsedepth.exchange.harness import DecoderLM, harness_model
 
         lm = harness_model(model, data, layers)
         out = [] if layers is None else [*({*range(1, model.probed.n_layers + 1)} - {*layers})]
         with model.probed.leaving_out(out) if isinstance(model.probed, ProbedHfModel) and out else nullcontext():
-            answer = _run(lm, self)
+            loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
+            answer = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
         samples = answer["samples"][self.name]
         return EvaluationScores(
             rows=[*_results(answer, self.name), *_answer_bits(self, samples)],
@@ -225,13 +228,6 @@ def context_of(model: LoadedModel) -> int | None:
     return model.facts.max_len if model.config is None else model.config.seq_len
 
 
-def _run(lm: Any, task: HarnessTask) -> dict[str, Any]:
-    from lm_eval import evaluator
-
-    loaded = {"tasks": {task.name: task.loaded}, "groups": {}, "group_map": {}}
-    return evaluator.evaluate(lm, loaded, limit=task.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
-
-
 def _hits(samples: list[dict[str, Any]]) -> Hits:
     """Of every metric that is 0 or 1 of each document."""
     values: dict[tuple[str, str], dict[int, float | None]] = {}
@@ -254,11 +250,12 @@ def _results(answer: dict[str, Any], task: str) -> list[dict[str, Any]]:
         if comma and not metric.endswith("_stderr"):
             better = answer["higher_is_better"][task].get(metric)
             stderr = _number(scores.get(f"{metric}_stderr,{filter}"))
-            rows.append(_row(metric, filter, _number(value), stderr, better))
+            rows.append(row(metric, filter, _number(value), stderr, better))
     return rows
 
 
-def _row(metric: str, filter: str, value: float | None, stderr: float | None, better: bool | None) -> dict[str, Any]:
+def row(metric: str, filter: str, value: float | None, stderr: float | None, better: bool | None) -> dict[str, Any]:
+    """Of an evaluation's `results`."""
     return {"metric": metric, "filter": filter, "value": value, "stderr": stderr, "higher_is_better": better}
 
 
@@ -291,4 +288,4 @@ def answer_bits(answers: list[tuple[float, int]]) -> list[dict[str, Any]]:
     bits_N, bytes_N = np.array(answers).T
     ratio, n = bits_N.sum() / bytes_N.sum(), len(answers)
     stderr = np.sqrt(n / (n - 1) * np.square(bits_N - ratio * bytes_N).sum()) / bytes_N.sum() if n > 1 else None
-    return [_row(ANSWER_BITS, "none", _number(ratio), _number(stderr), False)]
+    return [row(ANSWER_BITS, "none", _number(ratio), _number(stderr), False)]

@@ -76,7 +76,11 @@ def export(run: Path, out: Path) -> Exported:
             exported, random_NT = load_model(aside), random_documents(config, N_RANDOM)
             differences = [_difference(loaded, exported, tokens_NT) for tokens_NT in (random_NT, held_out_1T)]
             parity = Parity(random_tokens=differences[0], held_out_text=differences[1])
-        _check_parity(parity)
+        if not (parity.random_tokens <= TOLERANCE and parity.held_out_text <= TOLERANCE):  # NaN is refused too
+            raise ValueError(
+                f"the exported model's logits are up to {parity.largest:.1e} from the run's, and may be "
+                f"{TOLERANCE:.0e} from them; nothing was written"
+            )
         write_text(aside / "README.md", card(record, target, parity))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
@@ -105,15 +109,6 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | No
     exported.save_pretrained(folder)
     for path in weight_files(folder):  # safetensors writes them for their owner alone
         shutil.copymode(folder / CONFIG, path)
-
-
-def _check_parity(parity: Parity) -> None:
-    """Raises ValueError above TOLERANCE, and for logits not finite."""
-    if not (parity.random_tokens <= TOLERANCE and parity.held_out_text <= TOLERANCE):  # NaN is refused too
-        raise ValueError(
-            f"the exported model's logits are up to {parity.largest:.1e} from the run's, and may be {TOLERANCE:.0e} "
-            f"from them; nothing was written"
-        )
 
 
 @torch.no_grad()

@@ -94,8 +94,7 @@ def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Fi
         panel.plot(range(len(axes)), places, color=colours.to_rgba(row[objective]), linewidth=1)
     for x, axis in enumerate(axes):
         panel.axvline(x, color=GREY, linewidth=0.6)
-        options = axis.values if not axis.is_range else tuple(axis.values)
-        for place, option in zip(np.linspace(0, 1, len(options)), options, strict=True):
+        for place, option in zip(np.linspace(0, 1, len(axis.values)), axis.values, strict=True):
             text = f"{option:g}" if isinstance(option, float) else str(option)
             panel.annotate(
                 inert(text), (x, place), xytext=(4, 0), textcoords="offset points", fontsize="small", va="center",

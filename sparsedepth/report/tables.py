@@ -108,10 +108,8 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
 
 def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
     """A score, marked where it says nothing of its run."""
-    plain_cell = cell(value)
-    return (
-        replace(plain_cell, text=f"{plain_cell.text} {DEGENERATE}") if reasons and plain_cell.key != "" else plain_cell
-    )
+    score = cell(value)
+    return replace(score, text=f"{score.text} {DEGENERATE}") if reasons and score.key != "" else score
 
 
 def _repeats(runs: pd.DataFrame, name: str) -> bool:
