@@ -117,7 +117,6 @@ def _shortage(definition: "SweepDefinition", price: "Price") -> str | None:
 
 
 def show_toy(definition: "ToyDefinition", device: str, format: str = "table") -> None:
-    """Print what a toy costs."""
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.plan.duration import DEVICES, FACTOR
 
@@ -138,7 +137,6 @@ def show_toy(definition: "ToyDefinition", device: str, format: str = "table") ->
 
 
 def one_line(price: "Price") -> str:
-    """A price in one line."""
     from sparsedepth.cli.run_progress import duration
 
     bound = f"{price.bound} " if price.bound else ""

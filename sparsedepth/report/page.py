@@ -163,7 +163,6 @@ def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
 
 
 def draw_image(drawing: Drawing) -> Image:
-    """The figure, drawn."""
     from matplotlib.figure import Figure
 
     sizes: list[tuple[float, float]] = []

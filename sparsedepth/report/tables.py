@@ -138,7 +138,6 @@ def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
 
 
 def table_of_effects(effects: Sequence[Contrast]) -> Table:
-    """One row per contrast."""
     columns = [
         ("outcome", ""),
         ("setting", ""),
