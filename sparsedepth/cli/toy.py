@@ -58,23 +58,16 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     facts = _facts(definition, where)
     work = sum(group.flops for group in groups)
     done = busy = 0
+    losses: list[float] = []
     with bar(definition.name) as report:
+
+        def progress(step: int, loss: float | None) -> None:
+            report(name, (done + group.flops * step / group.n_steps) / work, loss)
+            losses.extend([] if loss is None else [loss])
+
         for number, group in enumerate(groups, start=1):
             name = f"[{number}/{len(groups)}] {group.target} {group.integrator}, {group.n_layers} layers"
-
-            losses: list[float] = []
-
-            def progress(
-                step: int,
-                loss: float | None,
-                group: "ToyConfig" = group,
-                name: str = name,
-                done: int = done,
-                losses: list[float] = losses,
-            ) -> None:
-                report(name, (done + group.flops * step / group.n_steps) / work, loss)
-                losses.extend([] if loss is None else [loss])
-
+            losses.clear()
             if not is_complete(toy_folder(out, group)):
                 if is_busy(out, group):
                     busy += 1
