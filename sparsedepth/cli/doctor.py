@@ -159,11 +159,7 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
 
 
 def _extra(
-    name: str,
-    use: str,
-    fix: str,
-    load: Callable[[], object] | None = None,
-    rebuild: str | None = None,
+    name: str, use: str, fix: str, load: Callable[[], object] | None = None, rebuild: str | None = None
 ) -> Finding:
     version = _version(name)
     if version is None:

@@ -25,8 +25,7 @@ def effects(
         ),
     ] = "all",
     at: Annotated[
-        list[str] | None,
-        typer.Option(help="with --part scale, predict there: parameters=1e9, tokens=2e10; repeatable"),
+        list[str] | None, typer.Option(help="with --part scale, predict there: parameters=1e9, tokens=2e10; repeatable")
     ] = None,
     detail: Annotated[
         bool,

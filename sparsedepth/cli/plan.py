@@ -39,8 +39,7 @@ def plan(
         float | None, typer.Option(help="with either, the effect that is wanted: how many seeds does it need?")
     ] = None,
     on: Annotated[
-        str | None,
-        typer.Option(help="assume another machine's devices: cpu, a100, h100, h200, or slurm: a cluster"),
+        str | None, typer.Option(help="assume another machine's devices: cpu, a100, h100, h200, or slurm: a cluster")
     ] = None,
     workers: Workers = None,
     gpus: Gpus = None,
@@ -138,14 +137,7 @@ def power_of(
             f"sampler {definition.sampler!r} proposes points of which no two differ in one choice alone: such a sweep "
             "has no effects to detect; use sampler 'grid'"
         )
-    from sparsedepth.effects.power import (
-        Noise,
-        choice_text,
-        measure_power,
-        pilot_noise,
-        power_table,
-        power_text,
-    )
+    from sparsedepth.effects.power import Noise, choice_text, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.plan.price import expected_runs
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import compact

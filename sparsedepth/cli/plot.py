@@ -21,8 +21,7 @@ def plot(
     ] = None,
     format: Annotated[str, typer.Option(help="of pictures in a folder: png, svg or pdf")] = "png",
     run: Annotated[
-        str | None,
-        typer.Option(help="run_id of a figure of one run; default the lowest val_loss at the deepest depth"),
+        str | None, typer.Option(help="run_id of a figure of one run; default the lowest val_loss at the deepest depth")
     ] = None,
     skip_damaged: SkipDamaged = False,
     show_list: Annotated[bool, typer.Option("--list", help="name every figure, and what it shows")] = False,

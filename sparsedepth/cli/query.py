@@ -119,11 +119,7 @@ def best(
     folders: Folders,
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by",
-            "--objective",
-            help="what ranks: loss (that which compares the runs, the default), ...",
-        ),
+        typer.Option("--by", "--objective", help="what ranks: loss (that which compares the runs, the default), ..."),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="only runs of this n_layers")] = None,
     where: Annotated[
@@ -182,10 +178,7 @@ def compare(
     from sparsedepth.store.render import choose_format, columns_of, compact, encode, wrapped
 
     chosen = choose_format(format, out)
-    with (
-        open_store(first, skip_damaged=skip_damaged) as left,
-        open_store(second, skip_damaged=skip_damaged) as right,
-    ):
+    with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:
         quantity, table = lay_beside(left, right, None if by == "loss" else by)
         unit = unit_in(quantities.rankable(quantity).unit, left, right)
     if chosen != "table":

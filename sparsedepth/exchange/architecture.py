@@ -269,10 +269,7 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
             _is_of_pairs(config),
             "trained on prompts and answers, several in a sequence and each by itself: give it one at a time",
         ),
-        (
-            family == "gemma2",
-            "Gemma-2 stands for sandwich norms, with our activation and without its cap on attention",
-        ),
+        (family == "gemma2", "Gemma-2 stands for sandwich norms, with our activation and without its cap on attention"),
         (family == "gemma2" and config.tie_embeddings, "the tied head is a matrix of its own here"),
         (
             config.n_shared_experts > 0,

@@ -34,10 +34,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.depth_scale == "after_residual", "depth_scale='after_residual': it shrinks the stream itself"),
     (lambda c: c.n_experts > 0, "n_experts={c.n_experts}: it has no experts"),
     (lambda c: c.is_gated, "activation={c.activation!r}: its feed-forward part has no gate"),
-    (
-        lambda c: c.n_kv_heads != c.n_heads,
-        "n_kv_heads={c.n_kv_heads}: each of its heads has its own keys and values",
-    ),
+    (lambda c: c.n_kv_heads != c.n_heads, "n_kv_heads={c.n_kv_heads}: each of its heads has its own keys and values"),
     (lambda c: c.qk_norm, "qk_norm=True: it has no q/k norm"),
     (lambda c: c.reads_stream_start, "residual_scalars or value_residual: its blocks read the stream alone"),
     (lambda c: c.gpas, "gpas=True: it shrinks the stream itself"),

@@ -14,11 +14,7 @@ from sparsedepth.plots.style import RC
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import to_csv
 
-FORMATS = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
+FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 """Suffix -> metadata to leave out, so that the same numbers give the same file."""
 
 

@@ -62,11 +62,7 @@ class Content:
 
 
 def content(
-    store: Store,
-    folders: Sequence[Path],
-    depth: int | None = None,
-    objective: str = "loss",
-    tried: Card | None = None,
+    store: Store, folders: Sequence[Path], depth: int | None = None, objective: str = "loss", tried: Card | None = None
 ) -> Content:
     """Everything but the pictures; `tried` is the recipe's card after it was verified.
 

@@ -82,11 +82,7 @@ def write_report(
 
 
 def html(
-    store: Store,
-    folders: Sequence[Path],
-    depth: int | None = None,
-    objective: str = "loss",
-    tried: Card | None = None,
+    store: Store, folders: Sequence[Path], depth: int | None = None, objective: str = "loss", tried: Card | None = None
 ) -> str:
     """The page of an open store; `folders` are where it came from."""
     here = files("sparsedepth.report")
