@@ -17,6 +17,7 @@ Without some layers a model is asked the same documents, and each metric that is
 with a 95% interval that pairs the documents (`store.small_sample.paired_share_interval`).
 """
 
+import difflib
 import json
 import logging
 import math
@@ -211,8 +212,6 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
 
 
 def _near(name: str, manager: Any) -> str:
-    import difflib
-
     near = difflib.get_close_matches(name, manager.all_tasks, n=1)
     return f"did you mean {near[0]!r}?" if near else "name one of its tasks, or give --include-path"
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
+from transformers.utils import logging
 
 from sparsedepth.data.images import ImageSource
 from sparsedepth.exchange.architecture import Architecture, architecture, weights
@@ -88,9 +90,6 @@ def export(run: Path, out: Path) -> Exported:
 def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | None = None) -> None:
     """Weights, config and, of what writes text, generation config; transformers renames experts as its own checkpoints
     have them."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
-    from transformers.utils import logging
-
     logging.disable_progress_bar()  # its bar over the weights would stand among our lines
     config_class: Any = CONFIG_MAPPING[target.family]
     ends = {} if eod is None else {"eos_token_id": eod}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForImageClassification
 
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.exchange.architecture import Architecture, Weights, folded_weights, notes
@@ -122,8 +123,6 @@ def pixel_values(patches_BTP: Tensor, config: ModelConfig) -> Tensor:
 @torch.no_grad()
 def vit_parity(model: Decoder, folder: Path, random_BTP: Tensor, held_out_BTP: Tensor) -> Parity:
     """How far the logits of a folder, loaded as a stranger's, are from the model's."""
-    from transformers import AutoModelForImageClassification
-
     check_folder(folder, (FAMILY,))
     exported: Any = AutoModelForImageClassification.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from sparsedepth.files import write_bytes
 from sparsedepth.plots.draw import FIGURES
@@ -24,10 +29,6 @@ from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
 from sparsedepth.store.render import without_empty
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 
 LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""
@@ -104,8 +105,6 @@ def html(
 
 def fill_template(package: str, **values: Any) -> str:
     """A package's page.html.j2; what stands in it from the store is text, never markup."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
@@ -130,12 +129,9 @@ def advice_of(card: Card) -> dict[str, Any]:
     }
 
 
-def card_html(card: Card) -> "Markup":
+def card_html(card: Card) -> Markup:
     """The card's Markdown page as HTML, its headings below those of the report. Names in it are others' text: no HTML,
     no link, no image."""
-    from markdown_it import MarkdownIt
-    from markupsafe import Markup
-
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
     tokens = reader.parse(card_markdown(card))
     for token in tokens:
@@ -159,8 +155,6 @@ def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
 
 
 def draw_image(drawing: Drawing) -> Image:
-    from matplotlib.figure import Figure
-
     sizes: list[tuple[float, float]] = []
 
     def page() -> Figure:
