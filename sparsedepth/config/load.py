@@ -107,7 +107,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ValueError(f"{path} must hold 'key: value' lines, and holds a {type(values).__name__}")
+        held = "nothing" if values is None else f"a {type(values).__name__}"
+        raise ValueError(f"{path} must hold 'key: value' lines, and holds {held}")
     return values
 
 

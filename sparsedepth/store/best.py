@@ -109,7 +109,10 @@ def best(
     objectives = search.objectives if search else ()
     columns = dict.fromkeys((*facts, *CELL_FIELDS, *objectives))
     conditions.append(IS_CHOSEN)
-    rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {' AND '.join(conditions)}").records()
+    try:
+        rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {' AND '.join(conditions)}").records()
+    except ValueError as error:
+        raise ValueError(f"where {where!r}: {error}" if where else str(error)) from None
     if not rows:
         raise ValueError(_none_of(store, conditions[:-1]))
     cells = _cells(rows, by, objectives, _incomplete(store, search))

@@ -7,6 +7,7 @@ named in `unknown_fields`): no default is filled in. Two rows that are the same 
 import csv
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -312,7 +313,13 @@ def _text(path: Path) -> "pd.DataFrame":
         names = next(csv.reader(file, delimiter=separator), [])
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the column {twice[0]!r} stands twice in its header")
-    return pd.read_csv(path, sep=separator, dtype=str, nrows=MAX_ROWS + 1, encoding="utf-8-sig", index_col=False)
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        try:
+            return pd.read_csv(
+                path, sep=separator, dtype=str, nrows=MAX_ROWS + 1, encoding="utf-8-sig", index_col=False
+            )
+        except pd.errors.ParserWarning:
+            raise ValueError(f"row 1 has more values than the header has names ({len(names)})") from None
 
 
 def _json(path: Path) -> "pd.DataFrame":
@@ -320,10 +327,18 @@ def _json(path: Path) -> "pd.DataFrame":
 
     text = path.read_text(encoding="utf-8")
     is_lines = path.suffix == ".jsonl"
-    rows = [json.loads(line) for line in text.splitlines() if line.strip()] if is_lines else json.loads(text)
+    rows = [_parsed(line, n) for n, line in enumerate(text.splitlines(), 1) if line.strip()] if is_lines else None
+    rows = json.loads(text) if rows is None else rows
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("it must be a list of objects, one per run")
     return pd.DataFrame(rows)
+
+
+def _parsed(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is no JSON: {error}") from None
 
 
 def _parquet(path: Path) -> "pd.DataFrame":

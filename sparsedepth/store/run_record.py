@@ -279,7 +279,8 @@ def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
 
 def _marker_of_complete(folder: Path) -> Marker:
     if not is_complete(folder):
-        raise ValueError(f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
+        runs = f"; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
+        raise ValueError(f"{str(folder)!r} holds no complete run (it has no file {MARKER!r}){runs}")
     return read_marker(folder)
 
 

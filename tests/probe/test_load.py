@@ -21,6 +21,7 @@ from sparsedepth.probe.fork import probing, record
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import check_transformers, load_model, weights_hash
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.store.run_record import read_run
 
 TOKENS = integers(40, 2, 10)
 
@@ -295,6 +296,13 @@ def test_an_index_names_files_beside_it_only(model, tmp_path, shard):
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": shard}}))
     with pytest.raises(ValueError, match="is no safetensors file beside it"):
         load_model(model)
+
+
+def test_a_results_folder_is_told_from_a_run(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for told, read in (("is a results folder; name one of", load_model), ("no complete run .*; name one of", read_run)):
+        with pytest.raises(ValueError, match=told):
+            read(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["./no/folder", "a/b/c", "", "no model", "/no/such"])

@@ -127,6 +127,11 @@ def test_a_condition_narrows(store):
     ]
 
 
+def test_a_condition_that_is_wrong_is_named(store):
+    with pytest.raises(ValueError, match=r"where 'n_layers >': .*syntax"):
+        best(store, where="n_layers >")
+
+
 def test_equal_means_are_in_order_of_cell_id(tmp_path):
     for decay in (0.1, 0.2, 0.3, 0.4):
         make_run(tmp_path, RunConfig(weight_decay=decay), {"val_loss": 3.0})

@@ -234,6 +234,14 @@ def test_tables_that_are_none(tmp_path):
     with pytest.raises(ValueError, match="more than 50,000 rows"):
         import_table(tmp_path / "runs.csv", tmp_path / "map.yaml", tmp_path / "theirs")
     (tmp_path / "runs.json").write_text('{"a": [1]}')
+    (tmp_path / "runs.jsonl").write_text('{"a": 1}\n\nhello\n')
+    (tmp_path / "long.csv").write_text("a,b\n1,2,3\n1,2,3\n")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(ValueError, match="holds nothing"):
+        import_table(tmp_path / "runs.csv", tmp_path / "empty.yaml", tmp_path / "theirs")
+    for name, told in (("runs.jsonl", "line 3 is no JSON"), ("long.csv", "row 1 has more values than the header")):
+        with pytest.raises(ValueError, match=told):
+            import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "theirs")
     for name, told in (("runs.json", "list of objects"), ("runs.xls", "no kind"), ("none.csv", "does not exist")):
         with pytest.raises(ValueError, match=told):
             import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "theirs")
