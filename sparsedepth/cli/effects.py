@@ -18,10 +18,10 @@ def effects(
     ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[
-        Literal["all", "knobs", "chain", "scale"],
+        Literal["all", "knobs", "chain", "lr", "scale"],
         typer.Option(
             help="knobs (the default without --detail): effects by knob and depth; chain: links from sparsity to loss; "
-            "scale: do effects persist over widths and budgets"
+            "lr: do effects run with the learning rate; scale: do effects persist over widths and budgets"
         ),
     ] = "all",
     at: Annotated[
@@ -43,7 +43,16 @@ def effects(
 
     Of a folder that a sampler filled: each axis's importance and partial dependence, with the surrogate's error.
     """
-    from sparsedepth.effects import all_effects, causal_evidence, scale, scale_text, search_text, summary, text_report
+    from sparsedepth.effects import (
+        all_effects,
+        causal_evidence,
+        lr_slope,
+        scale,
+        scale_text,
+        search_text,
+        summary,
+        text_report,
+    )
     from sparsedepth.store.best import no_runs
     from sparsedepth.store.comparable_loss import loss_of
     from sparsedepth.store.connection import open_store
@@ -68,6 +77,8 @@ def effects(
     if chosen != "table":
         if part == "scale":
             table = scale_text.scale_table(scale.trends(runs, by, knob, sizes))
+        elif part == "lr":
+            table = lr_slope.lr_table(lr_slope.lr_slopes(runs, by, knob))
         elif part == "chain":
             table = text_report.chain_table(causal_evidence.weigh(runs))
         else:
@@ -80,10 +91,12 @@ def effects(
         text += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale":
         text += scale_text.scale_lines(runs, by, knob, sizes)
+    if part == "lr":
+        text += lr_slope.lr_lines(runs, by, knob)
     if part == "chain" or (part == "all" and knob is None and detail):
         text += [*([""] if text else []), *(text_report if detail else summary).chain_lines(runs)]
     is_summary = part != "scale" and not detail
-    if is_summary:
+    if is_summary and part != "lr":
         links = "" if part == "chain" or knob else "; the chain from sparsity to loss: --part chain"
         text += ["", f"The same in sentences, with all that it rests on: --detail{links}"]
     show(_lines(text, out, is_summary), out)

@@ -72,7 +72,16 @@ def test_as_a_table(results):
     assert {"pooled", "between knobs", "held-out skill"} <= {row["scope"] for row in chain}
 
 
+def test_the_learning_rate_is_asked_about_by_itself(results):
+    assert (
+        "no setting was run beside its baseline at 3 learning rates"
+        in sparsedepth("effects", results, "--part", "lr")[0]
+    )
+    assert json.loads(sparsedepth("effects", results, "--part", "lr", "--format", "json")[0]) == []
+
+
 def test_wrong_questions_are_one_line(results):
+    assert "these runs vary" in sparsedepth("effects", results, "--part", "lr", "--knob", "norm", code=2)[1]
     assert "these runs vary: depth_scale, n_layers" in sparsedepth("effects", results, "--knob", "norm", code=2)[1]
     assert "--at asks" in sparsedepth("effects", results, "--at", "tokens=1e9", code=2)[1]
     assert sparsedepth("effects", results, "--part", "nonsense", code=2)[1].count("Value error") == 0
