@@ -37,8 +37,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
         message = getattr(error, "format_message", None)  # what the parser of the command line raises
         if message is None:
             raise
-        text = message().replace("Value error, ", "").removesuffix(".")  # the first two words are pydantic's
-        code = _fail(f"{text}. Try --help.", 2)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help itself, of click's or of typer's own copy
+            print(message())
+            code = 2
+        else:
+            text = message().replace("Value error, ", "").removesuffix(".")  # the first two words are pydantic's
+            code = _fail(f"{text}. Try --help.", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -42,6 +42,12 @@ def test_version_help_metrics_schema():
     assert "no quantity is called" in error("metrics", "nonsense")
 
 
+@pytest.mark.parametrize("group", [(), ("scaling",)])
+def test_without_a_command_the_help_is_printed(group):
+    out, err = sparsedepth(*group, code=2)
+    assert out == sparsedepth(*group, "--help")[0] and not err
+
+
 def test_help_is_instant():
     """What takes the time is loading modules, of which torch alone has more than a thousand."""
     command = [sys.executable, "-X", "importtime", "-m", "sparsedepth", "--help"]
