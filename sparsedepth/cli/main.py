@@ -42,7 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
             code = 2
         else:
             text = message().replace("Value error, ", "").removesuffix(".")  # the first two words are pydantic's
-            code = _fail(f"{text}. Try --help.", 2)
+            code = _fail(f"{text}{'' if text.endswith('?') else '.'} Try --help.", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
