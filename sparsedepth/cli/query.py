@@ -21,6 +21,8 @@ Objective = Annotated[
 ]
 SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="leave damaged runs out, and say how many")]
 
+LIST = "list"
+"""What `--ask` without a name asks for."""
 EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
 
 
@@ -31,19 +33,19 @@ class QueryCommand(TyperCommand):
         args = ["--ask" if word == "--list" else word for word in args]
         after = args.index("--ask") + 1 if "--ask" in args else None
         if after and (after == len(args) or args[after].startswith("-")):
-            args = [*args[:after], "list", *args[after:]]
+            args = [*args[:after], LIST, *args[after:]]
         return super().parse_args(ctx, args)
 
 
 def query(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="DIR... [SQL]",
             help="results or run folders; then a SELECT over runs, curves, layers, heads, pairs, tokens, difficulty, "
             "toys, evals",
         ),
-    ],
+    ] = None,
     ask: Annotated[
         str | None, typer.Option(help="answer a saved question; without a name (or --list), list them")
     ] = None,
@@ -59,14 +61,14 @@ def query(
     from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
-    sql = words[-1] if _is_sql(words[-1]) else None
-    folders = words if sql is None else words[:-1]
+    sql = words[-1] if words and _is_sql(words[-1]) else None
+    folders = (words or [])[: None if sql is None else -1]
+    if not folders and ask != LIST:
+        raise ValueError("name a results folder, before a query: sparsedepth query DIR SQL")
     if (sql is not None) + (ask is not None) + schema != 1:
         raise ValueError('give one of: a query, such as "select * from runs"; --ask NAME (--ask alone lists); --schema')
     chosen = choose_format(format, out)
     if sql is not None:
-        if not folders:
-            raise ValueError("name a results folder before the query: sparsedepth query DIR SQL")
         content = sandbox.ask(folders, {"sql": sql}, chosen, timeout, skip_damaged)
     else:
         content = _ours(folders, None if schema else ask, chosen, skip_damaged)
@@ -85,13 +87,13 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
     from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import encode
 
+    if ask == LIST:
+        asks = {question.name: question.asks for question in questions.QUESTIONS.values()}
+        asks[questions.EFFECTS] = EFFECTS_ASK
+        if format != "table":
+            return encode(QueryResult(columns=("name", "question"), rows=tuple(asks.items())), format)
+        return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        if ask == "list":
-            asks = {question.name: question.asks for question in questions.QUESTIONS.values()}
-            asks[questions.EFFECTS] = EFFECTS_ASK
-            if format != "table":
-                return encode(QueryResult(columns=("name", "question"), rows=tuple(asks.items())), format)
-            return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
         if ask == questions.EFFECTS:
             from sparsedepth.effects.all_effects import effects_table, measure_effects
             from sparsedepth.effects.summary import effects_text

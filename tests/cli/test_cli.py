@@ -48,6 +48,10 @@ def test_without_a_command_the_help_is_printed(group):
     assert out == sparsedepth(*group, "--help")[0] and not err
 
 
+def test_the_saved_questions_are_listed_with_and_without_a_folder(results):
+    assert sparsedepth("query", "--list") == sparsedepth("query", results, "--ask")
+
+
 def test_help_is_instant():
     """What takes the time is loading modules, of which torch alone has more than a thousand."""
     command = [sys.executable, "-X", "importtime", "-m", "sparsedepth", "--help"]
@@ -88,7 +92,8 @@ def test_what_needs_no_sandbox_starts_none(words, monkeypatch):
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("nonsense",), "nonsense"),
-        (("query",), "DIR"),
+        (("query",), "query DIR SQL"),
+        (("query", "--schema"), "query DIR SQL"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(results, tmp_path, arguments, words):
