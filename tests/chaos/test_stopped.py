@@ -41,12 +41,19 @@ def one_run(folder: Path, results: Path) -> tuple[Scratch, list[object]]:
     return scratch, [results, scratch.folder / "config.yaml", "--runtime", '{"threads": 1, "device": "cpu"}']
 
 
+def until_it_runs(results: Path, process: subprocess.Popen) -> None:
+    """Wait for a run of this process, which `Pace` holds before its end: small as it is, its training may be over
+    between two looks. What the process said, should it end before."""
+    until(lambda: phases(results) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[1]
+
+
 def test_a_stopped_run_that_was_replaced_cannot_write(folder, undisturbed, tmp_path, monkeypatch):
     expected = undisturbed(1)
     results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
     scratch, arguments = one_run(folder, results)
     first = impatient("sparsedepth.run.execute", "main", 60, *arguments)
-    until(lambda: "training" in phases(results) and first.poll() is None)
+    until_it_runs(results, first)
     os.kill(first.pid, signal.SIGSTOP)
     pace.open()
     second = impatient("sparsedepth.run.execute", "main", 2, *arguments)
@@ -69,7 +76,7 @@ def test_the_driver_replaces_what_is_stopped(folder, undisturbed, tmp_path, monk
     expected = undisturbed(runs)
     results, pace = tmp_path / "results", Pace(tmp_path, monkeypatch)
     driver = impatient("sparsedepth.cli.main", "run", 5, *Sweep(folder, runs).arguments(results, 1))
-    until(lambda: "training" in phases(results))
+    until_it_runs(results, driver)
     stopped = processes(results, kind)
     assert stopped
     for process in stopped:
