@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +94,10 @@ def show(
 
 def price_left(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
     """The price of the runs that the folder lacks and that did not end without a result; None where there are none."""
-    from sparsedepth.plan.price import left_of, price_of
-    from sparsedepth.sweep.status import is_without_result
+    from sparsedepth.plan.price import price_of
+    from sparsedepth.sweep.runs_left import runs_left
 
-    left = left_of(definition, results, partial(is_without_result, results))
+    left = runs_left(definition, results)
     return price_of(left, setup) if left else None
 
 
@@ -117,6 +116,7 @@ def _shortage(definition: "SweepDefinition", price: "Price") -> str | None:
 
 
 def show_toy(definition: "ToyDefinition", device: str, format: str = "table") -> None:
+    """Print what a toy costs."""
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.plan.duration import DEVICES, FACTOR
 
@@ -137,6 +137,7 @@ def show_toy(definition: "ToyDefinition", device: str, format: str = "table") ->
 
 
 def one_line(price: "Price") -> str:
+    """A price in one line."""
     from sparsedepth.cli.run_progress import duration
 
     bound = f"{price.bound} " if price.bound else ""

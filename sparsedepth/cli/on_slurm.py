@@ -141,10 +141,11 @@ def planned(definition: "SweepDefinition", options: ArrayOptions, results: Path 
     """The size of the array, and the time of a task beside the queue's limits. Raises ValueError as `array.check`."""
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.cluster import array
-    from sparsedepth.plan.price import expected_runs, left_of, price_of
+    from sparsedepth.plan.price import expected_runs, price_of
+    from sparsedepth.sweep.runs_left import runs_left
 
     exists = results is not None and results.exists()
-    runs = left_of(definition, results) if results and exists else expected_runs(definition)[0]
+    runs = runs_left(definition, results) if results and exists else expected_runs(definition)[0]
     tasks = min(options.array or array.default_tasks(len(runs), options.at_a_time), max(1, len(runs)))
     queue = array.check(options.request, results, tasks, options.runtime.checkpoint_seconds)
     setup = options.pricing_setup(tasks)

@@ -218,8 +218,8 @@ def work(
     from sparsedepth.cli.progress import Watcher
     from sparsedepth.config.load import parse_yaml
     from sparsedepth.config.sweep import read_definition
-    from sparsedepth.plan.price import left_of
     from sparsedepth.plan.tasks import Plan
+    from sparsedepth.sweep.runs_left import runs_left
     from sparsedepth.sweep.storage import hide
 
     if storage:
@@ -227,7 +227,7 @@ def work(
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} is no folder of a sweep; start `sparsedepth sweep FILE --out {folder}` first")
-    if leave_when_idle and not definition.adaptive and not left_of(definition, folder):
+    if leave_when_idle and not definition.adaptive and not runs_left(definition, folder):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep import driver
 

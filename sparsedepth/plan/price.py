@@ -11,9 +11,8 @@ early and equal proposals share theirs; an extension of a tuning grid adds some.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,10 +24,7 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import task_name
 from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.memory import Place, peak_bytes
-from sparsedepth.plan.results_index import planned_runs
-from sparsedepth.plan.tasks import Plan, beyond
-from sparsedepth.store.find import is_complete_run
-from sparsedepth.store.run_record import MARKER
+from sparsedepth.plan.tasks import LossOf, Plan, beyond, no_results
 
 RECORD_BYTES = 100_000
 """A run's tables, manifest and summary: about this much beside its weights."""
@@ -138,16 +134,17 @@ def named_device(name: str) -> str:
     return next((known for known in DEVICES if known in name.lower()), "a100")
 
 
-def expected_runs(definition: SweepDefinition) -> tuple[list[RunConfig], str]:
-    """Every run that the sweep will have, in order, as far as that can be told; and 'at least', 'at most' or ''."""
+def expected_runs(definition: SweepDefinition, loss_of: LossOf = no_results) -> tuple[list[RunConfig], str]:
+    """Every run that the sweep will have, in order, as far as that can be told, given the runs that are finished; and
+    'at least', 'at most' or ''."""
     if definition.adaptive:
         return _proposed(definition), "at most"
     plan = Plan(definition)
-    runs = [planned.config for planned in plan.runs()]
+    runs = [planned.config for planned in plan.runs(loss_of)]
     if not definition.tune:
         return runs, "at most" if definition.prune else ""
     first = {name: grid[0] for name, grid in definition.tune.items()}  # which is the best value changes no cost
-    runs += [definition.run_config({**match.cell, **first}, seed) for match, seed in plan.results_to_come()]
+    runs += [definition.run_config({**match.cell, **first}, seed) for match, seed in plan.results_to_come(loss_of)]
     return runs, "at least"
 
 
@@ -170,19 +167,6 @@ def price(definition: SweepDefinition, setup: PricingSetup) -> Price:
     """The price of a sweep. Raises ValueError for a cell that cannot be built or matched."""
     runs, bound = expected_runs(definition)
     return price_of(runs, setup, bound)
-
-
-def left_of(
-    definition: SweepDefinition, results: Path, is_without_result: Callable[[str], bool] = lambda run_id: False
-) -> list[RunConfig]:
-    """The runs of a sweep that its results folder does not hold yet, as far as they can be told; `is_without_result`:
-    those that ended, and will have none."""
-    expected = expected_runs(definition)[0]
-    if definition.adaptive:  # which cells are proposed is not known: as many as there are count as done
-        return expected[len(list(results.glob(f"runs/*/{MARKER}"))) :]
-    known = planned_runs(definition, results, is_without_result)
-    ended = [is_complete_run(results, run.run_id) or is_without_result(run.run_id) for run in known]
-    return [run for run, has_ended in zip(known, ended, strict=True) if not has_ended] + expected[len(known) :]
 
 
 def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:

@@ -125,10 +125,12 @@ class Plan:
         """The seeds of a cell's results."""
         return self._seeds[digest(cell_match.cell)]
 
-    def results_to_come(self) -> list[tuple[Match, int]]:
-        """The cells and seeds that will run at the tuned value, and are no runs of the tuning itself."""
-        pairs = [(cell_match, seed) for cell_match in self.matches for seed in self.seeds_of(cell_match)]
-        return [pair for pair in pairs if pair[1] not in self.definition.tuning_seeds] if self.definition.tune else []
+    def results_to_come(self, loss_of: LossOf = no_results) -> list[tuple[Match, int]]:
+        """The cells and seeds that will run at a tuned value which is not known yet, and are no runs of the tuning."""
+        tuned = self.matches if self.definition.tune else []
+        untuned = [cell_match for cell_match in tuned if self.tuning(cell_match.cell, loss_of).best is None]
+        pairs = [(cell_match, seed) for cell_match in untuned for seed in self.seeds_of(cell_match)]
+        return [pair for pair in pairs if pair[1] not in self.definition.tuning_seeds]
 
     def tuning(self, cell: Cell, loss_of: LossOf) -> TuningProgress:
         """How far the tuning of a cell has come; an extension that cannot be built is the worst."""

@@ -82,7 +82,7 @@ def is_without_result(results: Path, run_id: str) -> bool:
 
 def known_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
     """The runs that are known, given how those before them ended."""
-    return planned_runs(definition, results, functools.partial(is_without_result, results))
+    return planned_runs(definition, results, functools.cache(functools.partial(is_without_result, results)))
 
 
 def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:
