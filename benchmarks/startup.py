@@ -63,7 +63,7 @@ def main() -> None:
         folder = f"{temporary}/quickstart"
         seconds(HERE, ("unpack", QUICKSTART, "-o", folder))
         commands = {
-            "SELECT, a pack of 643 runs": ("query", STUDY, SELECT),
+            "SELECT, a large pack": ("query", STUDY, SELECT),
             "SELECT, a pack of 27 runs": ("query", QUICKSTART, SELECT),
             "SELECT, a folder of 27 runs": ("query", folder, SELECT),
             "best": ("best", STUDY),

@@ -86,8 +86,9 @@ def effects(
         show(encode(table, chosen), out)
         return
     text: list[str] = []
-    if part in ("all", "knobs"):
+    if part in ("all", "knobs", "lr"):
         text += text_report.knob_cautions(runs, by)
+    if part in ("all", "knobs"):
         text += (text_report if detail else summary).knob_lines(runs, by, knob)
     if part == "scale":
         text += scale_text.scale_lines(runs, by, knob, sizes)

@@ -47,6 +47,7 @@ class LrSlope(Judged):
     """lr, ascending -> mean difference, setting less baseline."""
     depths: tuple[int, ...]
     n_places: int
+    """Over which each seed's difference at an lr is a mean."""
     n_diverged: int
     """Pairs of which a side diverged; all at their lr are left out with them."""
 
@@ -64,17 +65,17 @@ def lr_slopes(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> list
         return []
     design = design_of(runs)
     knobs = [each for each in find_knobs(runs) if each.name != "lr" and ROLES[each.name].kind == "knob"]
+    unit = unit_of(outcome, trained)
     family = [
         slope
         for each in knobs
-        for setting in list(each.settings)[1:]
-        if (slope := _slope(trained, each, setting, outcome, design))
+        for setting, pairs in _pairs_by_setting(trained, each, outcome, design)
+        if (slope := _slope(_with_every_lr(pairs), each, setting, outcome, unit))
     ]
     return [slope for slope in correct(moderate(family)) if slope.knob in wanted]
 
 
-def _slope(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str, design: Design) -> LrSlope | None:
-    pairs = _with_every_lr(_pairs(runs, knob, setting, outcome, design))
+def _slope(pairs: pd.DataFrame, knob: Knob, setting: str, outcome: str, unit: str) -> LrSlope | None:
     n_places = pairs["place"].nunique()
     lost = pairs.loc[pairs["difference"].isna(), "lr"]
     kept = pairs[~pairs["lr"].isin(lost)]  # of an lr that some did not survive the others are no fair sample
@@ -89,7 +90,7 @@ def _slope(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str, design: D
         setting=setting,
         baseline=knob.baseline,
         outcome=outcome,
-        unit=unit_of(outcome, runs),
+        unit=unit,
         **effect_fields(slopes_S, len(kept), rounding_sd(outcome, *depths), TuningUncertainty()),
         floor=0.0,
         by_lr={float(lr): float(mean) for lr, mean in by_seed_SL.mean().items()},
@@ -99,8 +100,11 @@ def _slope(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str, design: D
     )
 
 
-def _pairs(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str, design: Design) -> pd.DataFrame:
-    """place, seed, lr, n_layers, difference (NaN without a value), diverged; one row per pair."""
+def _pairs_by_setting(
+    runs: pd.DataFrame, knob: Knob, outcome: str, design: Design
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Each setting but the baseline, and its pairs: place, seed, lr, n_layers, difference (NaN without a value),
+    diverged."""
     others = [name for name in design.with_tuning if name not in {*knob.fields, "seed", "lr"}]
     side = pd.DataFrame(
         {
@@ -113,12 +117,17 @@ def _pairs(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str, design: D
             "diverged": runs["outcome"] == "diverged",
         }
     ).drop_duplicates(["setting", "place", "seed", "lr"])
+    side = side[side["seed"] != UNKNOWN_SEED]
     base = side[side["setting"] == knob.baseline].drop(columns="n_layers")
-    pairs = side[side["setting"] == setting].merge(base, on=["place", "seed", "lr"], suffixes=("", "_baseline"))
-    pairs = pairs[pairs["seed"] != UNKNOWN_SEED]
-    return pairs.assign(
-        difference=pairs["value"] - pairs["value_baseline"], diverged=pairs["diverged"] | pairs["diverged_baseline"]
-    )
+    for setting in list(knob.settings)[1:]:
+        pairs = side[side["setting"] == setting].merge(base, on=["place", "seed", "lr"], suffixes=("", "_baseline"))
+        yield (
+            setting,
+            pairs.assign(
+                difference=pairs["value"] - pairs["value_baseline"],
+                diverged=pairs["diverged"] | pairs["diverged_baseline"],
+            ),
+        )
 
 
 def _with_every_lr(pairs: pd.DataFrame) -> pd.DataFrame:

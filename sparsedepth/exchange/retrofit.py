@@ -50,6 +50,8 @@ _HANDLES = "_depth_scale_handles"
 
 @dataclass(frozen=True, kw_only=True)
 class Retrofit:
+    """What was done."""
+
     depth_scale: DepthScale
     mode: Mode
     scales: dict[str, float]

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 NEAR_ZERO = 0.1

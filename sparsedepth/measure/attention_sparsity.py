@@ -26,11 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.attention import attention_rows
-from sparsedepth.probe.fork import MAX_TOKENS, batches, piece, probing, stream
+from sparsedepth.probe.fork import batches, piece, probing, stream
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel
 
 MAX_WEIGHTS = 2**22

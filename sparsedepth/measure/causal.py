@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.probe.fork import MAX_TOKENS, probing, record, skip, walk
+from sparsedepth.probe.fork import probing, record, skip, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
 

@@ -28,10 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, record, replace, token_count, walk
+from sparsedepth.probe.fork import Fork, batches, probing, record, replace, token_count, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
 SMALLEST_UPDATE = 1e-6

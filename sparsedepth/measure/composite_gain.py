@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, token_count
+from sparsedepth.probe.fork import batches, probing, record, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 

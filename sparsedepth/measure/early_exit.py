@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.probe.fork import MAX_TOKENS, probing, stream
+from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, piece, probing, record, replace, stream, token_count, walk
+from sparsedepth.probe.fork import Fork, batches, piece, probing, record, replace, stream, token_count, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
 SHARES = (0.0, 0.25, 0.5, 0.75)

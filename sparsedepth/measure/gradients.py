@@ -19,13 +19,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.jacobian import STATES_OF_A_GRAPH
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.probe.fork import MAX_TOKENS, probing, rows_per_pass
+from sparsedepth.probe.fork import probing, rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 
 

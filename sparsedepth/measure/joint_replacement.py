@@ -18,13 +18,14 @@ Shapes: N sequences, L layers, K replacements that were tried in turn, R resampl
 import numpy as np
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_losses
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.measure.usefulness import fit_affine
-from sparsedepth.probe.fork import MAX_TOKENS, Fork
+from sparsedepth.probe.fork import Fork
 from sparsedepth.probe.probed_model import ProbedModel
 
 

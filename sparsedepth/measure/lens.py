@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import MAX_TOKENS, batches, piece, probing, record, token_count
+from sparsedepth.probe.fork import batches, piece, probing, record, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 TOP = 5

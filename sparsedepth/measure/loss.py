@@ -17,13 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
-from sparsedepth.probe.fork import MAX_TOKENS, Fork, piece, probing, record, stream, walk
+from sparsedepth.probe.fork import Fork, piece, probing, record, stream, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
 MAX_LOGITS = 2**21

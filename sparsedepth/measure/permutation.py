@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.probe.fork import MAX_TOKENS, swap
+from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedModel
 
 Z_PAIRS = 2.8

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.effective_layers import share_above
@@ -22,7 +23,7 @@ from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine
 from sparsedepth.measure.variance import token_variance
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, record, replace, skip, stream, walk
+from sparsedepth.probe.fork import batches, probing, record, replace, skip, stream, walk
 from sparsedepth.probe.probed_model import ProbedModel
 
 FinalNorm = Callable[[Tensor], Tensor]

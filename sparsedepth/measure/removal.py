@@ -22,12 +22,13 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
-from sparsedepth.probe.fork import MAX_TOKENS, Fork, batches, probing, stream
+from sparsedepth.probe.fork import Fork, batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure import (
     activations,
     attention_sparsity,
@@ -41,7 +42,7 @@ from sparsedepth.measure import (
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext, ReadHeldOut
 from sparsedepth.measure.rows import Measurements, Row
-from sparsedepth.probe.fork import MAX_TOKENS, token_count
+from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES
 

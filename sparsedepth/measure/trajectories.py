@@ -29,10 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements, Row
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, stream
+from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 NO_ID = -1

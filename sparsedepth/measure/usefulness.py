@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.effective_layers import share_above
@@ -37,7 +38,7 @@ from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, per_position
-from sparsedepth.probe.fork import MAX_TOKENS, batches, probing, replace, stream
+from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 Statistic = Callable[..., np.ndarray]

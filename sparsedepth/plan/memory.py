@@ -20,7 +20,7 @@ from typing import Literal
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import LOGITS_BYTES, Parallel, RuntimeConfig
+from sparsedepth.config.runtime import CPU_NUMBERS, CPU_TOKENS, LOGITS_BYTES, MAX_TOKENS, Parallel, RuntimeConfig
 
 HEAP = {"cpu": 1.05, "cuda": 1.0}
 """What the C library's heap takes for tensors that come and go; none is assumed for PyTorch's CUDA allocator."""
@@ -115,7 +115,8 @@ def _measuring_bytes(config: RunConfig, place: Place) -> float:
     """What the measures take beside the weights: recorded stream with forks, a pass's logits, usefulness's moments."""
     if set(config.measures) == {"loss"}:
         return 0
-    tokens = max(config.seq_len, 8192 if place.device == "cuda" else max(1024, 2**17 // config.stream_width))
+    on_cpu = max(CPU_TOKENS, CPU_NUMBERS // config.stream_width)
+    tokens = max(config.seq_len, MAX_TOKENS if place.device == "cuda" else on_cpu)
     logits = 8 * min(tokens * config.vocab_size, 2**26)
     moments = 24 * config.n_layers * config.stream_width**2 if "usefulness" in config.measures else 0
     return 4 * (config.n_layers + 8) * tokens * config.stream_width + logits + moments

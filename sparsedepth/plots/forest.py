@@ -89,6 +89,7 @@ def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
 
 
 def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
+    """A line per point."""
     return pd.DataFrame(
         [
             {

@@ -50,6 +50,7 @@ def sources(runs: pd.DataFrame) -> pd.Series:
 
 
 def results_folders(store: Store) -> list[str]:
+    """The results folders that a store's runs lie in."""
     return sorted(
         {str(Path(folder).parent.parent) for (folder,) in store.sql("select folder from runs").rows if folder}
     )
@@ -114,6 +115,7 @@ def read_depths(store: Store, text: str) -> dict[str, int]:
 
 
 def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
+    """One run's rows of a view."""
     quoted = run_id.replace("'", "''")
     return store.frame(f"select * from {view} where run_id = '{quoted}'")
 

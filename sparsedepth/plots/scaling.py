@@ -35,6 +35,7 @@ class LawPicture:
 
 
 def law_picture(fitted: Fit, boot: Bootstrap | None = None) -> LawPicture:
+    """The numbers of the figure."""
     plan, law = fitted.plan, fitted.law
     term_KN = contributions(fitted.theta[None], plan.z)[0][0]
     fitted_N = predict(fitted.theta[None], plan, fitted.points)[0]

@@ -28,6 +28,8 @@ COLOURS = {"early stop": SERIES[1][0], "even": SERIES[0][0], "neither": "#aaaaaa
 
 @dataclass(frozen=True, kw_only=True)
 class RunPicture:
+    """One run's tokens."""
+
     run_id: str
     vectors: pd.DataFrame
     """Index layer, columns VECTORS."""

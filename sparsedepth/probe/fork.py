@@ -15,16 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsedepth.config.runtime import CPU_NUMBERS, CPU_TOKENS
 from sparsedepth.probe.probed_model import ProbedModel
-
-MAX_TOKENS = 8192
-"""Tokens per pass (forks x sequences x length) unless told otherwise. A pass keeps the L + 1 recorded states of its
-sequences and about three copies of the forks' own: 4 (L + 4) MAX_TOKENS D bytes at most."""
-
-CPU_TOKENS, CPU_NUMBERS = 1024, 2**17
-"""Tokens per pass that a CPU is given at most, or where that is more, numbers of the stream: with more, what a block
-makes leaves the cache; with fewer, calls are the work. Measured: at width 256 8192 tokens in one pass take 1.3 times as
-long as in eight; at width 32 4096 take 0.85 of the time of four times 1024, with 8 experts 0.75."""
 
 GPU_PIECES = 16
 """How many times larger the pieces of logits, attention weights and cosines are on a GPU, which a small product leaves

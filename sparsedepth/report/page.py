@@ -155,6 +155,7 @@ def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
 
 
 def draw_image(drawing: Drawing) -> Image:
+    """The figure, drawn."""
     sizes: list[tuple[float, float]] = []
 
     def page() -> Figure:

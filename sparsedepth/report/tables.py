@@ -138,6 +138,7 @@ def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
 
 
 def table_of_effects(effects: Sequence[Contrast]) -> Table:
+    """One row per contrast."""
     columns = [
         ("outcome", ""),
         ("setting", ""),

@@ -206,6 +206,7 @@ class Live:
 
 
 def _running(now: SweepSummary, state: RunState) -> dict[str, Any]:
+    """How one running run stands."""
     name = varied(now.definition, state.config) if now.definition and state.config else state.run_id
     if state.progress is None:
         return {"name": name, "phase": "starting", "done": 0.0, "loss": None, "seconds_left": None, "is_silent": False}

@@ -273,8 +273,9 @@ def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
 
 def _incomplete(store: Store, search: Search | None) -> set[str]:
     """The cells of a search that lack seeds, whatever rows are asked for."""
-    least = search.n_seeds if search else 0
-    few = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {least}"
+    if search is None:
+        return set()
+    few = f"SELECT cell_id FROM runs WHERE {IS_TRAINED} GROUP BY 1 HAVING count(*) < {search.n_seeds}"
     return {cell_id for (cell_id,) in store.sql(few).rows}
 
 
