@@ -24,7 +24,7 @@ def pack(
     from sparsedepth.store.packing import pack as write
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
-    check_new(target)
+    check_new(target, folder)
     packed = write(folder, target, weights, single_precision)
     print(f"{target}: {packed.records} records in {packed.files} files, {packed.bytes / 1e6:.1f} MB")
 
@@ -40,7 +40,7 @@ def unpack(
 
     if not is_pack(folder):
         raise ValueError(f"{str(folder)!r} is no pack: it holds no pack.json")
-    check_new(out)
+    check_new(out, folder)
     unpacked = write(open_pack(folder), out)
     print(f"{out}: {unpacked.records} records in {unpacked.files} files, {unpacked.bytes / 1e6:.1f} MB")
     if unpacked.rewritten:

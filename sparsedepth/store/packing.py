@@ -38,8 +38,13 @@ class Packed:
     """Records whose tables are in other bytes: another pyarrow wrote them, or the pack rounded their rows."""
 
 
-def check_new(folder: Path) -> None:
-    """Check that a folder is new. Raises ValueError where something is in the place of a folder to write."""
+def check_new(folder: Path, source: Path | None = None) -> None:
+    """Check that a folder is new. Raises ValueError where something is in the place of a folder to write, or it lies in
+    the `source` of what it is to hold: every run there would be found twice."""
+    if source and source.resolve() in folder.resolve().parents:
+        raise ValueError(
+            f"{str(folder)!r} lies in {str(source)!r}, which it is made from; name a folder beside it with -o"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{str(folder)!r} is not an empty folder; name a new one with -o")
 
