@@ -76,7 +76,7 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
     n_rows = len(frame)
     try:
         if where is not None:
-            frame = frame[np.broadcast_to(where.values(*_columns_of(frame)), n_rows)]
+            frame = frame[np.broadcast_to(where.values(*_columns_of(frame, "where")), n_rows)]
         if not len(frame):
             raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
         wanted = len(frame)
@@ -102,15 +102,17 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
 # Values
 
 
-def _columns_of(frame: "pd.DataFrame") -> tuple[Callable[[str], np.ndarray], Callable[[str], np.ndarray]]:
-    """How a formula asks for numbers and for words; a missing one is NaN, or ''."""
+def _columns_of(frame: "pd.DataFrame", place: str) -> tuple[Callable[[str], np.ndarray], Callable[[str], np.ndarray]]:
+    """How the formula at this place of the map asks for numbers and for words; a missing one is NaN, or ''. A column's
+    true is no number, 1 by pandas' account."""
     import pandas as pd
 
     def numbers(name: str) -> np.ndarray:
-        given = frame[name]
+        given = frame[name].astype(object)
         converted = pd.to_numeric(given, errors="coerce").astype(float)
-        if (wrong := given.notna() & ~np.isfinite(converted)).any():
-            raise Mistakes([f"column {name!r} is {_first(given, wrong)}: a number is needed"])
+        is_truth = given.map(lambda value: isinstance(value, bool))
+        if (wrong := given.notna() & (is_truth | ~np.isfinite(converted))).any():
+            raise Mistakes([f"{place}: column {name!r} is {_first(given, wrong)}: a number is needed"])
         return converted.to_numpy()
 
     def texts(name: str) -> np.ndarray:
@@ -169,7 +171,7 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
                 [f"fields.{name}: {formula.column!r} is {_first(given, wrong)}, which `values` does not list"]
             )
     else:
-        numbers = formula.values(*_columns_of(frame)) * UNITS.get(entry.unit or "", 1.0)
+        numbers = formula.values(*_columns_of(frame, f"fields.{name}")) * UNITS.get(entry.unit or "", 1.0)
         raw = pd.Series(np.broadcast_to(numbers, len(frame)).astype(float), index=frame.index)
         if (wrong := np.isinf(raw)).any() or (
             formula.column is None and (wrong := _undefined(frame, formula, raw)).any()
@@ -327,16 +329,21 @@ def _json(path: Path) -> "pd.DataFrame":
 
     text = path.read_text(encoding="utf-8")
     is_lines = path.suffix == ".jsonl"
-    rows = [_parsed(line, n) for n, line in enumerate(text.splitlines(), 1) if line.strip()] if is_lines else None
-    rows = json.loads(text) if rows is None else rows
+    lines = enumerate(text.splitlines(), 1)
+    rows = [_parsed(line, n) for n, line in lines if line.strip()] if is_lines else _loaded(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("it must be a list of objects, one per run")
     return pd.DataFrame(rows)
 
 
+def _loaded(text: str) -> Any:
+    """JSON; a whole number beyond double precision's range is infinite, which pandas cannot say."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
+
+
 def _parsed(line: str, number: int) -> Any:
     try:
-        return json.loads(line)
+        return _loaded(line)
     except ValueError as error:
         raise ValueError(f"line {number} is no JSON: {error}") from None
 

@@ -226,6 +226,30 @@ def test_a_value_that_is_wrong_is_told_with_its_row(tmp_path, was, now, told):
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
+def test_true_is_no_number_and_a_huge_number_none_that_is_used(tmp_path):
+    """In JSON and Parquet: pandas takes true as 1."""
+    take_in(tmp_path)
+    (tmp_path / "if.yaml").write_text(f"{MAP}where: useful > 0\n")
+    whole = pd.read_csv(tmp_path / "runs.csv")
+    for column, map_name, place in (
+        ("depth", "map.yaml", "fields.n_layers"),
+        ("width", "map.yaml", "fields.n_heads"),
+        ("useful", "if.yaml", "where"),
+    ):
+        table = whole.astype({column: object})
+        table.loc[1, column] = True
+        table.to_json(tmp_path / "t.json", orient="records")
+        with pytest.raises(ValueError, match=f".*{place}: column '{column}' is true in row 2: a number is needed"):
+            import_table(tmp_path / "t.json", tmp_path / map_name, tmp_path / "new")
+    whole.assign(useful=[True, False, True]).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match="column 'useful' is true in row 1"):
+        import_table(tmp_path / "t.parquet", tmp_path / "map.yaml", tmp_path / "new")
+    (tmp_path / "t.jsonl").write_text(f'{{"lr": 1{"0" * 400}, "depth": 2}}')
+    (tmp_path / "lr.yaml").write_text("source: x\nfields: {n_layers: depth, lr: lr, val_loss: lr}\n")
+    with pytest.raises(ValueError, match="column 'lr' is Infinity in row 1"):
+        import_table(tmp_path / "t.jsonl", tmp_path / "lr.yaml", tmp_path / "new")
+
+
 def test_tables_that_are_none(tmp_path):
     for header, told in ((HEADER.replace("depth", "run"), "stands twice"), ("", "No columns")):
         with pytest.raises(ValueError, match=told):
