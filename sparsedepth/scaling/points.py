@@ -23,8 +23,8 @@ MAX_BYTES = 100_000_000
 
 _SQL = """
 SELECT params_total AS model_size, tokens_trained AS num_tokens, d_model, n_layers, val_loss AS loss{cluster}
-FROM runs WHERE outcome = 'ok' AND {is_result} AND val_loss IS NOT NULL AND ({where}
-) ORDER BY run_id
+FROM runs WHERE outcome = 'ok' AND {is_result} AND val_loss IS NOT NULL AND {where}
+ORDER BY run_id
 """
 
 
@@ -62,9 +62,9 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
     names = fields_where(RunConfig, lambda role: role.kind not in ("measure", "record"))
     names = [name for name in names if name not in OF_SIZE]
     counts = ", ".join(f"count(DISTINCT coalesce(CAST({name} AS VARCHAR), 'NULL'))" for name in names)
-    text = f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND ({where or 'true'}\n)"
     with open_store(source) as store:
-        n_values = store.sql(text).rows[0]
+        condition = store.condition(where or "true")
+        n_values = store.sql(f"SELECT {counts} FROM runs WHERE outcome = 'ok' AND {IS_RESULT} AND {condition}").rows[0]
     return [name for name, count in zip(names, n_values, strict=True) if count > 1]
 
 
@@ -79,10 +79,11 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     ]
     clusters = f", concat_ws(' ', {', '.join(parts)}) AS cluster" if parts else ""
     with open_store(source) as store:
-        points = store.frame(_SQL.format(where=where or "true", is_result=IS_RESULT, cluster=clusters))
+        condition = store.condition(where or "true")
+        points = store.frame(_SQL.format(where=condition, is_result=IS_RESULT, cluster=clusters))
     if not len(points):
-        condition = f" that meets {where!r}" if where else ""
-        raise ValueError(f"{str(source)!r} holds no trained run{condition} that finished with a val_loss")
+        asked = f" that meets {where!r}" if where else ""
+        raise ValueError(f"{str(source)!r} holds no trained run{asked} that finished with a val_loss")
     return points
 
 

@@ -104,15 +104,12 @@ def best(
     if top < 1:
         raise ValueError(f"top={top} must be at least 1")
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
-    conditions += [] if where is None else [f"({where}\n)"]  # the line break ends a comment in the condition
+    conditions += [] if where is None else [store.condition(where)]
     facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops", by)
     objectives = search.objectives if search else ()
     columns = dict.fromkeys((*facts, *CELL_FIELDS, *objectives))
     conditions.append(IS_CHOSEN)
-    try:
-        rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {' AND '.join(conditions)}").records()
-    except ValueError as error:
-        raise ValueError(f"where {where!r}: {error}" if where else str(error)) from None
+    rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {' AND '.join(conditions)}").records()
     if not rows:
         raise ValueError(_none_of(store, conditions[:-1]))
     cells = _cells(rows, by, objectives, _incomplete(store, search))

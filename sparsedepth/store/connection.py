@@ -131,6 +131,16 @@ class Store:
 
         return self._run(text, fetch)
 
+    def condition(self, text: str) -> str:
+        """An SQL condition over `runs`, in brackets that it cannot leave. Raises ValueError where it is none."""
+        bracketed = f"({text}\n)"  # the line break ends a comment in the condition
+        try:  # in brackets, all that may follow a condition is an error: GROUP BY, UNION; alone, a bracket too many
+            for whole in (bracketed, text):
+                self.sql(f"SELECT count(*) FROM runs WHERE {whole}")
+        except ValueError as error:
+            raise ValueError(f"where {text!r}: {error}") from None
+        return bracketed
+
     def schema(self) -> QueryResult:
         """Every column of every view, and every value of `metric`, with type, unit and meaning."""
         views = {**COLUMNS, "runs": (*COLUMNS["runs"], *TUNING_COLUMNS), **TOY_COLUMNS, "evals": EVAL_COLUMNS}

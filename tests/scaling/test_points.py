@@ -70,3 +70,5 @@ def test_a_folder_gives_its_finished_trained_runs(tmp_path):
     assert len(read_points(tmp_path, "depth_scale = 'lns'")) == 2
     with pytest.raises(ValueError, match="holds no trained run that meets 'n_layers = 8'"):
         read_points(tmp_path, "n_layers = 8")
+    with pytest.raises(ValueError, match=r"where 'false\) OR \(true': syntax error"):
+        read_points(tmp_path, "false) OR (true")

@@ -127,9 +127,24 @@ def test_a_condition_narrows(store):
     ]
 
 
-def test_a_condition_that_is_wrong_is_named(store):
-    with pytest.raises(ValueError, match=r"where 'n_layers >': .*syntax"):
-        best(store, where="n_layers >")
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("n_layers >", "syntax"),
+        ("1=1) OR (1=1", "syntax error at or near"),
+        ("seed = 0) GROUP BY ALL HAVING (1=1", "syntax error at or near"),
+        ("seed = 0 ORDER BY seed", "syntax error at or near"),
+        ("seed = 0 UNION SELECT 1", "syntax error at or near"),
+        ("1=1 /*", "unterminated"),
+        ("model = ' OR (1=1", "unterminated"),
+        ("1=1) -- and so on", "syntax error at or near"),
+        ("'abc'", "Could not convert"),
+    ],
+)
+def test_a_condition_that_is_wrong_is_named_and_stays_in_its_brackets(store, where, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        best(store, depth=12, where=where)
+    assert str(caught.value).startswith(f"where {where!r}: ")
 
 
 def test_equal_means_are_in_order_of_cell_id(tmp_path):
