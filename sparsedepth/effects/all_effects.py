@@ -17,11 +17,20 @@ from operator import attrgetter
 import pandas as pd
 
 from sparsedepth.config.model import FILLED_FROM
-from sparsedepth.effects.contrast import Contrast, compare, contrasts, contrasts_on_bases
+from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import doubt_shared_baselines, estimate, moderate
-from sparsedepth.effects.knobs import DERIVED, Knob, chosen_fields, depth_knob, design_of, find_knobs, tuned_fields
+from sparsedepth.effects.knobs import (
+    DERIVED,
+    Design,
+    Knob,
+    chosen_fields,
+    depth_knob,
+    design_of,
+    find_knobs,
+    tuned_fields,
+)
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.schema import TUNING_COLUMNS
@@ -102,14 +111,17 @@ def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:
 def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:
     """Every setting of these knobs at every depth, all else equal, judged as one family; those without a pair are
     absent. Raises ValueError for an outcome that is no number of `runs`."""
-    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome)])
+    design = design_of(runs)
+    return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design=design)])
 
 
-def effects_over_depths(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:
-    """Every setting of these knobs over all depths together, judged as one family; those without a pair are absent."""
-    settings = ((knob, setting) for knob in knobs for setting in list(knob.settings)[1:])
-    compared = (compare(runs, knob, setting, outcome) for knob, setting in settings)
-    return judge([contrast for contrast in compared if contrast is not None])
+def effects_over_depths(
+    runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str, design: Design | None = None
+) -> list[Contrast]:
+    """Every setting of these knobs over all depths together, judged as one family; those without a pair are absent.
+    `design` is that of these runs, where it is known already."""
+    design = design or design_of(runs)
+    return judge([contrast for knob in knobs for contrast in over_depths(runs, knob, outcome, design)])
 
 
 def _without_pairs(contrast: Contrast, basis: str) -> Contrast:

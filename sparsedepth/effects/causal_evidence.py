@@ -18,7 +18,6 @@ that intervention, at the models that were run; not that it is the way by which 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -26,23 +25,19 @@ import pandas as pd
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import effects_over_depths
 from sparsedepth.effects.chain import (
     MIN_UNITS,
     Link,
-    given_of_tuning,
     jackknife,
     leave_one_out,
     link,
-    link_between,
-    link_within,
     links_of,
     midranks,
     units_of,
 )
+from sparsedepth.effects.chain_runs import ChainRuns, link_between, link_within
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.holm import holm
-from sparsedepth.effects.knobs import Design, Knob, design_of, find_knobs
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -142,34 +137,6 @@ def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[Interve
     return "predicts" if skill.lo is not None and skill.lo > 0 else "associated"
 
 
-class ChainRuns:
-    """The runs behind a chain, and what all of its links ask of them, worked out once."""
-
-    def __init__(self, runs: pd.DataFrame):
-        runs = result_rows(runs)
-        self.runs = runs.assign(unit=units_of(runs))
-        self._effects: dict[str, dict[str, Contrast]] = {}
-
-    @cached_property
-    def knobs(self) -> list[Knob]:
-        return find_knobs(self.runs)
-
-    @cached_property
-    def pure_knobs(self) -> list[Knob]:
-        return [knob for knob in self.knobs if knob.is_pure]
-
-    @cached_property
-    def design(self) -> Design:
-        return design_of(self.runs)
-
-    def effects(self, outcome: str) -> dict[str, Contrast]:
-        """Setting -> its effect on an outcome over all depths."""
-        if outcome not in self._effects:
-            contrasts = effects_over_depths(self.runs, self.knobs, outcome)
-            self._effects[outcome] = {contrast.setting: contrast for contrast in contrasts}
-        return self._effects[outcome]
-
-
 def weigh(runs: pd.DataFrame) -> list[LinkEvidence]:
     """The evidence on every link of the chain that was measured, from the runs that stand for a configuration; p-values
     are Holm's over all links of a scope."""
@@ -192,13 +159,13 @@ def weigh(runs: pd.DataFrame) -> list[LinkEvidence]:
 
 def weigh_link(known: ChainRuns, cause: str, effect: str) -> LinkEvidence:
     """The evidence on one link, as if it were the only one."""
-    runs, tuning = given_of_tuning(known.runs)
+    runs, tuning = known.given_of_tuning
     links = [link(runs, cause, effect, "pooled"), link(runs, cause, effect, "within depth")]
     loss = loss_of(runs)
     given = [tuning, [loss] if loss not in (cause, effect) else []]
     links += [link(runs, cause, effect, "within depth", names) for names in given if names]
-    links += [link_within(runs, knob, cause, effect) for knob in known.pure_knobs]
-    links.append(link_between(runs, known.pure_knobs, cause, effect, known.design))
+    links += [link_within(known, knob, cause, effect) for knob in known.pure_knobs]
+    links.append(link_between(known, cause, effect))
     predicted, tried = skill(runs, cause, effect), interventions(known, cause, effect)
     return LinkEvidence(
         cause=cause,

@@ -23,7 +23,7 @@ a case (weight decay 1.0 and 3.0) where variance falls and usefulness falls with
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Literal
 
@@ -33,16 +33,11 @@ import pandas as pd
 from sparsedepth.effects.intervals import ALPHA, t_interval
 from sparsedepth.effects.knobs import (
     NEVER_KNOBS,
-    Design,
-    Knob,
     chosen_fields,
     depth_knob,
-    design_of,
     keys,
-    labels,
     tuned_fields,
 )
-from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
@@ -133,10 +128,10 @@ def cautions(runs: pd.DataFrame) -> list[str]:
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:
     """One link over the runs that finished and have all the numbers; partial, where something is `given`."""
     wanted = [cause, effect, *given]
-    usable = _usable(runs, wanted)
+    usable = usable_runs(runs, wanted)
     stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
     unit = units_of(runs)[usable.index]
-    return _link(runs, usable, wanted, f"{scope}, given {' and '.join(given)}" if given else scope, stratum_N, unit)
+    return link_of(runs, usable, wanted, f"{scope}, given {' and '.join(given)}" if given else scope, stratum_N, unit)
 
 
 def units_of(runs: pd.DataFrame) -> pd.Series:
@@ -157,42 +152,12 @@ def given_of_tuning(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return runs, [name for name in names if runs.loc[runs["outcome"] == "ok", name].nunique() > 1]
 
 
-def link_within(runs: pd.DataFrame, knob: Knob, cause: str, effect: str) -> Link:
-    """One link over runs that differ in one knob and the seed alone; contexts with one setting do not count."""
-    known = result_rows(runs)
-    fields = [name for name in chosen_fields(known) if name not in {*knob.fields, "seed"}]
-    strata, unit = keys(known, fields), labels(known, knob)
-    usable = _usable(known, [cause, effect])
-    usable = usable[usable.groupby(strata[usable.index])["cell_id"].transform("nunique") > 1]
-    stratum_N = pd.factorize(strata[usable.index])[0]
-    within = _link(known, usable, [cause, effect], f"within {knob.name}", stratum_N, unit[usable.index])
-    return replace(within, knob=knob.name)
-
-
-def link_between(
-    runs: pd.DataFrame, knobs: Sequence[Knob], cause: str, effect: str, design: Design | None = None
-) -> Link:
-    """One link over settings of all knobs: mean paired change in the one against that in the other. `design` is that of
-    these runs, where it is known already."""
-    design = design or design_of(runs)
-    points, used = list[tuple[str, float, float]](), set[str]()
-    for knob in knobs:
-        x, y = (pairs(runs, knob, name, design=design) for name in (cause, effect))
-        both = x.assign(other=y["difference"]).dropna(subset=["difference", "other"])
-        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean().reset_index("setting")
-        points += list(changes.itertuples(index=False, name=None))
-        used |= {*both["run_id"], *both["run_id_baseline"]}
-    frame = pd.DataFrame(points, columns=["unit", cause, effect]).astype({cause: float, effect: float})
-    frame = frame.assign(outcome="ok")
-    between = _link(frame, frame, [cause, effect], "between knobs", np.zeros(len(frame)), frame["unit"])
-    return replace(between, n_runs=len(used))
-
-
-def _usable(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
+def usable_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
+    """The runs that finished and have all the numbers."""
     return runs[runs["outcome"] == "ok"].dropna(subset=list(wanted))
 
 
-def _link(
+def link_of(
     runs: pd.DataFrame, usable: pd.DataFrame, wanted: Sequence[str], scope: str, stratum_N: np.ndarray, unit: pd.Series
 ) -> Link:
     """`wanted` names the two sides, and what is given; `unit` is that of each usable row."""

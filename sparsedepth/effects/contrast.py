@@ -82,14 +82,17 @@ class Contrast(Judged):
         return ratio is not None and max(abs(ratio[0] - 1), abs(ratio[1] - 1)) <= MATCH_TOLERANCE
 
 
-def contrasts(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None) -> list[Contrast]:
+def contrasts(
+    runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None = None, design: Design | None = None
+) -> list[Contrast]:
     """Every setting against the baseline, at every depth, settings in the knob's order; on one of BASES, or all else
-    equal. Those without a pair are absent.
+    equal. Those without a pair are absent. `design` is that of these runs, where it is known already.
 
     Raises ValueError for an outcome that is no number of `runs`.
     """
-    by_depth = _by_depth(pairs(runs, knob, outcome, basis), knob, outcome, basis, {})
-    return by_depth if basis == EQUAL_LR else at_one_lr(by_depth, runs, knob)
+    design = design or design_of(runs)
+    by_depth = _by_depth(pairs(runs, knob, outcome, basis, design), knob, outcome, basis, {})
+    return by_depth if basis == EQUAL_LR else at_one_lr(by_depth, runs, knob, design)
 
 
 def contrasts_on_bases(
@@ -139,9 +142,15 @@ def _by_depth(
 
 def compare(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str) -> Contrast | None:
     """One setting against the baseline over all the runs given; None if no two runs differ in the knob alone."""
-    rows = pairs(runs, knob, outcome)
-    rows = rows[rows["setting"] == setting]
-    return contrast_of(rows, knob, setting, outcome, None) if len(rows) else None
+    return next((each for each in over_depths(runs, knob, outcome) if each.setting == setting), None)
+
+
+def over_depths(runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | None = None) -> list[Contrast]:
+    """Every setting against the baseline over all the runs given, settings in the knob's order; those without a pair
+    are absent. `design` is that of these runs, where it is known already."""
+    by_setting = dict(list(pairs(runs, knob, outcome, design=design).groupby("setting", sort=False)))
+    settings = (setting for setting in list(knob.settings)[1:] if setting in by_setting)
+    return [contrast_of(by_setting[setting], knob, setting, outcome, None) for setting in settings]
 
 
 class _AtOneLr(NamedTuple):

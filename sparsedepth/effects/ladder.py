@@ -13,7 +13,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.all_effects import judge
-from sparsedepth.effects.contrast import Contrast, compare
+from sparsedepth.effects.contrast import Contrast, compare, over_depths
 from sparsedepth.effects.knobs import Knob, find_knobs, joint_knob, labels, setting_text
 
 ORDER = ("seq_len", "weight_decay", "n_kv_heads", "n_experts")
@@ -41,9 +41,9 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
     top, rungs = dict(foot), list[Contrast]()
     for knob in knobs:
         rest = _only(runs, knobs, top, knob)
-        tried = [compare(rest, knob, setting, objective) for setting in list(knob.settings)[1:]]
-        rungs += [contrast for contrast in tried if contrast is not None]
-        measured = [contrast for contrast in tried if contrast is not None and contrast.effect.mean is not None]
+        tried = over_depths(rest, knob, objective)
+        rungs += tried
+        measured = [contrast for contrast in tried if contrast.effect.mean is not None]
         if measured:
             top[knob.name] = max(measured, key=lambda contrast: sign * (contrast.effect.mean or 0.0)).setting
     moved = [knob for knob in knobs if top[knob.name] != foot[knob.name]]

@@ -32,9 +32,9 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth.effects.all_effects import judge
-from sparsedepth.effects.contrast import Contrast, compare, contrasts, effect_fields, noise_and_floor
+from sparsedepth.effects.contrast import Contrast, contrasts, effect_fields, noise_and_floor, over_depths
 from sparsedepth.effects.intervals import ExtraVariance
-from sparsedepth.effects.knobs import Knob
+from sparsedepth.effects.knobs import Knob, design_of
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.effects.tuning_error import tuning_of
 
@@ -55,7 +55,8 @@ def measured(
 
 
 def _by_place(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
-    return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective)}
+    design = design_of(runs)
+    return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective, design=design)}
 
 
 def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:
@@ -63,15 +64,14 @@ def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: 
 
     Its interval is None where its pairs stand at one depth only.
     """
+    design = design_of(runs)
     lines, offsets = list[tuple[Contrast, float]](), list[tuple[float, int]]()
     for knob in knobs:
-        rows = pairs(runs, knob, objective)
-        for setting in list(knob.settings)[1:]:
-            contrast = compare(runs, knob, setting, objective)
-            if contrast is not None:
-                usable = rows[rows["setting"] == setting].dropna(subset=["difference"])
-                lines.append((_predicted(contrast, usable, depth), leverage(usable["n_layers"], depth)))
-                offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 2 else []
+        rows = pairs(runs, knob, objective, design=design)
+        for contrast in over_depths(runs, knob, objective, design):
+            usable = rows[rows["setting"] == contrast.setting].dropna(subset=["difference"])
+            lines.append((_predicted(contrast, usable, depth), leverage(usable["n_layers"], depth)))
+            offsets += [between_depths(usable)] if usable["n_layers"].nunique() > 2 else []
     df = sum(each_df for _, each_df in offsets)
     tau2 = float(np.mean([tau2 for tau2, _ in offsets])) if offsets else 0.0
     widened = [

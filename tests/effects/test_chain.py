@@ -15,13 +15,11 @@ from sparsedepth.effects.chain import (
     given_of_tuning,
     jackknife,
     link,
-    link_between,
-    link_within,
     links_of,
     rank_correlations,
     units_of,
 )
-from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.chain_runs import ChainRuns, link_between, link_within
 
 
 def frame(x, y, n_layers=12, unit=None):
@@ -213,16 +211,16 @@ def test_within_and_between_knobs():
 
     axes = {"weight_decay": [0.0, 0.1, 0.3], "depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": [0, 1]}
     runs = grid(axes, outcome)
-    within = link_within(runs, knob_of(runs, "weight_decay"), "usefulness", "val_loss")
+    within = link_within(ChainRuns(runs), knob_of(runs, "weight_decay"), "usefulness", "val_loss")
     assert (within.scope, within.rho, within.n_runs) == ("within weight_decay", pytest.approx(-1.0), 24)
     assert (within.n_units, within.lo) == (3, None)  # three settings in four contexts are three observations
-    between = link_between(runs, find_knobs(runs), "usefulness", "val_loss")
+    between = link_between(ChainRuns(runs), "usefulness", "val_loss")
     # (d usefulness, d loss): decay (.1, -.1), (.3, -.3); lns and kv heads (> 5, > 5) each
     assert (between.n_units, between.n_runs) == (4, 24)
     assert between.rho is not None and 0 < between.rho < 1
     assert between.lo is None
     alone = runs[(runs["weight_decay"] == 0) & (runs["depth_scale"] == "none")]
-    assert link_within(alone, knob_of(runs, "weight_decay"), "usefulness", "val_loss").n_runs == 0
+    assert link_within(ChainRuns(alone), knob_of(runs, "weight_decay"), "usefulness", "val_loss").n_runs == 0
 
 
 def test_given_lr_and_tuning():
