@@ -31,14 +31,12 @@ from sparsedepth.effects.chain import (
     jackknife,
     leave_one_out,
     link,
-    links_of,
     midranks,
     units_of,
 )
 from sparsedepth.effects.chain_runs import ChainRuns, link_between, link_within
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.holm import holm
-from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning_roles import result_rows
 
 LinkWord = Literal["causes", "predicts", "associated", "not distinguishable"]
@@ -141,7 +139,7 @@ def weigh(runs: pd.DataFrame) -> list[LinkEvidence]:
     """The evidence on every link of the chain that was measured, from the runs that stand for a configuration; p-values
     are Holm's over all links of a scope."""
     known = ChainRuns(runs)
-    chain = [weigh_link(known, cause, effect) for cause, effect in links_of(known.runs)]
+    chain = [weigh_link(known, cause, effect) for cause, effect in known.links]
     p_at: dict[str, dict[tuple[int, int], float]] = {}
     for i, each in enumerate(chain):
         for k, one in enumerate(each.links):
@@ -161,8 +159,7 @@ def weigh_link(known: ChainRuns, cause: str, effect: str) -> LinkEvidence:
     """The evidence on one link, as if it were the only one."""
     runs, tuning = known.given_of_tuning
     links = [link(runs, cause, effect, "pooled"), link(runs, cause, effect, "within depth")]
-    loss = loss_of(runs)
-    given = [tuning, [loss] if loss not in (cause, effect) else []]
+    given = [tuning, [known.loss] if known.loss not in (cause, effect) else []]
     links += [link(runs, cause, effect, "within depth", names) for names in given if names]
     links += [link_within(known, knob, cause, effect) for knob in known.pure_knobs]
     links.append(link_between(known, cause, effect))

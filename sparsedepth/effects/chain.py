@@ -97,14 +97,18 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     return [
         (cause, effect)
         for cause, effect in dict.fromkeys(sound)
-        if cause and effect and runs[cause].notna().any() and runs[effect].notna().any()
+        if cause and effect and _is_measured(runs, cause) and _is_measured(runs, effect)
     ]
 
 
 def sound_forms(runs: pd.DataFrame) -> dict[str, str | None]:
     """Score of the chain that was measured -> the form of it that is not degenerate in these runs."""
-    measured = (score for score in of_stage("effectiveness") if runs[score].notna().any())
+    measured = (score for score in of_stage("effectiveness") if _is_measured(runs, score))
     return {score: degeneracy.instead(score, degeneracy.rows_of(runs, score)) for score in measured}
+
+
+def _is_measured(runs: pd.DataFrame, name: str) -> bool:
+    return name in runs.columns and bool(runs[name].notna().any())
 
 
 def cautions(runs: pd.DataFrame) -> list[str]:

@@ -6,11 +6,14 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.all_effects import effects_over_depths
-from sparsedepth.effects.chain import Link, given_of_tuning, link_of, units_of, usable_runs
+from sparsedepth.config.role import roles
+from sparsedepth.config.run import RunConfig
+from sparsedepth.effects.all_effects import effects_over_depths, relevant_columns
+from sparsedepth.effects.chain import LINKS, Link, given_of_tuning, link_of, links_of, units_of, usable_runs
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import Design, Knob, design_of, find_knobs, keys, labels
 from sparsedepth.effects.pairs import pairs
+from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.tuning_roles import result_rows
 
 
@@ -19,6 +22,10 @@ class ChainRuns:
 
     def __init__(self, runs: pd.DataFrame):
         runs = result_rows(runs)
+        self.links, self.loss = links_of(runs), loss_of(runs)
+        named = {name for pair in (*LINKS, *self.links) for name in pair}
+        named |= {name for role in roles(RunConfig).values() for name in role.must_stand_still}
+        runs = relevant_columns(runs, *sorted(named), self.loss, "lr")
         self.runs = runs.assign(unit=units_of(runs))
         self._effects: dict[str, dict[str, Contrast]] = {}
         self._changes: dict[tuple[str, str], pd.DataFrame] = {}
