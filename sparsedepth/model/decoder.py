@@ -278,8 +278,10 @@ class Decoder(nn.Module):
         """Admin's weights of the stream: w_1 = 1, w_i^2 = Var[x_0] + sum_(j<i) Var[branch j], i = 1..2L (2004.08249).
 
         Variances are over all entries for random tokens, a function of the seed; w_1 .. w_i are in place when branch
-        i is profiled, as in the authors' code, which has Var[x_0] too.
+        i is profiled, as in the authors' code, which has Var[x_0] too. Nothing is dropped meanwhile.
         """
+        was_training = self.training
+        self.eval()
         n_tokens = min(self.config.seq_len, 128)
         draws = init.generator(seed, "profile")
         tokens_BT = self.random_tokens(8, n_tokens, draws).to(self.embed.weight.device)
@@ -297,6 +299,7 @@ class Decoder(nn.Module):
                 x_BTD = block.joined(part, x_BTD, added_BTD)
                 variance = variance + added_BTD.var()
                 weight = variance.sqrt()
+        self.train(was_training)
 
     def random_tokens(self, n_sequences: int, n_tokens: int, draws: torch.Generator) -> Tensor:
         """Inputs of the model, each value as likely; of a ViT as many as its positions."""

@@ -37,6 +37,15 @@ def test_each_drops_in_training_and_nothing_in_evaluation(field):
     torch.testing.assert_close(dropping.eval()(tokens()), plain.eval()(tokens()), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("field", ALL)
+def test_nothing_is_dropped_while_admin_profiles_its_weights(field):
+    """Initial weights are a function of configuration and seed, whatever random numbers were drawn before."""
+    plain, dropping = (decoder(norm="post", residual_gate="admin", **fields) for fields in ({}, {field: 0.5}))
+    assert dropping.training
+    for one, other in zip(plain.parameters(), dropping.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 @pytest.mark.parametrize("window", [None, 1])
 def test_a_weight_of_attention_is_dropped_or_as_much_larger(kernel, window):
