@@ -26,6 +26,7 @@ GRACE_SECONDS = 60.0
 """How long a holder may be silent before another takes its place."""
 
 _LOOK_SECONDS = 0.05
+_LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 class Stopped(Exception):
@@ -148,14 +149,14 @@ def _take(path: Path) -> int:
     """Put a new, locked file in the place of a silent holder's."""
     aside = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    assert _try_lock(handle)  # before the rename: at `path` nobody ever finds it free
+    fcntl.flock(handle, _LOCK)  # before the rename: at `path` nobody ever finds it free
     os.rename(aside, path)
     return handle
 
 
 def _try_lock(handle: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, _LOCK)
     except BlockingIOError:
         return False
     return True

@@ -121,6 +121,14 @@ def test_it_is_taken_from_a_stopped_process_which_then_knows(tmp_path, holder, i
     os.close(handle)
 
 
+def test_a_taken_lock_is_held_by_optimised_python_too(tmp_path):
+    """`python -O` leaves out assertions, and whatever they would do."""
+    code = "import pathlib, sys; from sparsedepth.run import lease; path = pathlib.Path(sys.argv[1])"
+    code += "; handle = lease._take(path); print(lease.is_held(path))"
+    run = [sys.executable, "-O", "-c", code, tmp_path / "lock"]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
 def test_whoever_lost_it_is_told(tmp_path, impatient):
     path = tmp_path / "lock"
     with hold(path) as held:
