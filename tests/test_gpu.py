@@ -173,7 +173,7 @@ def test_no_step_waits_for_the_gpu(fields):
     cfg = config(log_every=1000, observe_every=1000, **fields)
     taken: list[int] = []
 
-    def after(step: int, loss: float | None) -> None:
+    def after(step: int, curves: list) -> None:
         taken.append(step)
         torch.cuda.set_sync_debug_mode("error")
 

@@ -10,7 +10,9 @@ scratch folder and no record.
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import WINDOW, Prune, in_window
@@ -28,20 +30,19 @@ class PrunedRun(Exception):
 
 
 class Pruner:
-    """Called after each step with the last logged training loss; raises PrunedRun."""
+    """Called after each step with the rows logged so far, those before an interruption too; raises PrunedRun."""
 
     def __init__(self, rule: Prune, config: RunConfig, results: Path):
         self.rule, self.config, self.results = rule, config, results
         self.waiting = list(rule.at)
-        self.losses: dict[int, float] = {}
 
-    def __call__(self, step: int, loss: float | None) -> None:
-        if loss is not None and step % self.config.log_every == 0:
-            self.losses[step] = loss
-        while self.waiting and step >= self.waiting[0] * self.config.n_steps:
+    def __call__(self, step: int, curves: Sequence[Mapping[str, Any]]) -> None:
+        n_steps = self.config.n_steps
+        while self.waiting and step >= self.waiting[0] * n_steps:
             share = self.waiting.pop(0)
-            own = [value for at, value in self.losses.items() if in_window(at / self.config.n_steps, share)]
-            if not own or step - 1 >= share * self.config.n_steps:
+            rows = [row for row in curves if in_window(row["step"] / n_steps, share)]
+            own = [row["train_loss"] for row in rows if row["train_loss"] is not None]
+            if not own or step - 1 >= share * n_steps:
                 continue  # resumed beyond this share: it was judged before, or nothing is known
             reason = verdict(self.rule, share, math.fsum(own) / len(own), self._others(share), self.config.n_layers)
             if reason:

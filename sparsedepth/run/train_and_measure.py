@@ -49,8 +49,8 @@ class Options:
     stop: Callable[[], bool] | None = None
     report: Callable[[str, float, float | None], None] | None = None
     """called with (phase, share of the run done, last training loss)"""
-    prune: Callable[[int, float | None], None] | None = None
-    """called with (steps done, last logged training loss); raises PrunedRun where the run is to be ended early"""
+    prune: Callable[[int, list[dict[str, Any]]], None] | None = None
+    """called with (steps done, rows of the curves); raises PrunedRun where the run is to be ended early"""
     stacked_with: tuple[str, ...] = ()
     """run_ids of the runs that this process makes beside this one, as one stacked model"""
     start: Start | None = None
@@ -188,10 +188,10 @@ class RunJob:
         config = self.config
         observed = torch.from_numpy(source.held_out(config.seq_len, max(OBSERVED_TOKENS, config.seq_len)).inputs)
 
-        def after_step(step: int, loss: float | None) -> None:
-            self._report("training", TRAINING_SHARE * step / config.n_steps, loss)
+        def after_step(step: int, curves: list[dict[str, Any]]) -> None:
+            self._report("training", TRAINING_SHARE * step / config.n_steps, curves[-1]["train_loss"])
             if self.options.prune:
-                self.options.prune(step, loss)
+                self.options.prune(step, curves)
 
         return training(
             model,

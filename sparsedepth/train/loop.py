@@ -264,13 +264,13 @@ def training(
     devices: Devices = ALONE,
     checkpoints: Path | None = None,
     observe: Observe | None = None,
-    progress: Callable[[int, float | None], None] | None = None,
+    progress: Callable[[int, list[dict[str, Any]]], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Work[Trained]:
     """Train `model` in place for config.n_steps steps on batch(step) (the whole batch, the same in every process).
 
-    Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, last logged loss)`
-    is called after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
+    Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, curves)` is called
+    after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
     first process observes, and has observations to return. Yields before each step.
     """
     choose_attention_backends(config)
@@ -315,7 +315,7 @@ def _take_steps(
     feed: Feed,
     checkpoints: Path | None,
     observe: Observe | None,
-    progress: Callable[[int, float | None], None] | None,
+    progress: Callable[[int, list[dict[str, Any]]], None] | None,
     stop: Callable[[], bool] | None,
 ) -> Work[None]:
     """From where the run stands to its end, or its divergence."""
@@ -339,7 +339,7 @@ def _take_steps(
         if state.diverged:
             return
         if progress:
-            progress(state.step, state.curves[-1]["train_loss"])
+            progress(state.step, state.curves)
         if stopping:
             raise Interrupted
     if checkpoints:

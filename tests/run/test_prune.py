@@ -44,16 +44,17 @@ def results(tmp_path):
     return tmp_path
 
 
-def prune(results, loss, from_step=1):
+def prune(results, rows, from_step=1):
+    """A process that takes the steps from `from_step` on; the rows before it are those of its checkpoint."""
     pruner = Pruner(RULE, RunConfig(**FIELDS, n_layers=2, seed=9), results)
-    for row in curve(loss)[from_step - 1 :]:
-        pruner(row["step"], row["train_loss"])
+    for step in range(from_step, 41):
+        pruner(step, rows[:step])
 
 
 def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results):
-    prune(results, 2.0)
+    prune(results, curve(2.0))
     with pytest.raises(PrunedRun) as caught:
-        prune(results, 2.5)
+        prune(results, curve(2.5))
     assert caught.value.pruned.step == 20
     assert caught.value.pruned.reason == (
         "pruned at 50%: train_loss 2.5 is above 2, which the best 50% of 4 finished runs with n_layers=2 had reached"
@@ -61,11 +62,19 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
 
 
 def test_a_run_that_resumes_beyond_its_share_is_not_judged_again(results):
-    prune(results, 9.0, from_step=21)
+    prune(results, curve(9.0), from_step=21)
+
+
+def test_a_run_that_resumes_within_the_window_is_judged_by_all_of_it(results):
+    """Steps 19 and 20 have the losses 2.6 and 1.9, whose mean is above the bar; another process took step 19."""
+    rows = curve(1.9)
+    rows[18]["train_loss"] = 2.6
+    with pytest.raises(PrunedRun, match=r"train_loss 2\.25 is above 2"):
+        prune(results, rows, from_step=20)
 
 
 def test_without_finished_runs_nothing_is_pruned(tmp_path):
-    prune(tmp_path, 99.0)
+    prune(tmp_path, curve(99.0))
 
 
 @pytest.mark.slow  # a whole sweep with a sampler

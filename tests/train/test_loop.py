@@ -290,7 +290,7 @@ def test_no_step_waits_for_the_device(monkeypatch, fields):
             return counting(step)
 
         with pytest.raises(AssertionError, match="the host waits"):  # at the last step, which is logged
-            train(Decoder(cfg), cfg, resolve(cfg, CPU), batch, progress=lambda step, loss: taken.append(step))
+            train(Decoder(cfg), cfg, resolve(cfg, CPU), batch, progress=lambda step, curves: taken.append(step))
     assert taken == list(range(1, 25))
 
 
