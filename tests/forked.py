@@ -1,8 +1,9 @@
 """Commands in processes that are forked from one which has imported what they need.
 
 A process of its own for each, as a user has it: arguments, environment, folder, exit code, what it prints, a session.
-Only the imports are not repeated, which take most of the seconds of most commands. What a command imports, and how it
-starts, is tested with processes that start from nothing (`test_structure`, `test_readme`, `tiny.start`).
+Only the imports are not repeated, which take most of the seconds of most commands; nor are those of the forkserver of a
+sweep, which is forked from its driver. What a command imports, and how it and a forkserver start, is tested with
+processes that start from nothing (`test_structure`, `test_readme`, `tiny.start`, `test_forkserver`).
 """
 
 import atexit
@@ -11,9 +12,11 @@ import gc
 import importlib
 import json
 import multiprocessing
+import multiprocessing.util
 import os
 import pkgutil
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,7 @@ HEAVY = ("torch._dynamo", "pandas", "pyarrow.parquet", "duckdb", "optuna", "seab
          "datasets", "transformers", "rich.live")  # fmt: skip
 NOT_HERE = ("sparsedepth.sweep.preload", "sparsedepth.trackers")
 """A process that forks in its own way, and packages that need not be there."""
+SPAWN = multiprocessing.util.spawnv_passfds
 
 
 def call(arguments: Sequence[str], environment: Mapping[str, str], timeout: float = 300) -> tuple[int, str, str]:
@@ -73,6 +77,26 @@ def _serve() -> None:
         print(command.exitcode, flush=True)
 
 
+def _fork_forkserver(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """In place of `multiprocessing.util.spawnv_passfds`: a fork that is as if it had begun anew, but for imports."""
+    import torch
+
+    if "multiprocessing.forkserver" not in arguments[-1] or torch.cuda.is_available():  # CUDA does not survive a fork
+        return SPAWN(path, arguments, descriptors)
+    if child := os.fork():
+        return child
+    try:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        kept = sorted({0, 1, 2, *descriptors})
+        for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(low + 1, high)  # locks, which would outlive the driver, among them
+        exec(arguments[-1], {})
+    finally:
+        os._exit(0)
+
+
 def _run(arguments: list[str], environment: dict[str, str], folder: str, streams: list[str]) -> None:
     from sparsedepth.cli import main
 
@@ -82,6 +106,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, streams
     os.chdir(folder)
     for number, path in enumerate([os.devnull, *streams]):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
+    multiprocessing.util.spawnv_passfds = _fork_forkserver
     sys.path[0], sys.argv = folder, [main.__file__, *arguments]
     main.run()
 
