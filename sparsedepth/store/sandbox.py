@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -95,7 +96,11 @@ def _content_or_error(code: int, content: bytes, said: str) -> bytes:
         return content
     if code == _USER_ERROR:
         raise ValueError(said)
-    raise ValueError(_beyond(f"needs more memory than there is, or than {MEMORY // 2**30} GB"))
+    if "MemoryError" in said or "bad_alloc" in said:  # Python's, Arrow's, C++'s
+        raise ValueError(_beyond(f"needs more memory than there is, or than {MEMORY // 2**30} GB"))
+    ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+    last = said.strip().rpartition("\n")[2]
+    raise ValueError(f"the query was stopped: its process ended {ended}" + (f": {last}" if last else ""))
 
 
 def _beyond(limit: str) -> str:
@@ -107,7 +112,6 @@ def _beyond(limit: str) -> str:
 
 def child() -> None:
     """Answer the request on stdin. Exit code 2, with one line on stderr, for what the asker did wrong."""
-    import signal
     import warnings
 
     warnings.formatwarning = lambda message, *_: f"sparsedepth: warning: {message}\n"  # ty: ignore[invalid-assignment] - fewer names

@@ -113,8 +113,24 @@ def test_a_child_that_died_is_an_error_of_one_line(results):
     sandbox.start()
     sandbox._started[0].kill()
     sandbox._started[0].wait()
-    with pytest.raises(ValueError, match="the query was stopped"):
+    with pytest.raises(ValueError, match=r"stopped: its process ended by SIGKILL$"):
         sandbox.ask([results], {"sql": "SELECT 1"})
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("raise KeyError('lr')", "its process ended with code 1: KeyError: 'lr'$"),
+        ("import os; os.kill(os.getpid(), 11)", "its process ended by SIGSEGV$"),
+        ("raise MemoryError", "it needs more memory than there is"),
+        ("import os, sys; print('std::bad_alloc', file=sys.stderr, flush=True); os.abort()", "it needs more memory"),
+    ],
+)
+def test_a_crash_says_what_is_known_of_it(results, monkeypatch, end, says):
+    monkeypatch.setattr(sandbox, "_CODE", end)
+    with pytest.raises(ValueError, match=rf"^the query was stopped: {says}") as caught:
+        sandbox.ask([results], {"sql": "SELECT 1"})
+    assert "\n" not in str(caught.value)
 
 
 def test_a_query_of_runs_loads_few_modules(results):
