@@ -20,9 +20,10 @@ from sparsedepth.config.load import build, parse_yaml
 from sparsedepth.config.section import Section
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.recipe.card import Candidate, Compared, Recipe
+from sparsedepth.store.comparable_loss import COMMON, OWN
 
 Setting = bool | int | float | str
-LOSSES = ("val_loss", "val_loss_common", "train_loss", "val_bits_per_byte")
+LOSSES = (OWN, COMMON, "train_loss", "val_bits_per_byte")
 KNOBS = {"group_size": "n_kv_heads", "experts": "n_experts"}
 """Published choice -> the knob that makes it, where the words differ."""
 FACTOR = 2.0
@@ -162,6 +163,8 @@ def _judge(table: Published, size: float, contrast: Contrast, recipe: Recipe) ->
     is_loss = table.outcome in ("perplexity", "loss", "bits_per_byte")
     if not (contrast.outcome in LOSSES if is_loss or turned else contrast.outcome == outcome):
         return "not comparable", f"the card's objective is {contrast.outcome}, the table's {table.outcome}"
+    if table.field == "seq_len" and contrast.outcome == COMMON:
+        return "not comparable", f"the table scores each model at its own length, as a card of {OWN} does"
     if contrast.n_diverged and abs(size) > 1 and table.outcome == "perplexity":
         return ("agrees" if size > 0 else "contradicts"), f"{contrast.n_diverged} of our runs diverged"
     if contrast.verdict == "not distinguishable" or contrast.effect.mean is None:

@@ -69,6 +69,23 @@ def test_a_vits_accuracy_stands_beside_its_loss_with_the_sign_turned(effect, ver
     )
 
 
+@pytest.mark.parametrize(
+    ("objective", "context", "verdict"),
+    [
+        ("val_loss", None, "agrees"),
+        ("val_loss_common", 64, "not comparable"),
+        ("val_loss_common", None, "not comparable"),
+    ],
+)
+def test_contexts_are_compared_each_at_its_own_as_published(objective, context, verdict):
+    """The published losses are each at the model's own length: at one for all a longer context gains less."""
+    axes = {"seq_len": [64, 128], "eval_seq_len": [context]}
+    rows = compare_with_papers(recipe_of(axes, lambda config: 3 - 0.1 * (config.seq_len == 128), objective))
+    assert verdicts(rows, "seq_len 2048 vs 1024: -0.0178") == [verdict]
+    loss_table = next(row for row in rows if "2048 vs 1024: -0.0178" in row.published)
+    assert (verdict == "agrees") == ("own length, as a card of val_loss does" not in loss_table.why)
+
+
 def test_another_objective_is_not_comparable():
     recipe = recipe_of({"weight_decay": [0.0, 0.1]}, lambda config: 3 - config.weight_decay)
     rows = compare_with_papers(recipe)
@@ -80,7 +97,7 @@ def test_another_objective_is_not_comparable():
 
 
 def test_lengths_and_groups_compare_by_their_factor():
-    length = recipe_of({"seq_len": [128, 256]}, lambda config: 3 - 0.1 * (config.seq_len == 256), "val_loss_common")
+    length = recipe_of({"seq_len": [128, 256]}, lambda config: 3 - 0.1 * (config.seq_len == 256))
     found = [row for row in compare_with_papers(length) if row.verdict == "agrees"]
     assert {row.published.split(" vs")[0] for row in found} == {"seq_len 2048", "seq_len 4096"}  # factors 2 and 4
     groups = recipe_of({"n_kv_heads": [4, 1]}, lambda config: 3 + 0.1 * (config.n_kv_heads == 1))
