@@ -5,6 +5,7 @@ A field's name is its YAML key, its `--set` name, its column in the store and it
 Where a run is written and on what device it runs are not part of it: `run_id` names the *result*.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -206,6 +207,12 @@ class RunConfig(
             tokenizer = filled.get("tokenizer", cls.model_fields["tokenizer"].default)
             filled["eod"] = {"byte": 256, "bpe": 0}.get(str(tokenizer).partition(":")[0])
         return filled
+
+    @classmethod
+    def completed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` with the fields of their preset and those that follow from others; nothing is checked."""
+        filled = cls._fill_task(cls._complete(dict(values)))  # ty: ignore[not-callable] - pydantic leaves a classmethod
+        return cls._fill_derived(filled)  # ty: ignore[not-callable]
 
     @check
     def _check_run(self) -> None:

@@ -6,7 +6,7 @@ have, never an expression.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -141,11 +141,11 @@ def expand(
     point: Mapping[str, Any],
     zipped: Sequence[Mapping[str, Sequence[Value]]],
     only: Mapping[str, Mapping[str, Any]],
-    under: Mapping[str, Any],
+    values_of: Callable[[Cell], Mapping[str, Any]],
 ) -> Cell:
     """The cell of a point of the axes: zipped fields follow their first, and axes without meaning there are left out.
 
-    `under` are the values that hold where the cell says nothing.
+    `values_of` gives every field of a cell's run, what the cell leaves out included.
     """
     cell = dict(point)
     for axis in zipped:
@@ -153,7 +153,7 @@ def expand(
         at = axis[first].index(cell[first])
         cell.update({name: values[at] for name, values in axis.items()})
     for name, condition in only.items():
-        if name in cell and not meets({**under, **cell}, condition):
+        if name in cell and not meets(values_of(cell), condition):
             del cell[name]
     return cell
 

@@ -174,8 +174,8 @@ class SweepDefinition(Section):
     def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """The values that the definition lists, with the part that lists them."""
         yield "base", self.base
-        yield from (("variants", _fields_of(variant)) for variant in self.variants)
-        yield from (("cells", _fields_of(cell)) for cell in self.cells)
+        yield from (("variants", self._fields_of(variant)) for variant in self.variants)
+        yield from (("cells", self._fields_of(cell)) for cell in self.cells)
         parts = [("space", self.space), ("tune", self.tune), *(("zip", axis) for axis in self.zip)]
         conditions = [("exclude", where) for where in self.exclude]
         conditions += [(f"only.{name}", where) for name, where in self.only.items()]
@@ -199,6 +199,13 @@ class SweepDefinition(Section):
 
     def _check_places(self) -> None:
         """Every field is said to vary in one place only."""
+        scopes = (self.space, self.tune, *self.zip, *self.only.values(), *self.exclude)
+        if any("preset" in scope for scope in scopes):
+            raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
+        if "preset" in self.base and any("preset" in entry for entry in (*self.variants, *self.cells)):
+            raise ValueError(
+                f"preset={self.base['preset']!r} of the base has others in variants or cells; set it there"
+            )
         for name in self.only:
             if name not in self.space:
                 raise ValueError(f"only.{name} needs an axis {name!r} in the space")
@@ -248,7 +255,7 @@ class SweepDefinition(Section):
     @property
     def listed(self) -> list[Cell]:
         """The fields of every variant and every listed cell."""
-        return [_fields_of(entry) for entry in (*self.variants, *self.cells)]
+        return [self._fields_of(entry) for entry in (*self.variants, *self.cells)]
 
     @property
     def result_seeds(self) -> list[int]:
@@ -318,16 +325,21 @@ class SweepDefinition(Section):
 
     def cell(self, point: Mapping[str, Any]) -> Cell:
         """The cell of one point of the axes."""
-        return expand(point, self.zip, self.only, self._under())
+        return expand(point, self.zip, self.only, self._values_of)
 
     def is_excluded(self, cell: Mapping[str, Any]) -> bool:
-        values = {**self._under(), **cell}
+        values = self._values_of(cell) if self.exclude else {}
         return any(meets(values, condition) for condition in self.exclude)
 
-    def _under(self) -> dict[str, Any]:
-        """What holds where a cell says nothing: the base over RunConfig's defaults."""
+    def _values_of(self, cell: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a cell's run, which need not be one that can be built."""
         defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
-        return {**defaults, **presets.expand(dict(self.base))}
+        return defaults | RunConfig.completed({**self.base, **cell})
+
+    def _fields_of(self, entry: Mapping[str, Any]) -> Cell:
+        """The RunConfig fields of a variant or a listed cell; of its preset those that the base does not give."""
+        given = {name: value for name, value in entry.items() if name != "seeds"}
+        return {name: value for name, value in presets.expand(given).items() if name in given or name not in self.base}
 
     def grid(self) -> Iterator[Cell]:
         """The cells of a grid sweep: every variant crossed with every point of the axes, then `cells`; in order."""
@@ -340,18 +352,13 @@ class SweepDefinition(Section):
         cells: dict[str, Cell] = {}
         crossing = bool(axes) or self.variants != [{}] or not self.cells
         points = ((variant, point) for variant in self.variants for point in crossed(axes)) if crossing else ()
-        crossings = ((variant, self.cell({**_fields_of(variant), **point})) for variant, point in points)
-        for entry, cell in (*crossings, *((cell, _fields_of(cell)) for cell in self.cells)):
+        crossings = ((variant, self.cell({**self._fields_of(variant), **point})) for variant, point in points)
+        for entry, cell in (*crossings, *((cell, self._fields_of(cell)) for cell in self.cells)):
             if not self.is_excluded(cell):
                 key = cell_digest(cell)
                 cells.setdefault(key, cell)
                 seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
         return ((cell, seeds[key]) for key, cell in cells.items())
-
-
-def _fields_of(entry: Mapping[str, Any]) -> Cell:
-    """The RunConfig fields of a variant or a listed cell."""
-    return {name: value for name, value in entry.items() if name != "seeds"}
 
 
 def read_definition(results: Path) -> SweepDefinition | None:

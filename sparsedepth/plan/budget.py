@@ -123,7 +123,7 @@ def _fewer_trials(definition: SweepDefinition, setup: PricingSetup) -> Tried:
 
 
 def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Tried:
-    if "train_tokens" in definition.varied or "preset" in definition.varied:
+    if "train_tokens" in definition.varied:
         return
     runs = expected_runs(definition)[0]
     tokens, batch = runs[0].train_tokens, max(run.batch_tokens for run in runs)

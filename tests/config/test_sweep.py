@@ -8,6 +8,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.space import Prune
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc, read_definition
 from sparsedepth.plan.tasks import Plan
+from sparsedepth.sweep.status import varied
 
 WORDS = {"name": "s", "question": "q", "hypothesis": "h"}
 
@@ -180,6 +181,35 @@ def test_excluded_cells_and_cells_listed_one_by_one():
     ]
     assert list(sweep(cells=[{"n_layers": 9}]).grid()) == [{"n_layers": 9}], "a list alone adds no cell of its own"
     assert list(sweep(exclude=[{"n_layers": 12}]).grid()) == [], "a condition sees the defaults"
+
+
+def test_a_condition_sees_what_follows_from_other_fields():
+    variants = [{}, {"n_kv_heads": 1}]
+    assert list(sweep(base={"n_heads": 2}, variants=variants, exclude=[{"n_kv_heads": 2}]).grid()) == variants[1:]
+    task = {"corpus": "task:state_tracking", "seq_len": 16}
+    assert list(sweep(base=task, variants=variants, exclude=[{"task_group": "S5"}]).grid()) == []
+    only = {"n_layers": {"n_kv_heads": 2}}
+    cells = list(sweep(base={"n_heads": 2}, variants=variants, space={"n_layers": [3]}, only=only).grid())
+    assert cells == [{"n_layers": 3}, {"n_kv_heads": 1}]
+
+
+def test_a_preset_in_a_variant_stands_for_its_fields():
+    base = {"lr": 0.1, "d_model": 64, "n_heads": 4, "train_tokens": 131072}
+    definition = sweep(base=base, variants=[{}, {"preset": "llama-60m", "d_ff": 96}])
+    _, cell = definition.grid()
+    assert (cell["n_layers"], cell["d_ff"], cell["beta2"]) == (8, 96, 0.999) and "preset" not in cell
+    assert "lr" not in cell and "d_model" not in cell, "fields of the base lie over the preset's, as in one file"
+    spelt = definition.run_config({"preset": "llama-60m", "d_ff": 96}, 3)
+    run = definition.run_config(cell, 3)
+    assert run == spelt and "n_layers=8" in varied(definition, run)
+    for layers, n_cells in ((8, 1), (12, 1), (9, 2)):
+        excluding = sweep(base=base, variants=definition.variants, exclude=[{"n_layers": layers}])
+        assert len(list(excluding.grid())) == n_cells
+    for fields in ({"space": {"preset": ["llama-60m"]}}, {"exclude": [{"preset": "llama-60m"}]}):
+        with pytest.raises(ValueError, match="preset stands for many fields: set it in the base, in variants or in"):
+            sweep(**fields)
+    with pytest.raises(ValueError, match="preset='llama-60m' of the base has others in variants or cells"):
+        sweep(base={"preset": "llama-60m"}, variants=[{"preset": "llama-130m"}])
 
 
 def test_what_varies_is_told_once_in_order():
