@@ -28,7 +28,7 @@ from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
-from sparsedepth.probe.fork import Fork, batches, probing, stream
+from sparsedepth.probe.fork import Fork, batches, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -85,7 +85,7 @@ def block_influence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MA
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
             for place, (before, after) in enumerate(itertools.pairwise(stream(probed, tokens_BT))):
                 sums[place] += torch.cosine_similarity(before, after, dim=-1).sum(dtype=torch.float64).item()
-    return (1 - sums / tokens_NT.numel()).tolist()
+    return (1 - sums / token_count(tokens_NT)).tolist()
 
 
 def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> float | None:
