@@ -1,12 +1,13 @@
 """Expert use: how evenly a router spreads the tokens, and how sure it is.
 
     load_e  = share of the layer's choices that fall on expert e;  sum over e = 1, balanced 1/E     (2101.03961, f_i)
-    effective experts = exp(- sum_e load_e ln load_e)              from 1 (collapsed) to E (balanced)
-    variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E - 1) collapsed (1701.06538, CV)
+    effective experts = exp(- sum_e load_e ln load_e)              from C (collapsed) to E (balanced)
+    variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E / C - 1) collapsed (1701.06538)
     router entropy    = mean over tokens of - sum_e p_e ln p_e     nat, from 0 (certain) to ln E; p over all experts
 
-A router can be sure of each token and balanced over all (entropy near 0, effective experts near E), and the contrary.
-The global scores are means over the layers that have experts; a dense model has none.
+Collapsed: all tokens choose the same C experts. A router can be sure of each token and balanced over all (entropy near
+0, effective experts near E), and the contrary. The global scores are means over the layers that have experts; a dense
+model has none.
 
 Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen per token, M layers with experts,
 R resamples.

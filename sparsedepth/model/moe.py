@@ -6,8 +6,8 @@ experts at the chosen k, renormalised to sum 1 or left as they are. Losses of on
     balance = E sum_e f_e P_e,   f_e the share of the choices, P_e the mean gate probability    (2101.03961, eq. 4-6)
     z       = mean logsumexp(logits)^2                                                          (2202.08906, eq. 5)
 
-balance, over k choices, is 1 when balanced and E when collapsed. Deviates: per layer, then averaged over layers;
-pooling the layers first (as transformers does) lets them cancel.
+balance, over k choices, is 1 when balanced and up to E / k when all tokens choose the same k. Deviates: per layer, then
+averaged over layers; pooling the layers first (as transformers does) lets them cancel.
 Shared experts (2401.06066, eq. 9) are added as they are, with no gate (Qwen-MoE has one); n of them, each d_expert
 wide, are one SwiGLU n times as wide.
 
