@@ -14,7 +14,7 @@ from sparsedepth.config.task import is_sft, task_name
 from sparsedepth.data import batches
 from sparsedepth.data.answers import AnswerSource
 from sparsedepth.data.images import ImageSource
-from sparsedepth.data.pipeline import Report, prepare
+from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.data.shards import Corpus, DocumentSource
 from sparsedepth.data.tasks.stream import TaskSource
@@ -43,14 +43,12 @@ class TextSource(DocumentSource):
 Source = TextSource | AnswerSource | ImageSource | TaskSource
 
 
-def open_source(
-    config: RunConfig, root: Path, report: Report | None = None, tokenizer: Tokenizer | None = None
-) -> Source:
+def open_source(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
     """The source of a run; a text is tokenised once under `root`, with the tokenizer of the model from which training
     starts where that one learned it. Raises ValueError as `prepare` does, and for pairs longer than seq_len."""
     if task_name(config.corpus) is not None:
         return TaskSource(config)
-    corpus = prepare(config, root, report, tokenizer)
+    corpus = prepare(config, root, tokenizer=tokenizer)
     if is_images(config.corpus):
         return ImageSource(corpus, config)
     return AnswerSource(corpus, config) if is_sft(config.corpus) else TextSource(corpus)

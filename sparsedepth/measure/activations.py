@@ -25,7 +25,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 NEAR_ZERO = 0.1
@@ -62,8 +62,7 @@ def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TO
 def _hidden(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Iterator[tuple[int, Tensor]]:
     """(layer, h_nF in fp64) of each batch and dense layer."""
     for tokens_BT in batches(probed, tokens_NT, max_tokens):
-        # The last state enters no block: the stream has one more than there are blocks.
-        for layer, x_BTD in zip(range(1, probed.n_layers + 1), stream(probed, tokens_BT), strict=False):
+        for layer, x_BTD in block_inputs(probed, tokens_BT):
             if (h_BTF := probed.hidden_units(layer, x_BTD)) is not None:
                 yield layer, h_BTF.flatten(0, 1).double()
 

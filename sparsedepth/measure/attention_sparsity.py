@@ -18,7 +18,6 @@ Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K width o
 C quantities (thresholds, then the three others), L layers.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,7 +30,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamp
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.attention import attention_rows
-from sparsedepth.probe.fork import batches, piece, probing, stream
+from sparsedepth.probe.fork import batches, block_inputs, piece, probing
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel
 
 MAX_WEIGHTS = 2**22
@@ -81,11 +80,9 @@ def attention_sparsity(
     parts = []
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            # The last state enters no block.
-            inputs = itertools.islice(stream(probed, tokens_BT), probed.n_layers)
             sums = [
                 attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
-                for layer, x_BTD in enumerate(inputs, start=1)
+                for layer, x_BTD in block_inputs(probed, tokens_BT)
             ]
             parts.append(torch.stack(sums, dim=1))
         sum_NLHC = torch.cat(parts).cpu().numpy()

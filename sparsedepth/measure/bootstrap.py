@@ -95,6 +95,17 @@ def itself(mean_R: np.ndarray) -> np.ndarray:
     return mean_R
 
 
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole; NaN where the whole is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole != 0, part / whole, np.nan)
+
+
+def mean_of_last(values: np.ndarray) -> np.ndarray:
+    """The mean over the last axis; NaN where that is empty."""
+    return values.mean(-1) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
+
+
 def finite(value: float | np.floating) -> float | None:
     """The number, or None where it is not one: an undefined result is missing, never 0."""
     return float(value) if math.isfinite(value) else None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import relative_change, sequence_loss
@@ -59,7 +59,7 @@ def causal_effect(
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
     return CausalEffect(
         effects={(s, later): finite(effect_LL[s - 1, later - 1]) for s, later in pairs},
-        by_layer=[_mean_or_none(row[s:]) for s, row in enumerate(effect_LL, start=1)],
+        by_layer=[finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)],
         score=bootstrap(_score, change_NLL, update_NL, rng=rng),
         skip_increase=[finite(value) for value in relative_change(skipped_NL.mean(0), base_N.mean())],
         n_tokens=scored.targets.numel(),
@@ -99,14 +99,7 @@ def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
 
 
 def _score(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
-    n_layers = update_RL.shape[-1]
-    if n_layers < 2:
-        return np.full(len(update_RL), np.nan)
-    return effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(n_layers, 1)].mean(-1)
-
-
-def _mean_or_none(values: np.ndarray) -> float | None:
-    return finite(values.mean()) if len(values) else None
+    return mean_of_last(effect_matrix(change_RLL, update_RL)[:, *np.triu_indices(update_RL.shape[-1], 1)])
 
 
 def _token_norms(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ Shapes: B and N sequences, T tokens of one sequence, F forks, D width of the res
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last, ratio
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import Fork, batches, probing, record, replace, token_count, walk
@@ -99,15 +99,12 @@ def choose_positions(length: int, n_positions: int, rng: np.random.Generator) ->
 
 def skip_span(probed: ProbedModel, layer: int, start: int, stop: int) -> Fork:
     """Leave a block out at the tokens start .. stop - 1 (from 0): x'_l = x_(l-1) there."""
-    return replace(layer, _skipping(probed, layer, start, stop))
 
-
-def _skipping(probed: ProbedModel, layer: int, start: int, stop: int) -> Callable[[Tensor], Tensor]:
     def skipping(x_BTD: Tensor) -> Tensor:
         after_BTD = probed.block(layer, x_BTD)
         return torch.cat((after_BTD[:, :start], x_BTD[:, start:stop], after_BTD[:, stop:]), dim=1)
 
-    return skipping
+    return replace(layer, skipping)
 
 
 def _skip_spans(
@@ -130,18 +127,14 @@ def _skip_spans(
 
 
 def _mean_over_pairs(largest_RLL: np.ndarray) -> np.ndarray:
-    n_layers = largest_RLL.shape[-1]
-    if n_layers < 2:
-        return np.full(len(largest_RLL), np.nan)
-    return largest_RLL[:, *np.triu_indices(n_layers, 1)].mean(-1)
+    return mean_of_last(largest_RLL[:, *np.triu_indices(largest_RLL.shape[-1], 1)])
 
 
 def _depth_score(largest_RLL: np.ndarray) -> np.ndarray:
     n_layers = largest_RLL.shape[-1]
     layer_s = np.arange(1, n_layers)
     later_Rs = np.triu(largest_RLL, 1)[:, :-1].sum(-1) / (n_layers - layer_s)
-    total_R = later_Rs.sum(-1)
-    return np.divide(later_Rs @ layer_s, total_R, out=np.full(len(total_R), np.nan), where=total_R > 0)
+    return ratio(later_Rs @ layer_s, later_Rs.sum(-1))
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.rows import Measurements
@@ -75,9 +75,7 @@ def _exit_everywhere(probed: ProbedModel, part: Scored, scale: float) -> tuple[T
 
 
 def _mean_increase(loss_RE: np.ndarray) -> np.ndarray:
-    if loss_RE.shape[1] < 2:
-        return np.full(len(loss_RE), np.nan)
-    return relative_change(loss_RE[:, :-1], loss_RE[:, -1:]).mean(-1)
+    return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
@@ -67,8 +67,7 @@ def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, ma
 
 
 def _late_share(effect_RL: np.ndarray) -> np.ndarray:
-    late_R, all_R = effect_RL[:, effect_RL.shape[1] // 2 :].sum(-1), effect_RL.sum(-1)
-    return np.divide(late_R, all_R, out=np.full(len(all_R), np.nan), where=all_R > 0)
+    return ratio(effect_RL[:, effect_RL.shape[1] // 2 :].sum(-1), effect_RL.sum(-1))
 
 
 def _mean_states(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Tensor:

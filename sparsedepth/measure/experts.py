@@ -13,7 +13,6 @@ Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen
 R resamples.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -53,9 +52,7 @@ def expert_use(
     entropies: dict[int, list[Tensor]] = {}
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            # The last state enters no block.
-            inputs = itertools.islice(stream(probed, tokens_BT), probed.n_layers)
-            for layer, x_BTD in enumerate(inputs, start=1):
+            for layer, x_BTD in block_inputs(probed, tokens_BT):
                 if (routed := probed.routing(layer, x_BTD)) is None:
                     continue
                 probability_BTE, choice_BTC = routed

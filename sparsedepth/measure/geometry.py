@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import batches, piece, probing, token_count
@@ -212,24 +212,21 @@ def _always(value: Tensor) -> Tensor:
     return _moments(value, torch.ones_like(value, dtype=torch.bool))
 
 
-def _ratio(moments: np.ndarray) -> np.ndarray:
+def _mean(moments: np.ndarray) -> np.ndarray:
     """sum / count over the last dimension; NaN where nothing was counted."""
-    with np.errstate(invalid="ignore"):
-        return moments[..., 0] / moments[..., 1]
+    return ratio(moments[..., 0], moments[..., 1])
 
 
 def _mean_over_layers(moments_RP2: np.ndarray) -> np.ndarray:
-    if moments_RP2.shape[1] == 0:
-        return np.full(len(moments_RP2), np.nan)
-    return _ratio(moments_RP2).mean(-1)
+    return mean_of_last(_mean(moments_RP2))
 
 
 def _values(moments_NP2: np.ndarray) -> list[float | None]:
-    return [finite(value) for value in _ratio(moments_NP2.mean(0))]
+    return [finite(value) for value in _mean(moments_NP2.mean(0))]
 
 
 def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
-    angle_LL = _ratio(moments_NLL2.mean(0))
+    angle_LL = _mean(moments_NLL2.mean(0))
     return {(int(a), int(b)): finite(angle_LL[a, b]) for a, b in zip(*np.triu_indices(len(angle_LL), 1), strict=True)}
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, ratio
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.jacobian import STATES_OF_A_GRAPH
 from sparsedepth.measure.rows import Measurements
@@ -56,11 +56,9 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
     square_NL = torch.cat(parts).numpy()
 
     def gain(square_RL: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.sqrt(square_RL[:, 0] / square_RL[:, -1])
+        return np.sqrt(ratio(square_RL[:, 0], square_RL[:, -1]))
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        by_layer = np.sqrt(square_NL.mean(0) / square_NL.mean(0)[-1])
+    by_layer = np.sqrt(ratio(square_NL.mean(0), square_NL.mean(0)[-1]))
     return Gradients(
         by_layer=[finite(value) for value in by_layer],
         gain=bootstrap(gain, square_NL, rng=rng),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, ratio
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.rows import Measurements
@@ -129,8 +129,7 @@ def _of_forks(
 
 def relative_change(changed: np.ndarray, base: np.ndarray) -> np.ndarray:
     """(changed - base) / base, of losses of matching shape; NaN where the base is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(base > 0, (changed - base) / base, np.nan)
+    return ratio(changed - base, base)
 
 
 def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.rows import Measurements
@@ -103,9 +103,7 @@ def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
 
 
 def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-    if swapped_RP.shape[1] == 0:
-        return np.full(len(base_R), np.nan)
-    return np.abs(relative_change(swapped_RP, base_R[:, None])).mean(-1)
+    return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:

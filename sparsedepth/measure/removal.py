@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.rows import Measurements
@@ -111,9 +111,7 @@ def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator)
 
 
 def _mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
-    if removed_RK.shape[1] == 0:
-        return np.full(len(base_R), np.nan)
-    return relative_change(removed_RK, base_R[:, None]).mean(-1)
+    return mean_of_last(relative_change(removed_RK, base_R[:, None]))
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimate, itself
+from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimate, itself, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -82,5 +82,4 @@ def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimate)
 
 def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
     """Means over positions, from means over resampled sequences [R, ...], scaled as above, and their mean weights."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return (value_R.T / weight_R).T
+    return ratio(value_R.T, weight_R).T

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements, Row
 from sparsedepth.probe.fork import batches, probing, stream
@@ -103,7 +103,7 @@ def trajectories(
     def share(name: str) -> BootstrapEstimate:
         near_NT = np.zeros(counts_NT.shape, dtype=bool)
         near_NT[counts_NT] = nearest_V == name
-        return estimate(_ratio, near_NT.sum(1), counts_NT.sum(1))
+        return estimate(ratio, near_NT.sum(1), counts_NT.sum(1))
 
     return Trajectories(
         mean=mean_L,
@@ -172,11 +172,6 @@ def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, tuple[float | None,
     found_2L *= np.sign(found_2L[[0, 1], largest_2])[:, None]
     first, second = (max(float(value), 0.0) / float(values_L.sum()) for value in values_L[[-1, -2]])
     return found_2L, (first, second)
-
-
-def _ratio(part_R: np.ndarray, whole_R: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return part_R / whole_R
 
 
 def _points(

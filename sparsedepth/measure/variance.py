@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, itself, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, itself, ratio, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import batches, probing, stream, token_count
@@ -77,7 +77,7 @@ def residual_variance(
     return ResidualVariance(
         by_layer=[finite(value) for value in by_layer],
         last=estimate(itself, variance_NL1[:, -1]),
-        growth_by_layer=[finite(value) for value in _quotient(by_layer[1:], by_layer[:-1])],
+        growth_by_layer=[finite(value) for value in ratio(by_layer[1:], by_layer[:-1])],
         growth_rate=estimate(_growth_rate, variance_NL1),
         attention=branch(0),
         ffn=branch(1),
@@ -118,13 +118,7 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
     n_layers = variance_RL1.shape[1] - 1
     if n_layers < 2:
         return np.full(len(variance_RL1), np.nan)
-    return _quotient(variance_RL1[:, -1], variance_RL1[:, 1]) ** (1 / (n_layers - 1))
-
-
-def _quotient(after: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """after / before, NaN where before is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(before > 0, after / before, np.nan)
+    return ratio(variance_RL1[:, -1], variance_RL1[:, 1]) ** (1 / (n_layers - 1))
 
 
 def add_rows(context: MeasureContext, made: Measurements) -> None:

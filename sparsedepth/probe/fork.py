@@ -8,6 +8,7 @@ changed layers on, rather than one full forward pass per intervention. No weight
 Shapes: F forks, B sequences, T tokens of one sequence, D width of the residual stream.
 """
 
+import itertools
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,26 +51,6 @@ def swap(first: int, second: int) -> Fork:
 def replace(layer: int, function: Callable[[Tensor], Tensor]) -> Fork:
     """x'_l = function(x_(l-1))."""
     return Fork({layer: function})
-
-
-def scale(probed: ProbedModel, layer: int, factor: float) -> Fork:
-    """Scale a block's update: x'_l = x_(l-1) + factor (block(l, x_(l-1)) - x_(l-1)). 0 skips it, 1 changes nothing."""
-    return replace(layer, lambda x_BTD: x_BTD.lerp(probed.block(layer, x_BTD), factor))
-
-
-def noise(probed: ProbedModel, layer: int, size: float, seed: int) -> Fork:
-    """Disturb a block's input: x'_l = block(l, x_(l-1) + size rms(x_(l-1)) z), z standard normal.
-
-    The rms is each token's own, so the disturbance has about `size` times the token's norm. z_TD is a function of
-    (seed, T, D) alone and the same for every sequence: no result depends on how sequences are batched.
-    """
-
-    def disturbed(x_BTD: Tensor) -> Tensor:
-        z_TD = torch.randn(x_BTD.shape[1:], generator=torch.Generator().manual_seed(seed)).to(x_BTD.device)
-        rms_BT1 = x_BTD.pow(2).mean(-1, keepdim=True).sqrt()
-        return probed.block(layer, x_BTD + size * rms_BT1 * z_TD)
-
-    return replace(layer, disturbed)
 
 
 @contextmanager
@@ -138,6 +119,11 @@ def stream(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Tensor]:
     for layer in range(1, probed.n_layers + 1):
         x_BTD = probed.block(layer, x_BTD)
         yield x_BTD
+
+
+def block_inputs(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(l, x_(l-1)) of the blocks l = 1..L; the last state enters none, and is not computed."""
+    return enumerate(itertools.islice(stream(probed, tokens_BT), probed.n_layers), start=1)
 
 
 def record(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:

@@ -16,7 +16,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED, is_sft
 from sparsedepth.data.corpus import HUB
-from sparsedepth.data.pipeline import Report, prepare
+from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.data.source import Source, TextSource, open_source
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, is_learned, make_tokenizer
@@ -155,16 +155,7 @@ def _check_length(model: LoadedModel, seq_len: int) -> None:
         raise ValueError(f"seq_len={seq_len} is longer than the {model.facts.max_len:,} positions of {model.source}")
 
 
-def measure_source(
-    model: LoadedModel,
-    corpus: str | None,
-    seq_len: int,
-    n_tokens: int,
-    root: Path,
-    *,
-    text_field: str = "text",
-    report: Report | None = None,
-) -> Source:
+def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
     """Held-out text of `corpus`, tokenised once under `root`; if None, what a run holds out of its own text or task.
 
     `root` is the data folder of the run's results where there is one: a BPE that the run learned lies there. Raises
@@ -175,11 +166,11 @@ def measure_source(
     if not is_running_text and (model.config is None or model.config.corpus != corpus):
         raise ValueError(f"{model.source} was not trained on {corpus!r}; give its sequences by --tokens and --targets")
     if model.config is None:
-        config = _config(model, corpus, text_field, n_tokens)
+        config = _config(model, corpus, n_tokens)
         root = root / f"tokenizer-{_fingerprint(model.folder)}"
     else:
-        config = _config_of_run(model.config, corpus, text_field)
-    source = open_source(config, root, report)
+        config = _config_of_run(model.config, corpus)
+    source = open_source(config, root)
     if not isinstance(source, TextSource):
         return source  # as many as are asked for
     available = source.corpus.n_val_tokens - 1
@@ -205,13 +196,9 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
     return make_tokenizer(model.config.tokenizer, (), model.config.vocab_size)
 
 
-def _config(model: LoadedModel, corpus: str | None, text_field: str, n_tokens: int) -> RunConfig:
+def _config(model: LoadedModel, corpus: str | None, n_tokens: int) -> RunConfig:
     """A run's config as far as the data package reads it."""
-    fields = {
-        "tokenizer": tokenizer_folder(model.folder),
-        "vocab_size": model.facts.vocab_size,
-        "text_field": text_field,
-    }
+    fields = {"tokenizer": tokenizer_folder(model.folder), "vocab_size": model.facts.vocab_size}
     if corpus is not None:
         fields["corpus"] = corpus
     config = build(RunConfig, fields, model.source)
@@ -220,7 +207,7 @@ def _config(model: LoadedModel, corpus: str | None, text_field: str, n_tokens: i
     return config
 
 
-def _config_of_run(config: RunConfig, corpus: str | None, text_field: str) -> RunConfig:
+def _config_of_run(config: RunConfig, corpus: str | None) -> RunConfig:
     if corpus in (None, config.corpus):
         return config
     if is_learned(config.tokenizer):
@@ -228,7 +215,7 @@ def _config_of_run(config: RunConfig, corpus: str | None, text_field: str) -> Ru
             f"tokenizer={config.tokenizer!r} of the run was learned on corpus={config.corpus!r} and cannot be learned "
             f"on {corpus!r} again; measure the run on its own corpus, or on given tokens"
         )
-    return build(RunConfig, {**config.model_dump(mode="json"), "corpus": corpus, "text_field": text_field}, "run")
+    return build(RunConfig, {**config.model_dump(mode="json"), "corpus": corpus, "text_field": "text"}, "run")
 
 
 def tokenizer_folder(folder: Path) -> str:

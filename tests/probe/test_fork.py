@@ -11,7 +11,7 @@ from reference import FAMILIES, run_config, states
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe import fork as module
-from sparsedepth.probe.fork import Fork, batches, noise, probing, record, replace, scale, skip, swap, walk
+from sparsedepth.probe.fork import Fork, batches, probing, record, replace, skip, swap, walk
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 N_LAYERS = 5
@@ -106,53 +106,6 @@ def test_layers_in_which_forks_agree_are_one_batch():
     calls.clear()
     list(walk(probed, recorded, [skip(1), skip(2), skip(3)], 13))
     assert calls == [2, 4, 4, 2]  # 13 tokens hold two forks of two sequences of three; the third runs alone
-
-
-def test_scaling_an_update_runs_from_leaving_it_out_to_leaving_it_alone():
-    probed = HandMadeModel([lambda x: x + 3, residual_mlp(4, 0), residual_mlp(4, 1)], normal(5, 4))
-    recorded = record(probed, integers(5, 2, 3))
-    forks = [scale(probed, 2, 0.0), skip(2), scale(probed, 2, 1.0), scale(probed, 2, -0.5), scale(probed, 3, 2.0)]
-    found = finals(probed, recorded, forks)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[2], recorded[-1].double())
-    half_back = probed.block(3, recorded[1] - 0.5 * (recorded[2] - recorded[1]))
-    torch.testing.assert_close(found[3], half_back.double(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found[4], (2 * recorded[3] - recorded[2]).double(), rtol=1e-6, atol=1e-6)
-
-
-def test_noise_has_the_size_it_was_given_and_repeats_however_sequences_are_batched():
-    probed = HandMadeModel([lambda x: 5 * x, identity], normal(5, 400))
-    tokens = integers(5, 4, 30)
-
-    def disturbed(tokens, size, seed):
-        return finals(probed, record(probed, tokens), [noise(probed, 2, size, seed)])[0]
-
-    clean = record(probed, tokens)[-1].double()
-    added = disturbed(tokens, 0.3, seed=1) - clean
-    relative = added.norm(dim=-1) / clean.norm(dim=-1)
-    assert relative.mean() == pytest.approx(0.3, rel=0.01) and relative.std() < 0.03
-    assert added.mean() / added.std() == pytest.approx(0, abs=0.03)  # 12,000 draws: sd 0.009
-    assert torch.equal(disturbed(tokens, 0.0, seed=1), clean)
-    alone = torch.cat([disturbed(part, 0.3, seed=1) for part in tokens.split(1)])
-    assert torch.equal(alone, clean + added)
-    assert not torch.equal(disturbed(tokens, 0.3, seed=2), clean + added)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_disturbed_input_goes_through_the_block(family):
-    model, tokens = Decoder(run_config(**FAMILIES[family])).eval(), integers(40, 3, 16)
-    probed = ProbedDecoder(model)
-    z = torch.randn(16, 32, generator=torch.Generator().manual_seed(7))
-
-    def louder(x):
-        return model.blocks[2](x + 0.1 * x.pow(2).mean(-1, keepdim=True).sqrt() * z, model.rotary(16))
-
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    with probing(probed):
-        (found,) = finals(probed, record(probed, tokens), [noise(probed, 3, 0.1, seed=7)])
-    torch.testing.assert_close(found, states(model, tokens, [1, 2, louder, 4, 5])[-1], rtol=1e-5, atol=1e-5)
-    assert torch.equal(torch.rand(2), expected)  # its draws are its own
 
 
 def test_batches_hold_whole_sequences_within_the_budget():
