@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import tiny
 from processes import Kind, markers, processes, until
 from tiny import definition, start
@@ -102,6 +103,12 @@ class Sweep:
         out, err = at_the_end(process, results)
         assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
         return out, err
+
+    def run_undisturbed(self, results: Path, workers: int) -> None:
+        """Run the command to its end, its processes forked from what is imported already: nothing can disturb them."""
+        arguments = [*map(str, self.arguments(results, workers))]
+        code, out, err = forked.call(arguments, tiny.ENVIRONMENT, SILENCE_SECONDS)
+        assert code == 0, f"exit {code}\n{out}\n{err}"
 
 
 def record_of(results: Path) -> Record:

@@ -32,16 +32,14 @@ def processes(results: Path, *kinds: Kind) -> list[int]:
         if not entry.name.isdigit():
             continue
         try:
-            command = (entry / "cmdline").read_bytes().decode()
-            name = (entry / "comm").read_text()
+            kind = kind_of((entry / "cmdline").read_bytes().decode(), (entry / "comm").read_text())
+            if kind is None or (kinds and kind not in kinds):
+                continue
             environment = (entry / "environ").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
         given = next((text for text in environment if text.startswith(f"{OF}=")), "")
-        if str(results) not in given.partition("=")[2].split("\n"):
-            continue
-        kind = kind_of(command, name)
-        if kind and (not kinds or kind in kinds):
+        if str(results) in given.partition("=")[2].split("\n"):
             found.append(int(entry.name))
     return found
 

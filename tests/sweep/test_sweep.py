@@ -117,7 +117,8 @@ def test_kill_9_of_the_forkserver_and_a_run(undisturbed):
 def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     """One longer run, so that the signal finds it training."""
     results = tmp_path / "results"
-    path = definition(tmp_path, base={"train_tokens": 128 * 500}, space={"n_layers": [2]}, seeds=[0])
+    base = {"train_tokens": 128 * 500, "observe_every": 250}
+    path = definition(tmp_path, base=base, space={"n_layers": [2]}, seeds=[0])
     driver = start("sweep", path, "--out", results, "--workers", 1, *ONE)
     until(lambda: "training" in phases(results))
     os.kill(driver.pid, signal.SIGINT)
