@@ -16,7 +16,7 @@ Shapes: K terms, N points, R fits at a time, P = 2 K + 1 parameters in the order
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -147,8 +147,8 @@ def cluster_effect(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> Cl
     k_C = draft.members.sum(axis=0)
     mean_C = residual_N @ draft.members / k_C
     n, n_clusters = len(index), len(k_C)
-    if n == n_clusters:
-        return draft
+    if n == n_clusters:  # nothing tells the two errors apart
+        return replace(draft, within=float(np.sqrt((residual_N**2).sum() / max(1, n - n_free))))
     within = float(((residual_N - mean_C[index]) ** 2).sum()) / (n - n_clusters)
     between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
     k_mean = (n - float((k_C**2).sum()) / n) / max(1, n_clusters - 1)

@@ -49,12 +49,16 @@ def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
 
     Raises ValueError where nothing would be left.
     """
-    if not 0 <= n_excluded < len(points):
-        raise ValueError(f"cannot exclude the {n_excluded} highest of {len(points)} losses; leave some points")
     if n_excluded == 0:
         return points
-    limit = np.sort(points["loss"].to_numpy())[-n_excluded]
-    return points[points["loss"] < limit].reset_index(drop=True)
+    excluded = np.sort(points["loss"].to_numpy())[::-1][:n_excluded]
+    kept = points[points["loss"] < excluded[-1]]
+    if kept.empty:
+        raise ValueError(
+            f"cannot exclude the {n_excluded} highest of {len(points)} losses and their ties: no point is left; "
+            f"exclude fewer"
+        )
+    return kept.reset_index(drop=True)
 
 
 def other_differences(source: Path, where: str | None = None) -> list[str]:

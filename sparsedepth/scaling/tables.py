@@ -67,11 +67,10 @@ def heading(report: Report) -> list[str]:
 
 
 def _cluster_text(of_clusters: ClusterEffect) -> str:
-    total = of_clusters.between**2 + of_clusters.within**2
+    share = of_clusters.between**2 / (of_clusters.between**2 + of_clusters.within**2 or 1.0)
     return (
         f"{of_clusters.n_clusters} clusters, each with a random effect on ln L of sd {of_clusters.between:.3g}, beside "
-        f"{of_clusters.within:.3g} within ({of_clusters.between**2 / total:.0%} of the variance is shared); resampled "
-        f"as wholes"
+        f"{of_clusters.within:.3g} within ({share:.0%} of the variance is shared); resampled as wholes"
     )
 
 

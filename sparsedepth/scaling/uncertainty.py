@@ -11,6 +11,7 @@
 Shapes as in `law`.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -177,7 +178,8 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOutFit:
     n_free = int(fitted.law.free.sum())
     if not 2 <= n_folds <= n or n - -(-n // n_folds) <= n_free:
         few = f"{n} {fitted.plan.units} in {n_folds} folds leave too few to fit {n_free} parameters"
-        raise ValueError(f"{few}; --folds {n} leaves out one at a time, --folds 0 none")
+        one_at_a_time = f"--folds {n} leaves out one at a time, " if n - 1 > n_free else ""
+        raise ValueError(f"{few}; {one_at_a_time}--folds 0 none")
     generator = np.random.default_rng(seed)
     fold_N = (generator.permutation(n) % n_folds)[unit_N]
     seen_FN = (fold_N != np.arange(n_folds)[:, None]).astype(float)
@@ -197,10 +199,12 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOutFit:
 
 
 def exclusion_scan(points: pd.DataFrame, law: Law, exclusions: Sequence[int] = EXCLUSIONS) -> list[tuple[int, Fit]]:
-    """The fit without the n highest losses, for every n that leaves more points than the law has parameters."""
+    """The fit without the n highest losses, for every n that leaves points that can be fitted, more of them than the
+    law has parameters."""
     n_free = int(law.free.sum())
     scan = []
     for n_excluded in exclusions:
-        if n_excluded < len(points) and len(kept := exclude_highest(points, n_excluded)) > n_free + 2:
-            scan.append((n_excluded, fit(kept, law)))
+        with contextlib.suppress(ValueError):
+            if len(kept := exclude_highest(points, n_excluded)) > n_free + 2:
+                scan.append((n_excluded, fit(kept, law)))
     return scan

@@ -9,9 +9,18 @@ from sparsedepth.scaling.fit import fit
 from sparsedepth.scaling.law import ClusterEffect, Law, cluster_effect, design, jacobian, predict
 from sparsedepth.scaling.points import read_points
 from sparsedepth.scaling.solve import solve
+from sparsedepth.scaling.tables import Report, heading
 from sparsedepth.scaling.uncertainty import bootstrap, held_out
 
 SHAPE = ("d_model", "n_layers")
+
+
+def test_clusters_of_an_exact_fit_share_nothing():
+    points = planted(grid()).assign(loss=3.0, cluster=[f"c{i // 2}" for i in range(len(grid()))])
+    report = Report(
+        source="x", fit=fit(points, n_starts=4), n_excluded=0, boot=None, profiles={}, held_out=None, scan=[]
+    )
+    assert "of sd 0, beside 0 within (0% of the variance is shared)" in heading(report)[2]
 
 
 def clustered(between, noise=0.004, seed=0):
@@ -52,7 +61,8 @@ def test_the_variances_of_planted_effects_are_found():
     residual = 0.02 * generator.standard_normal(400)[index] + 0.01 * generator.standard_normal(1600)
     found = cluster_effect(index, residual, 0)
     assert found.between == pytest.approx(0.02, rel=0.1) and found.within == pytest.approx(0.01, rel=0.05)
-    assert cluster_effect(np.arange(50), residual[:50], 3).between == 0
+    alone = cluster_effect(np.arange(1600), residual, 3)
+    assert alone.between == 0 and alone.within == pytest.approx(np.hypot(0.02, 0.01), rel=0.1)
     assert cluster_effect(index, 0.01 * generator.standard_normal(1600), 0).between < 0.002
 
 

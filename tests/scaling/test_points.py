@@ -52,8 +52,9 @@ def test_the_highest_losses_and_their_ties_go():
     assert list(exclude_highest(points, 1)["loss"]) == [1.0, 4.0, 4.0, 2.0, 3.0]
     assert list(exclude_highest(points, 2)["loss"]) == [1.0, 2.0, 3.0]  # the second and third highest are equal
     assert exclude_highest(points, 0) is points
-    with pytest.raises(ValueError, match="cannot exclude the 6 highest of 6"):
-        exclude_highest(points, 6)
+    for tied, n_excluded in ((points, 6), (points.assign(loss=3.0), 1)):
+        with pytest.raises(ValueError, match=f"cannot exclude the {n_excluded} highest of 6 losses and their ties"):
+            exclude_highest(tied, n_excluded)
 
 
 def test_a_folder_gives_its_finished_trained_runs(tmp_path):

@@ -1,11 +1,14 @@
 """Bootstrap, profile, held-out error and exclusion scan: at nominal coverage, and honest where there is no bound."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 from laws import TRUTH, grid, planted
 
 from sparsedepth.scaling.fit import fit
-from sparsedepth.scaling.law import TERMS, Law
+from sparsedepth.scaling.law import TERMS, Law, design
 from sparsedepth.scaling.uncertainty import bootstrap, exclusion_scan, held_out, profile
 
 DEPTH = Law(terms=tuple(term for term in TERMS if term.name == "depth"))
@@ -85,6 +88,15 @@ def test_the_exclusion_scan_stops_where_too_few_are_left(found):
     scan = exclusion_scan(found.points, Law(), (0, 10, 70, 71, 79))
     assert [(n, one.n_points) for n, one in scan] == [(0, 80), (10, 70), (70, 10)]
     assert scan[0][1].theta == pytest.approx(found.theta, rel=1e-6)
+    alike = found.points.assign(d_model=256, n_layers=8, num_tokens=1e9, loss=1.0)
+    spread = pd.concat([found.points, alike], ignore_index=True)
+    assert [n for n, _ in exclusion_scan(spread, Law(), (0, 80))] == [0], "one shape alone cannot be fitted"
+
+
+def test_folds_are_advised_that_can_be_fitted(found):
+    eight = replace(found, plan=design(found.points[:8], Law()), points=found.points[:8])
+    with pytest.raises(ValueError, match=r"8 points in 8 folds leave too few to fit 7 parameters; --folds 0 none"):
+        held_out(eight, n_folds=8)
 
 
 def test_too_few_replicates_are_refused(found):
