@@ -25,7 +25,7 @@ from scipy.optimize import brentq, minimize_scalar
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
-from sparsedepth.effects.pairs import UNKNOWN_SEED, rounding_sd, unit_of, values_of
+from sparsedepth.effects.pairs import UNKNOWN_SEED, one_in_each, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
     counted,
     df_text,
@@ -114,7 +114,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
     depth = depth_knob(runs)
     moving = {"n_layers", *(depth.fields if depth else ()), *(knob.fields if knob else ())}
     match = [name for name in chosen_fields(runs) if name not in moving]
-    return pd.DataFrame(
+    lines = pd.DataFrame(
         {
             "setting": labels(runs, knob) if knob else "",
             "unit": unit_of(outcome, runs),
@@ -127,7 +127,8 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "value": values_of(runs, outcome),
             "diverged": runs["outcome"] == "diverged",
         }
-    ).drop_duplicates(["setting", "match", "n_layers"])
+    )
+    return one_in_each(lines, ["setting", "match", "n_layers"])
 
 
 def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int) -> SlopeContrast:

@@ -146,7 +146,18 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
             **{name: pd.to_numeric(runs[column], errors="coerce").astype(float) for name, column in BASES.items()},
         }
     )
-    return side.drop_duplicates(["other_fields", "setting", "size"])
+    return one_in_each(side, ["other_fields", "setting", "size"])
+
+
+def one_in_each(side: pd.DataFrame, place: list[str]) -> pd.DataFrame:
+    """One row for each value of the columns `place`, since there is nothing to pair a second one by: the mean of the
+    finished runs there that do not say their seed, diverged where any is; of one seed the first run."""
+    unknown = side["seed"] == UNKNOWN_SEED
+    if unknown.any():
+        of_place = side[unknown].groupby(place)
+        side.loc[unknown, "value"] = of_place["value"].transform("mean")
+        side.loc[unknown, "diverged"] = of_place["diverged"].transform("any")
+    return side.drop_duplicates(place)
 
 
 def _nearest(matched: pd.DataFrame, basis: str) -> pd.DataFrame:

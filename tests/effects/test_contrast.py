@@ -48,6 +48,17 @@ def test_a_contrast_by_hand():
     assert found.run_ids == tuple(sorted(runs["run_id"]))
 
 
+def test_runs_of_unknown_seed_stand_as_one_of_their_mean():
+    """2.92 - 3.02, without an interval; of those that finished, if one diverged: (2.89 + 2.92) / 2 - 3.02."""
+    runs, knob = by_hand()
+    unknown = runs.assign(seed=None)
+    (found,) = contrasts(unknown, knob, "val_loss")
+    assert (found.effect.mean, found.effect.lo, found.n_seeds) == (pytest.approx(-0.10), None, 1)
+    unknown.loc[unknown["val_loss"] == 2.95, "outcome"] = "diverged"
+    (found,) = contrasts(unknown, knob, "val_loss")
+    assert (found.effect.mean, found.n_diverged) == (pytest.approx(-0.115), 1)
+
+
 def test_the_order_of_the_rows_does_not_matter():
     runs, knob = by_hand()
     assert contrasts(runs.sample(frac=1, random_state=1), knob, "val_loss") == contrasts(runs, knob, "val_loss")

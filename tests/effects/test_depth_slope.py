@@ -26,6 +26,11 @@ def by_hand():
     )
 
 
+def test_lines_of_unknown_seed_stand_as_one_of_their_mean():
+    (found,) = depth_slopes(by_hand().assign(seed=None), knob_of(by_hand(), "n_kv_heads"))
+    assert (found.effect.mean, found.effect.lo, found.n_seeds) == (pytest.approx(-0.02), None, 1)
+
+
 def test_a_slope_contrast_by_hand():
     (found,) = depth_slopes(by_hand(), knob_of(by_hand(), "n_kv_heads"))
     # per doubling: -.10 in every line of 4 heads; -.11, -.12, -.13 of 1: differences -.01, -.02, -.03
