@@ -1,7 +1,7 @@
 """Planned against actual: what a sweep was priced at, beside what its complete runs came to.
 
-`sweep` writes RESULTS/plan.json before it starts. A run's deviation is actual / planned - 1. A run that was resumed
-says how long its last process took, so the median over runs is the deviation of time; of memory it is the worst.
+`sweep` writes RESULTS/plan.json before it starts. A run's deviation is actual / planned - 1. Some runs share the
+machine with more than others, so the median over runs is the deviation of time; of memory it is the worst.
 """
 
 import math

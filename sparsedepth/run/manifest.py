@@ -67,14 +67,14 @@ def package_versions() -> dict[str, str | None]:
 
 
 class Stopwatch:
-    """When something started, and how long it has taken by a clock."""
+    """When something started, and how long it has taken by a clock, what earlier processes took included."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self.clock, self.began = clock, clock()
+        self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
 
     def seconds(self) -> float:
-        return round(self.clock() - self.began, 3)
+        return round(self.earlier_seconds + self.clock() - self.began, 3)
 
     def facts(self) -> dict[str, Any]:
         return {"started": self.started, "seconds": self.seconds()}

@@ -166,6 +166,7 @@ class RunJob:
         trained = yield from self._train(model, source, runtime)
         if self.lease is None:
             return
+        watch.earlier_seconds = trained.earlier_seconds
         training_seconds = watch.seconds()
         yield None  # so that all runs of a stack are at their last checkpoint before the first is measured
         loss = trained.curves[-1]["train_loss"]
@@ -203,6 +204,7 @@ class RunJob:
             observe=lambda model, step: observe_variance(ProbedDecoder(model), observed, step),
             progress=after_step,
             stop=self._stop,
+            clock=self.options.clock,
         )
 
     def _start(self) -> Start | None:

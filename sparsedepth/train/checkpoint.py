@@ -31,6 +31,8 @@ class Position:
     """optimiser steps done"""
     curves: list[dict[str, Any]]
     observations: list[dict[str, Any]]
+    seconds: float = 0.0
+    """that training has taken until then, in all its processes"""
 
 
 def write(
@@ -56,6 +58,7 @@ def commit(folder: Path, kept: dict[str, torch.Tensor], position: Position) -> N
         "step": position.step,
         "curves": position.curves,
         "observations": position.observations,
+        "seconds": position.seconds,
         "sha256": hashlib.sha256(whole_bytes).hexdigest(),  # not by reading it again
     }
     files.write_json(tensors.with_suffix(".json"), {**content, "digest": files.digest(content)})
@@ -94,8 +97,8 @@ def _read(commit: Path) -> Position | None:
     try:
         content = json.loads(commit.read_text())
         intact = content.pop("digest") == files.digest(content)
-        if intact and files.sha256(commit.with_suffix(".safetensors")) == content["sha256"]:
-            return Position(step=content["step"], curves=content["curves"], observations=content["observations"])
+        if intact and files.sha256(commit.with_suffix(".safetensors")) == content.pop("sha256"):
+            return Position(**content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return None

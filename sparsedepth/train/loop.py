@@ -56,6 +56,8 @@ class Trained:
     steps: int
     curves: list[dict[str, Any]]
     observations: list[dict[str, Any]]
+    earlier_seconds: float = 0.0
+    """that processes before this one had trained, up to the checkpoint that it continued from"""
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,8 +91,16 @@ class TrainingState:
     given: tuple[Tensor, Tensor] | None = None
     """its cross-entropy and balance loss, where `train.stack` has computed them, and the gradients, already"""
 
-    def __init__(self, model: Decoder, config: RunConfig, runtime: Runtime, devices: Devices):
+    def __init__(
+        self,
+        model: Decoder,
+        config: RunConfig,
+        runtime: Runtime,
+        devices: Devices,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.model, self.config, self.runtime, self.devices = model, config, runtime, devices
+        self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
         check_parallel(config, devices.parallel)
         if runtime.compile:
             compile_blocks(model)
@@ -212,7 +222,10 @@ class TrainingState:
         began = time.perf_counter()
         self.finish_saving()
         kept = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=aside)
-        position = checkpoint.Position(step=self.step, curves=[*self.curves], observations=[*self.observations])
+        seconds = self.earlier_seconds + self.clock() - self.began
+        position = checkpoint.Position(
+            step=self.step, curves=[*self.curves], observations=[*self.observations], seconds=seconds
+        )
         if aside and self.devices.is_leader:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self.writing = self.writer.submit(checkpoint.commit, folder, kept, position)
@@ -237,6 +250,7 @@ class TrainingState:
         if position:
             self.step = self.logged_step = position.step
             self.curves, self.observations = position.curves, position.observations
+            self.earlier_seconds = position.seconds
 
 
 Work = Generator[TrainingState | None, None, Result]
@@ -266,17 +280,18 @@ def training(
     observe: Observe | None = None,
     progress: Callable[[int, list[dict[str, Any]]], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Work[Trained]:
     """Train `model` in place for config.n_steps steps on batch(step) (the whole batch, the same in every process).
 
     Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, curves)` is called
     after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
-    first process observes, and has observations to return. Yields before each step.
+    first process observes, and has observations to return. `clock` counts the seconds. Yields before each step.
     """
     choose_attention_backends(config)
     trained = devices.spread(model, runtime.device).train()
     trained.use_kernels(**runtime.chosen_kernels)
-    state = TrainingState(trained, config, runtime, devices)
+    state = TrainingState(trained, config, runtime, devices, clock)
     if checkpoints:
         state.resume(checkpoints)
     with Feed(batch, config.n_steps, runtime.device, devices) as feed:
@@ -293,6 +308,7 @@ def training(
         steps=steps,
         curves=state.curves,
         observations=[row for row in state.observations if row["step"] <= steps],
+        earlier_seconds=state.earlier_seconds,
     )
 
 

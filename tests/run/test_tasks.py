@@ -43,10 +43,14 @@ def test_a_run_is_trained_and_measured_where_answers_count(tmp_path, task):
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path):
+    """Its seconds are those of all its processes: here 50, 10 and 0, by their clocks."""
     chosen = config("state_tracking", measures=["loss"])
     whole = run_record.read_run(execute(chosen, tmp_path / "whole", Options(runtime=CPU)))
-    asked = iter(range(100))
-    with pytest.raises(Interrupted):
-        execute(chosen, tmp_path / "cut", Options(runtime=CPU, stop=lambda: next(asked) > 40))
-    resumed = run_record.read_run(execute(chosen, tmp_path / "cut", Options(runtime=CPU)))
+    for steps, seconds in ((20, 50.0), (10, 10.0)):
+        stop = iter([False] * steps + [True])
+        clock = iter((0.0, 0.0, seconds))  # when the process began, when training did, at the checkpoint
+        with pytest.raises(Interrupted):
+            execute(chosen, tmp_path / "cut", Options(runtime=CPU, stop=stop.__next__, clock=clock.__next__))
+    resumed = run_record.read_run(execute(chosen, tmp_path / "cut", Options(runtime=CPU, clock=lambda: 7.0)))
     assert resumed.summary == whole.summary
+    assert resumed.manifest["training_seconds"] == resumed.manifest["seconds"] == 60
