@@ -3,8 +3,9 @@
     solve  amount(cell with free = k step) = amount(baseline),  k = 1, 2, ...     (amount grows with the size)
 
 The *baseline* of a depth is the first cell with that n_layers, in the definition's order, at its own size. Sizes move
-in steps that keep shapes legal: multiples of 8, and for d_model of two entries per head. What is left over is the
-mismatch; it is stated, and above the definition's tolerance the sweep is refused before anything runs.
+in steps that keep shapes legal: multiples of 8, and for d_model of two entries per head, and per group of a norm. What
+is left over is the mismatch; it is stated, and above the definition's tolerance the sweep is refused before anything
+runs.
 """
 
 import math
@@ -76,12 +77,15 @@ def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
 
 
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> int:
-    return amount(definition.run_config({**cell, free: size}, definition.seeds[0]), definition.matched)
+    enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # sizes on the way may be too wide for the run's own
+    return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition.matched)
 
 
 def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target: int) -> int:
     """The size, a multiple of the step, whose amount is nearest to the target."""
-    step = math.lcm(8, 2 * config.n_heads) if free == "d_model" else 8
+    step = 8
+    if free == "d_model":
+        step = math.lcm(8, 2 * config.n_heads, 2 * config.norm_groups if config.norm_kind == "group" else 1)
     low, high = 1, max(1, getattr(config, free) // step)
     if amount_at(step) == amount_at(2 * step):
         raise ValueError(f"free={free!r} changes nothing in {config.n_layers} layers with n_experts={config.n_experts}")

@@ -91,6 +91,19 @@ def test_a_mismatch_above_the_tolerance_is_refused_before_anything_runs(fields, 
         Plan(sweep(**fields))
 
 
+def test_sizes_on_the_way_need_not_be_ones_that_a_run_may_have():
+    """One key/value head saves 2 x 128 x 96 weights of a layer, and the next width is 136: 256 has not to be measured.
+    A norm of 16 groups takes widths of 32 channels and more."""
+    base = {"d_model": 128, "d_ff": None, "n_layers": 12, "fit_tokens": 256}
+    _, narrow = matches(matched="params_total", free="d_model", variants=[{}, {"n_kv_heads": 1}], base=base)
+    assert narrow.size == 136 and abs(narrow.ratio - 1) < 0.01
+    groups = {"norm_kind": "group", "norm_groups": 16, "d_model": 128}
+    _, grouped = matches(
+        matched="params_total", free="d_model", tolerance=0.2, variants=[{}, {"n_kv_heads": 1}], base=groups
+    )
+    assert grouped.size is not None and grouped.size % 32 == 0
+
+
 def test_the_residual_mismatch_is_stated():
     definition = sweep(matched="flops", free="d_ff", space={"n_layers": [2], "seq_len": [32, 64]}, tolerance=0.05)
     found = Plan(definition)
