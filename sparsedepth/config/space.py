@@ -31,6 +31,8 @@ class Interval(Section):
     def _check(self) -> None:
         if not self.low < self.high or (self.log and self.low <= 0):
             raise ValueError(f"low={self.low} and high={self.high} must satisfy {'0 < ' if self.log else ''}low < high")
+        if self.whole and (self.low % 1 or self.high % 1):
+            raise ValueError(f"low={self.low} and high={self.high} must be whole numbers, since whole is true")
 
 
 Values = Annotated[list[Value], Field(min_length=1)]

@@ -238,6 +238,10 @@ class SweepDefinition(Section):
             raise ValueError(f"sampler {self.sampler!r} needs n_trials and a space to search")
         if self.variants != [{}] or self.cells:
             raise ValueError(f"variants and cells belong to sampler 'grid'; {self.sampler!r} proposes from the axes")
+        ranges = {name: axis.low for name, axis in self.space.items() if isinstance(axis, Interval) and not axis.whole}
+        for name, low in ranges.items():
+            if any("whole number" in mistake for mistake in field_mistakes(RunConfig, {name: low + 0.5})):
+                raise ValueError(f"space.{name} is a range with fractions, and {name} a whole number; add whole: true")
         if self.free or self.matched not in ("tokens", "steps"):
             raise ValueError(
                 f"matched={self.matched!r} needs sampler 'grid', whose first cell of a depth is what the others match; "

@@ -72,7 +72,7 @@ def _choices(values: list[Any]) -> BaseDistribution:
 
 def _interval(axis: Interval) -> BaseDistribution:
     if axis.whole:
-        return IntDistribution(round(axis.low), round(axis.high), log=axis.log)
+        return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
     return FloatDistribution(axis.low, axis.high, log=axis.log)
 
 
@@ -91,10 +91,7 @@ def suggest(trial: optuna.Trial, name: str, axis: BaseDistribution) -> Any:
 
 
 def proposals(definition: SweepDefinition) -> list[Cell]:
-    """The cells of random or qmc, in order, without repeats and without what is excluded.
-
-    Raises ValueError where fewer than one of n_trials points is left.
-    """
+    """The cells of random or qmc, in order, without repeats and without what is excluded: n_trials at most."""
     assert definition.n_trials is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     axes = axis_distributions(definition)

@@ -229,7 +229,7 @@ def first_proposal(definition: SweepDefinition) -> Cell:
 
 
 def _ends(axis: Interval) -> tuple[float, float]:
-    return (round(axis.low), round(axis.high)) if axis.whole else (axis.low, axis.high)
+    return (int(axis.low), int(axis.high)) if axis.whole else (axis.low, axis.high)
 
 
 def check_proposal(definition: SweepDefinition) -> None:

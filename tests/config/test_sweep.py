@@ -74,6 +74,14 @@ def test_the_base_can_be_changed_but_not_what_varies():
             {"sampler": "tpe", "n_trials": 2, "space": {"lr": [1.0]}, "variants": [{"n_layers": 1}]},
             "variants and cells",
         ),
+        (
+            {"sampler": "tpe", "n_trials": 2, "space": {"n_layers": {"low": 2, "high": 8}}},
+            "space.n_layers is a range with fractions, and n_layers a whole number; add whole: true",
+        ),
+        (
+            {"sampler": "tpe", "n_trials": 2, "space": {"d_ff": {"low": 0.4, "high": 8, "whole": True, "log": True}}},
+            "low=0.4 and high=8.0 must be whole numbers, since whole is true",
+        ),
         ({"objective": "val_loss"}, "did you mean 'objectives'"),
         ({"objectives": ["val_loss", "val_loss"]}, "must not name one twice"),
         ({"space": {"lr": [1.0]}, "variants": [{}, {"lr": 2.0}]}, "lr must vary in one place"),
