@@ -23,7 +23,8 @@ def _slow(run: RunConfig) -> Iterable[str]:
     for name, size in widths.items():
         if size and size % TILE:
             near = size // TILE * TILE
-            yield f"{name}={size} is slow on a GPU: use a multiple of {TILE}, such as {near} or {near + TILE}"
+            such = f"{near} or {near + TILE}" if near else TILE
+            yield f"{name}={size} is slow on a GPU: use a multiple of {TILE}, such as {such}"
     d_head = run.d_model // run.n_heads
     if d_head < TILE and run.d_model % TILE == 0:
         yield f"n_heads={run.n_heads} gives heads {d_head} wide, slow on a GPU: use n_heads={run.d_model // TILE}"

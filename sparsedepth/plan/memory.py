@@ -77,7 +77,7 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     if config.attention_dropout and place.device == "cpu":  # its kernel that drops keeps all weights, in fp32
         per_token += config.n_layers * (12 + 2 * bf16) * config.n_heads * config.seq_len
     copies = 2 * bf16 + 4 * (config.weight_density < 1)  # of each weight of a block: cast, and with its mask applied
-    in_blocks = cost(config).params_total - 2 * config.vocab_size * d_model
+    in_blocks = cost(config).params_total - (1 if config.tie_embeddings else 2) * config.vocab_size * d_model
     return n_sequences * config.seq_len * per_token + copies * in_blocks
 
 

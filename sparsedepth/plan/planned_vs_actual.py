@@ -25,8 +25,9 @@ PLAN = "plan.json"
 
 
 def write_plan(results: Path, price: Price, runs: Sequence[RunConfig]) -> None:
-    """Keep the price of a sweep with its results; the one that is there stays once all runs are complete."""
-    if (results / PLAN).exists() and all(is_complete_run(results, run.run_id) for run in runs):
+    """Keep the price of a sweep with its results; the one that is there stays once all runs that are known (of an
+    adaptive sampler none is) are complete."""
+    if runs and (results / PLAN).exists() and all(is_complete_run(results, run.run_id) for run in runs):
         return
     results.mkdir(parents=True, exist_ok=True)
     files.write_json(results / PLAN, as_json(price))

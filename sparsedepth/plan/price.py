@@ -158,7 +158,9 @@ def _proposed(definition: SweepDefinition) -> list[RunConfig]:
     built = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
     feasible = [config for config in built if not beyond(definition, config)]
     if not feasible:
-        raise ValueError(f"sweep {definition.name!r}: no point of its space meets its constraints; widen one of them")
+        raise ValueError(
+            f"sweep {definition.name!r}: exclude and constraints leave no point of its space; widen one of them"
+        )
     points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
     return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
 
@@ -180,8 +182,7 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
     every = list(shapes.values())
     differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
     kinds = [
-        _kind(key, examples[key], ids.count(key), {name: fields[name] for name in differing}, setup)
-        for key, fields in shapes.items()
+        _kind(key, examples[key], ids.count(key), _varied(fields, differing), setup) for key, fields in shapes.items()
     ]
     by_id = {kind.shape_id: kind.seconds for kind in kinds}
     each = [by_id[key] for key in ids]
@@ -195,6 +196,12 @@ def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") ->
         busy_seconds=sum(time.value for time in each),
         data_bytes=_data_bytes(runs),
     )
+
+
+def _varied(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Some fields of a shape, which tells of weight_density only whether it is below 1."""
+    densities = {True: "below 1", False: 1.0}
+    return {name: densities[fields[name]] if name == "weight_density" else fields[name] for name in names}
 
 
 def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:

@@ -18,6 +18,9 @@ def test_odd_widths_and_narrow_heads_are_named_once_with_the_nearest_good_ones()
     assert lines({"d_model": 512, "n_heads": 8, "n_experts": 4, "top_k": 2, "d_expert": 100}) == [
         "d_expert=100 is slow on a GPU: use a multiple of 64, such as 64 or 128"
     ]
+    assert lines({"d_model": 256, "n_experts": 16, "top_k": 12}) == [
+        "d_expert=57 is slow on a GPU: use a multiple of 64, such as 64"
+    ]
 
 
 def test_good_and_small_shapes_are_not_named():

@@ -45,6 +45,14 @@ def saved_bytes(config: RunConfig, bf16: bool) -> int:
     return sum(storage.nbytes() for storage in saved.values())
 
 
+def test_tied_tables_leave_the_blocks_what_they_keep():
+    tied, own = (
+        activation_bytes(config(vocab_size=50_304, tie_embeddings=tie), 1, Place(device="cuda"))
+        for tie in (True, False)
+    )
+    assert tied == own > 0
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize(
     "fields",

@@ -57,6 +57,25 @@ def test_runs_of_one_shape_are_one_kind():
     assert found.tokens == 12 * 5120 and found.bound == ""
 
 
+def test_densities_below_one_cost_the_same():
+    found = price(sweep(space={"weight_density": [0.5, 0.25, 1.0]}), PricingSetup())
+    kinds = {(kind.varied["weight_density"], kind.runs) for kind in found.kinds}
+    assert kinds == {("below 1", 6), (1.0, 3)}
+
+
+def test_a_search_without_a_point_left_is_refused():
+    for fields in ({"exclude": [{"n_layers": [2, 4]}]}, {"constraints": {"params_total": 10}}):
+        with pytest.raises(ValueError, match="exclude and constraints leave no point of its space; widen one of them"):
+            price(sweep(sampler="tpe", n_trials=4, **fields), PricingSetup())
+
+
+def test_the_plan_of_a_search_follows_its_price(tmp_path):
+    for n_layers in (2, 3):
+        written = price_of([RunConfig(n_layers=n_layers)], PricingSetup())
+        planned_vs_actual.write_plan(tmp_path, written, runs=[])
+        assert planned_vs_actual.planned(tmp_path, RunConfig(n_layers=n_layers))
+
+
 def test_tuning_runs_and_seeds_are_counted():
     """2 depths x (3 rates with each tuning seed, then the 3 seeds at the best); seeds that are reused are run once."""
     tuned = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}}
