@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as t_distribution
+from scipy.special import stdtrit
 
 from sparsedepth.scaling.law import DesignMatrix, Law, Stated, Term, cluster_effect, design, predict
 from sparsedepth.scaling.solve import covariance, solve
@@ -119,7 +119,7 @@ class Fit:
 
     @property
     def t_critical(self) -> float:
-        return float(t_distribution.ppf((1 + LEVEL) / 2, self.df))
+        return float(stdtrit(self.df, (1 + LEVEL) / 2))
 
 
 def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, seed: int = 0) -> Fit:

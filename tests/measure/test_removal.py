@@ -46,6 +46,7 @@ def test_accuracy_lost_and_what_the_cosine_says_of_it():
     assert found.accuracy_score.value == pytest.approx(1 / 3)
     assert block_influence(probed, torch.zeros(2, 5, dtype=torch.int64)) == pytest.approx([2, 0, 0], abs=1e-6)
     assert found.cosine_correlation == pytest.approx(1.5 / 3**0.5)
+    assert rank_correlation([1, 2, 2, 4], [3, 1, 5, 5]) == pytest.approx(0.5)  # ranks 1 2.5 2.5 4 and 2 1 3.5 3.5
     assert rank_correlation([1, 2, 3], [5, 5, 5]) is None and rank_correlation([1, None, 2], [1, 2, 3]) is None
 
 
