@@ -25,44 +25,53 @@ PARTS = {"overview": (True, True), "chain": (True, False), "by_layer": (False, T
 def load_overview(figure: str, store: Store) -> Drawing:
     """One of PARTS. Raises NothingToDraw."""
     runs, layers = read_runs(store), read_metrics(store, "layers", READ)
+    is_search = search_of(store.roots) is not None
+    chain, by_depth = parts_of(figure, runs, layers, is_search)
+    has_links = chain is not None and bool(chain.panels)
+    if not has_links and (by_depth is None or by_depth.layers.empty):
+        raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
+    data = chain.points if chain is not None else by_depth.layers if by_depth is not None else None
+    assert data is not None
+    return Drawing(data=data, page=partial(page_of_runs, runs, chain, by_depth, is_search))
+
+
+def parts_of(
+    figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False
+) -> tuple[Correlations | None, ByLayer | None]:
+    """The numbers of the chain and of the lines by layer, where the figure holds them."""
     known = result_rows(runs).astype({"n_layers": int})
     with_chain, with_layers = PARTS[figure]
-    is_search = search_of(store.roots) is not None
-    chain = correlations(known, is_search) if with_chain else None
-    by_depth = by_layer(known, layers, is_search).layers if with_layers else None
-    has_links = chain is not None and bool(chain.panels)
-    if not has_links and (by_depth is None or by_depth.empty):
-        raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
-    data = chain.points if chain is not None else by_depth
-    assert data is not None
-    return Drawing(data=data, page=partial(page_of_runs, figure, runs, layers, is_search))
+    return (
+        correlations(known, is_search) if with_chain else None,
+        by_layer(known, layers, is_search) if with_layers else None,
+    )
 
 
-def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> Figure:
+def page_of_runs(
+    runs: pd.DataFrame, chain: Correlations | None, by_depth: ByLayer | None, is_search: bool = False
+) -> Figure:
     """Rows of up to three panels, of the chain and of lines by layer; one legend above and one caption below."""
     runs = without_tuning_runs(runs)
     known = without_measured_models(runs).astype({"n_layers": int})
-    with_chain, with_layers = PARTS[figure]
-    chain = correlations(known, is_search)
-    by_depth = by_layer(known, layers, is_search)
-    page, link_axes, layer_axes = _panels(len(chain.panels) * with_chain, len(by_depth.metrics) * with_layers)
-    colours = depth_colours(chain.points["n_layers"])
-    text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)." * with_chain
+    n_links, n_lines = len(chain.panels) if chain else 0, len(by_depth.metrics) if by_depth else 0
+    page, link_axes, layer_axes = _panels(n_links, n_lines)
+    colours = depth_colours(known.loc[known["outcome"] == "ok", "n_layers"])
+    text = f"{counted(len(chain.points), 'finished run')}, {chain.n_diverged} diverged (not shown)." if chain else ""
     if len(runs) > len(known):
         text += (
             f" {len(runs) - len(known)} measured without a training configuration "
             f"(not shown; see --figure layer_profile)."
         )
-    if with_chain:
+    if chain:
         RunPoints(chain.points, "knob").legend(page)
         draw_correlations(chain, link_axes)
         text += " ρ: Spearman, [95% interval, jackknife over combinations of settings]."
         text += chain.degenerate
     else:
         depth_legend(page, colours)
-    if with_layers:
+    if by_depth:
         draw_by_layer(by_depth, layer_axes, colours)
-        scores = [score.name for score in PROFILED if score.rows in by_depth.metrics and not with_chain]
+        scores = [score.name for score in PROFILED if score.rows in by_depth.metrics and not chain]
         text += by_depth.degenerate + mark(scores, known)
         shown = "the proposal of the lowest loss" if is_search else "runs at the baseline, or nearest to it"
         shown += f" ({by_depth.rates})" if by_depth.rates else ""
@@ -70,10 +79,10 @@ def page_of_runs(figure: str, runs: pd.DataFrame, layers: pd.DataFrame, is_searc
         text += f" By layer: {shown}{dashed}." if layer_axes else ""
         if by_depth.dropped:
             text += f" {by_depth.dropped} layer values are NULL or not positive, and not shown."
-    rates = (chain.points if with_chain else by_depth.layers)["lr"].dropna()
-    if rates.nunique() > 1:
+    drawn = chain.points if chain else by_depth.layers if by_depth else known
+    if (rates := drawn["lr"].dropna()).nunique() > 1:
         text += f" lr{MOVES_VARIANCE}, is not the same: {rates.min():g} to {rates.max():g} (in the data)."
-    if absent := _absent(chain if with_chain else None, by_depth if with_layers else None):
+    if absent := _absent(chain, by_depth):
         text += f" Not measured: {', '.join(absent)}."
     caption(page, text.strip())
     return page

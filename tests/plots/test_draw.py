@@ -9,8 +9,9 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.plots import overview
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
-from sparsedepth.plots.overview import page_of_runs
+from sparsedepth.plots.overview import page_of_runs, parts_of
 from sparsedepth.plots.page import NothingToDraw, render
 from sparsedepth.plots.runs import check_comparable
 from sparsedepth.store.connection import open_store
@@ -37,6 +38,10 @@ def fill(results, outcome="ok"):
         make_run(results, config, {**summary, "val_loss": 3.0 - 0.1 * i, "outcome": outcome}, layers=layers)
 
 
+def page_of(figure, runs, layers):
+    return page_of_runs(runs, *parts_of(figure, runs, layers))
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     results = tmp_path_factory.mktemp("results")
@@ -59,8 +64,18 @@ def test_the_same_numbers_give_the_same_file(store):
     runs = store.frame("select * from runs")
     layers = store.frame("select * from layers")
     shuffled = runs.sample(frac=1, random_state=1).sort_values("run_id")
-    first = render(partial(page_of_runs, "overview", runs.sort_values("run_id"), layers), ".svg")
-    assert first == render(partial(page_of_runs, "overview", shuffled, layers), ".svg")
+    first = render(partial(page_of, "overview", runs.sort_values("run_id"), layers), ".svg")
+    assert first == render(partial(page_of, "overview", shuffled, layers), ".svg")
+
+
+def test_the_numbers_of_the_overview_are_computed_once(store, monkeypatch):
+    computed = []
+    for name in ("correlations", "by_layer"):
+        compute = getattr(overview, name)
+        monkeypatch.setattr(overview, name, lambda *rows, f=compute, name=name: computed.append(name) or f(*rows))
+    for figure in ("overview", "chain", "by_layer"):
+        render(overview.load_overview(figure, store).page, ".svg")
+    assert computed == ["correlations", "by_layer", "correlations", "by_layer"]
 
 
 def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp_path):
@@ -104,10 +119,10 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     both = pd.concat([runs.astype({name: object for name in unknown}), measured], ignore_index=True)
     both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
     of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
-    found = render(partial(page_of_runs, "overview", both, pd.concat([layers, of_model])), ".svg").decode()
+    found = render(partial(page_of, "overview", both, pd.concat([layers, of_model])), ".svg").decode()
     note = " 1 measured without a training configuration (not shown; see --figure layer_profile)."
     assert note in " ".join(found.split())
-    without = render(partial(page_of_runs, "overview", runs, layers), ".svg").decode()
+    without = render(partial(page_of, "overview", runs, layers), ".svg").decode()
     assert note not in without
     assert found.count("<use") == without.count("<use")  # as many points
 

@@ -3,8 +3,12 @@
 import pandas as pd
 from frames import grid
 
-from sparsedepth.plots.overview import page_of_runs
+from sparsedepth.plots.overview import page_of_runs, parts_of
 from sparsedepth.plots.style import MOVES_VARIANCE
+
+
+def page_of(figure, runs, layers):
+    return page_of_runs(runs, *parts_of(figure, runs, layers))
 
 
 def runs_and_layers(**columns):
@@ -16,7 +20,7 @@ def runs_and_layers(**columns):
 
 def test_what_no_run_has_gets_no_panel_and_is_named():
     runs, layers = runs_and_layers(causal_score=None)
-    page = page_of_runs("overview", runs, layers)
+    page = page_of("overview", runs, layers)
     labels = [(axis.get_xlabel(), axis.get_ylabel().partition(":")[0]) for axis in page.axes]
     variance = "residual variance, last layer\n(activation²)"
     last = "residual variance (activation²)"
@@ -29,12 +33,12 @@ def test_what_no_run_has_gets_no_panel_and_is_named():
 
 
 def test_one_lr_is_no_news():
-    text = page_of_runs("chain", *runs_and_layers(lr=0.001)).get_supxlabel()
+    text = page_of("chain", *runs_and_layers(lr=0.001)).get_supxlabel()
     assert "lr" not in text
 
 
 def test_the_figure_by_layer_speaks_of_its_own_runs():
     """Four runs, two of them at the baseline's lr: the others are neither drawn nor counted."""
     runs, layers = runs_and_layers()
-    text = page_of_runs("by_layer", runs, layers).get_supxlabel()
+    text = page_of("by_layer", runs, layers).get_supxlabel()
     assert "finished runs" not in text and "0.003" not in text and "lr 0.001" in text
