@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.model.documents import once_per_batch, starts
+from sparsedepth.model.products import product_dtype
 
 
 def load() -> ModuleType:
@@ -33,8 +34,7 @@ def attend(
     causal: bool = True,
 ) -> Tensor:
     """out_BHTK, in autocast's dtype where it is on. Raises ImportError without flash-attn."""
-    package, device = load(), q_BHTK.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else q_BHTK.dtype
+    package, dtype = load(), product_dtype(q_BHTK)
     q_BTHK, k_BTGK, v_BTGK = (x.to(dtype).transpose(1, 2) for x in (q_BHTK, k_BGTK, v_BGTK))
     seen: dict[str, Any] = {"causal": causal, "window_size": (-1, -1) if window is None else (window - 1, 0)}
     if dropout:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.runtime import LOGITS_BYTES
 from sparsedepth.config.task import IGNORED
+from sparsedepth.model.products import product_dtype
 from sparsedepth.model.stacked import by_run
 
 
@@ -74,11 +75,9 @@ def cross_entropy(
     Both are fp32; logits adjust(x W') keep to `budget` bytes. Products are in the dtype of autocast where it is on,
     sums and the softmax in fp32. The mean is differentiable once, loss_N is not.
     """
-    device = x_ND.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
     rows = max(1, budget // (4 * len(weight_VD)))
     gradients = torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)
-    return _CrossEntropy.apply(x_ND, weight_VD, target_N, adjust, rows, dtype, gradients)
+    return _CrossEntropy.apply(x_ND, weight_VD, target_N, adjust, rows, product_dtype(x_ND), gradients)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.model import megablocks as adapter
+from sparsedepth.model.products import product_dtype
 
 
 def loop(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
@@ -76,12 +77,6 @@ def _swiglu(sorted_SD: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor, end_E: Te
     hidden = product(sorted_SD, gate_up_E2FD.to(dtype).transpose(1, 2), offs=end_E)
     gate, up = hidden.chunk(2, dim=-1)
     return product(F.silu(gate) * up, down_EDF.to(dtype).transpose(1, 2), offs=end_E)
-
-
-def product_dtype(x_ND: Tensor) -> torch.dtype:
-    """The dtype that autocast asks of a matrix product with x, or x's own."""
-    device = x_ND.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_ND.dtype
 
 
 KERNELS = {"loop": loop, "grouped": grouped, "megablocks": megablocks}

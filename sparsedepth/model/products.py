@@ -24,6 +24,12 @@ LEAST_MATRIX = 3072
 """D X, from which its derivative of a matrix is the faster one."""
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast asks of a matrix product with x, or x's own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
 def project(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     """x W', of a stack each run's with its own W."""
     if weight_XD.ndim == 3:

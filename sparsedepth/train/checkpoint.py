@@ -18,7 +18,7 @@ from torch import nn
 
 from sparsedepth import files
 from sparsedepth.train.devices import ALONE, Devices, sharded_like, whole
-from sparsedepth.train.optimizer import Together
+from sparsedepth.train.optimizer import AnyOptimizer
 
 KEPT = 2
 
@@ -35,17 +35,9 @@ class Position:
     """that training has taken until then, in all its processes"""
 
 
-def write(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | Together,
-    position: Position,
-    devices: Devices = ALONE,
-) -> None:
+def write(folder: Path, model: nn.Module, optimizer: AnyOptimizer, position: Position) -> None:
     """Commit a checkpoint to `folder`, then drop all but the newest two."""
-    kept = snapshot(model, optimizer, devices)
-    if devices.is_leader:
-        commit(folder, kept, position)
+    commit(folder, snapshot(model, optimizer), position)
 
 
 def commit(folder: Path, kept: dict[str, torch.Tensor], position: Position) -> None:
@@ -67,9 +59,7 @@ def commit(folder: Path, kept: dict[str, torch.Tensor], position: Position) -> N
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
-def read(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | Together, devices: Devices = ALONE
-) -> Position | None:
+def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE) -> Position | None:
     """Load the newest whole checkpoint into model and optimizer; None if there is none.
 
     Raises ValueError in a process that does not see the checkpoint that the first one found.
@@ -119,7 +109,7 @@ def remove(folder: Path) -> None:
 
 
 def snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer | Together, devices: Devices = ALONE, *, copy: bool = False
+    model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
     """What a checkpoint holds, on the host; empty in all processes but the first, which must take part all the same.
 
@@ -150,7 +140,7 @@ def snapshot(
 
 
 @torch.no_grad()
-def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer | Together) -> None:
+def _restore(tensors: dict[str, torch.Tensor], model: nn.Module, optimizer: AnyOptimizer) -> None:
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])

@@ -21,7 +21,7 @@ from torch import Tensor
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import Parallel
 from sparsedepth.train.feed import Batch
-from sparsedepth.train.optimizer import Together
+from sparsedepth.train.optimizer import AnyOptimizer
 
 WARM_UP = 3
 """As PyTorch's own capturing functions have it."""
@@ -130,7 +130,7 @@ class StaticBatch:
 class CapturedUpdate:
     """An update of the weights by one batch, taken plainly at first and by replay from then on."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer | Together, micro_batch: int | None, capture: Capture):
+    def __init__(self, optimizer: AnyOptimizer, micro_batch: int | None, capture: Capture):
         self.optimizer, self.micro_batch, self.capture = optimizer, micro_batch, capture
         self.batch: StaticBatch | None = None
         self.replay: Callable[[], Tensor] | None = None

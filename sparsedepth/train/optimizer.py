@@ -39,7 +39,7 @@ def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
     return parameter.ndim > 1 and not is_table
 
 
-class Together:
+class CombinedOptimizer:
     """Optimizers with parameters of their own, as one."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
@@ -62,6 +62,9 @@ class Together:
             optimizer.zero_grad(set_to_none)
 
 
+AnyOptimizer = torch.optim.Optimizer | CombinedOptimizer
+
+
 class Factors(NamedTuple):
     """What multiplies lr, adam_eps and weight_decay of a parameter."""
 
@@ -81,7 +84,7 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
     return Factors(lr=1 / width, eps=1 / (width * depth), decay=width if keeps_decay else 1.0)
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer | Together:
+def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
     """The optimizer of a run, fused where the device has it, each part in groups: decaying and not, by their factors.
 
     A group's `lr_factor` is what the learning rate of a step is multiplied by.
@@ -110,10 +113,10 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer
     if config.optimizer == "adamw":
         return adamw
     muon = torch.optim.Muon(groups(muon=True), lr=config.lr, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw")
-    return Together(muon, adamw)
+    return CombinedOptimizer(muon, adamw)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer | Together, lr: float) -> None:
+def set_learning_rate(optimizer: AnyOptimizer, lr: float) -> None:
     """Set each group's share; where a captured step reads it from memory (`train.cuda_graph`), it is written there."""
     for group in optimizer.param_groups:
         own = group["lr_factor"] * lr
