@@ -11,6 +11,7 @@ Everything but 'stdlib' is read through `datasets`, as a stream; text and JSON-l
 is executed: data sets that need code of their own are not supported.
 """
 
+import codecs
 import difflib
 import glob
 import json
@@ -204,16 +205,16 @@ def _objects(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_lines(file), start=1):
         if line.strip():
             try:
-                yield f"{file}, line {number},", json.loads(line)
+                yield f"{file}, line {number},", json.loads(line.removeprefix("\ufeff"))  # as Windows begins a file
             except (ValueError, RecursionError):
                 yield f"{file}, line {number},", None
 
 
 def _is_array(file: Path) -> bool:
-    if file.suffix != ".json":
+    if file.suffix.lower() != ".json":
         return False
     with open(file, "rb") as opened:
-        return opened.read(1000).lstrip().startswith(b"[")
+        return opened.read(1000).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def _array(file: Path) -> Iterator[tuple[str, Any]]:

@@ -65,6 +65,12 @@ def test_json_lines_do_not_depend_on_the_types_of_other_fields(tmp_path):
     assert read(tmp_path) == ["eins", "zwei", "drei ?"] * 2
 
 
+def test_files_as_windows_writes_them(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "eins"}\r\n{"text": "zwei"}\r\n', encoding="utf-8-sig", newline="")
+    (tmp_path / "B.JSON").write_text('[{"text": "drei"}]', encoding="utf-8-sig")
+    assert read(tmp_path) == ["drei", "eins", "zwei"]
+
+
 def test_parquet_reads_the_named_column(tmp_path):
     texts = [f"document {i}" for i in range(300)]
     pq.write_table(pa.table({"body": [*texts, None], "n": range(301)}), tmp_path / "a.parquet")
