@@ -102,5 +102,13 @@ class PairTokenizer:
         self.size, self.eod = tokenizer.size, tokenizer.eod
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        encoded = encode_pairs(self._tokenizer, [Pair(*json.loads(text)) for text in texts])
+        """Raises ValueError where the tokens of a text hold the end of a document, which would cut it there."""
+        pairs = [Pair(*json.loads(text)) for text in texts]
+        encoded = encode_pairs(self._tokenizer, pairs)
+        for pair, (prompt, answer) in zip(pairs, encoded, strict=True):
+            if self.eod in prompt or self.eod in answer:
+                raise ValueError(
+                    f"the tokenizer reads its end of a document, token {self.eod}, in the text of the pair "
+                    f"{' '.join(joined(pair).split())[:60]!r}...; leave the pair out, or name another tokenizer"
+                )
         return [[*prompt, self.eod, *answer] for prompt, answer in encoded]

@@ -4,7 +4,8 @@
     'bpe:SIZE'  byte-level BPE of at most SIZE tokens, trained on the training documents; 0 ends a document
     other       a local folder or a hub name, through `transformers.AutoTokenizer`; its end-of-sequence token ends one
 
-No special token is ever read out of a text: '<|endoftext|>' inside a document is a piece of text like any other.
+No special token is read out of a text: '<|endoftext|>' inside a document is a piece of text like any other. But a
+model of words or pieces may hold the text itself, as T5's holds '</s>': pairs with it are refused (`prompt_answer`).
 """
 
 import socket

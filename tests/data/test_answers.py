@@ -4,15 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.answers import AnswerSource, pack
 from sparsedepth.data.baselines import baselines
-from sparsedepth.data.prompt_answer import Pair, encode_pairs, pair_texts
+from sparsedepth.data.prompt_answer import Pair, PairTokenizer, encode_pairs, pair_texts
 from sparsedepth.data.source import open_source
-from sparsedepth.data.tokenizer import ByteTokenizer
+from sparsedepth.data.tokenizer import ByteTokenizer, FastTokenizer
 
 PAIRS = [{"prompt": f"{n} + {n}?", "answer": f"{2 * n}"} for n in range(40)]
 
@@ -111,6 +112,18 @@ def test_commonsense170k_is_read_as_it_is_released(tmp_path):
 def test_white_space_before_the_answer_belongs_to_it():
     pairs = [Pair("a?", "b"), Pair("a:\n", "b")]
     assert encode_pairs(ByteTokenizer(), pairs) == [(list(b"a?"), list(b" b")), (list(b"a:"), list(b"\nb"))]
+
+
+def test_a_text_that_reads_as_the_end_of_a_document_is_refused():
+    """A model of pieces that holds '</s>', as T5's: twice in a text it would shift every pair behind it by one."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -1.0) for character in "ab ")]
+    tokenizer = PairTokenizer(FastTokenizer(tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0)), 1))
+    assert tokenizer.encode(['["a", "b"]']) == [[2, 1, 4, 3]]
+    for pair in ('["a</s>", "b"]', '["a", "b</s>"]'):
+        with pytest.raises(
+            ValueError, match=r"its end of a document, token 1, in the text of the pair .*; leave the pair"
+        ):
+            tokenizer.encode([pair])
 
 
 @pytest.mark.parametrize(
