@@ -8,7 +8,16 @@ from sparsedepth.config.sweep import SweepDefinition
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1e-3", 0.001), ("3.0e-3", 0.003), ("2E+5", 2e5), ("-1e2", -100.0), ("12", 12), ("x", "x")]
+    ("text", "value"),
+    [
+        ("1e-3", 0.001),
+        ("3.0e-3", 0.003),
+        ("2E+5", 2e5),
+        ("-1e2", -100.0),
+        ("12", 12),
+        ("x", "x"),
+        ("2024-01-01", "2024-01-01"),
+    ],
 )
 def test_numbers_are_numbers(text, value):
     assert parse_yaml(text, "t") == value
