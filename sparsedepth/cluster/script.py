@@ -137,8 +137,8 @@ class Request:
                 raise ValueError(f"--{name} {value!r} must be a name that Slurm knows: letters, digits, '_', '-', '.'")
         if self.gpus is not None and not re.fullmatch(r"([\w.-]+:)?[1-9]\d{0,2}", self.gpus):
             raise ValueError(f"--gpus {self.gpus!r} must be, with --on slurm, the GPUs of a task: 1, or h100:2")
-        if self.time is not None:
-            parse_time(self.time)
+        if self.time is not None and not parse_time(self.time):
+            raise ValueError(f"--time {self.time!r} must be more than 0; leave it out for the partition's own limit")
         for option in self.extra:
             key, _, value = option.partition("=")
             if not re.fullmatch(r"[a-z][a-z0-9-]*", key) or re.search(r"[\x00-\x1f\"\\]", value):

@@ -126,10 +126,10 @@ def parse_gpus(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
-        if match is None:
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
             raise ValueError(f"--gpus {text!r} must be numbers and ranges, such as 0-3,6")
-        first, last = int(match[1]), int(match[2] or match[1])
         numbers += range(first, last + 1)
-    if not numbers or len(set(numbers)) < len(numbers):
+    if len(set(numbers)) < len(numbers):
         raise ValueError(f"--gpus {text!r} must name each GPU once, such as 0-3,6")
     return numbers

@@ -48,6 +48,10 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
                  "ntasks-per-node=1", "qos=low", "exclusive", "requeue"):  # fmt: skip
         assert line in lines
     assert Request(time="1").warning_seconds == 15  # of a minute, most is left for work
+    with pytest.raises(
+        ValueError, match="--time '0:00' must be more than 0; leave it out for the partition's own limit"
+    ):
+        Request(time="0:00")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 

@@ -14,7 +14,7 @@ def test_gpus_are_numbers_and_ranges(text, expected):
     assert parse_gpus(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "0,0", "0-2,1", "3-1", "-1", "0;1"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "0,0", "0-2,1", "3-1", "0,3-1", "-1", "0;1"])
 def test_anything_else_is_refused(text):
     with pytest.raises(ValueError, match="--gpus"):
         parse_gpus(text)
