@@ -150,7 +150,7 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
         unit=f"{pairs['unit'].iloc[0]} per doubling of n_layers",
         at_setting=at_setting,
         at_baseline=at_baseline,
-        **effect_fields(difference, len(slopes), least_sd, tuning_of(pairs, line_weights(pairs))),
+        **effect_fields(difference, len(slopes), least_sd, tuning_of(pairs, slope_weights(pairs))),
         noise=noise,
         floor=floor,
         exponent_difference=_exponent_difference(pairs) if identified else None,
@@ -175,7 +175,7 @@ def _line_slope(line: pd.DataFrame, column: str) -> float:
     return float((x_N - x_N.mean()) @ y_N / _sxx(line))
 
 
-def line_weights(pairs: pd.DataFrame) -> pd.Series:
+def slope_weights(pairs: pd.DataFrame) -> pd.Series:
     """What each pair counts in the mean slope over the lines of a seed, then over seeds."""
     n_lines = pairs.groupby("seed")["match"].transform("nunique")
     return _weights_in_line(pairs) / n_lines / pairs["seed"].nunique()

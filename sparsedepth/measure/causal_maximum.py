@@ -18,7 +18,6 @@ so the scores, which have intervals, average each sequence's own maximum. Their 
 Shapes: B and N sequences, T tokens of one sequence, F forks, D width of the residual stream, L layers, R resamples.
 """
 
-import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import Fork, batches, probing, record, replace, token_count, walk
@@ -75,12 +74,12 @@ def causal_maximum(
             _skip_spans(probed, tokens_BT, spans, max_tokens) for tokens_BT in batches(probed, tokens_NT, max_tokens)
         ]
         largest_NLL = torch.cat(parts).cpu().numpy()
-    largest_LL = largest_NLL.max(0)
+    largest_LL, estimate = largest_NLL.max(0), same_resamples(rng)
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
     return CausalMaximum(
         effects={(s, later): finite(largest_LL[s - 1, later - 1]) for s, later in pairs},
-        score=bootstrap(_mean_over_pairs, largest_NLL, rng=copy.deepcopy(rng)),  # the same resamples for both
-        depth_score=bootstrap(_depth_score, largest_NLL, rng=rng),
+        score=estimate(_mean_over_pairs, largest_NLL),
+        depth_score=estimate(_depth_score, largest_NLL),
         positions=positions,
         n_tokens=token_count(tokens_NT),
     )

@@ -6,7 +6,6 @@
 Shapes: N and B sequences, T tokens of one sequence, F forks, D width of the residual stream, V vocabulary.
 """
 
-import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, same_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.rows import Measurements
@@ -55,9 +54,7 @@ def held_out_loss(
             parts.append(position_scores(probed, last[0][None], part.targets))
         loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
 
-    def estimate(statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray) -> BootstrapEstimate:
-        return bootstrap(statistic, *per_sequence, rng=copy.deepcopy(rng))  # the same resamples for each
-
+    estimate = same_resamples(rng)
     by_sequence = [
         (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
     ]

@@ -13,7 +13,7 @@ from frames import knob_of, runs_frame
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import contrasts, contrasts_on_bases
-from sparsedepth.effects.depth_slope import line_weights
+from sparsedepth.effects.depth_slope import slope_weights
 from sparsedepth.effects.intervals import t_interval
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.pairs import EQUAL_LR, pairs
@@ -113,7 +113,7 @@ def test_a_slope_weighs_the_depths_by_hand():
     rows = rows.assign(cell_id=["a", "b"] * 2, cell_id_baseline=["c", "d"] * 2)
     rows = rows.assign(**dict.fromkeys(["tuning_variance", "tuning_variance_baseline"], 0.01))
     rows = rows.assign(**dict.fromkeys(["tuning_df", "tuning_df_baseline"], 5.0))
-    weights = line_weights(rows)
+    weights = slope_weights(rows)
     assert weights.tolist() == [-0.5, 0.5, -0.5, 0.5]
     assert [term.variance for term in terms(rows, weights)] == [pytest.approx(0.02)] * 2
 
