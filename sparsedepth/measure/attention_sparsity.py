@@ -48,6 +48,8 @@ class HeadValues:
     """[L], the mean over heads"""
     total: BootstrapEstimate
     """over layers and heads"""
+    n: int
+    """causal weights, or rows, behind the value of one head of one layer"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,10 +64,6 @@ class AttentionSparsity:
     """from 0 to 1"""
     sink: HeadValues
     """share from 0 to 1"""
-    weights_per_head: int
-    """causal weights behind the share of one head of one layer"""
-    rows_per_head: int
-    """rows, so tokens, behind the entropy; relative entropy and sink have one less per sequence"""
 
 
 def attention_sparsity(
@@ -94,7 +92,8 @@ def attention_sparsity(
     def values(index: int, size: int) -> HeadValues:
         value_NLH = sum_NLHC[..., index] / (size or np.nan)
         by_head = value_NLH.mean(0)
-        return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=estimate(itself, value_NLH.mean((1, 2))))
+        total = estimate(itself, value_NLH.mean((1, 2)))
+        return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=total, n=n_sequences * size)
 
     return AttentionSparsity(
         absolute={tau: values(index, weights) for index, tau in enumerate(taus)},
@@ -102,8 +101,6 @@ def attention_sparsity(
         entropy=values(n_thresholds, n_tokens),
         relative_entropy=values(n_thresholds + 1, n_tokens - 1),
         sink=values(n_thresholds + 2, n_tokens - 1),
-        weights_per_head=n_sequences * weights,
-        rows_per_head=n_sequences * n_tokens,
     )
 
 
@@ -144,18 +141,18 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
     taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
     result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
 
-    def add(metric: str, values: HeadValues, n: int) -> None:
-        made.add_layers(metric, values.by_layer.tolist(), n * values.by_head.shape[1])
-        made.add_heads(metric, values.by_head, n)
+    def add(metric: str, values: HeadValues) -> None:
+        made.add_layers(metric, values.by_layer.tolist(), values.n * values.by_head.shape[1])
+        made.add_heads(metric, values.by_head, values.n)
 
     for name, by_threshold in (("attention_sparsity", result.absolute), ("attention_sparsity_rel", result.relative)):
         made.add_score(name, next(iter(by_threshold.values())).total)
         for threshold, values in by_threshold.items():
-            add(f"{name}@{threshold:g}", values, result.weights_per_head)
+            add(f"{name}@{threshold:g}", values)
     for name, values in (
         ("attention_entropy", result.entropy),
         ("attention_entropy_rel", result.relative_entropy),
         ("attention_sink", result.sink),
     ):
         made.add_score(name, values.total)
-        add(name, values, result.rows_per_head)
+        add(name, values)
