@@ -28,7 +28,7 @@ part, and of what either branch adds, as F leaves it. Deviates: not of the embed
 and mup divide what the head reads by d_model / base_width. `train.optimizer` has their other rules. Deviates: attention
 keeps 1/sqrt(K), which is 1/K up to a constant where the width of a head is the same at all widths.
 
-Elsewhere: `gpas` in `Block._shrunk`, `loops` in `Block.again`, `residual_scalars` and `value_residual` in
+Elsewhere: `gpas` in `Block._shrunk`, `loops` in `Block.tied`, `residual_scalars` and `value_residual` in
 `model.stream_start`, `n_streams` in `model.streams`, `attention_residuals` in `model.sources`.
 
 With `architecture` vit (2010.11929) the same blocks make an encoder of images: every position sees every other, the
@@ -107,7 +107,7 @@ class Block(nn.Module):
         # A buffer, not a float: compiled blocks then share one graph. Not saved: the config says it.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
-    def again(self, config: ModelConfig, layer: int) -> "Block":
+    def tied(self, config: ModelConfig, layer: int) -> "Block":
         """A later layer that computes with this one's weights (`loops`).
 
         With `loops` = r the L = n_layers layers are r passes through L / r blocks: layer l has the weights of block
@@ -131,7 +131,7 @@ class Block(nn.Module):
         changes_stream = any(part is not None for part in own)
         return not (changes_stream or self.depth_scale == "after_residual" or self._sum_norm("ffn"))
 
-    def entered(self, x_BTD: Tensor, start: StreamStart | None) -> Tensor:
+    def mixed_with_start(self, x_BTD: Tensor, start: StreamStart | None) -> Tensor:
         """What the block starts from in place of its input: a x + b x_0, or the input itself."""
         if self.stream_scalar is None:
             return x_BTD
@@ -178,7 +178,7 @@ class Block(nn.Module):
         self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, start: StreamStart | None = None
     ) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""
-        x_BTD = self.entered(x_BTD, start)
+        x_BTD = self.mixed_with_start(x_BTD, start)
         return self.joined("attention", x_BTD, self.added_by_attention(x_BTD, rotary, document_BT, start))
 
     def forward(
@@ -248,7 +248,7 @@ class Decoder(nn.Module):
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.n_blocks + 1))
         for layer in range(config.n_blocks + 1, config.n_layers + 1):
-            self.blocks.append(cast(Block, self.blocks[layer - 1 - config.n_blocks]).again(config, layer))
+            self.blocks.append(cast(Block, self.blocks[layer - 1 - config.n_blocks]).tied(config, layer))
         if config.attention_residuals:
             self.sources = Sources(config, 2 * config.n_layers)
         self.norm = make_norm(config)
@@ -321,7 +321,7 @@ class Decoder(nn.Module):
         start, block = StreamStart(x_BTD), self.blocks[0]
         assert isinstance(block, Block)
         if self.config.value_residual:
-            start.value_BGTK = block.attention.values(block.attention_input(block.entered(x_BTD, start)))
+            start.value_BGTK = block.attention.values(block.attention_input(block.mixed_with_start(x_BTD, start)))
         return start
 
     def rotary(self, n_tokens: int) -> Rotary:

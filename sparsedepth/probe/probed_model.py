@@ -208,7 +208,7 @@ class ProbedDecoder:
         block = self._block(layer)
         rotary, document_BT, start = self._context(x_BTD)
         form = AttentionForm(causal=self.causal, window=self.model.config.sliding_window, documents=document_BT)
-        return *block.attention.queries_keys(block.attention_input(block.entered(x_BTD, start)), rotary), form
+        return *block.attention.queries_keys(block.attention_input(block.mixed_with_start(x_BTD, start)), rotary), form
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""
