@@ -31,7 +31,7 @@ class ResultsIndex:
         if run_id not in self._losses:
             if not self.is_complete(run_id):
                 return math.inf if self.is_without_result(run_id) else None
-            self._losses[run_id] = self._read(run_id)
+            self._losses[run_id] = objective_as_loss(read_summary(self.results, run_id), self.objective)
         return self._losses[run_id]
 
     def is_complete(self, run_id: str) -> bool:
@@ -39,9 +39,6 @@ class ResultsIndex:
         if run_id not in self._complete and is_whole(self.results, run_id):
             self._complete.add(run_id)
         return run_id in self._complete
-
-    def _read(self, run_id: str) -> float:
-        return objective_as_loss(read_summary(self.results, run_id), self.objective)
 
 
 def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:

@@ -25,6 +25,7 @@ from sparsedepth.scaling.law import ClusterEffect, DesignMatrix, contributions, 
 GRADIENT = 1e-8
 ROUNDING = 1e-13
 """A root-mean-square residual of ln L below this is zero."""
+MAX_STEPS = 500
 ROWS_AT_A_TIME = 128
 """Keeps the Jacobians in cache."""
 STUCK = 1e12
@@ -61,7 +62,6 @@ def solve(
     weight_RN: np.ndarray | None = None,
     free_RP: np.ndarray | None = None,
     y_RN: np.ndarray | None = None,
-    max_steps: int = 500,
 ) -> Solution:
     """Fit every row from its start. Weights default to 1, all but the law's fixed exponents are free, and `y_RN`
     (ln loss) replaces the points' own."""
@@ -70,7 +70,7 @@ def solve(
     free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, start_RP.shape)
     y_RN = np.broadcast_to(plan.y if y_RN is None else y_RN, shape)
     parts = [
-        _solve(plan, start_RP[rows], root_RN[rows], free_RP[rows], y_RN[rows], max_steps)
+        _solve(plan, start_RP[rows], root_RN[rows], free_RP[rows], y_RN[rows])
         for rows in (slice(i, i + ROWS_AT_A_TIME) for i in range(0, len(start_RP), ROWS_AT_A_TIME))
     ]
     theta_RP, cost_R, gradient_R, converged_R = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -78,7 +78,7 @@ def solve(
 
 
 def _solve(
-    plan: DesignMatrix, start_RP: np.ndarray, root_RN: np.ndarray, free_RP: np.ndarray, y_RN: np.ndarray, max_steps: int
+    plan: DesignMatrix, start_RP: np.ndarray, root_RN: np.ndarray, free_RP: np.ndarray, y_RN: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     theta_RP = start_RP.astype(float)
     cost_R = _cost(theta_RP, plan, root_RN, y_RN)
@@ -87,7 +87,7 @@ def _solve(
     weight_R = (root_RN**2).sum(axis=1)
     zero_R = ROUNDING**2 * weight_R
     left = np.arange(len(theta_RP))
-    for _ in range(max_steps):
+    for _ in range(MAX_STEPS):
         hessian_RPP, slope_RP, size_RP = _derivatives(theta_RP[left], plan, root_RN[left], y_RN[left], free_RP[left])
         moves_RP = size_RP > NEGLIGIBLE**2 * weight_R[left, None]
         gradient_R[left] = _cosine(slope_RP * moves_RP, size_RP, cost_R[left])
@@ -166,21 +166,19 @@ def _step(hessian_RPP: np.ndarray, slope_RP: np.ndarray, size_RP: np.ndarray, da
 
 
 def covariance(
-    plan: DesignMatrix, solution: Solution, weight_RN: np.ndarray | None = None, free_RP: np.ndarray | None = None
+    plan: DesignMatrix, solution: Solution, free_RP: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """s^2 (J'J)^-1 of every row, (R, P, P), with s^2 = S / (sum w - free parameters), and the condition number of J
-    with columns of length 1, (R,).
+    """s^2 (J'J)^-1 of every row, (R, P, P), with s^2 = S / (N - free parameters), and the condition number of J with
+    columns of length 1, (R,). Every point has the weight 1.
 
     Zero for what is not free, NaN for what has no effect (NEGLIGIBLE), or everywhere if the rest cannot be told apart
     (UNIDENTIFIED).
     """
-    weight_RN = np.broadcast_to(1.0 if weight_RN is None else weight_RN, (len(solution.theta), plan.n_points))
     free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, solution.theta.shape)
-    by_RPN = jacobian(solution.theta, plan.z)[1] * np.sqrt(weight_RN)[:, None]
+    by_RPN = jacobian(solution.theta, plan.z)[1]
     gram_RPP = by_RPN @ _whitened(by_RPN, plan.shared).transpose(0, 2, 1)
     size_RP = np.sqrt(np.einsum("rpp->rp", gram_RPP))
-    weight_R = weight_RN.sum(axis=1)
-    moves_RP = free_RP & (size_RP > NEGLIGIBLE * np.sqrt(weight_R)[:, None])
+    moves_RP = free_RP & (size_RP > NEGLIGIBLE * np.sqrt(plan.n_points))
     out_RPP = np.where(free_RP[:, :, None] & free_RP[:, None, :], np.nan, 0.0)
     condition_R = np.full(len(free_RP), np.inf)
     for i, moves_P in enumerate(moves_RP):
@@ -189,7 +187,7 @@ def covariance(
         )
         if values[0] > 0:
             condition_R[i] = np.sqrt(values[-1] / values[0])
-        df = weight_R[i] - free_RP[i].sum()
+        df = plan.n_points - free_RP[i].sum()
         if condition_R[i] < UNIDENTIFIED and df > 0:
             inverse = (vectors / values) @ vectors.T / np.outer(size_RP[i, moves_P], size_RP[i, moves_P])
             out_RPP[i][np.ix_(moves_P, moves_P)] = solution.cost[i] / df * inverse

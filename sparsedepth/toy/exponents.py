@@ -93,12 +93,12 @@ class Exponent:
     """Columns n_layers, teacher_seed, test_loss: mean over the students' seeds."""
 
 
-def exponents(toys: "pd.DataFrame", loss: str = "test_loss") -> list[Exponent]:
+def exponents(toys: "pd.DataFrame") -> list[Exponent]:
     """One per setting, from the rows of `toys`; settings with fewer than MIN_DEPTHS depths are left out. A teacher
     counts if it has a loss at every depth of its setting."""
     fitted = []
     for key, rows in toys.groupby(list(SETTINGS), dropna=False, sort=True):
-        by_teacher = rows.groupby(["n_layers", "teacher_seed"])[loss].mean().unstack("teacher_seed")
+        by_teacher = rows.groupby(["n_layers", "teacher_seed"])["test_loss"].mean().unstack("teacher_seed")
         whole = by_teacher.loc[:, (by_teacher > 0).all()]
         if len(whole) < MIN_DEPTHS or whole.empty:
             continue
