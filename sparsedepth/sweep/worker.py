@@ -197,8 +197,11 @@ class Worker:
                 trial.set_user_attr("failed", failures[-1])
                 raise FailedError(f"run {config.run_id} failed {len(failures)} times; the last time: {failures[-1]}")
             self._wanted_runs[config.run_id] = config
-            while config.run_id in self._wanted_runs:
-                yield
+            try:
+                while config.run_id in self._wanted_runs:
+                    yield
+            finally:  # nobody waits for it where another seed has ended its trial
+                self._wanted_runs.pop(config.run_id, None)
 
     def _make_runs(self, configs: list[RunConfig]) -> Generator[None]:
         """Make these runs in one process; whatever comes of it, they are no longer wanted."""
@@ -276,15 +279,19 @@ class Worker:
 
 
 def _side_by_side(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:
-    """The summaries of runs that are waited for together."""
+    """The summaries of runs that are waited for together; where one raises, the others are not waited for."""
     summaries: dict[int, dict[str, Any]] = {}
-    while True:
-        for number, run in enumerate(runs):
-            if number not in summaries:
-                try:
-                    next(run)
-                except StopIteration as end:
-                    summaries[number] = end.value
-        if len(summaries) == len(runs):
-            return [summaries[number] for number in range(len(runs))]
-        yield
+    try:
+        while True:
+            for number, run in enumerate(runs):
+                if number not in summaries:
+                    try:
+                        next(run)
+                    except StopIteration as end:
+                        summaries[number] = end.value
+            if len(summaries) == len(runs):
+                return [summaries[number] for number in range(len(runs))]
+            yield
+    finally:
+        for run in runs:
+            run.close()

@@ -345,6 +345,28 @@ def test_a_pruned_proposal_is_settled_even_after_the_study_is_lost(tmp_path):
     assert driver._missing(driver.study) == ([], [])
 
 
+def test_a_proposal_that_has_ended_asks_for_no_further_seed(tmp_path):
+    """Dropout does not stack: the first of three seeds is made by itself, and pruned, and with it the proposal."""
+    tried = []
+
+    class Prunes(Worker):
+        def _watch_process(self, configs):
+            yield
+            tried.append([config.seed for config in configs])
+            scratch = Scratch(self.results, configs[0].run_id)
+            scratch.folder.mkdir(parents=True, exist_ok=True)
+            scratch.prune(Pruned(step=5, reason="worse"))
+            return 0
+
+    base = {**BASE, "attention_dropout": 0.1, "log_every": 1}
+    rule = {"by": "train_loss", "at": [0.5]}
+    definition = sweep(sampler="tpe", n_trials=1, space=SPACE, seeds=[0, 1, 2], base=base, prune=rule)
+    sweeping = Sweep(definition, tmp_path, kind=Prunes)
+    (trial,) = sweeping.finish().trials
+    assert trial.state == optuna.trial.TrialState.PRUNED and tried == [[0]]
+    assert all(worker.is_idle for worker in sweeping._workers), "no process was started for the other seeds"
+
+
 def test_a_run_that_the_kernel_kills_for_memory_is_halved_until_it_is_infeasible(tmp_path, monkeypatch):
     """No failure: 128 tokens are four sequences of 32, then two, then one; then it does not fit."""
     kills, tried = iter(range(100)), []
