@@ -14,7 +14,7 @@ stands for it, and gives the error and its degrees of freedom. One contrast alon
 Contrasts that share a baseline are not independent: the others' likelihood counts 1 / (1 + (J - 1) r^2) of its size,
 r^2 the mean squared correlation of two contrasts over their seeds, less what chance gives it.
 
-Shapes: J contrasts, K points of the grid, S seeds.
+Shapes: J contrasts, P times V points of the grid (d0 and v0), S seeds.
 """
 
 from collections.abc import Sequence
@@ -41,41 +41,42 @@ def squeeze(variances: Sequence[float], dfs: Sequence[int], shared: float = SHAR
     if n < 2 or not (own_J > 0).any():
         return own_J, df_J
     s2_J = np.maximum(own_J, 1e-5 * np.median(own_J[own_J > 0]))  # agreement by chance is not certainty
-    prior_df_K1, prior_K1 = (
-        axis.reshape(-1, 1)
-        for axis in np.meshgrid(PRIOR_DF, np.exp(np.median(np.log(s2_J)) + LOG_VARIANCES), indexing="ij")
-    )
-    likelihood_KJ = _log_f(s2_J / prior_K1, df_J, prior_df_K1)
+    prior_df_P11 = np.reshape(PRIOR_DF, (-1, 1, 1))
+    prior_V1 = np.exp(np.median(np.log(s2_J)) + LOG_VARIANCES)[:, None]
+    likelihood_PVJ = _log_f(s2_J / prior_V1, df_J, prior_df_P11)
     weight = 1 / (1 + (n - 1) * shared)
-    log_KJ = likelihood_KJ.sum(axis=1, keepdims=True) * weight + likelihood_KJ * (1 - weight)
-    weight_KJ = np.exp(log_KJ - log_KJ.max(axis=0))
-    weight_KJ /= weight_KJ.sum(axis=0)
-    total_KJ = prior_df_K1 + df_J
-    error_KJ = np.sqrt((prior_df_K1 * prior_K1 + df_J * s2_J) / total_KJ)
-    inner_J, outer_J = (_half_width(weight_KJ, error_KJ, total_KJ, level) for level in TAILS)
+    log_PVJ = likelihood_PVJ.sum(axis=-1, keepdims=True) * weight + likelihood_PVJ * (1 - weight)
+    weight_PVJ = np.exp(log_PVJ - log_PVJ.max(axis=(0, 1)))
+    weight_PVJ /= weight_PVJ.sum(axis=(0, 1))
+    total_P1J = prior_df_P11 + df_J
+    error_PVJ = np.sqrt((prior_df_P11 * prior_V1 + df_J * s2_J) / total_P1J)
+    inner_J, outer_J = (_half_width(weight_PVJ, error_PVJ, total_P1J, level) for level in TAILS)
     total_J = np.maximum(np.interp(outer_J / inner_J, *_RATIOS), df_J)
     return (inner_J / stdtrit(total_J, 1 - TAILS[0] / 2)) ** 2, total_J
 
 
-def _half_width(weight_KJ: np.ndarray, error_KJ: np.ndarray, df_KJ: np.ndarray, level: float) -> np.ndarray:
+def _half_width(weight_PVJ: np.ndarray, error_PVJ: np.ndarray, df_P1J: np.ndarray, level: float) -> np.ndarray:
     """What a mixture of Student's distributions exceeds, on either side, with probability `level`: Newton's steps on
-    ln tail over ln width, of which five reach 1e-9."""
-    density_KJ = np.exp(gammaln((df_KJ + 1) / 2) - gammaln(df_KJ / 2)) / np.sqrt(np.pi * df_KJ)
-    half_J = (weight_KJ * error_KJ * stdtrit(df_KJ, 1 - level / 2)).sum(axis=0)
-    for _ in range(5):
-        t_KJ = half_J / error_KJ
-        tail_J = 2 * (weight_KJ * stdtr(df_KJ, -t_KJ)).sum(axis=0)
-        slope_J = 2 * (weight_KJ * t_KJ * density_KJ * (1 + t_KJ**2 / df_KJ) ** (-(df_KJ + 1) / 2)).sum(axis=0)
-        half_J = half_J * np.exp(np.log(tail_J / level) * tail_J / slope_J)
+    ln tail over ln width, which square what is left of the error; the one after the last would be below 1e-9."""
+    density_P1J = np.exp(gammaln((df_P1J + 1) / 2) - gammaln(df_P1J / 2)) / np.sqrt(np.pi * df_P1J)
+    half_J = (weight_PVJ * error_PVJ * stdtrit(df_P1J, 1 - level / 2)).sum(axis=(0, 1))
+    for _ in range(10):
+        t_PVJ = half_J / error_PVJ
+        tail_J = 2 * (weight_PVJ * stdtr(df_P1J, -t_PVJ)).sum(axis=(0, 1))
+        slope_PVJ = weight_PVJ * t_PVJ * density_P1J * (1 + t_PVJ**2 / df_P1J) ** (-(df_P1J + 1) / 2)
+        step_J = np.log(tail_J / level) * tail_J / (2 * slope_PVJ.sum(axis=(0, 1)))
+        half_J = half_J * np.exp(step_J)
+        if np.abs(step_J).max() < 1e-5:
+            break
     return half_J
 
 
-def _log_f(ratio_KJ: np.ndarray, df_J: np.ndarray, prior_df_K1: np.ndarray) -> np.ndarray:
+def _log_f(ratio_VJ: np.ndarray, df_J: np.ndarray, prior_df_P11: np.ndarray) -> np.ndarray:
     """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to what d and s^2 alone decide."""
-    a_J, c_K1 = df_J / 2, prior_df_K1 / 2
+    a_J, c_P11 = df_J / 2, prior_df_P11 / 2
     return (
-        gammaln(a_J + c_K1) - gammaln(c_K1) + a_J * np.log(ratio_KJ * df_J / (2 * c_K1))
-        - (a_J + c_K1) * np.log1p(ratio_KJ * df_J / (2 * c_K1))
+        gammaln(a_J + c_P11) - gammaln(c_P11) + a_J * np.log(ratio_VJ * df_J / (2 * c_P11))
+        - (a_J + c_P11) * np.log1p(ratio_VJ * df_J / (2 * c_P11))
     )  # fmt: skip
 
 
