@@ -10,6 +10,8 @@ The step is the one that a single process takes: shares are equal, so the mean o
 shares of the choices are averaged over processes before the balance loss (`model` calls `mean`), which then equals the
 global batch's (2501.11873), since it is linear in the rest. All losses agree with one process to rounding.
 
+What shards is imported where a run shards: it takes a second, for which `plan` and the start of every sweep would wait.
+
 Everything that processes must agree on is decided by one small exchange between hosts per step: whether to stop or to
 save, and whether all are alive. So a lost process is noticed at the next step, not at a time-out of the devices.
 """
@@ -21,19 +23,20 @@ import os
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsedepth.config.runtime import Parallel, RuntimeConfig
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.moe import Experts
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 TIMEOUT = datetime.timedelta(minutes=10)
 """How long an exchange may take before the process counts the others as lost."""
@@ -73,16 +76,15 @@ class Devices:
         """The model that is trained here: the given one, or its shard (the given one then stays on the host)."""
         spread = copy.deepcopy(model) if self.parallel == "fsdp" else model.to(device)
         if self.parallel == "fsdp":
-            mesh = init_device_mesh(device.type, (self.size,))
             for block in spread.blocks:
-                fully_shard(block, mesh=mesh)
+                self._shard(block, device)
         _average_with(self.mean, spread)
         return spread
 
     def wrap(self, objective: nn.Module, device: torch.device) -> nn.Module:
         """The module to call in place of `objective`, which holds a model from `spread`."""
         if self.parallel == "fsdp":
-            fully_shard(objective, mesh=init_device_mesh(device.type, (self.size,)))
+            self._shard(objective, device)
         if self.parallel == "ddp":
             with warnings.catch_warnings():  # the new name of the option is not known to every torch that we support
                 warnings.simplefilter("ignore", FutureWarning)
@@ -91,11 +93,24 @@ class Devices:
 
     def accumulating(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[object]:
         """Around a micro-batch: gradients are exchanged after the last one of a step only."""
-        if isinstance(wrapped, FSDPModule):
-            wrapped.set_requires_gradient_sync(last)
-        elif isinstance(wrapped, DistributedDataParallel) and not last:
+        for module in self._sharded(wrapped):
+            module.set_requires_gradient_sync(last, recurse=False)
+        if isinstance(wrapped, DistributedDataParallel) and not last:
             return wrapped.no_sync()
         return contextlib.nullcontext()
+
+    def _shard(self, module: nn.Module, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(module, mesh=init_device_mesh(device.type, (self.size,)))
+
+    def _sharded(self, wrapped: nn.Module) -> "list[FSDPModule]":
+        if self.parallel != "fsdp":
+            return []
+        from torch.distributed.fsdp import FSDPModule
+
+        return [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
 
     def mean(self, x: Tensor) -> Tensor:
         """The mean over processes, without gradients."""
@@ -124,7 +139,7 @@ class Devices:
     @contextmanager
     def gathered(self, wrapped: nn.Module) -> Generator[None]:
         """While it is open, the model inside a module from `wrap` holds whole weights in every process."""
-        sharded = [module for module in wrapped.modules() if isinstance(module, FSDPModule)]
+        sharded = self._sharded(wrapped)
         for module in sharded:
             module.unshard()
         try:
@@ -158,11 +173,15 @@ def _average_with(mean: Callable[[Tensor], Tensor], model: Decoder) -> None:
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be sharded; every process must ask."""
+    from torch.distributed.tensor import DTensor
+
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
     """This process's part of a whole tensor, laid out as `other` is; no exchange, since every process has the whole."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     tensor = tensor.to(other.device)
     if isinstance(other, DTensor) and tensor.shape == other.shape:
         return distribute_tensor(tensor, other.device_mesh, other.placements, src_data_rank=None)
