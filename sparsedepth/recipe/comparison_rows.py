@@ -88,14 +88,16 @@ def _on_the_data_of(config: RunConfig, rows: pd.DataFrame) -> pd.DataFrame:
     varying = [name for name in DATA if rows[name].nunique(dropna=False) > 1]
     if not varying:
         return rows
-    return rows[[all(plain(row[name]) == plain(of_data[name]) for name in varying) for _, row in rows.iterrows()]]
+    same = [[plain(value) == plain(of_data[name]) for value in rows[name]] for name in varying]
+    return rows[[all(row) for row in zip(*same, strict=True)]]
 
 
 def _cell_of(name: str, rows: pd.DataFrame) -> Configuration:
+    first = rows.iloc[0]
     return Configuration(
         cell_id=name,
         tuned=frozenset(tuned_fields(rows)),
-        knobs={field: plain(rows.iloc[0][field]) for field in CELL_FIELDS},
+        knobs={field: plain(first[field]) for field in CELL_FIELDS},
         flops=mean_interval(_values(rows, "train_flops"))[0],
     )
 
