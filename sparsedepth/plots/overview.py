@@ -30,9 +30,7 @@ def load_overview(figure: str, store: Store) -> Drawing:
     has_links = chain is not None and bool(chain.panels)
     if not has_links and (by_depth is None or by_depth.layers.empty):
         raise NothingToDraw(f"no finished run has two of the quantities that {figure} shows; measure them")
-    data = chain.points if chain is not None else by_depth.layers if by_depth is not None else None
-    assert data is not None
-    return Drawing(data=data, page=partial(page_of_runs, runs, chain, by_depth, is_search))
+    return Drawing(data=data_of(chain, by_depth), page=partial(page_of_runs, runs, chain, by_depth, is_search))
 
 
 def parts_of(
@@ -45,6 +43,12 @@ def parts_of(
         correlations(known, is_search) if with_chain else None,
         by_layer(known, layers, is_search) if with_layers else None,
     )
+
+
+def data_of(chain: Correlations | None, by_depth: ByLayer | None) -> pd.DataFrame:
+    """Every number that is drawn: a row for each run of the chain, then one for each layer of a depth."""
+    tables = [*([chain.points] if chain else []), *([by_depth.layers] if by_depth else [])]
+    return pd.concat([table.astype(object) for table in tables], ignore_index=True)
 
 
 def page_of_runs(

@@ -3,7 +3,7 @@
 import pandas as pd
 from frames import grid
 
-from sparsedepth.plots.overview import page_of_runs, parts_of
+from sparsedepth.plots.overview import data_of, page_of_runs, parts_of
 from sparsedepth.plots.style import MOVES_VARIANCE
 
 
@@ -42,3 +42,13 @@ def test_the_figure_by_layer_speaks_of_its_own_runs():
     runs, layers = runs_and_layers()
     text = page_of("by_layer", runs, layers).get_supxlabel()
     assert "finished runs" not in text and "0.003" not in text and "lr 0.001" in text
+
+
+def test_the_data_are_all_that_is_drawn():
+    runs, layers = runs_and_layers()
+    chain, by_depth = parts_of("overview", runs, layers)
+    data = data_of(chain, by_depth)
+    assert list(data["run_id"].dropna()) == list(chain.points["run_id"])
+    of_layers = data[data["run_id"].isna()]
+    assert list(of_layers["mean"]) == list(by_depth.layers["mean"]) == [2.0, 2.0]
+    assert len(data_of(chain, None)) == 4 and len(data_of(None, by_depth)) == 2
