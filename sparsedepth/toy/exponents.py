@@ -42,7 +42,7 @@ class PowerLaw:
     """-d log L / d log l, by least squares."""
 
     def __call__(self, depth: np.ndarray) -> np.ndarray:
-        """The fitted loss; c and rest are of the best alpha even where that is no measurement."""
+        """The fitted loss; where alpha is no measurement, that of the slope alone."""
         return self.c * depth ** -(self.alpha if self.alpha is not None else self.slope) + self.rest
 
 
@@ -66,7 +66,7 @@ def fit_power_law(depth: Sequence[float] | np.ndarray, loss: Sequence[float] | n
         bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-9},
     )  # fmt: skip
     c, rest, _ = _linear(minimum.x, depth_L, loss_L)
-    return PowerLaw(alpha=float(minimum.x) if c > 0 else None, c=c, rest=rest, slope=slope)
+    return PowerLaw(alpha=float(minimum.x), c=c, rest=rest, slope=slope)
 
 
 def _linear(alpha: float, depth_L: np.ndarray, loss_L: np.ndarray) -> tuple[float, float, float]:

@@ -48,7 +48,7 @@ def toys(store: Store) -> Drawing:
 
 
 def columns(toys: pd.DataFrame) -> list[FigureColumn]:
-    """The kinds of students in the rows of `toys`. Raises ValueError where no setting has depths enough for a fit."""
+    """The kinds of students in the rows of `toys`. Raises NothingToDraw where no setting has depths for a fit."""
     fitted = exponents(toys)
     if not fitted:
         raise NothingToDraw("no setting of these toys has 4 depths, so there is no exponent to draw; train more depths")
