@@ -39,7 +39,7 @@ MOST_TASKS = 64
 """Tasks of an array where --array does not say."""
 
 PROBE_SECONDS = 4.0
-"""How long the probe task is waited for; after that the array waits for it in the queue."""
+"""How long the probe task may wait for its start; after that the array waits for it in the queue."""
 
 STOP_SECONDS = 600.0
 """How long running tasks may take to write their checkpoints before `stop` gives the prompt back."""
@@ -173,24 +173,23 @@ class TaskArray:
         )
         job = slurm.submit(text)
         deadline = time.monotonic() + PROBE_SECONDS
-        facts: dict[str, str] = {}
-        while time.monotonic() < deadline:
-            if answer.exists():
-                answer.unlink()
-                token.unlink()
-                return None
+        while not answer.exists():
             facts = slurm.show_job(job)
-            if facts.get("JobState") in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
+            state, is_late = facts.get("JobState"), time.monotonic() > deadline
+            if state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
                 token.unlink()
                 raise ValueError(self._why_probe_failed(facts))
+            if is_late and state == "COMPLETED":
+                raise ValueError(
+                    f"{self.results} is not shared by the nodes: what the probe task wrote on {facts.get('NodeList')} "
+                    f"is not seen here; give an --out on storage that all see"
+                )
+            if is_late and state not in ("RUNNING", "COMPLETING"):  # it waits, or the controller does not say
+                return job
             time.sleep(0.2)
-        if facts.get("JobState") not in ("PENDING", "CONFIGURING"):
-            slurm.call("scancel", job)
-            raise ValueError(
-                f"{self.results} is not shared by the nodes: what the probe task wrote on {facts.get('NodeList')} is "
-                f"not seen here; give an --out on storage that all see"
-            )
-        return job
+        answer.unlink()
+        token.unlink()
+        return None
 
     def _why_probe_failed(self, facts: dict[str, str]) -> str:
         node = facts.get("NodeList", "a node")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsedepth.cli.on_slurm import array_options
+from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import SEAL, TaskArray, check
 from sparsedepth.cluster.script import Request, advice, array_script, check_folder, parse_time, script_body
 from sparsedepth.config.runtime import RuntimeConfig
@@ -69,6 +70,31 @@ def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, at_a_time,
     options = array_options("slurm", **{**none, "nodes": 1, "gpus_per_run": 1, "runtime": RuntimeConfig(), **given})
     assert options and options.at_a_time == at_a_time
     assert options.arguments() == ["--max-attempts", "2", *arguments]
+
+
+def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):
+    """Python may take long to start from a busy file system; a controller that does not answer says nothing of it."""
+    array = TaskArray(sweep="x", results=tmp_path)
+    array.folder.mkdir()
+    looks = []
+
+    def show_job(job):
+        looks.append(job)
+        if len(looks) == 30:
+            (token,) = array.folder.glob("probe-*")
+            token.with_name(f"{token.name}.answer").touch()
+        return {"JobState": "RUNNING"}
+
+    monkeypatch.setattr("sparsedepth.cluster.array.PROBE_SECONDS", -1.0)
+    monkeypatch.setattr(slurm, "submit", lambda script: "7")
+    monkeypatch.setattr(slurm, "show_job", show_job)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert array._probe() is None and len(looks) == 30 and not list(array.folder.iterdir())
+    monkeypatch.setattr(slurm, "show_job", lambda job: {})
+    assert array._probe() == "7"
+    monkeypatch.setattr(slurm, "show_job", lambda job: {"JobState": "COMPLETED", "NodeList": "n1"})
+    with pytest.raises(ValueError, match="not shared by the nodes: what the probe task wrote on n1 is not seen here"):
+        array._probe()
 
 
 def test_a_script_that_was_edited_is_seen(tmp_path):
