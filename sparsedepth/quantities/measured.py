@@ -63,6 +63,12 @@ def _jointly(sizes: RunSizes) -> tuple[float, float]:
     return passes, passes
 
 
+def _jacobian(sizes: RunSizes) -> tuple[float, float]:
+    """Exactly, each dimension is taken at one position at a time, and once at all."""
+    exact = sizes.stream_width * (sizes.seq_len + 1)
+    return 1 + (3 * sizes.jacobian_probes if sizes.jacobian_probes else exact), 0
+
+
 def _released_code(sizes: RunSizes) -> tuple[float, float]:
     pairs = _all_pairs(sizes)
     return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
@@ -80,7 +86,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("causal", _by_layer),
     Measure("permutation", _by_pair),
     Measure("neighbours", _by_layer, on_request=True),
-    Measure("jacobian", lambda sizes: (1 + 3.0 * (sizes.jacobian_probes or sizes.d_model), 0), on_request=True),
+    Measure("jacobian", _jacobian, on_request=True),
     Measure("removal", _by_range, on_request=True),
     Measure("causal_maximum", lambda sizes: (4 * _by_layer(sizes)[0], 0), on_request=True),
     Measure("trajectories", _once, on_request=True),

@@ -9,6 +9,7 @@ from reference import FAMILIES, jacobian_blocks, run_config
 from sparsedepth.measure.jacobian import FORMS, jacobian_deviation
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.quantities.measured import MEASURES
 
 TOKENS = integers(5, 3, 4)
 
@@ -119,6 +120,16 @@ def test_the_model_is_left_as_it_was_found(fails):
         jacobian_deviation(probed, TOKENS, rng(), 2)
     assert [weight.requires_grad for weight in model.parameters()] == needed
     assert all(weight.grad is None for weight in model.parameters()) and model.training and torch.is_grad_enabled()
+
+
+def test_the_exact_form_costs_what_it_is_planned_to(monkeypatch):
+    """T = 4, D = 2: 8 products for one position at a time and 2 for all; the rest of the 11 passes is the block."""
+    products, grad = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **named: products.append(1) or grad(*a, **named))
+    jacobian_deviation(HandMadeModel([running_mean], normal(5, 2)), TOKENS, rng(), None)
+    (planned,) = (measure.passes for measure in MEASURES if measure.name == "jacobian")
+    sizes = run_config(d_model=2, n_heads=1, seq_len=4, batch_tokens=4, train_tokens=4, jacobian_probes=None)
+    assert planned(sizes) == (1 + len(products), 0) == (11, 0)
 
 
 def test_what_has_no_answer_is_refused():
