@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Generator
@@ -68,18 +69,28 @@ def _refuse_another(results: Path, definition: SweepDefinition) -> None:
 
 def drop_leftovers(results: Path) -> None:
     """Delete what dead processes left: leases, files that were being written, and of finished runs the checkpoints."""
+    now = _clock(results)
     for path in results.glob("work/sweep-*.lock"):
-        if not is_held(path):
+        if not is_held(path, now):
             path.unlink(missing_ok=True)
     for path in (*results.glob(".*"), *results.glob("work/.*"), *results.glob("work/*/.*")):
         with contextlib.suppress(OSError):
-            if ASIDE.search(path.name) and path.is_file() and time.time() - path.stat().st_mtime > ASIDE_SECONDS:
+            if ASIDE.search(path.name) and path.is_file() and now - path.stat().st_mtime > ASIDE_SECONDS:
                 path.unlink()
     for marker in results.glob(f"runs/*/{run_record.MARKER}"):
         scratch = Scratch(results, marker.parent.name)
         for path in (scratch.checkpoints, *scratch.folder.glob("record-*")):
-            if path.exists() and not is_held(scratch.lock):
+            if path.exists() and not is_held(scratch.lock, now):
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _clock(results: Path) -> float:
+    """The time by which the folder's files are dated: of a shared folder not this machine's, which may be off."""
+    try:
+        with tempfile.TemporaryFile(dir=results) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:  # nothing can be written any more
+        return time.time()
 
 
 def folder_id_path(results: Path) -> Path:

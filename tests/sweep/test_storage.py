@@ -181,6 +181,18 @@ def test_what_waits_is_not_there(tmp_path):
     assert len(undone) == 3 and not not_queued
 
 
+def test_a_clock_that_is_fast_sweeps_away_nothing_of_the_living(tmp_path, monkeypatch):
+    """Of another machine the lease beats and a file is being written, by the folder's clock; ours is an hour ahead."""
+    lease, written = tmp_path / "work" / f"sweep-{'1' * 32}.lock", tmp_path / ".sweep.yaml.tmp-17"
+    lease.parent.mkdir()
+    lease.write_text("another kernel")
+    written.touch()
+    clock = time.time
+    monkeypatch.setattr("time.time", lambda: clock() + 3600)
+    drop_leftovers(tmp_path)
+    assert lease.exists() and written.exists()
+
+
 def test_leftovers_of_dead_processes_are_swept(tmp_path):
     """What is young may be a living process's."""
     scratch = tmp_path / "work" / ("0" * 12)
