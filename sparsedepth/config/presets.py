@@ -1,4 +1,6 @@
-"""Models of the papers by name: `preset: NAME` in a run file or a sweep's base; fields given beside it override it.
+"""Models of the papers by name: `preset: NAME` in a run file, or in a sweep's base, variants or cells.
+
+Fields given beside it override it, and in a variant or a cell those of the base, too.
 
 A preset holds what a paper or its released configs state: shapes, optimiser, schedule. Text, tokenizer, seed and
 precision stay the user's (a ViT's corpus is ImageNet unless another is given). Tokens are whole steps, so a stated
