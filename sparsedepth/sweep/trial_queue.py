@@ -302,9 +302,9 @@ def refused(study: optuna.Study) -> Counter[str]:
 
 
 def lease_path(results: Path, lease_id: str) -> Path:
-    """The lease that a sweep's process holds for its life, for the trials that it has taken."""
-    assert uuid.UUID(hex=lease_id).hex == lease_id
-    return results / "work" / f"sweep-{lease_id}.lock"
+    """The lease that a sweep's process holds for its life, for the trials that it has taken. Raises ValueError for what
+    is no such id, which a shared storage may hold."""
+    return results / "work" / f"sweep-{uuid.UUID(hex=lease_id).hex}.lock"
 
 
 class Missing(NamedTuple):

@@ -285,6 +285,8 @@ def test_the_trial_of_a_dead_process_waits_again_and_that_of_a_living_one_does_n
     definition = sweep(space={"n_layers": [1, 2, 3]})
     driver = Sweep(definition, tmp_path)
     ids = [uuid.uuid4().hex for _ in range(2)]
+    with pytest.raises(ValueError, match="hexadecimal"):
+        trial_queue.lease_path(tmp_path, "../../elsewhere")
     with hold(trial_queue.lease_path(tmp_path, ids[0])):
         living, dead = (trial_queue.take(driver.study, definition, lease_id) for lease_id in ids)
         trial_queue.give_back_lost(driver.study, tmp_path, lambda trial: False)
