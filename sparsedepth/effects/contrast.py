@@ -235,7 +235,7 @@ def noise_and_floor(by_seed: pd.DataFrame, least_sd: float = 0.0) -> tuple[float
     n = len(by_seed)
     if n < 2:
         return None, None
-    spread = math.sqrt(float(by_seed[["value", "value_baseline"]].var(ddof=1).mean()))
+    spread = math.sqrt(float(by_seed[["value", "value_baseline"]].to_numpy().var(axis=0, ddof=1).mean()))
     return spread, floor_of(spread, 2 * (n - 1), n, least_sd)
 
 
@@ -254,4 +254,5 @@ def _noise(cell_N: np.ndarray, value_N: np.ndarray) -> tuple[float | None, int]:
 
 
 def _range(ratios: pd.Series) -> tuple[float, float] | None:
-    return (float(ratios.min()), float(ratios.max())) if len(ratios) and ratios.notna().all() else None
+    ratio_N = ratios.to_numpy()
+    return (float(ratio_N.min()), float(ratio_N.max())) if len(ratio_N) and not np.isnan(ratio_N).any() else None

@@ -74,7 +74,7 @@ class TuningUncertainty:
 
 def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUncertainty:
     """What tuning does to the mean difference of these pairs, or to their sum with other `weights`."""
-    if at_equal_lr(rows) or not len(rows):
+    if at_equal_lr(rows) or all(rows[f"tuned_fields{end}"].isna().all() for end in ("", "_baseline")):
         return TuningUncertainty()
     weights = pd.Series(1 / len(rows), rows.index) if weights is None else weights
     sides = {end: rows[f"tuning_excess{end}"].astype(float) for end in ("", "_baseline")}
