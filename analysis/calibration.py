@@ -1,7 +1,7 @@
 """Do the scores of layer effectiveness follow a need for depth that is known? A verdict for each score.
 
-    python analysis/calibration.py RESULTS_DIR --measure          measures every run of RESULTS_DIR by need: by_need.csv
-    python analysis/calibration.py RESULTS_DIR [--figure FILE]    the verdicts, from by_need.csv
+    python analysis/calibration.py RESULTS_DIR --measure          measures every run by need: by_need.parquet
+    python analysis/calibration.py RESULTS_DIR [--figure FILE]    the verdicts, from by_need.parquet
 
 Three comparisons, of models of `sweeps/known_depth.yaml`:
 
@@ -26,20 +26,22 @@ Shapes: N rows (a model at a need), P random orders.
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.script import NOTHING, run_script
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.files import write_bytes
+from sparsedepth.store.run_tables import table_bytes
 
 CLAIM = (
     "usefulness, causal and permutation scores measure how effective layers are (2603.15389); nobody has compared them "
@@ -54,8 +56,7 @@ SCORES = (
 )  # fmt: skip
 """Those that are tested, of the columns of `runs`."""
 
-TABLE = "by_need.csv"
-COLUMNS = ("comparison", "n_layers", "seed", "need", "accuracy", "run_id", "score", "value")
+TABLE = "by_need.parquet"
 SOLVED = 0.9
 FOLLOWS, LEAST_TAU = 0.025, 0.5
 N_ORDERS = 2000
@@ -75,6 +76,10 @@ class Row:
     run_id: str
     score: str
     value: float
+
+
+_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in get_type_hints(Row).items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,20 +182,7 @@ def tally(of_score: list[Trial]) -> str:
 
 def read(results: Path) -> list[Row]:
     """The table of a results folder, or of a pack."""
-    with (results / TABLE).open(newline="") as file:
-        return [
-            Row(
-                comparison=line["comparison"],
-                n_layers=int(line["n_layers"]),
-                seed=int(line["seed"]),
-                need=float(line["need"]),
-                accuracy=float(line["accuracy"]),
-                run_id=line["run_id"],
-                score=line["score"],
-                value=float(line["value"]),
-            )
-            for line in csv.DictReader(file)
-        ]
+    return [Row(**row) for row in pq.read_table(results / TABLE).to_pylist()]
 
 
 def measure(results: Path) -> None:
@@ -209,8 +201,8 @@ def measure(results: Path) -> None:
 
 
 def write(rows: Iterable[Row], results: Path) -> None:
-    lines = [",".join(COLUMNS), *(",".join(str(getattr(row, name)) for name in COLUMNS) for row in rows)]
-    write_bytes(results / TABLE, ("\n".join(lines) + "\n").encode())
+    table = pa.Table.from_pylist([vars(row) for row in rows], schema=SCHEMA)
+    write_bytes(results / TABLE, table_bytes(table, level=19))
 
 
 def _by_need(folder: Path) -> Iterator[Row]:
@@ -386,7 +378,7 @@ def _draw_taus(axes: Any, comparison: str, scores: list[str], made: list[Trial],
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Do the scores follow a need for depth that is known?")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--measure", action="store_true", help="measure every run by need first: by_need.csv")
+    parser.add_argument("--measure", action="store_true", help="measure every run by need first: by_need.parquet")
     parser.add_argument("--figure", type=Path, help="draw the verdicts into this .png, .svg or .pdf")
     options = parser.parse_args(arguments)
     if options.measure:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from frames import config_of
 from synthetic import make_run
@@ -69,9 +71,9 @@ def results(tmp_path_factory):
         for seed in range(3):
             config = config_of(d_model=d_model, lr=lr, parametrisation="mup", n_layers=3, seed=seed, train_tokens=8192)
             make_run(folder / "tuned", config, {"val_loss": 3 + math.log(factor) ** 2})
-    rows = [f"hops,4,{seed},{need},1.0,r{seed},needed_layers,{need}" for seed in range(3) for need in (2, 3, 4)]
-    header = "comparison,n_layers,seed,need,accuracy,run_id,score,value"
-    (folder / "by_need.csv").write_text("\n".join([header, *rows]) + "\n")
+    names = ("comparison", "n_layers", "seed", "need", "accuracy", "run_id", "score", "value")
+    rows = [("hops", 4, seed, need, 1.0, f"r{seed}", "needed_layers", need) for seed in range(3) for need in (2, 3, 4)]
+    pq.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), folder / "by_need.parquet")
     return folder
 
 
