@@ -7,9 +7,9 @@ have, never an expression.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.section import Count, Positive, Section
@@ -90,6 +90,12 @@ class Prune(Section):
 
 WINDOW = 0.1
 """Share of the steps done, at the end, over which pruning averages the training loss: one batch's loss is noise."""
+
+
+def is_whole(model: type[BaseModel], name: str) -> bool:
+    """Whether a field of a model holds whole numbers, or nothing."""
+    kind = model.model_fields[name].annotation
+    return int in {getattr(part, "__origin__", part) for part in (kind, *get_args(kind))}
 
 
 def in_window(done: float, share: float) -> bool:

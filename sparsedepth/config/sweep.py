@@ -40,6 +40,7 @@ from sparsedepth.config.space import (
     check_zip,
     crossed,
     expand,
+    is_whole,
     meets,
 )
 
@@ -238,9 +239,8 @@ class SweepDefinition(Section):
             raise ValueError(f"sampler {self.sampler!r} needs n_trials and a space to search")
         if self.variants != [{}] or self.cells:
             raise ValueError(f"variants and cells belong to sampler 'grid'; {self.sampler!r} proposes from the axes")
-        ranges = {name: axis.low for name, axis in self.space.items() if isinstance(axis, Interval) and not axis.whole}
-        for name, low in ranges.items():
-            if any("whole number" in mistake for mistake in field_mistakes(RunConfig, {name: low + 0.5})):
+        for name, axis in self.space.items():
+            if isinstance(axis, Interval) and not axis.whole and is_whole(RunConfig, name):
                 raise ValueError(f"space.{name} is a range with fractions, and {name} a whole number; add whole: true")
         if self.free or self.matched not in ("tokens", "steps"):
             raise ValueError(

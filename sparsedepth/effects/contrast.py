@@ -142,7 +142,9 @@ def _by_depth(
 
 def compare(runs: pd.DataFrame, knob: Knob, setting: str, outcome: str) -> Contrast | None:
     """One setting against the baseline over all the runs given; None if no two runs differ in the knob alone."""
-    return next((each for each in over_depths(runs, knob, outcome) if each.setting == setting), None)
+    rows = pairs(runs, knob, outcome)
+    rows = rows[rows["setting"] == setting]
+    return contrast_of(rows, knob, setting, outcome, None) if len(rows) else None
 
 
 def over_depths(runs: pd.DataFrame, knob: Knob, outcome: str, design: Design | None = None) -> list[Contrast]:
