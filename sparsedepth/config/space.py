@@ -93,8 +93,8 @@ WINDOW = 0.1
 
 
 def is_whole(model: type[BaseModel], name: str) -> bool:
-    """Whether a field of a model holds whole numbers, or nothing."""
-    kind = model.model_fields[name].annotation
+    """Whether a field of a model holds whole numbers, or nothing; one that the model lacks does not."""
+    kind = model.model_fields[name].annotation if name in model.model_fields else None
     return int in {getattr(part, "__origin__", part) for part in (kind, *get_args(kind))}
 
 

@@ -79,6 +79,10 @@ def test_the_base_can_be_changed_but_not_what_varies():
             "space.n_layers is a range with fractions, and n_layers a whole number; add whole: true",
         ),
         (
+            {"sampler": "tpe", "n_trials": 2, "space": {"n_layerz": {"low": 2, "high": 8}}},
+            "space: unknown key 'n_layerz'",
+        ),
+        (
             {"sampler": "tpe", "n_trials": 2, "space": {"d_ff": {"low": 0.4, "high": 8, "whole": True, "log": True}}},
             "low=0.4 and high=8.0 must be whole numbers, since whole is true",
         ),
