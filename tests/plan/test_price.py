@@ -19,12 +19,15 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.data.source import open_source
+from sparsedepth.measure.suite import measure_run
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.budget import Budget, budget_fixes
 from sparsedepth.plan.duration import DEVICES, Timing, measuring_flops, seconds, shape_id
 from sparsedepth.plan.memory import Place
 from sparsedepth.plan.price import PricingSetup, makespan, named_device, price, price_of, pricing_setup, uncalibrated
+from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.store.cache import read_columns
 from sparsedepth.sweep import calibrate
 from sparsedepth.sweep.calibrate import time_run
@@ -139,6 +142,19 @@ def test_measures_cost_what_they_run():
     head = 2 * 300 * 64
     body = 2 * (12 * (4 * 64**2 + 3 * 64 * 176)) + 4 * 12 * 64 * 64
     assert measuring_flops(more) - measuring_flops(run) == pytest.approx(256 * 10 * (2 / 3 * body + head))
+
+
+@pytest.mark.parametrize(
+    "measure", ["usefulness", "causal", "permutation", "neighbours", "causal_maximum", "lens", "erasure"]
+)
+def test_a_measure_computes_what_it_is_priced_at(measure, tmp_path):
+    """A twelfth less at most: the products of attention's scores, which the kernel computes, are not counted."""
+    task = {**BASE, "corpus": "task:state_tracking", "n_layers": 6, "vocab_size": 3000, "measure_tokens": 512}
+    run = RunConfig(**task, observe_every=1000, measures=[measure])
+    source = open_source(run, tmp_path)
+    with FlopCounterMode(display=False) as counter:
+        measure_run(ProbedDecoder(Decoder(run, 0).eval()), run, source.held_out, step=0, eod=source.eod)
+    assert 0.9 < counter.get_total_flops() / measuring_flops(run) < 1.05
 
 
 def test_a_calibrated_time_is_steps_and_measures():
