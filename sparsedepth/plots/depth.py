@@ -7,7 +7,7 @@ compared by ratios; a configuration with a diverged seed has none.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.setting import read_settings
 from sparsedepth.store.small_sample import mean_interval
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
@@ -41,14 +42,17 @@ class ByDepth:
     """Configurations with a diverged seed."""
     degenerate: str = ""
     """Which of the scores say nothing here, and why: a sentence."""
+    sizes: str = ""
+    """What else changes along the axis: 'train_tokens goes with n_layers: 1347584 at 4, 6389760 at 24'."""
 
 
 def depth(store: Store) -> Drawing:
     """Raises NothingToDraw where no setting was run at two depths."""
-    data = by_depth(trained_runs(store), setting_names(store))
-    if data.points.empty:
+    data, settings = by_depth(trained_runs(store), setting_names(store)), read_settings(store)
+    if data.points.empty or settings is None:
         raise NothingToDraw("no setting was run at two depths, so there is no line to draw")
-    return Drawing(data=data.points, page=partial(page_of_depths, data))
+    sizes = settings.depth_text.replace("\n", "; ")
+    return Drawing(data=data.points, page=partial(page_of_depths, replace(data, sizes=sizes)))
 
 
 def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
@@ -103,6 +107,7 @@ def page_of_depths(data: ByDepth) -> Figure:
             f" lr, which moves variance as well, is {rates.min():g} to {rates.max():g}: points of unequal lr (in the "
         )
         text += "data) do not show what a setting does to it."
+    text += f" {data.sizes}." * bool(data.sizes)
     if data.n_diverged:
         text += f" Not shown: {counted(data.n_diverged, 'configuration')} with a diverged seed."
     caption(page, text + data.degenerate)

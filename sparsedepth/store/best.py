@@ -150,7 +150,7 @@ def best(
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
         cost=settings.cost_text(table.columns),
-        caution="\n".join(filter(None, (_caution(store, by, conditions), settings.data_text))),
+        caution="\n".join(filter(None, (settings.depth_text, _caution(store, by, conditions), settings.data_text))),
     )
 
 

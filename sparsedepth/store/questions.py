@@ -229,7 +229,7 @@ def text(store: Store, name: str) -> str:
         known = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
         remarks.append(known if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
     if settings:
-        remarks += [settings.cost_text(columns), settings.data_text if question.ranks else ""]
+        remarks += [settings.cost_text(columns), settings.depth_text, settings.data_text if question.ranks else ""]
     return f"{render.wrapped(filter(None, remarks))}{table}"
 
 

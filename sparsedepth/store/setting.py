@@ -3,8 +3,8 @@
 The *baseline* is the configuration nearest to the baselines of all knobs, each field's least sparse value of those that
 were run (`sparsity_rank`), or RunConfig's default where no value is sparser than another: it differs from them in the
 fewest of the fields that vary and were not tuned (of equals the first cell_id). Depth is no part of a setting: it
-has a column of its own, and so has what was tuned. A size or a fact of the data that follows from the rest of the
-setting, such as the vocabulary of a task, is not said.
+has a column of its own, and so has what was tuned. A size or a fact of the data that follows from depth and the rest
+of the setting, such as the vocabulary of a task or a budget of tokens per parameter, is not said.
 """
 
 import functools
@@ -62,12 +62,23 @@ class Settings:
     """Those of them that a setting is named by."""
     data: tuple[str, ...]
     """Those that say which data they are trained on, less what follows from the others."""
+    by_depth: Mapping[str, Mapping[int, Any]]
+    """Sizes that n_layers determines, such as the tokens of a budget per parameter: their value at each."""
 
     @property
     def data_text(self) -> str:
         """Why losses of these configurations do not compare; empty where the data are the same."""
         names = ", ".join(self.data)
         return f"configurations differ in {names}: losses on different data do not compare" if names else ""
+
+    @property
+    def depth_text(self) -> str:
+        """'train_tokens goes with n_layers: 1347584 at 4, 6389760 at 24', a line each."""
+        lines = []
+        for name, sizes in self.by_depth.items():
+            stated = ", ".join(f"{render.readable(size)} at {depth}" for depth, size in sizes.items())
+            lines.append(f"{name} goes with n_layers: {stated}")
+        return "\n".join(lines)
 
     def cost_text(self, columns: Container[str]) -> str:
         """'params, flops (of training): over those of the baseline with 12 layers, 124128 and 6.393e+11'; empty where
@@ -90,10 +101,14 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
     varying = tuple(name for name in CELL_FIELDS if len(stated[name]) > 1)
     tuned = tuple(name for name in varying if any(name in cell.tuned for cell in cells))
     telling = [name for name in varying if name not in (*tuned, "n_layers") and _is_telling(name, cells)]
+    by_depth: dict[str, Mapping[int, Any]] = {}
     for name in sorted(telling, key=lambda name: name == "corpus"):  # a task's name is shorter, by its group or length
         others = [other for other in telling if other != name]
-        if _ROLES[name].kind in ("capacity", "data") and _follows(name, others, cells):
+        if _ROLES[name].kind in ("capacity", "data") and _follows(name, ["n_layers", *others], cells):
             telling = others
+            if not _follows(name, others, cells) and _follows(name, ["n_layers"], cells):
+                sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _states(cell, name)}
+                by_depth[name] = dict(sorted(sizes.items()))
     data: list[str] = []
     for name in varying:
         if _ROLES[name].kind == "data" and not (data and _follows(name, data, cells)):
@@ -104,6 +119,7 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
         tuned=tuned,
         telling=tuple(telling),
         data=tuple(data),
+        by_depth=by_depth,
     )
 
 

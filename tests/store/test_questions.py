@@ -4,6 +4,8 @@ import pytest
 from synthetic import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.plots import depth as depth_figure
+from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import QUESTIONS, ask, text, varying_fields
 from sparsedepth.store.setting import read_settings
@@ -191,6 +193,22 @@ def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
         settings = read_settings(store)
         assert settings.telling == ("depth_scale", "corpus")
         assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "depth_scale=lns, corpus=other"
+
+
+def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
+    """A budget of tokens per parameter, of a sweep that is drawn and ranked by depth."""
+    for layers, tokens in ((4, 40960), (12, 122880)):
+        for scale in ("none", "lns"):
+            make_run(tmp_path, RunConfig(n_layers=layers, train_tokens=tokens, depth_scale=scale), {"val_loss": 3.0})
+    said = "train_tokens goes with n_layers: 40960 at 4, 122880 at 12"
+    with open_store(tmp_path) as store:
+        assert read_settings(store).telling == ("depth_scale",) and read_settings(store).depth_text == said
+        assert f"\n{said}\n" in text(store, "best_per_depth") and best(store).caution == said
+        assert set(depth_figure.depth(store).data["setting"]) == {"baseline", "depth_scale=lns"}
+        assert f"{said}." in " ".join(depth_figure.depth(store).page().get_supxlabel().split())
+        make_run(tmp_path, RunConfig(n_layers=12, train_tokens=81920), {"val_loss": 3.0})
+    with open_store(tmp_path) as store:  # a choice of its own at one depth
+        assert read_settings(store).telling == ("depth_scale", "train_tokens") and not read_settings(store).depth_text
 
 
 def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(tmp_path):
