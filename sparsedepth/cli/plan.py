@@ -1,5 +1,6 @@
 """`sparsedepth plan`: what a sweep costs, before anything runs."""
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,8 +65,10 @@ def plan(
     from sparsedepth.cli.start import check_corpora, values_of, warn_of_slips
     from sparsedepth.cli.sweep_args import define, define_run, define_toy
     from sparsedepth.config.load import read_extended
+    from sparsedepth.config.plain_text import visible
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget
+    from sparsedepth.plan.tasks import Plan
 
     kind = kind_of(read_extended(file)) if file else None
     if kind in ("toy", "run") and (pilot, seed_sd, effect) != (None, None, None):
@@ -114,6 +117,8 @@ def plan(
     else:
         machine = calls.machine_of(wanted, workers, gpus, gpus_per_run)
         setup = pricing_setup_here(definition, machine, calibrated=calibrated)
+    for note in Plan(definition).notes():
+        print(f"note: {visible(note)}", file=sys.stderr)
     show(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, more)
     if format == "table" and lines:
         from sparsedepth.store.render import wrapped

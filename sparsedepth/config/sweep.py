@@ -351,18 +351,32 @@ class SweepDefinition(Section):
 
     def replicated_grid(self) -> Iterator[tuple[Cell, list[int]]]:
         """The cells of a grid sweep, each with its seeds: one that stands twice has those of both."""
-        axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
         seeds: dict[str, list[int]] = {}
         cells: dict[str, Cell] = {}
-        crossing = bool(axes) or self.variants != [{}] or not self.cells
-        points = ((variant, point) for variant in self.variants for point in crossed(axes)) if crossing else ()
-        crossings = ((variant, self.cell({**self._fields_of(variant), **point})) for variant, point in points)
-        for entry, cell in (*crossings, *((cell, self._fields_of(cell)) for cell in self.cells)):
+        for entry, cell in self._entries():
             if not self.is_excluded(cell):
                 key = cell_digest(cell)
                 cells.setdefault(key, cell)
                 seeds[key] = [*dict.fromkeys((*seeds.get(key, ()), *own_seeds(entry, self.seeds)))]
         return ((cell, seeds[key]) for key, cell in cells.items())
+
+    def idle_conditions(self) -> list[str]:
+        """What `exclude` and `only` ask of a grid that no cell meets: a slip, or meant for another scale."""
+        cells = [cell for _, cell in self._entries()]
+        values = [self._values_of(cell) for cell in cells] if self.exclude else []
+        left = [f"exclude {where}: no cell has this, so nothing is left out" for where in self.exclude
+                if not any(meets(each, where) for each in values)]  # fmt: skip
+        nowhere = [f"only.{name} {where}: no cell has this, so {name} is varied nowhere"
+                   for name, where in self.only.items() if not any(name in cell for cell in cells)]  # fmt: skip
+        return [*left, *nowhere]
+
+    def _entries(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
+        """The cells of a grid, excluded ones too, each with the variant or the listed cell whose seeds it has."""
+        axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
+        if axes or self.variants != [{}] or not self.cells:
+            for variant in self.variants:
+                yield from ((variant, self.cell({**self._fields_of(variant), **point})) for point in crossed(axes))
+        yield from ((cell, self._fields_of(cell)) for cell in self.cells)
 
 
 def read_definition(results: Path) -> SweepDefinition | None:

@@ -161,10 +161,16 @@ class Plan:
         return any(self.tuning(cell_match.cell, loss_of).best is None for cell_match in self.matches)
 
     def notes(self) -> list[str]:
-        """What should be known before the start: sizes that were solved for, cells that are left out, and objectives
-        that a search can raise without a block that does more."""
-        left_out = (f"left out: {cell}: {why}" for cell, why in self.infeasible)
-        return [*summary(self.definition, self.matches), *left_out, *_relative_objectives(self.definition)]
+        """What should be known before the start: sizes that were solved for, cells that are left out, conditions that
+        leave out none, trials that draw no cell, and objectives that a search can raise without a block that does
+        more."""
+        definition, drawn = self.definition, len(self.matches) + len(self.infeasible)
+        notes = [*summary(definition, self.matches), *(f"left out: {cell}: {why}" for cell, why in self.infeasible)]
+        if definition.sampler == "grid":
+            notes += definition.idle_conditions()
+        elif not definition.adaptive and drawn < (definition.n_trials or 0):
+            notes.append(f"n_trials={definition.n_trials} draw {drawn} cells: the others repeat one or are excluded")
+        return [*notes, *_relative_objectives(definition)]
 
     def run_ids(self, task: Task) -> list[str]:
         """The runs of a task; none of a proposal, whose cell is not known."""

@@ -230,3 +230,20 @@ def test_a_corpus_that_is_not_here_is_refused_as_by_sweep_but_for_another_machin
     with pytest.raises(ValueError, match="correct the path"):
         plan(file, out=tmp_path / "new")
     plan(file, on="h100")
+
+
+def test_what_a_definition_asks_for_in_vain_is_said(tmp_path, capsys):
+    """Of depths 2 and 3 none is 7: nothing is left out, and the axis kept to 7 is varied nowhere. What does leave out a
+    cell is not named; 50 draws of two points are two cells."""
+    space = {"n_layers": [2, 3], "n_kv_heads": [1, 2]}
+    some = {"space": space, "exclude": [{"n_layers": 7}, {"n_layers": 2, "n_kv_heads": 1}]}
+    plan(definition(tmp_path, **some))
+    said = capsys.readouterr()
+    assert said.err == "note: exclude {'n_layers': 7}: no cell has this, so nothing is left out\n" and said.out
+    plan(definition(tmp_path, space=space, only={"n_kv_heads": {"n_layers": 7}}))
+    assert "only.n_kv_heads {'n_layers': 7}: no cell has this, so n_kv_heads is varied" in capsys.readouterr().err
+    assert Plan(define(definition(tmp_path, space=space, only={"n_kv_heads": {"n_layers": 3}}))).notes() == []
+    plan(definition(tmp_path, sampler="random", n_trials=50, space={"n_layers": [2, 3]}))
+    assert "n_trials=50 draw 2 cells: the others repeat one or are excluded" in capsys.readouterr().err
+    plan(definition(tmp_path, space=space, constraints={"params_total": 18_000}))
+    assert "left out: {'n_kv_heads': 2, 'n_layers': 3}: params_total is 3.0% above 18000" in capsys.readouterr().err
