@@ -23,7 +23,7 @@ from sparsedepth.config.task import SFT, is_sft
 from sparsedepth.data.corpus import HUB, STDLIB, documents, fingerprint
 from sparsedepth.data.images import ImageEncoder, check_classes, class_names, image_fingerprint, image_texts
 from sparsedepth.data.prompt_answer import PairTokenizer, pair_texts, text_of
-from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, remedy, shard_writer
+from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, shard_writer
 from sparsedepth.data.split import split
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, check_size, is_learned, make_tokenizer
 from sparsedepth.files import appearing, digest, locked, sha256, write_json
@@ -193,7 +193,7 @@ def _check_fits(config: RunConfig, corpus: Corpus) -> None:
     if now is not None and manifest.fingerprint not in (now, None):
         raise ValueError(
             f"corpus={config.corpus!r} has changed since {corpus.folder} was made from it: runs on the two texts "
-            f"cannot be compared; restore the text, or {remedy(corpus.folder)}"
+            "cannot be compared; restore the text, or choose another results folder"
         )
     if config.mask_documents and config.eod != manifest.eod:
         raise ValueError(

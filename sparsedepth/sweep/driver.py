@@ -18,10 +18,12 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from sparsedepth.config.images import is_text
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
+from sparsedepth.files import parse_json
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
@@ -185,15 +187,29 @@ class Driver:
         runs = self._runs()
         if not runs:
             runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
-        seen: set[tuple] = set()
+        hashes: dict[tuple, str] = {}
         for config in runs:
             sections = (DataConfig, TaskConfig, MeasureConfig)
             fields = (name for section in sections for name in section.model_fields)
             fields = (*fields, "vocab_size", "seq_len", "batch_tokens")
             shape = tuple(getattr(config, name) for name in fields)
-            if shape not in seen:
-                check_source(open_source(config, self.results / "data"), config)
-                seen.add(shape)
+            if shape not in hashes:
+                source = open_source(config, self.results / "data")
+                check_source(source, config)
+                hashes[shape] = source.data_hash
+            self._refuse_another_text(config, hashes[shape])
+
+    def _refuse_another_text(self, config: RunConfig, data_hash: str) -> None:
+        """Raises ValueError where a complete run read another text, whose tokens were deleted since."""
+        try:
+            manifest = parse_json((self.results / "runs" / config.run_id / "manifest.json").read_bytes())
+        except (OSError, ValueError):
+            return  # not complete, or damaged, and then made again
+        if is_text(config.corpus) and manifest.get("data_hash", data_hash) != data_hash:
+            raise ValueError(
+                f"corpus={config.corpus!r} is not the text that run {config.run_id} of {self.results} has read: runs "
+                f"on the two texts cannot be compared; restore the text, or choose another --out"
+            )
 
     def _runs(self) -> list[RunConfig]:
         """The runs that are known by now."""

@@ -59,6 +59,24 @@ def test_a_definition_that_grows_reuses_what_is_done(undisturbed, tmp_path):
     assert len(markers(results)) == 2 and before.items() <= markers(results).items()
 
 
+def test_runs_on_two_texts_are_not_mixed(tmp_path):
+    """A text that is another now is refused, also where its tokens were deleted; restored it is tokenised anew."""
+    path, results = definition(tmp_path, space={"n_layers": [2]}, seeds=[0]), tmp_path / "results"
+    sparsedepth("sweep", path, "--out", results)
+    document = tmp_path / "text" / "00.txt"
+    before, again = document.read_text(), ("sweep", path, "--out", results, "--set", "seeds=2")
+    document.write_text(before.replace("times", "and"))
+    assert "has changed since" in sparsedepth(*again, code=2)[1]
+    shutil.rmtree(results / "data")
+    (run_id,) = table(results)
+    assert f"is not the text that run {run_id} of {results} has read" in sparsedepth(*again, code=2)[1]
+    assert len(markers(results)) == 1
+    document.write_text(before)
+    shutil.rmtree(results / "data")
+    sparsedepth(*again)
+    assert len(markers(results)) == 2
+
+
 def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undisturbed, tmp_path, monkeypatch):
     """The driver in this process: what it finds installed is made up."""
     runs = tmp_path / "results" / "runs"
