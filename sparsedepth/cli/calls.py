@@ -6,6 +6,7 @@ code 2 is a ValueError with the same line. What the command line takes as KEY=VA
 mapping that it holds. To queue on Slurm, to price, and `best --again` are the command line's alone.
 """
 
+import shlex
 import signal
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -259,7 +260,7 @@ def recipe(
         if runs.empty:
             raise ValueError(no_runs(store))
     if search is not None:
-        shown = " ".join(map(str, folders))
+        shown = shlex.join(map(str, folders))
         raise ValueError(f"{shown} holds {search.text}; see sparsedepth best {shown} for how to run the best again")
     objective = loss_of(runs) if objective == "loss" else objective
     card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, holdout=holdout, folders=places)

@@ -1,6 +1,7 @@
 """`sparsedepth import`: somebody else's table of training runs as a store. Imports no torch."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -26,4 +27,5 @@ def import_(
     print(f"{out}: {taken.runs} runs in {taken.clusters} clusters, of {taken.rows} rows{said}")
     if taken.unknown:
         print(f"unknown of every run (NULL, and in the column unknown_fields): {', '.join(taken.unknown)}")
-    print(f"others' runs give a recipe of grade D at best; go on with: sparsedepth best {out}; scaling fit {out}")
+    folder = quote(str(out))
+    print(f"others' runs give a recipe of grade D at best; go on with: sparsedepth best {folder}; scaling fit {folder}")

@@ -1,6 +1,7 @@
 """`sparsedepth init`: a first file of one's own."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal
 
 import typer
@@ -22,7 +23,8 @@ def init(
         raise ValueError(f"{path} exists; name another file, for init replaces none")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder; make it, or name another file")
-    write_bytes(path, TEMPLATES[kind].format(file=path).encode())
+    shown = quote(str(path))
+    write_bytes(path, TEMPLATES[kind].format(file=shown).encode())
     command = {"sweep": "sweep", "run": "train", "toy": "toy", "import": "import TABLE.csv --map"}[kind]
-    price = f"  sparsedepth plan {path}\n" if kind == "sweep" else ""
-    print(f"{path}: change what you like, then\n{price}  sparsedepth {command} {path} --out results/my-{kind}")
+    price = f"  sparsedepth plan {shown}\n" if kind == "sweep" else ""
+    print(f"{path}: change what you like, then\n{price}  sparsedepth {command} {shown} --out results/my-{kind}")

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -204,7 +205,7 @@ def sweep_on_slurm(
     except KeyboardInterrupt:
         print(
             f"\nthe array {array.name} goes on without this command; the same command attaches again, "
-            f"`sparsedepth stop {results}` ends it",
+            f"`sparsedepth stop {quote(str(results))}` ends it",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from rich.live import Live
@@ -156,6 +157,7 @@ def print_results(definition: SweepDefinition, out: Path) -> None:
 
     print()
     print_best([out], by=definition.objective, top=20)
-    advice = f"best {out} --top 3 --again again.yaml" if definition.adaptive else f"recipe {out}"
-    print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {out} -o {out}/figure.png")
-    print(f'  sparsedepth query {out} "select run_id, n_layers, {definition.objective}, usefulness from runs"')
+    folder = quote(str(out))
+    advice = f"best {folder} --top 3 --again again.yaml" if definition.adaptive else f"recipe {folder}"
+    print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
+    print(f'  sparsedepth query {folder} "select run_id, n_layers, {definition.objective}, usefulness from runs"')

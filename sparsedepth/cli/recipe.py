@@ -3,6 +3,7 @@
 `sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch.
 """
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -68,9 +69,10 @@ def derive(
     else:
         data, page = card_path(out), page_path(out)
         kind = "the baseline" if card.recipe.abstained else "the recipe"
-        print(f"\n{kind} is in {out}: sparsedepth train {out} --out {folders[0]}\nits card: {page} and {data}")
+        command = shlex.join(["sparsedepth", "train", str(out), "--out", str(folders[0])])
+        print(f"\n{kind} is in {out}: {command}\nits card: {page} and {data}")
         if not card.recipe.abstained:
-            print(f"verify it on fresh seeds: sparsedepth recipe verify {data} --out DIR")
+            print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
 
 
 def verify(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,7 +62,7 @@ def _report(folder: Path) -> tuple[list[str], bool]:
     now = sweep_summary(folder)
     definition, states, is_grid = now.definition, now.states, now.is_grid
     if not states:
-        toys = f"; it holds toy networks: sparsedepth plot {folder} --figure toy draws them"
+        toys = f"; it holds toy networks: sparsedepth plot {quote(str(folder))} --figure toy draws them"
         raise ValueError(
             f"{folder} holds no runs{toys if _holds_toys(folder) else '; name the results folder of a sweep (--out)'}"
         )

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,8 +41,9 @@ def toy(
         raise typer.Exit(1)
     print()
     print_exponents(out)
-    print(f"\nnext:\n  sparsedepth plot {out} -o {out}/figure.png")
-    print(f'  sparsedepth query {out} "select rho, n_layers, avg(test_loss) from toys group by all order by all"')
+    folder = quote(str(out))
+    print(f"\nnext:\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
+    print(f'  sparsedepth query {folder} "select rho, n_layers, avg(test_loss) from toys group by all order by all"')
 
 
 def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path, device: str) -> int:

@@ -1,6 +1,7 @@
 """Where a card's evidence comes from: runs, manifests, code, kernels, data, cost, and the commands to make it again."""
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def provenance_of(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -
         hours = {str(name): float(total) / 3600 for name, total in seconds.groupby(runs["device"]).sum().items()}
     on_nodes = runs["node_hours"].dropna() if "node_hours" in runs.columns else []
     asked = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
-    shown = " ".join(names) or "DIR"
+    shown = shlex.join(names) or "DIR"
     return Provenance(
         folders=names,
         run_ids=sorted(used["run_id"]),

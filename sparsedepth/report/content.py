@@ -1,5 +1,6 @@
 """What the report says, before it is a page: sentences and tables, computed from the rows of the store."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def search_sentences(
     """The best proposal of a search, what that is worth, and what tells more. Raises ValueError as `best` does."""
     ranking = best(store, None if objective == "loss" else objective, depth, top=1)
     row = ranking.table.records()[0]
-    folder = " ".join(map(str, folders))
+    folder = shlex.join(map(str, folders))
     value = "no value" if row[ranking.by] is None else f"{row[ranking.by]:.4g}"
     setting = f"n_layers={ranking.knobs[0]['n_layers']}, {ranking.settings[0]}"
     return (

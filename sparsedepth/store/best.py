@@ -13,6 +13,7 @@ Where a sweep tuned fields, a configuration is ranked at its best values alone; 
 """
 
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -184,7 +185,7 @@ def heading(ranking: Ranking) -> str:
     interval = f"with 95% interval (Student's{cut})" if has_interval else f"(an interval needs {MIN_VALUES} seeds)"
     advice = ""
     if ranking.search:
-        folder = " ".join(map(str, ranking.roots))
+        folder = shlex.join(map(str, ranking.roots))
         advice = (
             f"\nthese again, with seeds of their own:\n  sparsedepth best {folder} --top {min(3, ranking.n_cells)} "
             f"--again again.yaml && sparsedepth sweep again.yaml -o {folder}-again"
@@ -207,7 +208,7 @@ def answer(ranking: Ranking) -> str:
     page = f"{heading(ranking)}\n{text(ranking)}\n"
     if ranking.search or ranking.n_cells == 1:  # a search's heading has advice of its own
         return page
-    folders = " ".join(map(str, ranking.roots))
+    folders = shlex.join(map(str, ranking.roots))
     return page + render.wrapped(
         [
             f"whether a difference is more than chance, over the seeds that both have: sparsedepth effects {folders}; "
@@ -373,7 +374,7 @@ def _none_of(store: Store, asked: Sequence[str]) -> str:
 
 def no_runs(store: Store) -> str:
     """What a store without a complete run holds, and which command helps."""
-    place = " ".join(map(str, store.roots))
+    place = shlex.join(map(str, store.roots))
     if store.sql("SELECT 1 FROM toys LIMIT 1").rows:
         return f"{place} holds toy networks and no runs; sparsedepth plot {place} --figure toy draws them"
     return f"{place} holds no complete run; sparsedepth status {place} says how its sweep stands"

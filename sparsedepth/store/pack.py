@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -54,7 +55,8 @@ def refuse_pack(results: Path) -> None:
     """Refuse a pack as results folder. Raises ValueError where runs would be added to a pack, which knows nothing of
     those it holds."""
     if is_pack(results):
-        raise ValueError(f"{str(results)!r} is a pack; sparsedepth unpack {results} -o DIR, and go on in DIR")
+        name = quote(str(results))
+        raise ValueError(f"{name} is a pack; sparsedepth unpack {name} -o DIR, and go on in DIR")
 
 
 def open_pack(folder: Path) -> "Pack":

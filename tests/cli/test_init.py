@@ -53,3 +53,10 @@ def test_init_writes_a_file_of_its_kind_once(kind, tmp_path, monkeypatch, capsys
     with pytest.raises(ValueError, match="no folder"):
         init.init(kind, tmp_path / "gone" / "x.yaml")
     assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_command_to_paste_quotes_its_file(tmp_path, capsys):
+    path = tmp_path / "my sweep.yaml"
+    init.init("sweep", path)
+    assert f"  sparsedepth plan '{path}'\n  sparsedepth sweep '{path}' --out " in capsys.readouterr().out
+    assert f"#   sparsedepth plan '{path}' " in path.read_text()
