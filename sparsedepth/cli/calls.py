@@ -246,6 +246,7 @@ def recipe(
     """Derive a configuration from paired effects: its card; `out` also writes the RunConfig (YAML) and, beside it, the
     card's page and data. Raises ValueError where there is neither a recipe nor a baseline to fall back on."""
     from sparsedepth.recipe.build_card import derive_card
+    from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import write_page
     from sparsedepth.recipe.card_text import write_yaml
     from sparsedepth.store.best import no_runs
@@ -253,6 +254,8 @@ def recipe(
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import search_of
 
+    if out is not None and Path(out).exists() and not card_path(Path(out)).exists():
+        raise ValueError(f"{out} exists and is no recipe, whose card lies beside it; name another file")
     places = [Path(folder) for folder in folders]
     with open_store(*places, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")

@@ -57,3 +57,15 @@ def test_wrong_input_is_one_line(results, tmp_path, arguments, words):
     filled = [word.format(results=results, tmp=tmp_path) for word in arguments]
     _, err = sparsedepth("recipe", *filled, code=2)
     assert err.count("\n") == 1 and words in err and not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_recipe_is_not_replaced(results, tmp_path):
+    """A recipe, whose card lies beside it, is made anew; the command that trains it can be pasted."""
+    mine = tmp_path / "my sweep.yaml"
+    mine.write_text("name: mine")
+    _, err = sparsedepth("recipe", results, "-o", mine, code=2)
+    assert f"{mine} exists and is no recipe" in err and mine.read_text() == "name: mine"
+    mine.unlink()
+    for _ in range(2):
+        out, _ = sparsedepth("recipe", results, "-o", mine)
+    assert f"the recipe is in {mine}: sparsedepth train '{mine}' --out {results}\n" in out
