@@ -80,14 +80,14 @@ def link_within(known: ChainRuns, knob: Knob, cause: str, effect: str) -> Link:
 
 def link_between(known: ChainRuns, cause: str, effect: str) -> Link:
     """One link over settings of all pure knobs: mean paired change in the one against that in the other."""
-    points, used = list[tuple[str, float, float]](), set[str]()
+    points, used = list[tuple[str, int, float, float]](), set[str]()
     for knob in known.pure_knobs:
         x, y = (known.changes(knob, name) for name in (cause, effect))
         both = x.assign(other=y["difference"]).dropna(subset=["difference", "other"])
-        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean().reset_index("setting")
+        changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean().reset_index()
         points += list(changes.itertuples(index=False, name=None))
         used |= {*both["run_id"], *both["run_id_baseline"]}
-    frame = pd.DataFrame(points, columns=["unit", cause, effect]).astype({cause: float, effect: float})
+    frame = pd.DataFrame(points, columns=["unit", "n_layers", cause, effect]).astype({cause: float, effect: float})
     frame = frame.assign(outcome="ok")
-    between = link_of(frame, frame, [cause, effect], "between knobs", np.zeros(len(frame)), frame["unit"])
+    between = link_of(frame, frame, [cause, effect], "between knobs", frame["n_layers"].to_numpy(), frame["unit"])
     return replace(between, n_runs=len(used))

@@ -224,6 +224,20 @@ def test_within_and_between_knobs():
     assert link_within(ChainRuns(alone), knob_of(runs, "weight_decay"), "usefulness", "val_loss").n_runs == 0
 
 
+def test_between_knobs_is_blind_to_the_baseline_that_all_settings_of_a_depth_share():
+    """Ranks 1 2 3 and 3 1 2 at both depths: -1/2. At the second, a baseline far off moves all three in x and in y."""
+    usefulness, loss = {0.1: 1.0, 0.3: 2.0, 1.0: 3.0}, {0.1: 3.0, 0.3: 1.0, 1.0: 2.0}
+
+    def outcome(config):
+        start = -100.0 if config.n_layers == 24 else 0.0
+        decay = config.weight_decay
+        return {"usefulness": usefulness.get(decay, start), "val_loss": loss.get(decay, start)}
+
+    runs = grid({"n_layers": [12, 24], "weight_decay": [0.0, *loss], "seed": [0]}, outcome)
+    between = link_between(ChainRuns(runs), "usefulness", "val_loss")
+    assert (between.rho, between.n_units) == (pytest.approx(-0.5), 3)
+
+
 def test_given_lr_and_tuning():
     """Usefulness and loss both follow the lr that tuning chose, and nothing else."""
     generator = np.random.default_rng(0)
