@@ -5,9 +5,8 @@
 
 Scopes. 'pooled' ranks all runs together, so depth itself drives it. 'within depth' ranks the runs of each depth among
 themselves, as a share of their number, and correlates what is left. 'within K' does so among runs that differ in knob K
-(and the seed) alone. 'between knobs' correlates paired effects, ranked within depth, since all share the baseline there:
-one point per setting of any knob and depth, its mean change in x and in y; do the knobs that move x more also move y
-more?
+(and the seed) alone. 'between knobs' correlates paired effects, ranked within depth, where all share a baseline: one
+point per setting of any knob and depth, its mean change in x and in y; do the knobs that move x more also move y more?
 
 Replicates are not independent observations of the chain, nor are the runs of one combination of settings at several
 depths: what a setting does to a quantity it does at all of them. The unit is the combination, every field but depth,

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
 import pandas as pd
 
 from sparsedepth.config.role import roles

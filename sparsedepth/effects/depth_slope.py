@@ -9,9 +9,10 @@ else. Two lines are a pair if they differ in one knob's setting; both are cut to
     floor    = t(2 (S - 1), 0.975) noise sqrt(2 / S):  what S seeds alone explain, noise that of a seed's mean slope
 
 The exponent a of  outcome = E_line + c n_layers^-a  (c and a common to a setting's lines, c > 0) is given where four or
-more depths identify it: where the profile S(a) <= S_min (1 + t^2 / df) is bounded on both sides inside A_RANGE. Loss
-against depth bends little, so that few depths seldom do. The difference of two exponents has the jackknife's interval
-over seeds: pseudo-values n d - (n - 1) d_without_i (Tukey, 1958).
+more depths identify it: where the profile S(a) <= S_min + t^2 s^2 is bounded on both sides inside A_RANGE, s^2 by how
+far depths lie off the curve (`intervals.scatter`). Loss against depth bends little, so that few depths seldom do. The
+difference of two exponents has the jackknife's interval over seeds: pseudo-values n d - (n - 1) d_without_i (Tukey,
+1958).
 """
 
 import math
@@ -21,9 +22,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
+from scipy.special import stdtrit
 
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
-from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate
+from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
 from sparsedepth.effects.pairs import UNKNOWN_SEED, one_in_each, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
@@ -37,7 +39,6 @@ from sparsedepth.effects.sentences import (
     verdict_text,
 )
 from sparsedepth.effects.tuning_error import tuned_side, tuning_of
-from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import result_rows
 
 MIN_DEPTHS = 4
@@ -215,11 +216,14 @@ def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:
 
     y_N = centred(lines[column].to_numpy(dtype=float))
 
-    def cost(log_a: float) -> float:
-        """Least squares over E and c >= 0 at one exponent."""
+    def residuals(log_a: float) -> np.ndarray:
+        """By least squares over E and c >= 0 at one exponent."""
         x_N = centred((depth_N / depth_N.min()) ** -math.exp(log_a))
         c = max(float(x_N @ y_N) / float(x_N @ x_N), 0.0)
-        return float(((y_N - c * x_N) ** 2).sum())
+        return y_N - c * x_N
+
+    def cost(log_a: float) -> float:
+        return float((residuals(log_a) ** 2).sum())
 
     grid_G = np.linspace(*np.log(A_RANGE), 60)
     cost_G = np.array([cost(log_a) for log_a in grid_G])
@@ -229,8 +233,8 @@ def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:
     best_fit = minimize_scalar(
         cost, bounds=(grid_G[best - 1], grid_G[best + 1]), method="bounded", options={"xatol": 1e-9}
     )
-    df = len(lines) - n_free
-    limit = max(cost(best_fit.x) * (1 + t_critical(df) ** 2 / df), 1e-20)
+    variance, df = scatter(residuals(best_fit.x), depth_N, len(lines) - n_free, lines["n_layers"].nunique() - 3)
+    limit = max(cost(best_fit.x) + float(stdtrit(df, 0.975)) ** 2 * variance, 1e-20)
     ends = [_end(cost, float(best_fit.x), edge, limit) for edge in (grid_G[0], grid_G[-1])]
     if ends[0] is None or ends[1] is None:
         return None

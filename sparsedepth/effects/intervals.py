@@ -83,6 +83,24 @@ def t_interval(mean: float, error: float, df: float, n: int) -> Estimate:
     return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=p, n=n, error=error, df=df)
 
 
+def scatter(rest_N: np.ndarray, cell_N: np.ndarray, df: int, df_between: int) -> tuple[float, float]:
+    """The variance of a value about a curve fitted to N of them, by which the curve's error is judged, and its degrees
+    of freedom. `rest_N`: residuals, of `df` in all, of which `df_between` are those of the cells' means.
+
+    Where these lie further off the curve than the values within cells tell, s_b^2 > s_w^2, it is s_b^2: more seeds
+    bring no mean nearer to the curve. Its degrees of freedom are Satterthwaite's, of s_w^2 and the excess.
+    """
+    squares, df_within = float(rest_N @ rest_N), df - df_between
+    if min(df_between, df_within) < 1:
+        return squares / df, df
+    cell_N = np.unique(cell_N, return_inverse=True)[1]
+    between = float((np.bincount(cell_N, rest_N) ** 2 / np.bincount(cell_N)).sum())
+    within, between = max(squares - between, 0.0) / df_within, between / df_between
+    if between <= within:
+        return squares / df, df
+    return between, between**2 / (within**2 / df_within + (between - within) ** 2 / df_between)
+
+
 def verdict_of(effect: Estimate, floor: float | None) -> Verdict:
     """'lower' or 'higher' where the interval excludes 0 and the mean exceeds the floor, which is known."""
     if effect.mean is None or floor is None or not effect.excludes_zero or abs(effect.mean) <= floor:

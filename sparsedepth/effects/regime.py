@@ -4,7 +4,7 @@
 seed alone are a *family*; each gets its own verdict, from these signatures (SIGNATURES has the thresholds):
 
     turn    b of  mean middle angle ~ L^-b, by least squares of ln angle on ln L over runs, an intercept per family,
-            seeds as replicates; Student's 95% interval with n - families - 1 degrees of freedom
+            seeds as replicates; Student's 95% interval, by how far depths lie off the line (`intervals.scatter`)
     early   the same for layers 2 to half the shallowest depth, which every depth has
     update  angle of neighbouring updates at the deepest depth: across (near pi/2) or aligned (near 0)
     even    share of tokens whose angles are spread evenly over the middle layers, at the deepest depth
@@ -31,11 +31,12 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from sparsedepth.effects.depth_slope import DepthExponent, depth_slope
+from sparsedepth.effects.intervals import scatter
 from sparsedepth.effects.knobs import chosen_fields, depth_knob, plain
 from sparsedepth.effects.pairs import values_of
-from sparsedepth.store.small_sample import t_critical
 from sparsedepth.store.tuning_roles import result_rows
 
 Regime = Literal["compositional", "procedural", "ensemble averaging", "undecided"]
@@ -159,8 +160,10 @@ def turn_law(runs: pd.DataFrame, angle: pd.Series | None = None) -> TurnLaw | No
     df = len(runs) - len(intercepts) - 1
     half = None
     if df >= 1:
-        residual = y - y_mean - slope * (x - x_mean)
-        half = t_critical(df) * math.sqrt(float((residual**2).sum()) / df / sxx)
+        residual = (y - y_mean - slope * (x - x_mean)).to_numpy()
+        cell_N = runs.groupby(["family", "n_layers"]).ngroup().to_numpy()
+        variance, df = scatter(residual, cell_N, df, len(set(cell_N)) - len(intercepts) - 1)
+        half = float(stdtrit(df, 0.975)) * math.sqrt(variance / sxx)
     return TurnLaw(
         b=-slope,
         lo=None if half is None else -slope - half,

@@ -53,6 +53,27 @@ def test_a_slope_contrast_by_hand():
     assert "not identified (3 depths, 4 needed)" in said
 
 
+def test_more_seeds_bring_no_depth_nearer_to_the_curve():
+    """Depths lie .005 off 1 + 4 / L in turn, seeds .002 off that: eight tell the exponent no better than four."""
+    off = {4: 0.005, 6: -0.005, 8: 0.005, 12: -0.005, 16: 0.005, 24: -0.005}
+    sure = []
+    for n_seeds in (4, 8):
+        axes = {"n_layers": [*off], "seed": range(n_seeds)}
+        runs = grid(
+            axes,
+            lambda config: {
+                "val_loss": 1
+                + 4 / config.n_layers
+                + off[config.n_layers]
+                + 0.002 * (-1) ** (config.seed * config.n_layers // 4)
+            },
+        )
+        slope = depth_slope(runs)
+        assert slope is not None and slope.exponent is not None
+        sure.append(slope.exponent.hi - slope.exponent.lo)
+    assert sure[1] == pytest.approx(sure[0], rel=0.1)
+
+
 def test_a_clear_difference_is_called():
     runs = by_hand()
     steep = (runs["n_kv_heads"] == 1) * np.log2(runs["n_layers"])

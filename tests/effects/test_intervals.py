@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedepth.effects.holm import holm
-from sparsedepth.effects.intervals import ExtraVariance, Judged, doubt_shared_baselines, estimate, t_interval
+from sparsedepth.effects.intervals import ExtraVariance, Judged, doubt_shared_baselines, estimate, scatter, t_interval
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 
@@ -24,6 +24,15 @@ def test_two_sided_p_in_closed_form():
     assert two_sided_p(2.0, 2) == pytest.approx(1 - 2 / math.sqrt(6))  # 1 - t / sqrt(t^2 + 2)
     assert two_sided_p(0.0, 7) == pytest.approx(1.0)
     assert two_sided_p(1.96, 100_000) == pytest.approx(0.05, abs=2e-4)  # the normal limit
+
+
+def test_scatter_by_hand():
+    """Two cells of two values, of 4 - 1 degrees of freedom, one of them of the cells' means."""
+    cells = np.array(["a", "a", "b", "b"])
+    # means 2 and -2: s_b^2 = 2 (4 + 4) / 1; s_w^2 = 4 / 2
+    assert scatter(np.array([3.0, 1.0, -1.0, -3.0]), cells, 3, 1) == (16.0, pytest.approx(256 / (4 / 2 + 14**2)))
+    assert scatter(np.array([1.0, -1.0, 1.0, -1.0]), cells, 3, 1) == (4 / 3, 3)  # no mean off: all values as one
+    assert scatter(np.array([1.0, -1.0]), cells[1:3], 1, 1) == (2.0, 1)  # nothing within cells
 
 
 @given(st.floats(-50, 50), st.integers(1, 60))

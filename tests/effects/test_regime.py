@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from frames import grid
+from scipy.special import stdtrit
 
 from sparsedepth.effects.regime import RULES, SIGNATURES, angles_by_depth, decide, regime_lines, regimes, turn_law
 
@@ -119,10 +120,10 @@ def test_the_exponent_and_its_interval_by_hand():
     law = turn_law(angles_by_depth(runs.assign(angular_distance_middle=angles)))
     assert law is not None and law.lo is not None
     assert law.b == pytest.approx(1.15)
-    # residuals per seed -1/20, 1/10, -1/20 around the line, -+0.05 for the seeds; Sxx = 4, df = 6 - 1 - 1
-    residuals = [r + s for r in (-0.05, 0.1, -0.05) for s in (-0.05, 0.05)]
-    error = math.sqrt(sum(r * r for r in residuals) / 4 / 4)
-    assert law.b - law.lo == pytest.approx(2.776445 * error, rel=1e-5)
+    # Sxx = 4; depths lie -1/20, 1/10, -1/20 off the line, with two seeds each: s_b^2 = .03, of 3 - 1 - 1 df; seeds lie
+    # -+0.05 off their depth's mean: s_w^2 = .015 / 3; .03^2 / (.005^2 / 3 + .025^2 / 1) = 1.42 df
+    error, df = math.sqrt(0.03 / 4), 0.0009 / (0.000025 / 3 + 0.000625)
+    assert law.b - law.lo == pytest.approx(stdtrit(df, 0.975) * error)
     assert law("all runs", np.array([4.0]))[0] == pytest.approx(2**-1.05)  # the mean, at the middle
 
 
