@@ -145,7 +145,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
     """The fields of a decoder like a model of transformers. Raises ValueError where there is none."""
     facts, config = loaded.facts, getattr(loaded.probed.model, "config")  # noqa: B009 - of transformers, untyped
     family = facts.family
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}  # GPT-2 has no rotation
     reasons = (
         (family not in FAMILIES, f"model_type={family!r} is not one of {', '.join(FAMILIES)}"),
         (family in FAMILIES and rope.get("rope_type") != "default", f"its rope_type is {rope.get('rope_type')!r}"),

@@ -59,6 +59,7 @@ def test_a_model_of_transformers_becomes_the_decoder_that_computes_the_same(tmp_
     ("name", "fields", "reason"),
     [
         ("qwen2", {}, "model_type='qwen2' is not one of llama, mistral"),
+        ("gpt2", {}, "model_type='gpt2' is not one of llama, mistral"),
         ("llama", {}, r"weights that a decoder of ours has no place for: model.layers.0.self_attn.k_proj.bias"),
         ("qwen3", {}, r"attention.query.weight is \[48, 32\] there, and \[32, 32\] here"),
         (
