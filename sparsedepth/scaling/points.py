@@ -81,7 +81,8 @@ def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.Data
     parts = [
         "coalesce(cluster, run_id)" if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster
     ]
-    clusters = f", concat_ws(' ', {', '.join(parts)}) AS cluster" if parts else ""
+    named = " || ' ' || ".join(parts)  # NULL where a part is
+    clusters = f", coalesce({named}, run_id) AS cluster" if parts else ""
     with open_store(source) as store:
         condition = store.condition(where or "true")
         points = store.frame(_SQL.format(where=condition, is_result=IS_RESULT, cluster=clusters))

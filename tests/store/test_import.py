@@ -106,6 +106,8 @@ def test_rows_without_a_cluster_stand_for_themselves(tmp_path):
     assert taken.clusters == 4 and runs["cluster"].isna().tolist() == [False, False, False, True, True]
     points = read_points(tmp_path / "theirs", cluster="cluster")["cluster"]
     assert sorted(points) == sorted([*runs["cluster"][:3], *runs["run_id"][3:]])
+    points = read_points(tmp_path / "theirs", cluster="d_model,seed")["cluster"]  # no seed is known
+    assert sorted(points) == sorted(runs["run_id"])
     table = tmp_path / "points.csv"
     table.write_text(
         "d_model,n_layers,num_tokens,loss,run,part\n8,2,10,3,a,1\n8,2,20,2,,1\n8,4,20,2.5,,\n8,4,30,2,a,1\n"
