@@ -19,6 +19,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import appearing, write_bytes
+from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities import RUNS as QUANTITIES
 from sparsedepth.store.checksums import MARKER, Files, Marker
 from sparsedepth.store.formula import Formula
@@ -48,6 +49,7 @@ MAX_ROWS = 50_000
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 SHOWN = 12
 """Mistakes of values that are told at most."""
+_KINDS = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false", "VARCHAR": "text"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,8 @@ def _values(
     for name, value in table_map.constants.items():
         type = target_type(name) or ""
         typed = as_type(value, type)
-        mistakes += _mistakes_of(name, typed) if typed is not None else [f"constants.{name}={value!r} is no {type}"]
+        no_such = [f"constants.{name} is {json.dumps(value)}: {_KINDS[type]} is needed"]
+        mistakes += _mistakes_of(name, typed) if typed is not None else no_such
     if mistakes:
         raise Mistakes(mistakes)
     return frame, columns
@@ -180,8 +183,7 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
     known = raw.dropna()
     allowed = {value: as_type(value, type) for value in known.unique()}
     if refused := [value for value, typed in allowed.items() if typed is None]:
-        kind = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false"}.get(type, "text")
-        raise Mistakes([f"fields.{name} is {_first(raw, raw.isin(refused))}: {kind} is needed"])
+        raise Mistakes([f"fields.{name} is {_first(raw, raw.isin(refused))}: {_KINDS[type]} is needed"])
     for value, typed in allowed.items():
         if mistakes := _mistakes_of(name, typed):
             raise Mistakes([f"{mistakes[0]}: {_first(raw, raw == value)}"])
@@ -201,6 +203,10 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
         return field_mistakes(RunConfig, {name: value})
     if name == "outcome" and value not in ("ok", "diverged"):
         return [f"outcome={value!r} is neither ok nor diverged"]
+    if name in IN_RUNS and isinstance(value, float):
+        least, most = IN_RUNS[name].range
+        if not least <= value <= most:
+            return [f"{name}={value:g} must be from {least:g} to {most:g}; state its unit, or multiply in `of`"]
     return []
 
 
@@ -329,7 +335,7 @@ def _json(path: Path) -> "pd.DataFrame":
 
     text = path.read_text(encoding="utf-8")
     is_lines = path.suffix == ".jsonl"
-    lines = enumerate(text.splitlines(), 1)
+    lines = enumerate(text.split("\n"), 1)
     rows = [_parsed(line, n) for n, line in lines if line.strip()] if is_lines else _loaded(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("it must be a list of objects, one per run")

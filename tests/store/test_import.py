@@ -77,7 +77,8 @@ def test_a_table_is_the_same_in_every_format(tmp_path):
     table.to_parquet(tmp_path / "t.parquet")
     table.to_csv(tmp_path / "t.tsv", sep="\t", index=False)
     (tmp_path / "t.json").write_text(table.to_json(orient="records"))
-    (tmp_path / "t.jsonl").write_text(table.to_json(orient="records", lines=True))
+    table["note"] = "\u2028\x85"  # line ends to str.splitlines alone
+    (tmp_path / "t.jsonl").write_text(table.to_json(orient="records", lines=True, force_ascii=False))
     for suffix in ("parquet", "tsv", "json", "jsonl"):
         import_table(tmp_path / f"t.{suffix}", tmp_path / "map.yaml", tmp_path / suffix)
         with open_store(tmp_path / suffix) as store:
@@ -199,6 +200,8 @@ def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
         take_in(tmp_path, table_map=wrong)
     with pytest.raises(ValueError) as told:
         take_in(tmp_path, table_map=wrong.replace("lrr: lr", "lr: lr + nothing") + "where: depth = 2\n")
+    with pytest.raises(ValueError, match=r'constants.seq_len is "long": a whole number is needed'):
+        take_in(tmp_path, table_map=MAP.replace("seq_len: 64", "seq_len: long"))
     for part in (
         "fields.n_layers: no column 'dept'",
         'fields.n_heads: "width',
@@ -219,6 +222,8 @@ def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
         ("100,A", "100,C", "'kind' is \"C\" in row 1 (and so in 1 more rows), which `values` does not list"),
         ("a,2,8,0.001,20", "a,2,8,0.001,10", "rows 1 and 2 are the same run"),
         ("2.0,", "nan,", "val_loss has no value in row 1"),
+        ("2.0,0.5", "2.0,50", "usefulness=50 must be from 0 to 1; state its unit, or multiply in `of`: 50.0 in row 1"),
+        ("2.0,0.5", "-2.0,0.5", "val_loss=-1.38629 must be from 0 to inf"),
     ],
 )
 def test_a_value_that_is_wrong_is_told_with_its_row(tmp_path, was, now, told):
