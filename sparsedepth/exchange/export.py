@@ -99,6 +99,7 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | No
         warnings.filterwarnings("ignore", "Initializing zero-element")  # a shared expert may be 0 wide: none
         exported: Any = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
     own = vit_weights(model) if target.family == FAMILY else weights(model)
+    own = {name: weight.clone() for name, weight in own.items()}  # blocks of a loop share theirs: none is written twice
     missing, unexpected = exported.load_state_dict(own, strict=False, assign=True)
     tied = {"lm_head.weight"} if model.config.tie_embeddings and target.family != "gemma2" else set()
     assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"
