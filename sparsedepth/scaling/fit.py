@@ -220,6 +220,12 @@ def _doubts(fitted: Fit, converged: bool) -> list[str]:
             f"{of_clusters.n_clusters} clusters are fewer than {FEW_CLUSTERS}: the bootstrap's intervals are too "
             f"narrow, lo and hi have Student's {fitted.df} degrees of freedom"
         )
+    n_shapes = len(fitted.points.drop_duplicates(["d_model", "n_layers", "num_tokens"]))
+    if of_clusters is None and n_shapes < fitted.n_points:
+        doubts.append(
+            f"{fitted.n_points} points have {n_shapes} shapes and budgets: where some of these lie off the law with "
+            f"every seed alike, intervals are too narrow (--cluster d_model,n_layers)"
+        )
     if not converged:
         doubts.append(f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}); its valley is flat")
     if fitted.n_reached < 2:

@@ -1,6 +1,7 @@
 """Points that share a training run: the random effect's algebra, its variances, intervals that rows make too narrow."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from laws import grid, planted, theta_of
 
@@ -13,6 +14,14 @@ from sparsedepth.scaling.tables import Report, heading
 from sparsedepth.scaling.uncertainty import bootstrap, held_out
 
 SHAPE = ("d_model", "n_layers")
+
+
+def test_seeds_of_one_shape_without_clusters_are_warned_of():
+    """Two runs of each shape and budget share what the law misses there."""
+    twice = planted(pd.concat([grid(), grid()], ignore_index=True), noise=0.003)
+    said = "160 points have 80 shapes and budgets"
+    assert any(warning.startswith(said) for warning in fit(twice, n_starts=4).warnings)
+    assert not any(said in w for w in fit(twice.assign(cluster=np.arange(160) % 80), n_starts=4).warnings)
 
 
 def test_clusters_of_an_exact_fit_share_nothing():
