@@ -151,12 +151,13 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
 
 def one_in_each(side: pd.DataFrame, place: list[str]) -> pd.DataFrame:
     """One row for each value of the columns `place`, since there is nothing to pair a second one by: the mean of the
-    finished runs there that do not say their seed, diverged where any is; of one seed the first run."""
-    unknown = side["seed"] == UNKNOWN_SEED
-    if unknown.any():
-        of_place = side[unknown].groupby(place)
-        side.loc[unknown, "value"] = of_place["value"].transform("mean")
-        side.loc[unknown, "diverged"] = of_place["diverged"].transform("any")
+    finished runs there, diverged where any is. Several are those that do not say their seed, or of one seed from
+    several starts (`start_weights`)."""
+    several = side.duplicated(place, keep=False)
+    if several.any():
+        of_place = side[several].groupby(place)
+        side.loc[several, "value"] = of_place["value"].transform("mean")
+        side.loc[several, "diverged"] = of_place["diverged"].transform("any")
     return side.drop_duplicates(place)
 
 

@@ -111,6 +111,22 @@ def test_diverged_and_unmeasured_runs_are_counted_and_never_averaged():
     assert (found.effect.n, found.effect.lo, found.verdict) == (1, None, "not distinguishable")
 
 
+def test_runs_of_one_seed_from_several_starts_are_one_of_their_mean():
+    """Of two starts each seed gives two runs, which lie .10 and .30 apart: .20, in whatever order they come."""
+    axes = {"start_weights": ["a" * 12, "b" * 12], "depth_scale": ["none", "lns"], "seed": [0, 1, 2]}
+    gain = {"a" * 12: 0.1, "b" * 12: 0.3}
+
+    def outcome(config):
+        start = 3.0 + 10 * gain[config.start_weights]
+        return {"val_loss": start - gain[config.start_weights] * (config.depth_scale == "lns")}
+
+    runs = grid(axes, outcome, start_cell="c" * 12)
+    mixed = pd.concat([runs[runs["depth_scale"] == "none"], runs[runs["depth_scale"] == "lns"][::-1]])
+    for each in (runs, mixed.reset_index(drop=True)):
+        (found,) = contrasts(each, knob_of(each, "depth_scale"), "val_loss")
+        assert found.by_seed == pytest.approx((-0.2, -0.2, -0.2))
+
+
 def test_runs_that_do_not_say_their_seed_are_no_further_pair_of_one():
     runs, knob = by_hand()
     runs = runs.assign(seed=runs["seed"].astype(float).where(runs["seed"] < 2))
