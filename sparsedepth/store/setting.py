@@ -102,7 +102,8 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
     tuned = tuple(name for name in varying if any(name in cell.tuned for cell in cells))
     telling = [name for name in varying if name not in (*tuned, "n_layers") and _is_telling(name, cells)]
     by_depth: dict[str, Mapping[int, Any]] = {}
-    for name in sorted(telling, key=lambda name: name == "corpus"):  # a task's name is shorter, by its group or length
+    # The width is what was set, d_ff and a budget follow from it; a task's name is shorter, by its group or length.
+    for name in sorted(telling, key=lambda name: (name == "corpus", name == "d_model")):
         others = [other for other in telling if other != name]
         if _ROLES[name].kind in ("capacity", "data") and _follows(name, ["n_layers", *others], cells):
             telling = others

@@ -195,6 +195,18 @@ def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
         assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "depth_scale=lns, corpus=other"
 
 
+def test_a_width_is_named_by_itself(tmp_path):
+    """Left out, d_ff follows from the width (8/3 of it, 88 of 32), and a budget per parameter goes with it."""
+    for width, tokens in ((64, 2**21), (32, 2**19)):
+        for scale in ("none", "lns"):
+            sizes = {"d_model": width, "n_heads": 2, "train_tokens": tokens}
+            make_run(tmp_path, RunConfig(**sizes, depth_scale=scale), {"val_loss": 3.0})
+    with open_store(tmp_path) as store:
+        settings = read_settings(store)
+        assert settings.telling == ("d_model", "depth_scale")
+        assert settings.words({"d_model": 32, "d_ff": 88, "depth_scale": "none"}) == "d_model=32"
+
+
 def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
     """A budget of tokens per parameter, of a sweep that is drawn and ranked by depth."""
     for layers, tokens in ((4, 40960), (12, 122880)):
