@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sparsedepth.effects.surrogate import MIN_SKILL, Axis, axes_of, proposals, surrogate
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, caption, inert, legend_above, short
+from sparsedepth.plots.style import GREY, caption, inert, legend_above, log_scale, short
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import Search, search_of
@@ -134,7 +134,8 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: 
     page = Figure(figsize=(3.2 * min(COLUMNS, len(axes)), 2.6 * n_rows + 0.5), layout="constrained")
     panels = page.subplots(n_rows, min(COLUMNS, len(axes)), squeeze=False, sharey=True)
     for panel, axis in zip(panels.flat, axes, strict=False):
-        for kind, rows in data[data["axis"] == axis.name].groupby("kind"):
+        of_axis = data[data["axis"] == axis.name]
+        for kind, rows in of_axis.groupby("kind"):
             mean = rows["mean"].astype(float)
             at = rows["value"].astype(float) if axis.is_range else _indices(axis, rows["value"])
             if kind == "proposal":
@@ -144,7 +145,7 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: 
                     at, mean, color="black", marker="" if axis.is_range else "_", linestyle="-" if axis.is_range else ""
                 )
         if axis.is_log:
-            panel.set_xscale("log")
+            log_scale(panel, "x", of_axis["value"].astype(float))
         if not axis.is_range:
             panel.set_xticks(range(len(axis.values)), [inert(short(str(option))) for option in axis.values])
             panel.set_xlim(-0.5, len(axis.values) - 0.5)

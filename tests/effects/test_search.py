@@ -13,7 +13,7 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.effects.search_text import search_lines, search_table
-from sparsedepth.effects.surrogate import axes_of, importances, proposals, surrogate
+from sparsedepth.effects.surrogate import Axis, axes_of, importances, proposals, surrogate
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plots.draw import default_figure, draw
 from sparsedepth.plots.page import NothingToDraw
@@ -183,6 +183,17 @@ def test_the_numbers_of_a_choice_stand_by_their_size(searched):
     panel = page_of_slices([axis], data, "val_loss", "").axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["3", "6", "12", "None"]
     assert panel.collections[0].get_offsets()[:4, 0].tolist() == [2, 0, 1, 3]
+
+
+def test_a_logarithmic_axis_has_few_labels():
+    """From 0.0013 to 0.029: 1, 2 and 5 of each decade, none between them, where labels would lie on each other."""
+    axis = Axis(name="lr", values=(0.001, 0.05), is_range=True, is_log=True)
+    data = pd.DataFrame({"axis": "lr", "kind": "proposal", "value": [0.0013, 0.0022, 0.029], "mean": [5.4, 5.2, 3.0]})
+    panel = page_of_slices([axis], data, "val_loss", "").axes[0]
+    panel.figure.draw_without_rendering()
+    shown = [text for text in (*panel.xaxis.get_ticklabels(), *panel.xaxis.get_ticklabels(minor=True))
+             if text.get_text() and 0.0013 <= text.get_position()[0] <= 0.029]  # fmt: skip
+    assert [text.get_text() for text in shown] == ["0.002", "0.005", "0.01", "0.02"]
 
 
 def test_the_advice_is_a_sweep_that_runs(searched, tmp_path, capfd):
