@@ -1,5 +1,6 @@
 """`sparsedepth export` and `sparsedepth evaluate`: models for other tools, and other people's tasks for models."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +64,10 @@ def evaluate(
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
-    asked = [Questions(name=file.name.partition(".")[0], questions=read_questions(file, limit)) for file in files]
+    asked = [
+        Questions(name=re.sub(r"\.jsonl?(\.gz)?$", "", file.name), questions=read_questions(file, limit))
+        for file in files
+    ]
     names = [name for name in names if not name.endswith(SUFFIXES)]
     if names:
         check_harness()

@@ -49,12 +49,12 @@ def stored(results):
 
 def test_tasks_may_be_named_several_times(place, tmp_path, capsys):
     folder, run = place
-    other = tmp_path / "other.jsonl"
+    other = tmp_path / "threes.hard.jsonl"
     other.write_text((folder / "threes.jsonl").read_text())
     asked(run, folder, tmp_path, limit=1, more=[other])
     assert {line.partition(" ")[0] for line in capsys.readouterr().out.splitlines() if "version" in line} == {
         "threes",
-        "other",
+        "threes.hard",
     }
 
 
