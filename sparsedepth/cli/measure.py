@@ -76,6 +76,10 @@ def measure(
     if format == "table":
         print(_title(measured.loaded, measured.given, fit_tokens))
         print_summary(measured.measurements.summary)
+        found = {column.measure for column, _, _ in with_intervals(measured.measurements.summary)}
+        asked = () if measures in (None, "all") else measured.config.measures
+        if without := [name for name in asked if name not in found]:
+            print(f"of {', '.join(without)} this model has no value: `sparsedepth metrics` says what each asks")
     else:
         print(Scores(measured).to_json() if format == "json" else Scores(measured).to_csv())
     if out is not None:

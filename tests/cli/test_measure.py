@@ -81,6 +81,8 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     both = ("--tokens", tmp_path / "first.npy", "--fit-tokens", tmp_path / "last.npy")
     named, err = command("measure", folder, *both, *measures, "-o", tmp_path / "record")
     assert halves == named and "written" in err
+    nothing, _ = command("measure", folder, *both, "--measures", "weights,experts,weight_updates")
+    assert "\nof experts, weight_updates this model has no value: `sparsedepth metrics`" in nothing
     found = {score["name"]: score for score in json.loads(named)}
     causal = found["causal_score"]
     assert causal["n_tokens"] == 4 * 32 and causal["interval"][0] <= causal["global"] <= causal["interval"][1]
