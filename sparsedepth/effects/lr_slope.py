@@ -24,7 +24,7 @@ from sparsedepth.effects.contrast import effect_fields
 from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import ALPHA, Judged, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels, tuned_fields
-from sparsedepth.effects.pairs import UNKNOWN_SEED, rounding_sd, unit_of, values_of
+from sparsedepth.effects.pairs import UNKNOWN_SEED, one_in_each, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import counted, size_text
 from sparsedepth.effects.summary import against, laid_out, shown_value, title, verdict_word
 from sparsedepth.effects.tuning_error import TuningUncertainty
@@ -106,7 +106,7 @@ def _pairs_by_setting(
     """Each setting but the baseline, and its pairs: place, seed, lr, n_layers, difference (NaN without a value),
     diverged."""
     others = [name for name in design.with_tuning if name not in {*knob.fields, "seed", "lr"}]
-    side = pd.DataFrame(
+    known = pd.DataFrame(
         {
             "setting": labels(runs, knob),
             "place": keys(runs, others),
@@ -116,7 +116,8 @@ def _pairs_by_setting(
             "value": values_of(runs, outcome),
             "diverged": runs["outcome"] == "diverged",
         }
-    ).drop_duplicates(["setting", "place", "seed", "lr"])
+    )
+    side = one_in_each(known, ["setting", "place", "seed", "lr"])
     side = side[side["seed"] != UNKNOWN_SEED]
     base = side[side["setting"] == knob.baseline].drop(columns="n_layers")
     for setting in list(knob.settings)[1:]:

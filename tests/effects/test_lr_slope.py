@@ -111,3 +111,13 @@ def test_what_is_printed():
     assert [row["lr"] for row in rows] == [*RATES] and {row["verdict"] for row in rows} == {"falls"}
     with pytest.raises(ValueError, match="not a measured number"):
         lr_slopes(shifted(2), "val_los")
+
+
+def test_runs_of_one_seed_from_several_starts_are_one_of_their_mean():
+    """From one start the slope is -.2 by doubling, from the other there is none: -.1, in whatever order they come."""
+    starts = [shifted(by, noise=0).assign(start_cell="c", start_weights=name) for by, name in ((2, "a"), (1, "b"))]
+    runs = pd.concat(starts, ignore_index=True)
+    runs["run_id"] = runs["run_id"] + runs["start_weights"]
+    for each in (runs, runs[::-1].reset_index(drop=True)):
+        (slope,) = lr_slopes(chosen(each), "val_loss")
+        assert slope.effect.mean == pytest.approx(-0.1)
