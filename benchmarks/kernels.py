@@ -1,9 +1,10 @@
-"""The kernels of attention and of the experts side by side, on the device at hand.
+"""The kernels of attention, of the experts and of their router's softmax side by side, on the device at hand.
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --quick --threads 1
 
-One forward and backward pass of one layer's attention, or of its experts, in bf16 on a GPU and fp32 elsewhere. The
+One forward and backward pass of one layer's attention, or of its experts, in bf16 on a GPU and fp32 elsewhere, or of
+its router's softmax, by rows as PyTorch does it and as ours, in fp32. The
 kernels take turns in each repeat, in an order that alternates, and a ratio is of times of one repeat: how many times as
 many tokens per second as the first kernel of the part. A kernel that cannot run is listed with its reason. Results are
 compared before anything is timed.
@@ -13,17 +14,20 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sparsedepth.model import attention, moe_kernels
 from sparsedepth.model.kernels import OBSTACLES, Part, Setting
+from sparsedepth.model.moe import router_softmax
 from sparsedepth.train.runtime import find_device
 
-ORDER: dict[Part, tuple[str, ...]] = {
+ORDER: dict[Part | Literal["router"], tuple[str, ...]] = {
     "attention": ("sdpa", "reference", "flash"),
     "experts": ("loop", "grouped", "megablocks"),
+    "router": ("rows", "ours"),
 }
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 
@@ -65,6 +69,17 @@ def experts_pass(kernel: str, here: Setting, options: argparse.Namespace, n_expe
     return run
 
 
+def router_pass(kernel: str, here: Setting, options: argparse.Namespace, n_experts: int) -> Pass:
+    logits_NE = torch.randn(options.sequences * options.length, n_experts, generator=torch.Generator().manual_seed(0))
+    logits_NE = logits_NE.to(here.device).requires_grad_()
+
+    def run() -> list[Tensor]:
+        probability_NE = logits_NE.softmax(-1) if kernel == "rows" else router_softmax(logits_NE)
+        return [probability_NE, *torch.autograd.grad(probability_NE.square().sum(), [logits_NE])]
+
+    return run
+
+
 def seconds(run: Pass, here: Setting, calls: int) -> float:
     """Of one call, over several without a wait between them."""
     began = time.perf_counter()
@@ -75,8 +90,14 @@ def seconds(run: Pass, here: Setting, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def compare(part: Part, case: str, make: Callable[[str], Pass], here: Setting, options: argparse.Namespace) -> None:
-    reasons = {kernel: OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
+def compare(
+    part: Part | Literal["router"],
+    case: str,
+    make: Callable[[str], Pass],
+    here: Setting,
+    options: argparse.Namespace,
+) -> None:
+    reasons = {kernel: None if part == "router" else OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
     runs = {kernel: make(kernel) for kernel, obstacle in reasons.items() if obstacle is None}
     first, expected = next(iter(runs)), None
     for kernel, run in runs.items():  # the first call also pays for what is set up once
@@ -137,6 +158,13 @@ def main() -> None:
             "experts",
             f"{n_experts} experts, top {top_k}",
             lambda kernel, shape=(n_experts, top_k): experts_pass(kernel, here, options, *shape),
+            here,
+            options,
+        )
+        compare(
+            "router",
+            f"{n_experts} experts",
+            lambda kernel, n_experts=n_experts: router_pass(kernel, here, options, n_experts),
             here,
             options,
         )

@@ -25,10 +25,21 @@ from sparsedepth.model import kernels, moe_kernels
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.linear import without_masked_gradient
 
+VECTOR = 16
+"""Numbers of fp32 in the widest register of a CPU."""
+
 
 def _single_device_mean(share_E: Tensor) -> Tensor:
     """The mean over devices, of one device."""
     return share_E
+
+
+def router_softmax(logits_NE: Tensor) -> Tensor:
+    """Over experts. Rows shorter than its vectors take PyTorch on a CPU five times as long as columns."""
+    by_columns = logits_NE.device.type == "cpu" and logits_NE.shape[1] < VECTOR and not torch.compiler.is_compiling()
+    if by_columns:
+        return logits_NE.t().contiguous().softmax(0).t().contiguous()
+    return logits_NE.softmax(-1)
 
 
 class Experts(nn.Module):
@@ -48,23 +59,24 @@ class Experts(nn.Module):
         here = kernels.setting(config, torch.device("cpu"), torch.float32)
         self.kernel = kernels.choose("experts", "auto", here).kernel
 
-    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """logits_NE, gate_NC and choice_NC; the softmax in fp32."""
+    def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """logits_NE, probability_NE, gate_NC and choice_NC; the softmax in fp32."""
         logits_NE = self.router(x_ND).float()
-        gate_NC, choice_NC = logits_NE.softmax(-1).topk(self.top_k, dim=-1)
+        probability_NE = router_softmax(logits_NE)
+        gate_NC, choice_NC = probability_NE.topk(self.top_k, dim=-1)
         if self.renormalise:
             gate_NC = gate_NC / gate_NC.sum(-1, keepdim=True)
-        return logits_NE, gate_NC, choice_NC
+        return logits_NE, probability_NE, gate_NC, choice_NC
 
     def forward(self, x_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         x_ND = x_BTD.flatten(0, 1)
-        logits_NE, gate_NC, choice_NC = self.route(x_ND)
+        logits_NE, probability_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_loss is not None:
             n_experts = logits_NE.shape[1]
             # Not bincount, for which the host would wait for the device.
             is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=x_ND.device)
             share_E = self.mean_over_devices(is_choice_NCE.float().mean((0, 1)))
-            balance = n_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()
+            balance = n_experts * (share_E * probability_NE.mean(0)).sum()
             router_loss.value = torch.stack((balance, logits_NE.logsumexp(-1).pow(2).mean()))
         gate_up_E2FD, down_EDF = self.gate_up_E2FD, self.down_EDF
         if self.is_masked:

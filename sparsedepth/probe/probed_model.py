@@ -245,9 +245,9 @@ class ProbedDecoder:
             return None
         u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
         # The router sees what the experts see, not the stream itself.
-        logits_NE, _, choice_NC = block.ffn.route(block.ffn_input(u_BTD).flatten(0, 1))
+        _, probability_NE, _, choice_NC = block.ffn.route(block.ffn_input(u_BTD).flatten(0, 1))
         shape = x_BTD.shape[:2]
-        return logits_NE.softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
+        return probability_NE.unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         block, n = self._block(layer), self.model.config.n_streams
