@@ -90,8 +90,10 @@ def appearing(folder: Path) -> Generator[Path]:
             sync_folder(path)
         sync_folder(aside)
         os.rename(aside, whole)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(folder)  # a full disk has no name of its own
         raise
     sync_folder(whole.parent)
 

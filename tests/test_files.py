@@ -1,5 +1,6 @@
 """Atomic writes and digests."""
 
+import errno
 import hashlib
 import json
 import os
@@ -72,6 +73,12 @@ def test_a_second_holder_is_told_that_it_waits(tmp_path):
         order.append("released")
     thread.join()
     assert order == ["waits", "released", "holds"]
+
+
+def test_a_full_disk_is_named_by_the_folder_that_was_filled(tmp_path):
+    with pytest.raises(OSError, match="No space left") as failure, files.appearing(tmp_path / "pack"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert failure.value.filename == str(tmp_path / "pack") and not list(tmp_path.iterdir())
 
 
 def test_a_folder_appears_where_killed_processes_left_theirs(tmp_path):

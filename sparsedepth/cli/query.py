@@ -191,8 +191,8 @@ def compare(
     head = (
         f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) less {first} (first), with its "
         "95% interval, over the pairs of one seed if there are any",
-        f"{both} configurations in both, {differ} of them with an interval without 0; {only_first} in the first alone, "
-        f"{only_second} in the second alone",
+        f"{both} configurations in both, {differ} of them with an interval without 0 (by chance alone one in 20); "
+        f"{only_first} in the first alone, {only_second} in the second alone",
         *(f"the folders have no {text}" for text in apart(table)),
     )
     show(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)

@@ -39,7 +39,7 @@ class ModelConfig(Section):
     n_channels: Annotated[Literal[1, 3] | None, IMAGE_SIZE] = None
     """numbers of a pixel: 1 = grey, 3 = RGB, the default"""
 
-    n_layers: Annotated[Count, Role(kind="depth", cost_scope="step")] = 12
+    n_layers: Annotated[Count, Field(le=10_000), Role(kind="depth", cost_scope="step")] = 12
     """number of decoder blocks"""
     loops: Annotated[
         Count,

@@ -364,11 +364,15 @@ class SweepDefinition(Section):
         """What `exclude` and `only` ask of a grid that no cell meets: a slip, or meant for another scale."""
         cells = [cell for _, cell in self._entries()]
         values = [self._values_of(cell) for cell in cells] if self.exclude else []
-        left = [f"exclude {where}: no cell has this, so nothing is left out" for where in self.exclude
-                if not any(meets(each, where) for each in values)]  # fmt: skip
-        nowhere = [f"only.{name} {where}: no cell has this, so {name} is varied nowhere"
-                   for name, where in self.only.items() if not any(name in cell for cell in cells)]  # fmt: skip
-        return [*left, *nowhere]
+        notes = [
+            f"exclude {where}: no cell has this, so nothing is left out"
+            for where in self.exclude
+            if not any(meets(each, where) for each in values)
+        ]
+        for name, where in self.only.items():
+            if not any(name in cell for cell in cells):
+                notes.append(f"only.{name} {where}: no cell has this, so {name} is varied nowhere")
+        return notes
 
     def _entries(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
         """The cells of a grid, excluded ones too, each with the variant or the listed cell whose seeds it has."""

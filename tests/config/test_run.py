@@ -44,6 +44,7 @@ def test_fields_that_came_later_leave_old_ids_valid():
         ({"n_layers": "three"}, ["n_layers='three'", "must be a whole number"]),
         ({"n_layers": True}, ["n_layers=True"]),
         ({"n_layers": 0}, ["n_layers=0", "greater than or equal to 1"]),
+        ({"n_layers": 10**9}, ["n_layers=1000000000", "less than or equal to 10000"]),  # made block by block
         ({"seq_len": 3.5}, ["seq_len=3.5"]),
         ({"lr": -1.0}, ["lr=-1.0", "greater than 0"]),
         ({"n_heads": 5}, ["n_heads=5", "d_model=64"]),
