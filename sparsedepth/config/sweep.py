@@ -121,6 +121,9 @@ class SweepDefinition(Section):
         dict[str, TuneGrid],
         Field(description="fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"),
     ] = {}
+    tune_extensions: Annotated[
+        int, Field(ge=0, le=8, description="how often a grid is widened by a value where the best is at its edge")
+    ] = 1
     tuning_seeds: Annotated[
         TuningSeeds, Field(description="seeds of tuning alone: a list, or how many (3 = [101, 102, 103])")
     ] = []

@@ -52,7 +52,10 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
     for name, grid in definition.tune.items():
-        values[name] = sorted({*extended(grid, grid[0]), *extended(grid, grid[-1])})
+        lower = higher = list(grid)
+        for _ in range(definition.tune_extensions):
+            lower, higher = extended(lower, lower[0]), extended(higher, higher[-1])
+        values[name] = sorted({*lower, *higher})
     distributions |= {name: _choices(some) for name, some in values.items()}
     if definition.free:
         distributions |= {

@@ -142,7 +142,7 @@ class Plan:
             losses = [loss_of(run.run_id) for run in planned]
             return None if None in losses else fmean(losses)  # ty: ignore[invalid-argument-type] - none is None
 
-        return tune(self.definition.tune, loss_at)
+        return tune(self.definition.tune, loss_at, self.definition.tune_extensions)
 
     def _can_be_built(self, cell: Cell, point: GridPoint) -> bool:
         """Whether a point of a tuning grid can be built: one that the definition lists has to be."""

@@ -1,9 +1,9 @@
 """Re-tune fields (the learning rate, usually) for each configuration, with seeds of its own.
 
 Every point of the grid is run with each tuning seed; the best has the lowest mean loss. If it lies on the edge of its
-axis, that axis is extended once, by the ratio of its last two values, and the new points are run. The seeds of the
-results are run at the best point only. A best point that is still on an edge is used, and flagged: the true best may
-lie beyond.
+axis, that axis is extended by the ratio of its last two values, and the new points are run: once, or as often as
+`tune_extensions` says. The seeds of the results are run at the best point only. A best point that is still on an edge
+is used, and flagged: the true best may lie beyond.
 
 A point that diverged, or failed for good, with any seed is the worst, never missing. Of equal points the first (the
 lowest) counts.
@@ -31,15 +31,21 @@ class TuningProgress:
     """the fields of which the best value is on an edge of the extended grid"""
 
 
-def tune(grid: Mapping[str, Sequence[float]], loss_of: Callable[[GridPoint], float | None]) -> TuningProgress:
+def tune(
+    grid: Mapping[str, Sequence[float]], loss_of: Callable[[GridPoint], float | None], extensions: int = 1
+) -> TuningProgress:
     """What is to be run, and the best point once it is known. `loss_of` is None for a point without a result yet, and
     math.inf for one that diverged."""
-    plain: Grid = {name: list(values) for name, values in grid.items()}
-    first = _judge(plain, loss_of)
-    if first.best is None:
-        return first
-    wider = {name: extended(values, first.best[name]) for name, values in plain.items()}
-    return first if wider == plain else _judge(wider, loss_of)
+    tried: Grid = {name: list(values) for name, values in grid.items()}
+    progress = _judge(tried, loss_of)
+    for _ in range(extensions):
+        if progress.best is None:
+            break
+        wider = {name: extended(values, progress.best[name]) for name, values in tried.items()}
+        if wider == tried:
+            break
+        tried, progress = wider, _judge(wider, loss_of)
+    return progress
 
 
 def _judge(grid: Grid, loss_of: Callable[[GridPoint], float | None]) -> TuningProgress:

@@ -8,6 +8,7 @@ from synthetic import make_run
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.plan.propose import known_distributions
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.plan.tune import extended, tune
@@ -45,6 +46,28 @@ def test_a_best_on_the_edge_extends_the_grid_once_by_its_ratio():
 def test_a_best_that_is_still_on_the_edge_is_used_and_flagged():
     found = tune(GRID, losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2, lr_16=0.0))
     assert (len(found.points), found.best, found.at_edge) == (4, {"lr": 8.0}, ("lr",))
+
+
+def test_a_grid_is_extended_as_often_as_asked():
+    known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2)
+    assert tune(GRID, known, extensions=2).points[-1] == {"lr": 16.0} and tune(GRID, known, extensions=2).best is None
+    known = losses(lr_1=3.0, lr_2=2.0, lr_4=1.5, lr_8=1.2, lr_16=1.4, lr_32=0.0)
+    for extensions, n_points, best, at_edge in (
+        (0, 3, 4.0, ("lr",)),
+        (1, 4, 8.0, ("lr",)),
+        (2, 5, 8.0, ()),
+        (8, 5, 8.0, ()),
+    ):
+        found = tune(GRID, known, extensions)
+        assert (len(found.points), found.best, found.at_edge) == (n_points, {"lr": best}, at_edge)
+
+
+def test_a_study_has_room_for_every_extension():
+    """0.001 to 0.004, twice halved or doubled: what Optuna is told before any run."""
+    grid = {"tune": {"lr": [1e-3, 2e-3, 4e-3]}, "tuning_seeds": [5], "seeds": [0], "tune_extensions": 2}
+    fields = {"name": "s", "question": "q", "hypothesis": "h", "space": {"n_layers": [2, 3]}, **grid}
+    lr = known_distributions(build(SweepDefinition, fields, "s"))["lr"]
+    assert (lr.low, lr.high) == (0.00025, 0.016)
 
 
 def test_a_diverged_point_is_the_worst_and_not_missing():
