@@ -207,12 +207,15 @@ def _label_x(axis: Any, unit: str) -> None:
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios whose logarithms lie between, at least a sixth of the range apart, 1 among them if it is there."""
-    wide = [digit * 10.0**power for power in range(-9, 10) for digit in (1, 2, 5)]
+    """Round ratios whose logarithms lie between, at least a sixth of the range apart (a quarter where their names are
+    long), 1 among them if it is there."""
+    apart = (high - low) / (6 if low > math.log(1e-3) else 4)
+    digits = (1, 2, 5) if high - low < math.log(1e4) else (1,)
+    wide = [digit * 10.0**power for power in range(-9, 10) for digit in digits]
     candidates = wide if high - low > math.log(4) else [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0]
     shown: list[float] = []
     for ratio in sorted(candidates, key=lambda ratio: abs(math.log(ratio))):
         at = math.log(ratio)
-        if low <= at <= high and all(abs(at - math.log(other)) >= (high - low) / 6 for other in shown):
+        if low <= at <= high and all(abs(at - math.log(other)) >= apart for other in shown):
             shown.append(ratio)
     return sorted(shown)
