@@ -119,8 +119,8 @@ def test_a_run_folder_whose_weights_are_not_its_models(run):
     with pytest.raises(ValueError, match=r"norm\.weight has shape None"):
         load_model(run)
     config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "n_layers": 10**9}))
-    with pytest.raises(ValueError, match="1000000000 layers, and the weights are"):
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "n_layers": 10_000}))
+    with pytest.raises(ValueError, match="10000 layers, and the weights are"):
         load_model(run)
     (run / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors: copies of a run may leave it out"):
