@@ -34,7 +34,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises ValueError in a complete folder, which never changes.
     """
     refuse_complete(path.parent)
-    aside = aside_of(path)
+    aside = temporary_path(path)
     try:
         with open(aside, "wb") as file:
             file.write(content)
@@ -64,14 +64,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def aside_of(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Where something is written before it gets its name: no other process does, on any machine (process ids recur, in
     containers always)."""
     return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
 
 
 @contextmanager
-def appearing(folder: Path) -> Generator[Path]:
+def atomic_folder(folder: Path) -> Generator[Path]:
     """A hidden folder to fill, which becomes `folder` (absent, or empty) at the end, flushed to disk.
 
     What is raised inside, or a crash, leaves no `folder`; readers pass over hidden ones, and the next that fills
@@ -79,7 +79,7 @@ def appearing(folder: Path) -> Generator[Path]:
     """
     whole = folder.resolve()
     refuse_complete(whole.parent)
-    aside = aside_of(whole)
+    aside = temporary_path(whole)
     aside.mkdir(parents=True)
     for left in aside.parent.glob(f".{glob.escape(whole.name)}.tmp-*"):
         if left.is_dir() and time.time() - left.stat().st_mtime > LEFT_SECONDS:

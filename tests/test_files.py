@@ -76,7 +76,7 @@ def test_a_second_holder_is_told_that_it_waits(tmp_path):
 
 
 def test_a_full_disk_is_named_by_the_folder_that_was_filled(tmp_path):
-    with pytest.raises(OSError, match="No space left") as failure, files.appearing(tmp_path / "pack"):
+    with pytest.raises(OSError, match="No space left") as failure, files.atomic_folder(tmp_path / "pack"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert failure.value.filename == str(tmp_path / "pack") and not list(tmp_path.iterdir())
 
@@ -88,7 +88,7 @@ def test_a_folder_appears_where_killed_processes_left_theirs(tmp_path):
         left.mkdir()
         (left / "half").touch()
     os.utime(old, (0, 0))
-    with files.appearing(tmp_path / "out") as aside:
+    with files.atomic_folder(tmp_path / "out") as aside:
         (aside / "whole").touch()
     assert {path.name for path in tmp_path.iterdir()} == {"out", young.name}
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]

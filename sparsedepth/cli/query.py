@@ -173,16 +173,16 @@ def compare(
 ) -> None:
     """Lay two results folders side by side: the same configurations' differences, and what only one has."""
     from sparsedepth import quantities
-    from sparsedepth.store.comparable_loss import unit_in
-    from sparsedepth.store.compare import apart, counts
+    from sparsedepth.store.comparable_loss import unit_for_stores
     from sparsedepth.store.compare import compare as lay_beside
+    from sparsedepth.store.compare import counts, disjoint_fields
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, columns_of, compact, encode, wrapped
 
     chosen = choose_format(format, out)
     with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:
         quantity, table = lay_beside(left, right, None if by == "loss" else by)
-        unit = unit_in(quantities.rankable(quantity).unit, left, right)
+        unit = unit_for_stores(quantities.rankable(quantity).unit, left, right)
     if chosen != "table":
         show(encode(table, chosen), out)
         return
@@ -193,7 +193,7 @@ def compare(
         "95% interval, over the pairs of one seed if there are any",
         f"{both} configurations in both, {differ} of them with an interval without 0 (by chance alone one in 20); "
         f"{only_first} in the first alone, {only_second} in the second alone",
-        *(f"the folders have no {text}" for text in apart(table)),
+        *(f"the folders have no {text}" for text in disjoint_fields(table)),
     )
     show(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
     if out is None:

@@ -35,4 +35,4 @@ def sync(
         if not goes_on:
             break
         time.sleep(every)
-    print(f"{n_sent} runs sent to {to}: {tracker.place}\nnext: {tracker.next_step()}")
+    print(f"{n_sent} runs sent to {to}: {tracker.place}\nnext: {tracker.view_command()}")

@@ -34,7 +34,7 @@ def is_text(corpus: str) -> bool:
     return task_name(corpus) is None and not is_images(corpus)
 
 
-def unit_on(unit: str, corpora: Iterable[object]) -> str:
+def unit_for(unit: str, corpora: Iterable[object]) -> str:
     """A unit by token, by image where all the corpora are images: there the class is the one target."""
     corpora = [*corpora]
     return unit.replace("/token", "/image") if corpora and all(map(is_images, corpora)) else unit

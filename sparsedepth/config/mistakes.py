@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sparsedepth.config.near_words import hint
+from sparsedepth.config.synonyms import hint
 
 Check = TypeVar("Check", bound=Callable[..., None])
 

@@ -39,7 +39,7 @@ Values = Annotated[list[Value], Field(min_length=1)]
 Axis = Values | Interval
 
 
-def holds(axis: Axis, value: Value) -> bool:
+def in_axis(axis: Axis, value: Value) -> bool:
     """Whether a value is one of an axis's."""
     return axis.low <= value <= axis.high if isinstance(axis, Interval) else value in axis  # ty: ignore[unsupported-operator] - a range is of a number
 
@@ -166,7 +166,7 @@ def expand(
     return cell
 
 
-def crossed(axes: Mapping[str, Sequence[Value]]) -> Iterator[Cell]:
+def grid_points(axes: Mapping[str, Sequence[Value]]) -> Iterator[Cell]:
     """Every point of a grid, the last axis fastest."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))

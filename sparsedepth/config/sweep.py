@@ -38,8 +38,8 @@ from sparsedepth.config.space import (
     check_size,
     check_tune,
     check_zip,
-    crossed,
     expand,
+    grid_points,
     is_whole,
     meets,
 )
@@ -382,7 +382,7 @@ class SweepDefinition(Section):
         axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
         if axes or self.variants != [{}] or not self.cells:
             for variant in self.variants:
-                yield from ((variant, self.cell({**self._fields_of(variant), **point})) for point in crossed(axes))
+                yield from ((variant, self.cell({**self._fields_of(variant), **point})) for point in grid_points(axes))
         yield from ((cell, self._fields_of(cell)) for cell in self.cells)
 
 

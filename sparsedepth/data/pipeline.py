@@ -26,7 +26,7 @@ from sparsedepth.data.prompt_answer import PairTokenizer, pair_texts, text_of
 from sparsedepth.data.shards import MANIFEST, Corpus, Manifest, open_shards, shard_writer
 from sparsedepth.data.split import split
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, check_size, is_learned, make_tokenizer
-from sparsedepth.files import appearing, digest, locked, sha256, write_json
+from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
 FORMAT = 1
 """Raised when the same configuration would give other tokens than before."""
@@ -86,7 +86,7 @@ def _make_folder(config: RunConfig, folder: Path, say: Report, tokenizer: Tokeni
         shutil.rmtree(left_over)
     way = "into pixels" if is_images(config.corpus) else f"with tokenizer {config.tokenizer!r}"
     say(f"tokenising corpus {config.corpus!r} {way}")
-    with appearing(folder) as aside:
+    with atomic_folder(folder) as aside:
         manifest = _tokenise(config, aside, tokenizer or _tokenizer(config))
         write_json(aside / MANIFEST, manifest.model_dump(mode="json"))
     say(

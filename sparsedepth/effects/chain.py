@@ -41,7 +41,7 @@ from sparsedepth.effects.knobs import (
 from sparsedepth.quantities import of_stage
 from sparsedepth.quantities.record import Stage
 from sparsedepth.store import degeneracy
-from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.tuning_roles import result_rows
 
 Scope = Literal["pooled", "within depth"]
@@ -92,7 +92,7 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
     link (`store.degeneracy`)."""
     loss = loss_of(runs)
     forms = sound_forms(runs)
-    named = (in_terms_of(loss, pair) for pair in LINKS)
+    named = (with_loss(loss, pair) for pair in LINKS)
     sound = ((forms.get(cause, cause), forms.get(effect, effect)) for cause, effect in named)
     return [
         (cause, effect)
@@ -104,7 +104,7 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
 def sound_forms(runs: pd.DataFrame) -> dict[str, str | None]:
     """Score of the chain that was measured -> the form of it that is not degenerate in these runs."""
     measured = (score for score in of_stage("effectiveness") if _is_measured(runs, score))
-    return {score: degeneracy.instead(score, degeneracy.rows_of(runs, score)) for score in measured}
+    return {score: degeneracy.sound_form(score, degeneracy.score_rows(runs, score)) for score in measured}
 
 
 def _is_measured(runs: pd.DataFrame, name: str) -> bool:
@@ -117,11 +117,11 @@ def cautions(runs: pd.DataFrame) -> list[str]:
     lines: list[str] = []
     in_some: dict[str, list[str]] = {}
     for score in of_stage("effectiveness"):
-        rows = degeneracy.rows_of(runs, score) if score in runs.columns else []
+        rows = degeneracy.score_rows(runs, score) if score in runs.columns else []
         judged = degeneracy.degeneracy(score, rows)
         if judged.grounds and not judged.is_degenerate:
             in_some.setdefault(judged.grounds, []).append(score)
-        elif line := degeneracy.advice(score, rows):
+        elif line := degeneracy.degeneracy_note(score, rows):
             lines.append(line)
     if in_some:
         parts = (f"{', '.join(scores)}, since {grounds}" for grounds, scores in in_some.items())

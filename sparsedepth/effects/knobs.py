@@ -27,7 +27,7 @@ from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.config.role import fields_where, roles
 from sparsedepth.config.run import REPLICATE_FIELDS, ModelConfig, RunConfig
 from sparsedepth.store.setting import assignment, sparsity_rank
-from sparsedepth.store.tuning_roles import names_tuned, result_rows, without_measured_models
+from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows, without_measured_models
 
 Plain = bool | int | float | str | tuple | None
 
@@ -118,7 +118,7 @@ def tuned_fields(runs: pd.DataFrame) -> set[str]:
     """The fields that were tuned in every one of these runs: each has its own best value, which is no choice."""
     if "tuned_fields" not in runs.columns or runs["tuned_fields"].isna().any() or not len(runs):
         return set()
-    return set.intersection(*({*names_tuned(text)} for text in runs["tuned_fields"].unique()))
+    return set.intersection(*({*parse_tuned_fields(text)} for text in runs["tuned_fields"].unique()))
 
 
 def chosen_fields(runs: pd.DataFrame) -> list[str]:

@@ -24,8 +24,8 @@ from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
-from sparsedepth.store.comparable_loss import in_terms_of, loss_of
-from sparsedepth.store.degeneracy import degeneracy, rows_of
+from sparsedepth.store.comparable_loss import loss_of, with_loss
+from sparsedepth.store.degeneracy import degeneracy, score_rows
 
 MIN_CONTEXTS = 6
 NAMES = (
@@ -66,9 +66,9 @@ class Mediation:
 def mediations(runs: pd.DataFrame, knob: Knob, paths: Sequence[Sequence[str]] = PATHS) -> list[Mediation]:
     """Every path, for every setting of a knob that has a pair with both numbers; none through a degenerate score."""
     loss = loss_of(runs)
-    paths = [in_terms_of(loss, path) for path in paths]
+    paths = [with_loss(loss, path) for path in paths]
     names = dict.fromkeys(name for path in paths for name in path)
-    sound = [name for name in names if not degeneracy(name, rows_of(runs, name)).is_degenerate]
+    sound = [name for name in names if not degeneracy(name, score_rows(runs, name)).is_degenerate]
     by_name = {name: pairs(runs, knob, name) for name in sound if runs[name].notna().any()}
     every_path = [
         mediation(by_name[mediator], by_name[outcome], knob, setting, mediator, outcome)

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_on
+from sparsedepth.config.images import unit_for
 from sparsedepth.effects.knobs import SIZES, Design, Knob, design_of, keys, labels
 from sparsedepth.effects.tuning_error import SIDE, tuned_side
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
@@ -60,7 +60,7 @@ def unit_of(outcome: str, runs: pd.DataFrame | None = None) -> str:
         hint = f"the nearest: {near}" if near else "see `sparsedepth metrics`"
         raise ValueError(f"outcome {outcome!r} is not a measured number of a run; {hint}")
     unit = "ln ratio" if quantity.is_ratio else quantity.unit
-    return unit_on(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
+    return unit_for(unit, runs["corpus"].dropna().unique()) if runs is not None and "corpus" in runs.columns else unit
 
 
 def is_ratio(outcome: str) -> bool:

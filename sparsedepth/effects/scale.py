@@ -37,7 +37,7 @@ from sparsedepth.effects.holm import holm
 from sparsedepth.effects.intervals import ALPHA, Estimate, t_interval
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, unit_of, values_of
-from sparsedepth.store.tuning_roles import names_tuned, result_rows
+from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows
 
 AXES: Mapping[str, str] = {
     "parameters": "params_total",
@@ -355,7 +355,7 @@ def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
     other tuned fields, each lr takes the best."""
     if "tuned_fields" not in runs.columns or "lr" not in runs.columns:
         return []
-    tuned = runs[runs["tuned_fields"].map(lambda text: "lr" in names_tuned(text))]
+    tuned = runs[runs["tuned_fields"].map(lambda text: "lr" in parse_tuned_fields(text))]
     tuned = tuned.assign(value=values_of(tuned, outcome), n=pd.to_numeric(tuned["params_total"], errors="coerce"))
     tuned = tuned.dropna(subset=["value", "lr", "n", "d_model", "tokens_trained"])
     curves = {

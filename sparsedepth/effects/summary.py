@@ -201,13 +201,13 @@ def laid_out(
     head: Iterable[str],
     names: Sequence[str],
     rows: Sequence[tuple[Any, ...]],
-    gives_way: Sequence[str],
+    optional: Sequence[str],
     notes: Iterable[str],
     width: int | None = None,
     legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Head, table and notes; of the legend (column -> words) what is said of columns that the width leaves."""
-    table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), gives_way, width)
+    table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
     columns = set(table.split())
     words = "; ".join(meaning for column, meaning in legend.items() if column in columns)
     above = render.wrapped([*head, *([words] if words else [])], width)

@@ -29,7 +29,7 @@ from sparsedepth.effects.sentences import (
     verdict_text,
 )
 from sparsedepth.effects.setting_interactions import setting_interactions
-from sparsedepth.store.degeneracy import advice, rows_of
+from sparsedepth.store.degeneracy import degeneracy_note, score_rows
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -66,7 +66,7 @@ def knob_cautions(runs: pd.DataFrame, outcome: str) -> Iterator[str]:
     where that is more than one width or budget. Raises ValueError for an outcome that is no number of `runs`."""
     unit_of(outcome)
     runs = result_rows(runs)
-    if caution := advice(outcome, rows_of(runs, outcome)):
+    if caution := degeneracy_note(outcome, score_rows(runs, outcome)):
         yield caution
     words = {"d_model": "widths", "train_tokens": "numbers of tokens"}
     pooled = [

@@ -25,7 +25,7 @@ import pandas as pd
 
 from sparsedepth.effects.intervals import ExtraVariance
 from sparsedepth.store.comparable_loss import COMMON, OWN
-from sparsedepth.store.tuning_roles import names_tuned
+from sparsedepth.store.tuning_roles import parse_tuned_fields
 
 NUMBERS = ("tuning_variance", "tuning_df", "tuning_excess")
 SIDE = ("tuned_fields", "tuned_at", "tuned_values", "tuned_rivals", "tuning_n_seeds", *NUMBERS)
@@ -41,7 +41,7 @@ def tuned_side(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     side["tuned_fields"] = runs["tuned_fields"]
     for text in runs["tuned_fields"].dropna().unique():
         rows = runs[runs["tuned_fields"] == text]
-        names = list(names_tuned(text))
+        names = list(parse_tuned_fields(text))
         values = rows[names].itertuples(index=False)
         side.loc[rows.index, "tuned_at"] = [" and ".join(f"{value:g}" for value in row) for row in values]
     if "tuning_variance" in runs.columns:
@@ -92,7 +92,7 @@ def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUnc
 def _ambiguity(pair: pd.Series, end: str) -> str:
     """'lr 0.006 of the baseline was chosen with 2 seeds, which cannot tell it from 0.0015 or 0.003'."""
     side, rivals, n_seeds = "baseline" if end else "setting", pair[f"tuned_rivals{end}"], pair[f"tuning_n_seeds{end}"]
-    field = " and ".join(names_tuned(pair[f"tuned_fields{end}"]))
+    field = " and ".join(parse_tuned_fields(pair[f"tuned_fields{end}"]))
     chosen = f"{field} {pair[f'tuned_at{end}']} of the {side} was chosen"
     if isinstance(rivals, str) and rivals:
         by = f"{n_seeds:.0f} seed{'' if n_seeds == 1 else 's'}"
@@ -123,7 +123,7 @@ def values_text(rows: pd.DataFrame) -> str:
     fields = {*rows["tuned_fields"].dropna()} & {*rows["tuned_fields_baseline"].dropna()}
     if len(fields) != 1:
         return ""
-    field = " and ".join(names_tuned(fields.pop()))
+    field = " and ".join(parse_tuned_fields(fields.pop()))
     before, after = (_distinct(rows[f"tuned_at{end}"].dropna()) for end in ("_baseline", ""))
     return f"both at {field} {before}" if at_equal_lr(rows) else f"each at its own {field} ({before} -> {after})"
 

@@ -25,7 +25,7 @@ from sparsedepth.exchange.card import Parity, card
 from sparsedepth.exchange.parity import TOLERANCE, first_document, random_documents
 from sparsedepth.exchange.tokenizer import save_tokenizer
 from sparsedepth.exchange.vit import FAMILY, save_processor, vit_architecture, vit_parity, vit_weights, with_classes
-from sparsedepth.files import appearing, write_text
+from sparsedepth.files import atomic_folder, write_text
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.folder import CONFIG, weight_files
 from sparsedepth.probe.load import LoadedModel, load_model
@@ -63,7 +63,7 @@ def export(run: Path, out: Path) -> Exported:
     data = run.resolve().parent.parent / "data"
     source = measure_source(loaded, None, config.seq_len, config.seq_len, data)
     held_out_1T = torch.from_numpy(source.held_out(config.seq_len, config.seq_len)[:1].inputs)
-    with appearing(out) as aside:
+    with atomic_folder(out) as aside:
         if isinstance(source, ImageSource):
             save_model(model, with_classes(target, source.classes), aside)
             save_processor(config, aside)

@@ -12,7 +12,7 @@ lowest) counts.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparsedepth.config.space import crossed
+from sparsedepth.config.space import grid_points
 from sparsedepth.store.tuning_roles import best_point
 
 GridPoint = dict[str, float]
@@ -49,7 +49,7 @@ def tune(
 
 
 def _judge(grid: Grid, loss_of: Callable[[GridPoint], float | None]) -> TuningProgress:
-    points: list[GridPoint] = list(crossed(grid))
+    points: list[GridPoint] = list(grid_points(grid))
     losses = [loss_of(point) for point in points]
     if None in losses:
         return TuningProgress(points=points, best=None)

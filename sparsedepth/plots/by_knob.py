@@ -34,7 +34,7 @@ from sparsedepth.plots.style import (
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import drawn_rows, mark
+from sparsedepth.store.degeneracy import degeneracy_caption, sound_layer_metrics
 
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
@@ -92,7 +92,7 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     finished = runs[runs["outcome"] == "ok"]
     moved = single_moves(runs)
     values = layers[(layers["layer"] >= 1) & layers["value"].notna()]
-    drawn_as, divided = drawn_rows(values["metric"], finished[finished["run_id"].isin(moved["run_id"])])
+    drawn_as, divided = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(moved["run_id"])])
     values = values[values["metric"].isin(drawn_as.values())]
     parts = [at_last_step(values).rename(columns={"metric": "panel", "layer": "x"})]
     if over_training:
@@ -104,7 +104,7 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     by_setting = _lines(moved, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
     scores_of = [score.name for score in PROFILED if score.rows in by_setting.panels]
-    return replace(by_setting, degenerate=divided + mark(scores_of, finished))
+    return replace(by_setting, degenerate=divided + degeneracy_caption(scores_of, finished))
 
 
 def _at_ends(moved: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from sparsedepth.plots.runs import at_last_step, mean_and_range
 from sparsedepth.plots.style import GREY, LINEAR_BELOW, depth_colours, set_layer_scale
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.store.comparable_loss import loss_of
-from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, drawn_rows
+from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, sound_layer_metrics
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
 READ = (*METRICS, *ABSOLUTE_ROWS.values())
@@ -73,7 +73,7 @@ def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) 
     chosen = chosen_runs(runs, is_search)
     rows = layers[layers["metric"].isin(READ) & (layers["layer"] >= 1)]
     rows = rows.merge(chosen[["run_id", "n_layers"]], on="run_id")
-    drawn, degenerate = drawn_rows(rows["metric"], chosen)
+    drawn, degenerate = sound_layer_metrics(rows["metric"], chosen)
     rows = rows[rows["metric"].isin(drawn.values())]
     # The last layer has no later one to affect: its NULL is no missing value.
     rows = rows[(rows["metric"] != "causal_effect") | (rows["layer"] < rows["n_layers"])]

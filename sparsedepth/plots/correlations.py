@@ -17,8 +17,8 @@ from sparsedepth.effects.chain import Link, Scope, link, units_of
 from sparsedepth.plots.runs import moved_kinds, sources
 from sparsedepth.plots.style import GREY, RunPoints, depth_colours, groups, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
-from sparsedepth.store.comparable_loss import in_terms_of, loss_of
-from sparsedepth.store.degeneracy import drawn_forms, mark
+from sparsedepth.store.comparable_loss import loss_of, with_loss
+from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
 
 WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
@@ -55,8 +55,8 @@ class Correlations:
 def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
     """The numbers of the figure, from the rows of `runs`; those of a search are all proposals."""
     finished = runs[runs["outcome"] == "ok"]
-    wanted = [in_terms_of(loss_of(runs), panel) for panel in PANELS]
-    drawn = drawn_forms((name for panel in wanted for name in panel), finished)
+    wanted = [with_loss(loss_of(runs), panel) for panel in PANELS]
+    drawn = sound_forms((name for panel in wanted for name in panel), finished)
     panels = [(drawn[x], drawn[y]) for x, y in wanted]
     names = list(drawn.values())
     points = finished[["run_id", "n_layers", "lr", "outcome"]].assign(unit=units_of(runs))
@@ -72,7 +72,7 @@ def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
         links={panel: tuple(link(points, *panel, scope) for scope in scopes) for panel in panels},
         dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
-        degenerate=mark(drawn, finished, drawn),
+        degenerate=degeneracy_caption(drawn, finished, drawn),
     )
 
 

@@ -23,7 +23,7 @@ from sparsedepth.plots.style import GREY, caption, groups, set_scale, setting_st
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.degeneracy import degeneracy_caption
 from sparsedepth.store.setting import read_settings
 from sparsedepth.store.small_sample import mean_interval
 
@@ -73,7 +73,9 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     points = points.astype({"lo": float, "hi": float})
     order = points["setting"].map(settings_in_order(points["setting"]).index)
     points = points.iloc[order.argsort(kind="stable")].reset_index(drop=True)
-    return ByDepth(points=points, n_diverged=len(diverged), degenerate=mark([needed] if needed else [], runs))
+    return ByDepth(
+        points=points, n_diverged=len(diverged), degenerate=degeneracy_caption([needed] if needed else [], runs)
+    )
 
 
 def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:

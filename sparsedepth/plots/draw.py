@@ -16,7 +16,7 @@ from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix
 from sparsedepth.plots.runs import results_folders
 from sparsedepth.plots.style import caption, inert
 from sparsedepth.plots.trajectories import trajectories
-from sparsedepth.store.comparable_loss import unit_in
+from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import search_of
 from sparsedepth.toy.figure import toys
@@ -40,7 +40,7 @@ class FigureKind:
         if self.of_grid and search_of(store.roots):
             raise NothingToDraw("a sampler chose these runs by their results: see slices")
         drawing = self.load(store, run) if self.of_one_run else self.load(store)
-        if (unit := unit_in(BY_TOKEN, store)) != BY_TOKEN:
+        if (unit := unit_for_stores(BY_TOKEN, store)) != BY_TOKEN:
             drawing = replace(drawing, page=partial(_in_unit, drawing.page, unit))
         folders = results_folders(store)
         return drawing if len(folders) < 2 else replace(drawing, page=partial(_with_folders, drawing.page, folders))

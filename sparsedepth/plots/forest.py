@@ -24,9 +24,9 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import GREY, MISSING, MOVES_VARIANCE, caption, depth_colours, depth_legend, inert, short
 from sparsedepth.quantities import IN_RUNS, axis_label
-from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import drawn_forms, mark
+from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
 
 VARIANCE = "residual_variance_last"
 OUTCOMES = ("val_loss", VARIANCE, "usefulness_loss_increase", "causal_score")
@@ -44,7 +44,7 @@ def effects(store: Store) -> Drawing:
     """The forest of every knob's effects. Raises NothingToDraw."""
     runs = trained_runs(store)
     knobs = find_knobs(runs)
-    drawn = drawn_forms(in_terms_of(loss_of(runs), OUTCOMES), runs)
+    drawn = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
     outcomes = drawn.values()
     measured = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
     known = [contrast for contrast in measured if contrast.effect.mean is not None]
@@ -55,7 +55,7 @@ def effects(store: Store) -> Drawing:
     ]
     panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
     panels = {name: rows for name, rows in panels.items() if rows}
-    degenerate = mark(drawn, runs, drawn)
+    degenerate = degeneracy_caption(drawn, runs, drawn)
     depths = sorted(set(runs["n_layers"]))
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))
 
@@ -65,11 +65,13 @@ def recipe_ladder(store: Store) -> Drawing:
     runs = trained_runs(store)
     for depth in sorted(set(runs["n_layers"]), reverse=True):
         here = runs[runs["n_layers"] == depth]
-        drawn = drawn_forms(in_terms_of(loss_of(runs), LADDER), here)
+        drawn = sound_forms(with_loss(loss_of(runs), LADDER), here)
         panels = {name: _rungs(here, name, depth) for name in drawn.values()}
         panels = {name: rows for name, rows in panels.items() if rows}
         if panels:
-            page = partial(page_of_effects, panels, [depth], is_ladder=True, degenerate=mark(drawn, here, drawn))
+            page = partial(
+                page_of_effects, panels, [depth], is_ladder=True, degenerate=degeneracy_caption(drawn, here, drawn)
+            )
             return Drawing(data=table(panels), page=page)
     raise NothingToDraw("no depth has runs that stack two changes, so there is no ladder to draw")
 
@@ -142,7 +144,7 @@ def page_of_effects(
         here = labels if shared else list(dict.fromkeys(row.label for row in rows))
         _draw_forest(axis, rows, here, depths, colours)
         is_ratio = rows[0].contrast.unit == LOG_UNIT
-        axis.set_title(IN_RUNS[name].words if is_ratio else axis_label(name), fontsize=8.5)
+        axis.set_title(IN_RUNS[name].display_name if is_ratio else axis_label(name), fontsize=8.5)
     depth_legend(page, {depth: colours[depth] for depth in depths}, n_columns=6)
     text = (
         "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar), with an interval that "

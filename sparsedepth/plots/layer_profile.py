@@ -52,7 +52,7 @@ class Map:
 
 
 def _alone(name: str) -> Panel:
-    return Panel({name: ""}, BY_LAYER[name].words.replace("\n", " "))
+    return Panel({name: ""}, BY_LAYER[name].display_name.replace("\n", " "))
 
 
 _FIRST: tuple[Panel, ...] = (

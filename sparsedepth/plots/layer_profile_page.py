@@ -28,7 +28,7 @@ from sparsedepth.plots.style import (
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.quantities.record import Scale
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import RELATIVE_ROWS, drawn_rows
+from sparsedepth.store.degeneracy import RELATIVE_ROWS, sound_layer_metrics
 
 COLUMNS = 4
 TITLE = 32
@@ -87,7 +87,7 @@ def _caption(profile: LayerProfile) -> str:
         text += " Band: ± 1 standard error over the random probes."
     logarithmic = {name for panel in PANELS if panel.scale == "log" for name in panel.series}
     relative = RELATIVE_ROWS & {*profile.profiles["name"], *profile.matrices}
-    text += drawn_rows(sorted(relative), pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
+    text += sound_layer_metrics(sorted(relative), pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
     lost = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
     if lost:
         text += f" Not shown on logarithmic axes: {lost} values that are not positive."

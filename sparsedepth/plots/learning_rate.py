@@ -25,7 +25,7 @@ from sparsedepth.plots.style import GREY, caption, groups, log_scale, setting_st
 from sparsedepth.quantities import axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
-from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_tried, without_measured_models
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, best_value, without_measured_models
 
 COLUMNS = 4
 
@@ -74,7 +74,7 @@ def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
     points["role"] = ""
     for _, line in points.groupby("configuration"):
         losses = dict(zip(line["lr"], line[loss].fillna(math.inf), strict=True))
-        best, role = best_tried(losses, line["lr"][is_chosen[line.index]].tolist())
+        best, role = best_value(losses, line["lr"][is_chosen[line.index]].tolist())
         points.loc[line.index[line["lr"] == best], "role"] = role
     points["is_tuned"] = is_chosen.groupby(points["configuration"]).transform("any")
     return Curves(points=points, loss=loss)

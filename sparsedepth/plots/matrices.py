@@ -21,7 +21,7 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, read_metrics, trained_runs
 from sparsedepth.plots.style import caption, inert, short
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import drawn_rows
+from sparsedepth.store.degeneracy import sound_layer_metrics
 
 METRICS = ("causal_effect", "permutation_effect")
 MOST = 4
@@ -79,7 +79,7 @@ def mean_matrices(runs: pd.DataFrame, pairs: pd.DataFrame) -> Matrices:
         settings=shown,
         n_left_out=len(settings) - len(shown),
         left_out=tuple(str(metric) for metric in sparse if metric not in set(values["metric"])),
-        degenerate=drawn_rows(values["metric"], runs[runs["run_id"].isin(moved["run_id"])])[1],
+        degenerate=sound_layer_metrics(values["metric"], runs[runs["run_id"].isin(moved["run_id"])])[1],
     )
 
 

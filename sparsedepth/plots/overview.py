@@ -14,7 +14,7 @@ from sparsedepth.plots.runs import read_metrics, read_runs
 from sparsedepth.plots.style import MOVES_VARIANCE, RunPoints, caption, depth_colours, depth_legend
 from sparsedepth.quantities import PROFILED
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import mark
+from sparsedepth.store.degeneracy import degeneracy_caption
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models, without_tuning_runs
 
@@ -76,7 +76,7 @@ def page_of_runs(
     if by_depth:
         draw_by_layer(by_depth, layer_axes, colours)
         scores = [score.name for score in PROFILED if score.rows in by_depth.metrics and not chain]
-        text += by_depth.degenerate + mark(scores, known)
+        text += by_depth.degenerate + degeneracy_caption(scores, known)
         shown = "the proposal of the lowest loss" if is_search else "runs at the baseline, or nearest to it"
         shown += f" ({by_depth.rates})" if by_depth.rates else ""
         dashed = "; dashed: the threshold of usefulness" if "affine_loss_increase" in by_depth.metrics else ""

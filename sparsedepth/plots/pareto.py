@@ -18,9 +18,9 @@ from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import moved_kinds, sources, trained_runs
 from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale
 from sparsedepth.quantities import axis_label, sign
-from sparsedepth.store.comparable_loss import in_terms_of, loss_of
+from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import drawn_forms, mark
+from sparsedepth.store.degeneracy import degeneracy_caption, sound_forms
 from sparsedepth.store.search import search_of
 
 PANELS = (
@@ -65,8 +65,8 @@ def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
     kept = runs[~runs["cell_id"].isin(diverged)].copy()
     kept["source"] = sources(kept)
     kept["kind"] = moved_kinds(kept, runs, is_search)
-    wanted = [in_terms_of(loss_of(runs), pair) for pair in PANELS]
-    drawn = drawn_forms((name for pair in wanted for name in pair), runs)
+    wanted = [with_loss(loss_of(runs), pair) for pair in PANELS]
+    drawn = sound_forms((name for pair in wanted for name in pair), runs)
     names = list(drawn.values())
     kept = kept.astype(dict.fromkeys(names, float))
     by_cell = kept.groupby("cell_id", sort=True)
@@ -83,7 +83,7 @@ def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
         panels=[(drawn[x], drawn[y]) for x, y in wanted if {drawn[x], drawn[y]} <= {*named}],
         cells=cells.reset_index(),
         n_diverged=len(diverged),
-        degenerate=mark(drawn, runs, drawn),
+        degenerate=degeneracy_caption(drawn, runs, drawn),
     )
 
 

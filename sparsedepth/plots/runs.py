@@ -88,7 +88,7 @@ def setting_names(store: Store, *without: str) -> dict[str, str]:
         return {}
     fields = [name for name in CELL_FIELDS if name not in without]
     rows = store.sql(f"SELECT DISTINCT cell_id, {', '.join(fields)} FROM runs WHERE train_tokens IS NOT NULL").rows
-    return {cell_id: settings.words(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
+    return {cell_id: settings.label(dict(zip(fields, values, strict=True))) for cell_id, *values in rows}
 
 
 def read_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFrame:

@@ -86,13 +86,17 @@ class Quantity:
         return f", cut at {' and '.join(met)}" if met else ""
 
     @property
-    def words(self) -> str:
+    def display_name(self) -> str:
         return self.label or self.name.replace("_", " ")
 
     @property
     def axis_label(self) -> str:
-        has_unit = "(" not in self.words and self.unit not in ("", "1")
-        text = f"{self.words}{' ' if len(self.words) < 24 else chr(10)}({self.unit})" if has_unit else self.words
+        has_unit = "(" not in self.display_name and self.unit not in ("", "1")
+        text = (
+            f"{self.display_name}{' ' if len(self.display_name) < 24 else chr(10)}({self.unit})"
+            if has_unit
+            else self.display_name
+        )
         is_long = max(map(len, text.split("\n"))) > LONGEST_LABEL
         return "\n".join(textwrap.wrap(text, LONGEST_LABEL)) if is_long else text
 
@@ -118,7 +122,7 @@ class Quantity:
         """Where in depth a score comes from, as columns of `runs`: `sparsedepth.quantities.depth_profile`."""
         if not self.carried_by:
             return
-        words = self.words.replace("\n", " ").partition(":")[0]
+        words = self.display_name.replace("\n", " ").partition(":")[0]
         for name, formula, label in (
             ("without_first", "{} without the first block", "{}, without the first block"),
             ("deep_half", "{} of the blocks above n_layers / 2", "{}, deep half"),

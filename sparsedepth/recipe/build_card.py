@@ -45,8 +45,8 @@ from sparsedepth.recipe.holdout import hold_out, hold_out_scale
 from sparsedepth.recipe.literature import compare_with_papers
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.trial import with_trial
-from sparsedepth.store.packages import mixed
-from sparsedepth.store.tuning_roles import names_tuned, result_rows
+from sparsedepth.store.packages import version_differences
+from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows
 
 
 def derive_card(
@@ -140,7 +140,7 @@ def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:
 def learning_rate_of(runs: pd.DataFrame, used: pd.DataFrame) -> LearningRate:
     """What was tried in tuning, in all rows, and what the recipe's runs were trained with."""
     tuned = runs[runs["tuned_fields"].notna()] if "tuned_fields" in runs.columns else runs[:0]
-    names = sorted({name for text in tuned.get("tuned_fields", ()) for name in names_tuned(text)})
+    names = sorted({name for text in tuned.get("tuned_fields", ()) for name in parse_tuned_fields(text)})
     rates = used[["lr", "weight_decay"]].dropna()  # of imported runs they may be unknown
     used_with = {(float(rate), float(decay)) for rate, decay in rates.to_numpy(dtype=float)}
     return LearningRate(
@@ -177,7 +177,7 @@ def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> 
                 f"{name} was tuned for each configuration, to {', '.join(values)}: an effect holds between best values "
                 f"and includes what moving {name} does, above all to residual variance."
             )
-    if "packages" in used.columns and (packages := mixed(used["packages"].dropna())):
+    if "packages" in used.columns and (packages := version_differences(used["packages"].dropna())):
         lines.append(f"{packages}: a number may change with them.")
     return [*lines, *cautions(used)]
 

@@ -42,8 +42,8 @@ from sparsedepth.recipe.card import Candidate, Comparison, Place, Recipe, Stack,
 from sparsedepth.recipe.domain import domain_of
 from sparsedepth.recipe.predict import measured, predicted, reliability, spread_of_effects
 from sparsedepth.store.comparable_loss import COMMON, has_one_context
-from sparsedepth.store.degeneracy import advice, degeneracy, rows_of, weakness
-from sparsedepth.store.imported_run import in_whole_steps, is_imported, unknown_of
+from sparsedepth.store.degeneracy import common_weakness, degeneracy, degeneracy_note, score_rows
+from sparsedepth.store.imported_run import import_note, is_imported, round_to_steps
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
@@ -96,8 +96,8 @@ def derive(
         domain=domain_of(rows.runs),
         run_ids=tuple(sorted(rows.runs["run_id"])),
         n_diverged=int((rows.runs["outcome"] == "diverged").sum()),
-        weakness=weakness(scores := rows_of(rows.runs, objective)),
-        unknown=unknown_of(rows.runs),
+        weakness=common_weakness(scores := score_rows(rows.runs, objective)),
+        unknown=import_note(rows.runs),
     )
     if not rows.depths:
         only = len(runs) and not len(rows.runs)
@@ -110,7 +110,7 @@ def derive(
     grade = "C" if has_noise and not (recipe.weakness or recipe.unknown) else "D"
     recipe = updated(recipe, config=baseline, baseline=baseline, grade=grade)
     if degeneracy(objective, scores).is_degenerate:
-        return updated(recipe, abstained=advice(objective, scores))
+        return updated(recipe, abstained=degeneracy_note(objective, scores))
     if rows.place != "inside" and len(rows.depths) < 2:
         alone = f"n_layers={rows.depths[0]} alone was run, so how effects change with depth is not known"
         return updated(recipe, abstained=alone)
@@ -337,7 +337,7 @@ def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
     values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow or ()}))
     values = {name: value for name, value in values.items() if value is not None}
     with warnings.catch_warnings(action="ignore"):
-        return build(RunConfig, in_whole_steps(values) if is_imported(runs) else values, "recipe")
+        return build(RunConfig, round_to_steps(values) if is_imported(runs) else values, "recipe")
 
 
 def compare_cells(

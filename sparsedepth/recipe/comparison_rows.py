@@ -43,7 +43,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     ]
     recommended, baseline = asked
     settings = replace(settings_of([*cells, *asked]), baseline=baseline)
-    named = {settings.words(cell.knobs): cell for cell in cells}
+    named = {settings.label(cell.knobs): cell for cell in cells}
     values = {cell.cell_id: _values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
     whole = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
     sign = quantities.sign(recipe.objective)
@@ -52,7 +52,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     parts: dict[str, tuple[list[MeasuredPart], Configuration]] = {}
     for part, cell in (("recommended", recommended), ("baseline", baseline), ("best measured", best)):
         if cell is not None and not (part == "recommended" and recipe.abstained):
-            words = settings.words(cell.knobs)
+            words = settings.label(cell.knobs)
             parts.setdefault(words, ([], named.get(words, cell)))[0].append(part)
     rows = []
     for words, (names, cell) in parts.items():

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_on
+from sparsedepth.config.images import unit_for
 from sparsedepth.effects.sentences import counted, estimate_text, number_text
 from sparsedepth.recipe.card import Candidate, Card, Domain, Holdout, MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import BUDGET, comparison_of
@@ -171,7 +171,7 @@ def valid_for(domain: Domain) -> str:
     """'task state_tracking S5, width 32, 223k to 696k parameters, 288k tokens, CPU. Not evidence for text or ...'."""
     corpora = domain.values.get("corpus", ())
     tasks = [name.removeprefix("task:") for name in corpora if name.startswith("task:")]
-    are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_on("/token", corpora) == "/image"
+    are_tasks, are_images = len(tasks) == len(corpora) > 0, unit_for("/token", corpora) == "/image"
     groups = ", ".join(group for group in domain.values.get("task_group", ()) if group != "None")
     of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
     data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"

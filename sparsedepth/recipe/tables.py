@@ -70,8 +70,8 @@ def settings_text(card: Card, width: int | None = None) -> str:
     rows = tuple(_setting_row(candidate, seconds.get(candidate.contrast.setting)) for candidate in settings)
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
     cost = "params (stored), flops, time (of training, measured: as noisy as the machine was): over the baseline's"
-    gives_way = ("detectable", "seeds", "time", "params")
-    page = laid_out(_settings_head(settings), names, rows, gives_way, _notes(settings), width, LEGEND | {"flops": cost})
+    optional = ("detectable", "seeds", "time", "params")
+    page = laid_out(_settings_head(settings), names, rows, optional, _notes(settings), width, LEGEND | {"flops": cost})
     return f"Settings tried:\n{page}\n"
 
 

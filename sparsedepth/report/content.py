@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_on
+from sparsedepth.config.images import unit_for
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
 from sparsedepth.effects.chain import cautions
@@ -25,7 +25,7 @@ from sparsedepth.recipe.trial import claim_of, with_trial
 from sparsedepth.report.by_depth import depth_sentence, range_text, recipes_by_depth
 from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.best import best
-from sparsedepth.store.checksums import left_out
+from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.pack import is_pack
@@ -83,7 +83,7 @@ def content(
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
-    skipped = (f"{left_out(store.damaged)}.",) if store.damaged else ()
+    skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
         title=", ".join(one.name for one in definitions) or ", ".join(map(str, folders)),
         definitions=definitions,
@@ -245,7 +245,7 @@ def table_of_methods(names: Sequence[str], corpora: Iterable[object]) -> Table:
     """The definition of every measured quantity that the page names, its unit on these corpora."""
     named = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
-    return table_of(columns, ((q.name, unit_on(q.unit, corpora), q.meaning, q.source or "–") for q in named))
+    return table_of(columns, ((q.name, unit_for(q.unit, corpora), q.meaning, q.source or "–") for q in named))
 
 
 def table_of_provenance(runs: pd.DataFrame) -> Table:

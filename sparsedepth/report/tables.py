@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_on
+from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
@@ -15,8 +15,8 @@ from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
-from sparsedepth.store.comparable_loss import in_terms_of, loss_of
-from sparsedepth.store.degeneracy import SCORES, drawn_forms, reasons_in, rows_of
+from sparsedepth.store.comparable_loss import loss_of, with_loss
+from sparsedepth.store.degeneracy import SCORES, reasons_in, score_rows, sound_forms
 from sparsedepth.store.render import readable
 from sparsedepth.store.tuning_roles import without_measured_models
 
@@ -98,7 +98,7 @@ def table_of_runs(runs: pd.DataFrame) -> Table:
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
     names = ["run_id", *first, *same, *varied, "seed", "outcome", *results]
     columns = [(name, meaning_of(name, runs["corpus"].dropna())) for name in names]
-    said = {name: [reasons_in(name, run) for run in rows_of(runs, name)] for name in names if name in SCORES}
+    said = {name: [reasons_in(name, run) for run in score_rows(runs, name)] for name in names if name in SCORES}
     rows = [
         [_with_mark(value, said[name][i]) if name in said else value for name, value in zip(names, row, strict=True)]
         for i, row in enumerate(runs[names].itertuples(index=False))
@@ -122,7 +122,7 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
     """One line on a column of `runs`, with its unit on these corpora."""
     column = next((column for column in quantities.RUNS if column.name == name), None)
     if column is not None:
-        unit = f" [{unit_on(column.unit, corpora)}]" if column.unit not in ("", "1") else ""
+        unit = f" [{unit_for(column.unit, corpora)}]" if column.unit not in ("", "1") else ""
         return f"{column.meaning}{unit}"
     field = RunConfig.model_fields.get(name)
     return (field.description or "") if field is not None else ""
@@ -132,7 +132,7 @@ def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
     """Every setting of every knob at every depth, on the outcomes of the forest plot, with a degenerate score in its
     sound form; `runs` are trained ones."""
     knobs = find_knobs(runs)
-    outcomes = drawn_forms(in_terms_of(loss_of(runs), OUTCOMES), runs)
+    outcomes = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
     every = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
     return [contrast for contrast in every if contrast.effect.mean is not None]
 

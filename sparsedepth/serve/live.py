@@ -18,7 +18,7 @@ from sparsedepth.plots.draw import FIGURES
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.report.page import Image, draw_image, html
 from sparsedepth.report.tables import Table, TableCell, table_of, table_of_runs
-from sparsedepth.store.checksums import left_out
+from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import MARKER
 from sparsedepth.store.search import search_of
@@ -79,7 +79,7 @@ class StoreReading:
         try:
             self._store = open_store(results, skip_damaged=True)
             self.runs: Table = table_of_runs(self._store.frame("select * from runs order by run_id"))
-            self.problem = left_out(self._store.damaged)
+            self.problem = damage_text(self._store.damaged)
         except ValueError as error:
             is_empty = not any(_markers(results))
             self.problem = "no run is complete yet" if is_empty else str(error)

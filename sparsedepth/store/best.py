@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth import quantities
-from sparsedepth.config.images import unit_on
+from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import SCORES, advice, read_scores
-from sparsedepth.store.imported_run import unknown_text
-from sparsedepth.store.packages import mixed
+from sparsedepth.store.degeneracy import SCORES, degeneracy_note, read_scores
+from sparsedepth.store.imported_run import import_note_of_rows
+from sparsedepth.store.packages import version_differences
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
-from sparsedepth.store.setting import Configuration, Settings, digits, settings_of
+from sparsedepth.store.setting import Configuration, Settings, number_text, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
-from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, names_tuned
+from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
 MAX_FRONT = 30
 """Ranks among which the front of a search is shown."""
@@ -145,7 +145,7 @@ def best(
         knobs=tuple(cell.knobs for cell in shown),
         tuned=settings.tuned,
         by=by,
-        unit=unit_on(quantity.unit, (row["corpus"] for row in rows)),
+        unit=unit_for(quantity.unit, (row["corpus"] for row in rows)),
         better=quantity.better,
         n_cells=len(cells),
         n_runs=len(rows),
@@ -167,10 +167,10 @@ def mark_front(cells: list[_Ranked], objectives: Sequence[str]) -> None:
 def _caution(store: Store, by: str, conditions: Sequence[str]) -> str:
     met = " AND ".join(conditions)
     imported = store.sql(f"SELECT origin, unknown_fields FROM runs WHERE origin IS NOT NULL AND {met}").rows
-    cautions = [unknown_text(imported)] if imported else []
+    cautions = [import_note_of_rows(imported)] if imported else []
     if by in SCORES:
-        cautions.append(advice(by, read_scores(store, by, met)))
-    cautions.append(mixed(text for (text,) in store.sql(f"SELECT packages FROM runs WHERE {met}").rows))
+        cautions.append(degeneracy_note(by, read_scores(store, by, met)))
+    cautions.append(version_differences(text for (text,) in store.sql(f"SELECT packages FROM runs WHERE {met}").rows))
     return "; ".join(filter(None, cautions))
 
 
@@ -245,7 +245,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     def shown_value(row: Sequence[Any], at: int) -> Any:
         if columns[at] == "source":
             return ", ".join(names.get(source, source) for source in row[at].split(", "))
-        return digits(row[at]) if columns[at] in ranking.tuned else row[at]
+        return number_text(row[at]) if columns[at] in ranking.tuned else row[at]
 
     rows = tuple(
         (*(shown_value(row, at) for at in places), setting)
@@ -259,8 +259,8 @@ def text(ranking: Ranking, width: int | None = None) -> str:
 def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:
     """A cell in words, with remarks in brackets; of a search, the value of every axis."""
     if search:
-        return ", ".join(f"{name}={digits(cell.knobs[name])}" for name in search.axes if name != "n_layers")
-    named = cell.model or settings.words(cell.knobs)
+        return ", ".join(f"{name}={number_text(cell.knobs[name])}" for name in search.axes if name != "n_layers")
+    named = cell.model or settings.label(cell.knobs)
     remarks = []
     if cell.tuning == "edge":
         remarks.append("tuned to the edge")
@@ -289,7 +289,7 @@ def _cells(
             cell_id=cell_id,
             model=model,
             tuning=tuning,
-            tuned=frozenset(names_tuned(tuned)),
+            tuned=frozenset(parse_tuned_fields(tuned)),
             knobs={name: runs[0][name] for name in CELL_FIELDS},
             objectives=[None if cell_id in incomplete else _mean(runs, name) for name in objectives],
             values=_finished(runs, by),

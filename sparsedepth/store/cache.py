@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparsedepth.files import write_text
-from sparsedepth.store.checksums import DamagedRun, left_out
+from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.find import Part, find_runs
 from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.schema import TABLES
@@ -72,7 +72,7 @@ def _with_tables_later(folder: Path, runs: pa.Table, part: Part, damaged: list[D
         rows = read_rows((run for run in part.runs if run.key in keys), since)
         _write_cache(folder, rows)
         if since:
-            warnings.warn(left_out(since), stacklevel=2)
+            warnings.warn(damage_text(since), stacklevel=2)
         return rows
 
     return Rows(runs=runs, tables={table: UnreadTable(table, read) for table in TABLES})

@@ -33,7 +33,7 @@ class DamagedRun(ValueError):
 
 
 @contextmanager
-def passing_over(damaged: list[DamagedRun] | None) -> Generator[None]:
+def collecting_damage(damaged: list[DamagedRun] | None) -> Generator[None]:
     """Given a list, add a damaged record to it instead of raising."""
     try:
         yield
@@ -43,7 +43,7 @@ def passing_over(damaged: list[DamagedRun] | None) -> Generator[None]:
         damaged.append(damage)
 
 
-def left_out(damaged: Sequence[DamagedRun]) -> str:
+def damage_text(damaged: Sequence[DamagedRun]) -> str:
     """'1 damaged run left out: ...', or nothing, on the records that were passed over."""
     names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""

@@ -7,7 +7,7 @@ compared by val_loss_common, where all that finished have it at one context: wit
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sparsedepth.config.images import unit_on
+from sparsedepth.config.images import unit_for
 from sparsedepth.store.tuning_roles import IS_TRAINED
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ def loss_in(store: "Store") -> str:
     return COMMON if is_common else OWN
 
 
-def unit_in(unit: str, *stores: "Store") -> str:
+def unit_for_stores(unit: str, *stores: "Store") -> str:
     """A unit by token, by image where all the runs of these stores are of images."""
     asked = "SELECT DISTINCT corpus FROM runs WHERE corpus IS NOT NULL"
-    return unit_on(unit, (corpus for store in stores for (corpus,) in store.sql(asked).rows))
+    return unit_for(unit, (corpus for store in stores for (corpus,) in store.sql(asked).rows))
 
 
-def in_terms_of(loss: str, names: Iterable[str]) -> tuple[str, ...]:
+def with_loss(loss: str, names: Iterable[str]) -> tuple[str, ...]:
     """The names, with this loss in place of val_loss."""
     return tuple(loss if name == OWN else name for name in names)

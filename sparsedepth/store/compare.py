@@ -20,7 +20,7 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import readable
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, t_critical
-from sparsedepth.store.tuning_roles import IS_RESULT, names_tuned
+from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
 
 _RECORDED = {name for name, role in roles(RunConfig).items() if role.kind == "record"}
 BOTH, FIRST, SECOND = "both", "first", "second"
@@ -53,7 +53,7 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
         found_in = BOTH if all(here) else FIRST if here[0] else SECOND
         means = [mean_interval(list(side.values()))[0] for side in values]
         known_fields = [cell.knobs[name] for name in fields]
-        rows.append((found_in, *known_fields, len(common), *means, *difference, settings.words(cell.knobs)))
+        rows.append((found_in, *known_fields, len(common), *means, *difference, settings.label(cell.knobs)))
     columns = ("found_in", *fields, "pairs", "first", "second", "difference", "lo", "hi", "setting")
     at = columns.index("difference")
     rows.sort(key=lambda row: ((BOTH, FIRST, SECOND).index(row[0]), row[at] is None, -abs(row[at] or 0)))
@@ -84,7 +84,7 @@ def counts(table: QueryResult) -> tuple[int, int, int, int]:
     return found_in.count(BOTH), found_in.count(FIRST), found_in.count(SECOND), differ
 
 
-def apart(table: QueryResult) -> list[str]:
+def disjoint_fields(table: QueryResult) -> list[str]:
     """Why no configuration is in both: the fields without a common value, 'seq_len in common: 16 against 20'; empty
     where one is in both."""
     found_in = [row[0] for row in table.rows]
@@ -107,7 +107,7 @@ def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, flo
         f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:
         known: dict[str, Any] = dict(zip(CELL_FIELDS, knobs, strict=True))
-        cell = Configuration(cell_id=cell_id, tuned=frozenset(names_tuned(tuned)), knobs=known)
+        cell = Configuration(cell_id=cell_id, tuned=frozenset(parse_tuned_fields(tuned)), knobs=known)
         _, values = by_cell.setdefault(cell_id, (cell, {}))
         if outcome == "ok" and value is not None:
             values[seed] = value

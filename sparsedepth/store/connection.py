@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.cache import load
-from sparsedepth.store.checksums import DamagedRun, left_out
+from sparsedepth.store.checksums import DamagedRun, damage_text
 from sparsedepth.store.evals import COLUMNS as EVAL_COLUMNS
 from sparsedepth.store.evals import read_evals
 from sparsedepth.store.find import Part, find_runs
@@ -37,7 +37,7 @@ from sparsedepth.store.run_record import RUNS
 from sparsedepth.store.run_tables import arrow_schema, empty_table
 from sparsedepth.store.schema import COLUMNS, METRICS, TABLES, TUNING_COLUMNS
 from sparsedepth.store.tables import MARKER_COLUMNS, LazyTable, UnreadTable, rows_table, view_schema
-from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuned, tuning_columns
+from sparsedepth.store.tuning_roles import IS_TRAINED, read_tuning, tuning_columns
 from sparsedepth.toy.record import COLUMNS as TOY_COLUMNS
 from sparsedepth.toy.record import read_toys
 
@@ -223,7 +223,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     store = Store(connection, cached, time_limit)
     store.roots, store.damaged = tuple(roots), tuple(damaged or ())
     if damaged:
-        warnings.warn(left_out(damaged), stacklevel=2)
+        warnings.warn(damage_text(damaged), stacklevel=2)
     nulls = ", ".join(f"NULL::{column.type} AS {column.name}" for column in TUNING_COLUMNS)
     connection.execute(f"CREATE VIEW runs AS SELECT *, {nulls} FROM every_run")
     store._add_tuning = functools.partial(_add_tuning, store, connection, parts)
@@ -239,7 +239,7 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
     rows: dict[str, dict[str, Any]] = {}
     for folder, run_ids in sorted(folders.items()):
         try:
-            tuned = read_tuned(folder)
+            tuned = read_tuning(folder)
         except ValueError as error:
             warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
             continue

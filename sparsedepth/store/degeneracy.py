@@ -11,7 +11,7 @@ loss. It is degenerate in a run
 and in all runs of a comparison where it is the same in each. It is degenerate in a comparison where that holds for more
 than MOST of the finished runs that have it. What cannot be asked of a run, because a column is missing, is `unknown`.
 
-Of a score that one block carries `_without_first` remains, of a relative one the absolute form: `instead`.
+Of a score that one block carries `_without_first` remains, of a relative one the absolute form: `sound_form`.
 """
 
 import math
@@ -101,11 +101,11 @@ class Degeneracy:
 
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
     """How one score is degenerate in the finished runs, if it is. A column that is no score is never degenerate."""
-    known = [run for run in runs if run.get("outcome") == "ok" and number(run.get(score)) is not None]
+    known = [run for run in runs if run.get("outcome") == "ok" and float_or_none(run.get(score)) is not None]
     if score not in SCORES:
         known = []
     by_run = [reasons_in(score, run) for run in known]
-    values = {number(run.get(score)) for run in known}
+    values = {float_or_none(run.get(score)) for run in known}
     return Degeneracy(
         score=score,
         n_runs=len(known),
@@ -118,9 +118,9 @@ def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
 
 def reasons_in(score: str, run: Run) -> list[str]:
     """Why a score says nothing in one run; empty where nothing speaks against it."""
-    share, lo, hi = (number(run.get(name)) for name in (_share_column(score), f"{score}_lo", f"{score}_hi"))
-    reasons = [weakness] if (weakness := weakness_of(run)) else []
-    loss = number(run.get("val_loss"))
+    share, lo, hi = (float_or_none(run.get(name)) for name in (_share_column(score), f"{score}_lo", f"{score}_hi"))
+    reasons = [weakness] if (weakness := weakness_of_run(run)) else []
+    loss = float_or_none(run.get("val_loss"))
     if IN_RUNS[score].is_relative and loss is not None and loss < SMALL_LOSS:
         reasons.append(BY_LOSS)
     if share is not None and share > LARGEST_SHARE:
@@ -134,18 +134,18 @@ def reasons_in(score: str, run: Run) -> list[str]:
 def unknown_in(score: str, run: Run) -> list[str]:
     """What could not be asked of one run."""
     unknown = []
-    if weakness_of(run) is None:
+    if weakness_of_run(run) is None:
         unknown.append(NO_BIGRAM)
-    if (column := _share_column(score)) and number(run.get(column)) is None:
+    if (column := _share_column(score)) and float_or_none(run.get(column)) is None:
         unknown.append(NO_ROWS)
     return unknown
 
 
-def weakness_of(run: Run) -> str | None:
+def weakness_of_run(run: Run) -> str | None:
     """Why nothing that was measured in a model is evidence about depth; '' where it has learned more than a table,
     None where that is not known."""
-    loss, bigram, chance = (number(run.get(name)) for name in ("val_loss", "bigram_loss", "chance_loss"))
-    vocab_size = number(run.get("vocab_size"))
+    loss, bigram, chance = (float_or_none(run.get(name)) for name in ("val_loss", "bigram_loss", "chance_loss"))
+    vocab_size = float_or_none(run.get("vocab_size"))
     guessing = chance if chance is not None else math.log(vocab_size) if vocab_size else None
     if loss is None:
         return None
@@ -156,21 +156,21 @@ def weakness_of(run: Run) -> str | None:
     return None if bigram is None and chance is None else ""
 
 
-def weakness(runs: Iterable[Run]) -> str:
+def common_weakness(runs: Iterable[Run]) -> str:
     """The same of a comparison: the reason that holds in most of its finished runs, else ''."""
-    weaknesses = [weakness_of(run) for run in runs if run.get("outcome") == "ok"]
+    weaknesses = [weakness_of_run(run) for run in runs if run.get("outcome") == "ok"]
     weak = Counter(reason for reason in weaknesses if reason)
     if not weak.total() > MOST * len(weaknesses):
         return ""
     return f"{weak.most_common(1)[0][0]} ({weak.total()} of {len(weaknesses)} runs)"
 
 
-def instead(score: str, runs: Sequence[Run]) -> str | None:
+def sound_form(score: str, runs: Sequence[Run]) -> str | None:
     """The form of a score that is not degenerate in these runs, itself first; None where there is none."""
-    return next((form for form in forms_of(score) if _is_sound(form, runs)), None)
+    return next((form for form in alternative_forms(score) if _is_sound(form, runs)), None)
 
 
-def forms_of(score: str) -> tuple[str, ...]:
+def alternative_forms(score: str) -> tuple[str, ...]:
     """A score and what can stand in its place, the first that is sound."""
     forms = (score, f"{_shared(score)}_without_first", *_ABSOLUTE)
     return tuple(form for form in dict.fromkeys(forms) if form in SCORES)
@@ -179,12 +179,14 @@ def forms_of(score: str) -> tuple[str, ...]:
 def columns_for(score: str) -> tuple[str, ...]:
     """The columns of `runs` that are asked for a score and its other forms."""
     known = {*RunConfig.model_fields, *(column.name for column in RUNS)}
-    columns = (name for form in forms_of(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form)))
+    columns = (
+        name for form in alternative_forms(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form))
+    )
     needed = ("outcome", "val_loss", "bigram_loss", "chance_loss", "vocab_size", *columns)
     return tuple(name for name in dict.fromkeys(needed) if name in known)
 
 
-def rows_of(runs: "pd.DataFrame", score: str) -> list[Run]:
+def score_rows(runs: "pd.DataFrame", score: str) -> list[Run]:
     """The rows of a frame as this module reads them."""
     return runs[[name for name in columns_for(score) if name in runs.columns]].to_dict("records")
 
@@ -194,26 +196,28 @@ def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
     return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
-def advice(score: str, runs: Sequence[Run]) -> str:
+def degeneracy_note(score: str, runs: Sequence[Run]) -> str:
     """What to say of a score beside its values, with the form to use instead; empty where all is well."""
     judged = degeneracy(score, runs)
     if not judged.is_degenerate:
         return judged.text
-    other = instead(score, runs)
+    other = sound_form(score, runs)
     return f"{judged.text}; {f'use {other}' if other else 'no other form of it is sound in these runs'}"
 
 
-def drawn_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
+def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
     """Name of `runs` -> what a figure draws for it: of a degenerate score its sound form, where there is one."""
-    known = {name: rows_of(runs, name) for name in names}
+    known = {name: score_rows(runs, name) for name in names}
     degenerate = {name: rows for name, rows in known.items() if degeneracy(name, rows).is_degenerate}
-    return {name: instead(name, degenerate[name]) or name if name in degenerate else name for name in known}
+    return {name: sound_form(name, degenerate[name]) or name if name in degenerate else name for name in known}
 
 
-def mark(scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] = MappingProxyType({})) -> str:
+def degeneracy_caption(
+    scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """A sentence for a figure's caption: which scores are degenerate, each with its first reason, and what is drawn
-    (`drawn_forms`) in their place."""
-    degeneracies = (degeneracy(score, rows_of(runs, score)) for score in dict.fromkeys(scores))
+    (`sound_forms`) in their place."""
+    degeneracies = (degeneracy(score, score_rows(runs, score)) for score in dict.fromkeys(scores))
     marked = {entry.score: f"{entry.score} ({entry.reason})" for entry in degeneracies if entry.is_degenerate}
     text = "".join(
         f" Drawn in place of {marked.pop(name)}, which is degenerate: {form}."
@@ -223,11 +227,11 @@ def mark(scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] =
     return text + (f" Degenerate, so no evidence: {', '.join(marked.values())}." if marked else "")
 
 
-def drawn_rows(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[dict[str, str], str]:
+def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[dict[str, str], str]:
     """Rows by layer or pair -> what a figure of these runs draws for them, and a sentence on that for its caption:
     where most have a loss below SMALL_LOSS, the absolute form of what is divided by it, if it is among the metrics."""
     names = dict.fromkeys(metrics)
-    losses = [loss for value in runs["val_loss"] if (loss := number(value)) is not None]
+    losses = [loss for value in runs["val_loss"] if (loss := float_or_none(value)) is not None]
     small = bool(losses) and sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
     drawn = {name: name for name in names if name not in ABSOLUTE_ROWS.values()}
     if not small:
@@ -256,6 +260,6 @@ def _share_column(score: str) -> str:
     return f"{_shared(score)}_largest_share"
 
 
-def number(value: Any) -> float | None:
+def float_or_none(value: Any) -> float | None:
     """A value of a row or a frame; None where it is missing."""
     return None if value is None or value != value else float(value)

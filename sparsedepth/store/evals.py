@@ -17,10 +17,10 @@ from pydantic import Field
 
 from sparsedepth.config.load import build
 from sparsedepth.config.section import Section
-from sparsedepth.files import appearing, digest, write_json
+from sparsedepth.files import atomic_folder, digest, write_json
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, write_marker
-from sparsedepth.store.find import groups
+from sparsedepth.store.find import find_groups
 from sparsedepth.store.run_record import EVALS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
 from sparsedepth.store.schema import column_type
@@ -115,7 +115,7 @@ def is_evaluated(results: Path, key: EvaluationKey) -> bool:
 def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
     """Write the folder, whole or not at all; the folder."""
     folder = eval_folder(results, evaluation.key)
-    with appearing(folder) as aside:
+    with atomic_folder(folder) as aside:
         write_json(aside / FILE, evaluation.model_dump(mode="json"))
         write_marker(aside, evaluation.key.eval_id, (FILE,))
     return folder
@@ -146,7 +146,7 @@ def read_evals(roots: Iterable[Path]) -> pa.Table:
     """The rows of the view, from every complete evaluation of results folders; one met twice counts once.
     Raises DamagedRun where a file is not the one that was written."""
     evaluations: dict[str, Evaluation] = {}
-    for files in (files for root in roots for files in groups(root, FOLDER)):
+    for files in (files for root in roots for files in find_groups(root, FOLDER)):
         evaluation = _parse(files)
         evaluations.setdefault(evaluation.key.eval_id, evaluation)
     rows: list[dict[str, Any]] = []

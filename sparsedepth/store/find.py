@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth.files import read_regular
-from sparsedepth.store.checksums import DamagedRun, Files, files_on_disk, is_complete, passing_over
+from sparsedepth.store.checksums import DamagedRun, Files, collecting_damage, files_on_disk, is_complete
 from sparsedepth.store.pack import Pack, is_pack, open_pack
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, check_marker, parse_object, problem, run_folder
 from sparsedepth.store.run_row import utf8
@@ -43,7 +43,7 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                     pack = open_pack(folder)
                     parts.append(Part(root=folder, runs=pack.stored_runs, pack=pack))
                     continue
-                with passing_over(damaged):
+                with collecting_damage(damaged):
                     files = files_on_disk(folder)
                     check_marker(folder, files.marker)
                     loose.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
@@ -52,8 +52,8 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
                 f"name a folder that exists and may be read"
             ) from None
-        parts.append(Part(root=root, runs=unique(loose)))
-    unique(chain.from_iterable(part.runs for part in parts))
+        parts.append(Part(root=root, runs=without_copies(loose)))
+    without_copies(chain.from_iterable(part.runs for part in parts))
     return [part for part in parts if part.runs]
 
 
@@ -76,7 +76,7 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
             yield from _complete_folders(folder / name, depth - 1)
 
 
-def unique(runs: Iterable[StoredRun]) -> list[StoredRun]:
+def without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
     """Each run once. Raises ValueError where the same run_id has two different summaries."""
     first: dict[str, StoredRun] = {}
     for run in runs:
@@ -89,7 +89,7 @@ def unique(runs: Iterable[StoredRun]) -> list[StoredRun]:
     return list(first.values())
 
 
-def groups(root: Path, kind: str) -> Iterator[Files]:
+def find_groups(root: Path, kind: str) -> Iterator[Files]:
     """The complete toy groups or evaluations of a results folder or a pack, or one given by itself."""
     if root.resolve().parent.name == kind and is_complete(root):
         yield files_on_disk(root)

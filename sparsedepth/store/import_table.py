@@ -18,7 +18,7 @@ import numpy as np
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
 from sparsedepth.config.run import RunConfig
-from sparsedepth.files import appearing, write_bytes
+from sparsedepth.files import atomic_folder, write_bytes
 from sparsedepth.quantities import IN_RUNS
 from sparsedepth.quantities import RUNS as QUANTITIES
 from sparsedepth.store.checksums import MARKER, Files, Marker
@@ -261,7 +261,7 @@ def _write(
         listed = {MARKER: marker.content, **files}
         contents += [{"place": place, "name": name, "content": content} for name, content in listed.items()]
         stored.append(stored_run(Files(folder=Path(place), marker=marker, read=files.__getitem__), place))
-    with appearing(out) as aside:
+    with atomic_folder(out) as aside:
         write_bytes(aside / MAP, map_text)
         write_pack(aside, read_rows(stored), contents, len(runs))
 

@@ -61,15 +61,15 @@ def is_imported(runs: "pd.DataFrame") -> bool:
     return "origin" in runs.columns and bool(runs["origin"].notna().any())
 
 
-def unknown_of(runs: "pd.DataFrame") -> str:
+def import_note(runs: "pd.DataFrame") -> str:
     """Whose runs these are and what is not known of them, in words; '' where all are ours."""
     if not is_imported(runs):
         return ""
     theirs = runs[runs["origin"].notna()]
-    return unknown_text(list(zip(theirs["origin"], theirs["unknown_fields"], strict=True)))
+    return import_note_of_rows(list(zip(theirs["origin"], theirs["unknown_fields"], strict=True)))
 
 
-def unknown_text(rows: Collection[tuple[str, str]]) -> str:
+def import_note_of_rows(rows: Collection[tuple[str, str]]) -> str:
     """The same of rows of (origin, unknown_fields)."""
     unknown = sorted({name for _, text in rows for name in text.split(",") if name})
     named = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in unknown]
@@ -79,7 +79,7 @@ def unknown_text(rows: Collection[tuple[str, str]]) -> str:
     )
 
 
-def in_whole_steps(values: Mapping[str, Any]) -> dict[str, Any]:
+def round_to_steps(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's values with steps of whole sequences and a run of whole steps, to the nearest: somebody else's
     accounts are rounded."""
     default = {name: RunConfig.model_fields[name].default for name in ("seq_len", "batch_tokens", "train_tokens")}

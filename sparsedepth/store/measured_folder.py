@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sparsedepth.files import appearing, aside_of, refuse_complete, write_json
+from sparsedepth.files import atomic_folder, refuse_complete, temporary_path, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import run_record
 from sparsedepth.store.measured_model import MeasuredModel
@@ -17,7 +17,7 @@ from sparsedepth.store.measured_model import MeasuredModel
 def check_place(out: Path) -> None:
     """Check where a record is to go. Raises ValueError, one line, unless `out` is absent or an empty folder, and a
     folder can be made beside it."""
-    aside = aside_of(out.resolve())
+    aside = temporary_path(out.resolve())
     if aside.parent.name == "runs":
         place = aside.parent.with_name("models")
         raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(place)!r}")
@@ -42,7 +42,7 @@ def save_measured(
     """Write and complete the record; a crash leaves no folder `out`. A table with no rows gets no file. Raises
     ValueError where `out` cannot be written."""
     check_place(out)
-    with appearing(out) as aside:
+    with atomic_folder(out) as aside:
         write_json(aside / run_record.MODEL, model.model_dump(mode="json"))
         run_record.write_manifest(aside, manifest)
         run_record.write_summary(aside, {"outcome": "ok", "params_total": model.params_total, **summary})

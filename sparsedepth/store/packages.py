@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from sparsedepth.config.plain_text import visible
 
 
-def mixed(packages: Iterable[str | None], here: Mapping[str, str | None] | None = None) -> str:
+def version_differences(packages: Iterable[str | None], here: Mapping[str, str | None] | None = None) -> str:
     """Which versions the runs were made with, of the packages of which there are several; '' where there are none.
 
     `packages` is that column of `runs`, a JSON object for each run; `here` are the versions of this machine, where a

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparsedepth import __version__
-from sparsedepth.files import appearing, sha256
+from sparsedepth.files import atomic_folder, sha256
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, write_marker
-from sparsedepth.store.find import find_runs, groups
+from sparsedepth.store.find import find_groups, find_runs
 from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK, DamagedPack, Pack
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS, check_marker
 from sparsedepth.store.schema import TABLES
@@ -60,7 +60,9 @@ def pack(results: Path, out: Path, weights: bool = False, single_precision: bool
     parts = find_runs([results])
     stored = [run for part in parts for run in part.runs]
     records = [(run.place, run.files()) for run in stored]
-    records += [(f"{kind}/{files.folder.name}", files) for kind in (TOYS, EVALS) for files in groups(results, kind)]
+    records += [
+        (f"{kind}/{files.folder.name}", files) for kind in (TOYS, EVALS) for files in find_groups(results, kind)
+    ]
     if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
         raise ValueError(f"{str(results)!r} holds runs of several results folders; pack each by itself")
     if not records:
@@ -75,7 +77,7 @@ def pack(results: Path, out: Path, weights: bool = False, single_precision: bool
     rows = tables.read_rows(stored)
     if single_precision:
         rows = replace(rows, tables={name: _rounded(rows.in_memory(name)) for name in rows.tables})
-    with appearing(out) as aside:
+    with atomic_folder(out) as aside:
         _copy_other_files(results, aside, ())
         for run in stored if weights else ():
             if (run.folder / WEIGHTS).is_file():
@@ -115,7 +117,7 @@ def unpack(packed: Pack, out: Path) -> Packed:
     Raises DamagedPack."""
     places = sorted(packed.contents)
     rewritten = 0
-    with appearing(out) as aside:
+    with atomic_folder(out) as aside:
         _copy_other_files(packed.folder, aside, (tables.INDEX, *packed.index["files"]))
         for place in places:
             (aside / place).mkdir(parents=True)

@@ -19,11 +19,11 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
-from sparsedepth.store.degeneracy import advice, degeneracy, instead, read_scores
+from sparsedepth.store.degeneracy import degeneracy, degeneracy_note, read_scores, sound_form
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.setting import in_words, read_settings
+from sparsedepth.store.setting import read_settings, with_setting_column
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
-from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_tried
+from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 
 EFFECTS = "effects"
 """Asked as the saved questions are, and answered by `sparsedepth.effects.all_effects`."""
@@ -39,7 +39,7 @@ class Question:
     """What a reader needs beside the table."""
     none: str = "no run was trained to the end"
     """Why there may be no row where there are runs."""
-    gives_way: tuple[str, ...] = ("cell_id", "run_id")
+    optional: tuple[str, ...] = ("cell_id", "run_id")
     """The columns that a terminal shows only where it has room, the least needed first; files have all."""
     scores: tuple[str, ...] = ()
     """The scores of depth that it shows."""
@@ -75,7 +75,7 @@ QUESTIONS: dict[str, Question] = {
     for question in (
         Question(
             name="best_per_depth",
-            gives_way=("cell_id", "{scores}"),
+            optional=("cell_id", "{scores}"),
             asks="which configuration has the lowest mean loss at each n_layers, of those of which no seed diverged?",
             none="no configuration has a loss, and no seed that diverged",
             scores=("usefulness",),
@@ -88,7 +88,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="pareto",
-            gives_way=("cell_id", "params"),
+            optional=("cell_id", "params"),
             scores=("usefulness",),
             needs=("usefulness",),
             ranks=True,
@@ -112,7 +112,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="planned",
-            gives_way=(
+            optional=(
                 "run_id",
                 "peak_memory_bytes",
                 "planned_memory_bytes",
@@ -149,7 +149,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="seed_noise",
-            gives_way=("cell_id", "{scores}"),
+            optional=("cell_id", "{scores}"),
             asks="how far do seeds alone move loss and usefulness in each configuration with two or more?",
             none="no configuration has two seeds that trained to the end",
             scores=("usefulness",),
@@ -158,7 +158,7 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="mechanism",
-            gives_way=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase", "attention_sparsity_rel"),
+            optional=("cell_id", "params", "flops", "seeds", "usefulness_loss_increase", "attention_sparsity_rel"),
             asks="what are sparsity, residual variance, usefulness and loss in every configuration?",
             scores=("usefulness", "usefulness_loss_increase"),
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, weight_sparsity, attention_sparsity_rel,"
@@ -207,8 +207,8 @@ def _forms(store: Store, question: Question) -> dict[str, str]:
     forms: dict[str, list[str]] = defaultdict(list)
     for score in question.scores:
         runs = read_scores(store, score, IS_RESULT)
-        form = instead(score, runs) if degeneracy(score, runs).is_degenerate else score
-        forms[form or score].append(advice(score, runs))
+        form = sound_form(score, runs) if degeneracy(score, runs).is_degenerate else score
+        forms[form or score].append(degeneracy_note(score, runs))
     return {form: "\n".join(advices) for form, advices in forms.items()}
 
 
@@ -219,9 +219,9 @@ def text(store: Store, name: str) -> str:
     answer = _answer(store, question, forms)
     if not answer.rows:
         return f"{render.wrapped([question.asks])}none: {_reason(store, question)}"
-    shown = in_words(answer, settings) if settings else answer
-    gives_way = [names.format(scores=" ".join(forms)) for names in question.gives_way]
-    table = render.compact(shown, gives_way, max_rows=question.max_rows)
+    shown = with_setting_column(answer, settings) if settings else answer
+    optional = [names.format(scores=" ".join(forms)) for names in question.optional]
+    table = render.compact(shown, optional, max_rows=question.max_rows)
     columns = table.partition("\n")[0].split()
     remarks = [question.asks, _ratios(answer), question.remark, *forms.values()]
     if question.interval:
@@ -271,7 +271,7 @@ def _with_best(curves: QueryResult) -> QueryResult:
     for _, group in itertools.groupby(curves.rows, key=lambda row: row[:lr]):
         line = [(row[lr], row[-2], row[-1]) for row in group]
         losses = {value: math.inf if loss is None else loss for value, loss, _ in line}
-        best, role = best_tried(losses, [value for value, _, is_chosen in line if is_chosen])
+        best, role = best_value(losses, [value for value, _, is_chosen in line if is_chosen])
         word = "chosen" if any(is_chosen for _, _, is_chosen in line) else "best"
         word += ", at the edge" * (role == "edge")
         notes += [word if value == best else None for value in losses]

@@ -86,13 +86,13 @@ def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
 
 
 def compact(
-    result: QueryResult, gives_way: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
+    result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
 ) -> str:
     """A table of our own: without its empty columns. For the last column, a text, to stand in one line the first of
     those that give way is left out; for it to stand whole, as many of them as it takes; where even that is too few, it
     is cut short. Names in one text, such as 'lo hi', give way together."""
     width = width or terminal_width()
-    left = [" ".join(gives_way[:n]).split() for n in range(len(gives_way) + 1)]
+    left = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
     known = without_empty(result)
     wanted = [*((names, MAX_CELL_WIDTH) for names in left[:2]), *((names, NARROW) for names in left[1:])]
     for left_out, last in (*wanted, (left[-1], 0)):
@@ -341,7 +341,7 @@ def readable(value: Any) -> str:
     return visible(str(value))
 
 
-def with_rounded(result: QueryResult) -> QueryResult:
+def with_decimals(result: QueryResult) -> QueryResult:
     """The columns of floats that a query rounded, none of which has more than MOST_DECIMALS, as decimals: they are
     shown with as many digits as they were given."""
     columns = [_as_rounded([row[index] for row in result.rows]) for index in range(len(result.columns))]

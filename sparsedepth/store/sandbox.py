@@ -156,7 +156,7 @@ def _selecting(question: Mapping[str, Any], format: str) -> "Callable[[Store], b
 
     def answer(store: "Store") -> bytes:
         found = store.sql(question["sql"])
-        return render.encode(render.with_rounded(found) if format in render.FOR_PEOPLE else found, format)
+        return render.encode(render.with_decimals(found) if format in render.FOR_PEOPLE else found, format)
 
     return answer
 

@@ -18,7 +18,7 @@ from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.tuning_roles import IS_RESULT, names_tuned
+from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -58,8 +58,8 @@ class Settings:
     """The fields of which the cells state more than one value."""
     tuned: tuple[str, ...]
     """Those of them that vary because they were tuned."""
-    telling: tuple[str, ...]
-    """Those of them that a setting is named by."""
+    label_fields: tuple[str, ...]
+    """Those of them that make up its label."""
     data: tuple[str, ...]
     """Those that say which data they are trained on, less what follows from the others."""
     by_depth: Mapping[str, Mapping[int, Any]]
@@ -89,9 +89,9 @@ class Settings:
         names = ", ".join(shown).replace("flops", "flops (of training)")
         return f"{names}: over those of the baseline{depth}, {' and '.join(shown.values())}" if shown else ""
 
-    def words(self, knobs: Mapping[str, Any]) -> str:
+    def label(self, knobs: Mapping[str, Any]) -> str:
         """'n_kv_heads=1, depth_scale=lns': the fields away from the baseline's; 'baseline' where there are none."""
-        differing = [name for name in self.telling if name in knobs and knobs[name] != self.baseline.knobs[name]]
+        differing = [name for name in self.label_fields if name in knobs and knobs[name] != self.baseline.knobs[name]]
         return ", ".join(assignment(name, knobs[name]) for name in differing) or "baseline"
 
 
@@ -100,13 +100,13 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
     stated = {name: {cell.knobs[name] for cell in cells if _states(cell, name)} for name in CELL_FIELDS}
     varying = tuple(name for name in CELL_FIELDS if len(stated[name]) > 1)
     tuned = tuple(name for name in varying if any(name in cell.tuned for cell in cells))
-    telling = [name for name in varying if name not in (*tuned, "n_layers") and _is_telling(name, cells)]
+    label_fields = [name for name in varying if name not in (*tuned, "n_layers") and _is_label_field(name, cells)]
     by_depth: dict[str, Mapping[int, Any]] = {}
     # The width is what was set, d_ff and a budget follow from it; a task's name is shorter, by its group or length.
-    for name in sorted(telling, key=lambda name: (name == "corpus", name == "d_model")):
-        others = [other for other in telling if other != name]
+    for name in sorted(label_fields, key=lambda name: (name == "corpus", name == "d_model")):
+        others = [other for other in label_fields if other != name]
         if _ROLES[name].kind in ("capacity", "data") and _follows(name, ["n_layers", *others], cells):
-            telling = others
+            label_fields = others
             if not _follows(name, others, cells) and _follows(name, ["n_layers"], cells):
                 sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _states(cell, name)}
                 by_depth[name] = dict(sorted(sizes.items()))
@@ -118,7 +118,7 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
         baseline=_nearest_baseline(cells, [name for name in varying if name not in tuned]),
         varying=varying,
         tuned=tuned,
-        telling=tuple(telling),
+        label_fields=tuple(label_fields),
         data=tuple(data),
         by_depth=by_depth,
     )
@@ -133,7 +133,7 @@ def read_settings(store: "Store") -> Settings | None:
     cells = [
         Configuration(
             cell_id=cell_id,
-            tuned=frozenset(names_tuned(tuned)),
+            tuned=frozenset(parse_tuned_fields(tuned)),
             params=params,
             flops=flops,
             knobs=dict(zip(CELL_FIELDS, values, strict=True)),
@@ -143,12 +143,12 @@ def read_settings(store: "Store") -> Settings | None:
     return settings_of(cells) if cells else None
 
 
-def in_words(answer: QueryResult, settings: Settings) -> QueryResult:
+def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     """A table whose fields, but depth and what was tuned, stand in one column at its end, `setting`; parameters and
     training FLOPs are in those of the baseline (`Settings.cost_text`)."""
     costs = {"params_total": ("params", settings.baseline.params), "train_flops": ("flops", settings.baseline.flops)}
     kept = ("n_layers", *settings.tuned)
-    fields = [name for name in answer.columns if name in settings.telling]
+    fields = [name for name in answer.columns if name in settings.label_fields]
     shown = [
         name
         for name, *values in zip(answer.columns, *answer.rows, strict=True)
@@ -159,18 +159,18 @@ def in_words(answer: QueryResult, settings: Settings) -> QueryResult:
         if name in costs:
             unit = costs[name][1]
             return row[name] and unit and row[name] / unit
-        return digits(row[name]) if name in settings.tuned else row[name]
+        return number_text(row[name]) if name in settings.tuned else row[name]
 
     rows = answer.records()
     columns = [costs[name][0] if name in costs else name for name in shown]
     table = [[value(name, row) for name in shown] for row in rows]
     if fields:
         columns.append("setting")
-        table = [[*values, settings.words(row)] for values, row in zip(table, rows, strict=True)]
+        table = [[*values, settings.label(row)] for values, row in zip(table, rows, strict=True)]
     return QueryResult(columns=tuple(columns), rows=tuple(map(tuple, table)))
 
 
-def digits(value: Any) -> str | None:
+def number_text(value: Any) -> str | None:
     """A tuned value as it was written: 0.003."""
     return f"{value:g}" if isinstance(value, int | float) else value
 
@@ -182,7 +182,7 @@ def assignment(name: str, value: Any) -> str:
     return f"{name}={int(value) if isinstance(value, float) and value.is_integer() else value}"
 
 
-def _is_telling(name: str, cells: Sequence[Configuration]) -> bool:
+def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
     """Whether a field that varies belongs to a setting: not how a run was judged, nor what only says 'dense'."""
     of_experts = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
     return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(of_experts) > 1)

@@ -25,10 +25,10 @@ from pydantic import Field
 
 from sparsedepth import quantities
 from sparsedepth.config.mistakes import Mistakes, check
-from sparsedepth.config.near_words import hint
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Section
+from sparsedepth.config.synonyms import hint
 from sparsedepth.store.formula import Formula, parse
 from sparsedepth.store.schema import config_type
 

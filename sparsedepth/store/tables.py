@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from sparsedepth.config.run import DEFAULTS_VERSION
 from sparsedepth.files import digest, parse_json, read_regular, write_bytes, write_json
 from sparsedepth.quantities.record import Table
-from sparsedepth.store.checksums import Files, passing_over
+from sparsedepth.store.checksums import Files, collecting_damage
 from sparsedepth.store.run_record import (
     DamagedRun,
     parse_record,
@@ -292,7 +292,7 @@ def read_rows(
     runs: list[dict[str, Any]] = []
     tables: dict[Table, list[pa.Table]] = {table: [empty_table(view_schema(table))] for table in TABLES}
     for record in stored:
-        with passing_over(damaged):
+        with collecting_damage(damaged):
             run = parse_record(record.files())
             checksums = {name: getattr(record, name) for name in MARKER_COLUMNS}
             runs.append({**run_row(run), "folder": record.place, **checksums})

@@ -46,7 +46,7 @@ IS_RESULT = f"{IS_TRAINED} AND {IS_CHOSEN}"
 """The rule as an SQL condition over `runs`; `result_rows` is the same over a frame."""
 
 
-def names_tuned(text: object) -> tuple[str, ...]:
+def parse_tuned_fields(text: object) -> tuple[str, ...]:
     """The fields that `tuned_fields` names, in its order; none where it is NULL."""
     return tuple(text.split(",")) if isinstance(text, str) and text else ()
 
@@ -67,7 +67,7 @@ def without_tuning_runs(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class Tuning:
     """What a sweep tunes, and by what."""
 
     fields: tuple[str, ...]
@@ -82,7 +82,7 @@ class Tuned:
         return tuple(dict.fromkeys(("run_id", "outcome", self.objective, *RunConfig.model_fields)))
 
 
-def read_tuned(results: Path) -> Tuned | None:
+def read_tuning(results: Path) -> Tuning | None:
     """What the sweep of a results folder tunes; None where it tunes nothing, or no sweep fills the folder.
 
     Raises ValueError for a sweep.yaml that tunes and is no definition.
@@ -93,14 +93,14 @@ def read_tuned(results: Path) -> Tuned | None:
     path = results / DEFINITION
     if (results / MAP).is_file():
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))
-        imported = Tuned(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
+        imported = Tuning(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
         return imported if table_map.tuned else None
     if not path.is_file() or "tune" not in read_yaml(path):
         return None
     definition = read_definition(results)
     if definition is None or not definition.tune:
         return None
-    return Tuned(
+    return Tuning(
         fields=tuple(definition.tune),
         tuning_seeds=tuple(definition.tuning_seeds),
         seeds=tuple(definition.result_seeds),
@@ -108,7 +108,7 @@ def read_tuned(results: Path) -> Tuned | None:
     )
 
 
-def tuning_columns(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def tuning_columns(tuned: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """run_id -> its TUNING_COLUMNS. A configuration that was tried at one value only has none: it was not tuned."""
     from sparsedepth.store.tuning_curve import curve_shapes
 
@@ -137,12 +137,12 @@ def tuning_columns(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str,
     return of_runs
 
 
-def tuning_roles(tuned: Tuned, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
+def tuning_roles(tuned: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
     """run_id -> its role."""
     return {run_id: columns["tuning"] for run_id, columns in tuning_columns(tuned, runs).items()}
 
 
-def _roles(tuned: Tuned, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
+def _roles(tuned: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
     apart = {*tuned.tuning_seeds} - {*tuned.seeds}
     if len(losses) < 2:
         return {run["run_id"]: "tuning" for run in group if run["seed"] in apart}
@@ -155,7 +155,7 @@ def _roles(tuned: Tuned, group: Sequence[Mapping[str, Any]], losses: Losses) -> 
     return roles
 
 
-def _losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> Losses:
+def _losses(tuned: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
     """The losses of each value by tuning seed; math.inf where one diverged.
 
     A configuration none of whose runs has a tuning seed was tuned before there were any: with the first seed.
@@ -171,13 +171,13 @@ def _losses(tuned: Tuned, group: Sequence[Mapping[str, Any]]) -> Losses:
     return losses
 
 
-def _loss(tuned: Tuned, run: Mapping[str, Any]) -> float:
+def _loss(tuned: Tuning, run: Mapping[str, Any]) -> float:
     """What tuning lowers; math.inf where the run diverged."""
     value = run[tuned.objective]
     return -quantities.sign(tuned.objective) * value if run["outcome"] == "ok" and value is not None else math.inf
 
 
-def _fresh(tuned: Tuned, group: Sequence[Mapping[str, Any]], losses: Losses) -> Losses:
+def _fresh(tuned: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> Losses:
     """The losses of each value by seed, of the seeds that had no part in choosing it."""
     chose = {seed for by_seed in losses.values() for seed in by_seed}
     fresh: Losses = {point: {} for point in losses}
@@ -240,12 +240,12 @@ def best_point(losses: Mapping[TunedValues, float]) -> tuple[TunedValues, tuple[
     return best, tuple(value in (min(values), max(values)) for value, values in zip(best, tried, strict=True))
 
 
-def best_tried(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
+def best_value(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
     """The value that tuning chose, or where none was that of the lowest loss; and whether it is an end of those tried.
     The loss of a value that diverged is math.inf."""
     best = min(chosen) if chosen else best_point({(value,): loss for value, loss in losses.items()})[0][0]
     return best, "edge" if best in (min(losses), max(losses)) else "best"
 
 
-def _point(tuned: Tuned, run: Mapping[str, Any]) -> TunedValues:
+def _point(tuned: Tuning, run: Mapping[str, Any]) -> TunedValues:
     return tuple(run[name] for name in tuned.fields)

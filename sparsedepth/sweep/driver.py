@@ -34,7 +34,7 @@ from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.signals import Stop
 from sparsedepth.run.train_and_measure import check_source
 from sparsedepth.store.cache import read_columns
-from sparsedepth.store.packages import mixed
+from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.failures import Failures
 from sparsedepth.sweep.machine import Machine
@@ -166,7 +166,7 @@ class Driver:
     def _compare_packages(self) -> None:
         """Warn where this machine's packages are not the runs'. Raises ValueError with `same_packages`."""
         rows = read_columns(self.results, ("packages",), damaged=[])
-        difference = mixed((row["packages"] for row in rows.values()), package_versions())
+        difference = version_differences((row["packages"] for row in rows.values()), package_versions())
         if difference and self.definition.same_packages:
             raise ValueError(f"{self.results}: {difference}; install those of the runs, or leave out same_packages")
         if difference:

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.space import cell_digest, holds
+from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import plain
 from sparsedepth.plan.results_index import ResultsIndex
@@ -70,7 +70,7 @@ def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] |
         is_proposal = definition.run_config(cell, config.seed).run_id == config.run_id
     except ValueError:  # a value that is none of an axis's
         return None
-    has_values = all(holds(axis, cell[name]) for name, axis in definition.axes.items() if name in cell)
+    has_values = all(in_axis(axis, cell[name]) for name, axis in definition.axes.items() if name in cell)
     return cell if is_proposal and has_values and not definition.is_excluded(cell) else None
 
 

@@ -17,7 +17,7 @@ from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import node_hours
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
-from sparsedepth.store.packages import mixed
+from sparsedepth.store.packages import version_differences
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.sweep.status import ENDED, RunState, State, is_without_result, of_earlier, scan
 
@@ -109,7 +109,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     deviation = compare(folder, configs, rows)
     remarks = (
         describe(deviation) if deviation else "",
-        mixed(row["packages"] for row in rows.values()),
+        version_differences(row["packages"] for row in rows.values()),
         of_earlier(rows, states),
     )
     hours = [row["node_hours"] for row in rows.values() if row["node_hours"] is not None]
@@ -149,6 +149,6 @@ def _best(
         )
         for each in rows.values()
     }
-    words = settings_of(list(cells.values())).words(cells[row["cell_id"]].knobs)
+    words = settings_of(list(cells.values())).label(cells[row["cell_id"]].knobs)
     place = f"n_layers={row['n_layers']}, {words}, seed {row['seed']}"
     return BestRun(objective, row[objective], run_id, place, fmean(values), len(values))

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsedepth.config.load import build, parse_yaml, yaml_text
-from sparsedepth.files import appearing, write_bytes, write_json, write_text
+from sparsedepth.files import atomic_folder, write_bytes, write_json, write_text
 from sparsedepth.quantities.record import Column
 from sparsedepth.store.checksums import DamagedRun, Files, write_marker
-from sparsedepth.store.find import groups
+from sparsedepth.store.find import find_groups
 from sparsedepth.store.run_record import TOYS as FOLDER
 from sparsedepth.store.run_tables import arrow_schema
 from sparsedepth.store.schema import column_type
@@ -94,7 +94,7 @@ def save_toy(
         "test_loss_min": min(losses, default=None),
         "test_loss_max": max(losses, default=None),
     }
-    with appearing(folder) as aside:
+    with atomic_folder(folder) as aside:
         write_text(aside / "config.yaml", yaml_text(config.model_dump(mode="json")))
         write_json(aside / "manifest.json", dict(manifest))
         write_json(aside / "summary.json", summary)
@@ -110,7 +110,7 @@ def read_toys(roots: Iterable[Path]) -> dict[ToyView, pa.Table]:
     """The rows of both views from every complete group of results folders; a group met twice counts once. Raises
     DamagedRun where a file is not the one that was written."""
     tables_by_id: dict[str, dict[ToyView, pa.Table]] = {}
-    for files in (files for root in roots for files in groups(root, FOLDER)):
+    for files in (files for root in roots for files in find_groups(root, FOLDER)):
         if files.marker.run_id not in tables_by_id:
             tables_by_id[files.marker.run_id] = _read_group(files)
     return {

@@ -74,5 +74,5 @@ class Tracker:
         status = "FAILED" if run.tags.get("outcome") == "diverged" else "FINISHED"
         self.client.set_terminated(at, status, round(1000 * run.time_at(run.last_step)))
 
-    def next_step(self) -> str:
+    def view_command(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"

@@ -42,7 +42,7 @@ class Tracker(Protocol):
         """Take a run, which it does not hold. On return it is there whole."""
         ...
 
-    def next_step(self) -> str:
+    def view_command(self) -> str:
         """The command that shows what was sent."""
         ...
 

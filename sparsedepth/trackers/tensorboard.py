@@ -10,7 +10,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from sparsedepth.files import appearing
+from sparsedepth.files import atomic_folder
 from sparsedepth.trackers.tracked_run import TrackedRun
 
 
@@ -30,7 +30,7 @@ class Tracker:
 
     def send(self, run: TrackedRun) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with appearing(self.folder / run.run_id) as folder:
+        with atomic_folder(self.folder / run.run_id) as folder:
             writer = EventFileWriter(str(folder))
             first = hparams_pb(run.params, trial_id=run.run_id, start_time_secs=run.started)
             tags = "\n".join(f"    {name}: {value}" for name, value in run.tags.items())  # indented: not Markdown
@@ -42,7 +42,7 @@ class Tracker:
                 writer.add_event(Event(wall_time=run.time_at(step), step=step, summary=Summary(value=scalars)))
             writer.close()
 
-    def next_step(self) -> str:
+    def view_command(self) -> str:
         return f"tensorboard --logdir {self.folder}"
 
 

@@ -44,5 +44,5 @@ class Tracker:
             started.log(run.summary, step=run.last_step + 1)  # one entry for each step
             self.trackio.finish()
 
-    def next_step(self) -> str:
+    def view_command(self) -> str:
         return f"TRACKIO_DIR={self.folder} trackio show --project {self.project}"

@@ -46,5 +46,5 @@ class Tracker:
         started.summary.update(run.summary)
         started.finish(exit_code=int(run.tags.get("outcome") == "diverged"))
 
-    def next_step(self) -> str:
+    def view_command(self) -> str:
         return f"wandb sync {self.folder}/wandb/offline-run-*   (uploads)"

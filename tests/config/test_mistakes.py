@@ -3,10 +3,10 @@
 import pytest
 
 from sparsedepth.config.load import build, read_extended
-from sparsedepth.config.near_words import CONVERSIONS, OF_THE_COMMAND, WORDS, hint
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.config.synonyms import COMMAND_OPTIONS, CONVERSIONS, SYNONYMS, hint
 from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
 ASKED = {"name": "a", "question": "Is it?", "hypothesis": "Yes."}
@@ -47,13 +47,13 @@ def test_words_of_the_field_point_to_ours(word, model, field):
 
 def test_the_words_are_no_fields_themselves_and_lead_to_fields():
     models = (RunConfig, SweepDefinition, ToyConfig, ToyDefinition)
-    for field, words in WORDS.items():
+    for field, words in SYNONYMS.items():
         owners = [model for model in models if field in model.model_fields]
         assert owners, field
         assert not [word for word in words.split() for model in owners if word in model.model_fields], field
     for word in (field for field, _ in CONVERSIONS):
         assert word in RunConfig.model_fields
-    assert "micro_batch" in RuntimeConfig.model_fields and "--runtime micro_batch" in OF_THE_COMMAND["micro_batch"]
+    assert "micro_batch" in RuntimeConfig.model_fields and "--runtime micro_batch" in COMMAND_OPTIONS["micro_batch"]
 
 
 def test_a_field_of_a_run_beside_the_base_is_sent_there():

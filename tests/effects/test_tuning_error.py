@@ -20,13 +20,13 @@ from sparsedepth.effects.pairs import EQUAL_LR, pairs
 from sparsedepth.effects.sentences import effect_text
 from sparsedepth.effects.tuning_error import terms, tuning_of
 from sparsedepth.recipe.choose import derive, reason_against
-from sparsedepth.store.tuning_roles import Tuned, tuning_columns
+from sparsedepth.store.tuning_roles import Tuning, tuning_columns
 
 RATES = tuple(float(f"{0.0015 * 2.0**i:g}") for i in range(-2, 5))
 """Five to choose from, and one beyond either end."""
 TUNING, RESULTS = (101, 102, 103), (0, 1, 2)
 SETTINGS = ({}, {"depth_scale": "lns"}, {"weight_decay": 1.0}, {"n_kv_heads": 1}, {"qk_norm": True}, {"init": "scaled"})
-TUNED = Tuned(fields=("lr",), tuning_seeds=TUNING, seeds=RESULTS, objective="val_loss")
+TUNED = Tuning(fields=("lr",), tuning_seeds=TUNING, seeds=RESULTS, objective="val_loss")
 BEND = 0.05
 """nat a step of lr away from the best, squared."""
 SEED_SD = 0.03

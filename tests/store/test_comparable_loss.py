@@ -7,7 +7,7 @@ from synthetic import make_run
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.best import best
-from sparsedepth.store.comparable_loss import in_terms_of, loss_in, loss_of
+from sparsedepth.store.comparable_loss import loss_in, loss_of, with_loss
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
 
@@ -46,4 +46,4 @@ def test_a_loss_that_each_run_has_at_its_own_context_is_no_common_one(tmp_path):
 
 def test_frames_without_the_columns_have_one_loss():
     assert loss_of(pd.DataFrame({"val_loss": [1.0]})) == "val_loss"
-    assert in_terms_of("val_loss_common", ("usefulness", "val_loss")) == ("usefulness", "val_loss_common")
+    assert with_loss("val_loss_common", ("usefulness", "val_loss")) == ("usefulness", "val_loss_common")

@@ -6,7 +6,7 @@ import pytest
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.compare import apart, compare, counts
+from sparsedepth.store.compare import compare, counts, disjoint_fields
 from sparsedepth.store.connection import open_store
 
 
@@ -50,8 +50,8 @@ def test_what_keeps_all_configurations_apart_is_said(stores, tmp_path):
         make_run(tmp_path, RunConfig(n_layers=depth, seq_len=32, weight_decay=0.1), {"val_loss": 3.0})
     with open_store(tmp_path) as other:
         _, table = compare(stores[0], other)
-    assert apart(table) == ["n_layers in common: 12 against 4, 8", "seq_len in common: 256 against 32"]
-    assert apart(compare(*stores)[1]) == []
+    assert disjoint_fields(table) == ["n_layers in common: 12 against 4, 8", "seq_len in common: 256 against 32"]
+    assert disjoint_fields(compare(*stores)[1]) == []
 
 
 def test_a_quantity_without_a_better_direction_is_refused(stores):

@@ -19,15 +19,15 @@ from sparsedepth.store.degeneracy import (
     NO_BIGRAM,
     NO_ROWS,
     SCORES,
-    advice,
     columns_for,
+    common_weakness,
     degeneracy,
-    instead,
-    mark,
+    degeneracy_caption,
+    degeneracy_note,
     reasons_in,
-    rows_of,
+    score_rows,
+    sound_form,
     unknown_in,
-    weakness,
 )
 from sparsedepth.store.run_record import Record
 from sparsedepth.store.run_row import depth_columns
@@ -53,8 +53,8 @@ def test_sound_scores_have_no_reason_against_them():
     for score in (name for name in SCORES if name in SOUND):
         found = degeneracy(score, runs())
         assert (found.is_degenerate, found.reasons, found.unknown, found.text) == (False, {}, {}, "")
-        assert instead(score, runs()) == score and advice(score, runs()) == ""
-    assert weakness(runs()) == ""
+        assert sound_form(score, runs()) == score and degeneracy_note(score, runs()) == ""
+    assert common_weakness(runs()) == ""
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_another_form_stands_in_where_it_is_sound():
     carried = runs(usefulness_loss_increase_largest_share=0.9)
     for i, run in enumerate(carried):
         run["usefulness_loss_increase_without_first"] = 0.1 + i
-    assert instead("usefulness", carried) == "usefulness_loss_increase_without_first"
+    assert sound_form("usefulness", carried) == "usefulness_loss_increase_without_first"
     small = runs(val_loss=0.01, bigram_loss=None)
-    assert instead("usefulness", small) == "affine_loss_added"
-    assert advice("usefulness", small).endswith("; use affine_loss_added")
+    assert sound_form("usefulness", small) == "affine_loss_added"
+    assert degeneracy_note("usefulness", small).endswith("; use affine_loss_added")
     weak = runs(val_loss=2.6)
-    assert instead("usefulness", weak) is None
-    assert advice("usefulness", weak).endswith("no other form of it is sound in these runs")
-    assert weakness(weak) == f"{BY_BIGRAM} (4 of 4 runs)"
+    assert sound_form("usefulness", weak) is None
+    assert degeneracy_note("usefulness", weak).endswith("no other form of it is sound in these runs")
+    assert common_weakness(weak) == f"{BY_BIGRAM} (4 of 4 runs)"
 
 
 def test_what_is_missing_is_unknown_and_never_fine():
@@ -123,11 +123,11 @@ def test_a_loss_is_no_score_and_every_column_asked_for_exists():
 
 def test_a_caption_names_the_degenerate():
     frame = pd.DataFrame(runs(usefulness=0.0))
-    assert mark(["usefulness", "causal_score", "val_loss"], frame) == (
+    assert degeneracy_caption(["usefulness", "causal_score", "val_loss"], frame) == (
         " Degenerate, so no evidence: usefulness (0 in every run)."
     )
-    assert mark(["causal_score"], frame) == ""
-    assert rows_of(frame, "causal_score")[0]["val_loss"] == 2.0
+    assert degeneracy_caption(["causal_score"], frame) == ""
+    assert score_rows(frame, "causal_score")[0]["val_loss"] == 2.0
 
 
 def test_rows_by_layer_and_pair_fill_the_columns_that_an_old_summary_lacks():
@@ -164,6 +164,6 @@ def test_the_models_of_known_depth_are_marked_as_they_were_found_from_outside(mo
     for score in relative:
         found = degeneracy(score, solved)
         assert found.is_degenerate and {BY_LOSS, BY_BLOCK} == set(found.reasons)
-        assert instead(score, solved) == "affine_loss_added_without_first"
+        assert sound_form(score, solved) == "affine_loss_added_without_first"
     assert not degeneracy("causal_score", solved).is_degenerate
     assert heading(ranking).splitlines()[3].startswith("usefulness is degenerate: it is relative to a loss below ")

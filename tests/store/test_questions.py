@@ -191,8 +191,8 @@ def test_what_follows_from_the_rest_of_a_setting_is_not_said(tmp_path):
             make_run(tmp_path, RunConfig(corpus=corpus, vocab_size=size, depth_scale=scale), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         settings = read_settings(store)
-        assert settings.telling == ("depth_scale", "corpus")
-        assert settings.words({"depth_scale": "lns", "corpus": "other"}) == "depth_scale=lns, corpus=other"
+        assert settings.label_fields == ("depth_scale", "corpus")
+        assert settings.label({"depth_scale": "lns", "corpus": "other"}) == "depth_scale=lns, corpus=other"
 
 
 def test_a_width_is_named_by_itself(tmp_path):
@@ -203,8 +203,8 @@ def test_a_width_is_named_by_itself(tmp_path):
             make_run(tmp_path, RunConfig(**sizes, depth_scale=scale), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         settings = read_settings(store)
-        assert settings.telling == ("d_model", "depth_scale")
-        assert settings.words({"d_model": 32, "d_ff": 88, "depth_scale": "none"}) == "d_model=32"
+        assert settings.label_fields == ("d_model", "depth_scale")
+        assert settings.label({"d_model": 32, "d_ff": 88, "depth_scale": "none"}) == "d_model=32"
 
 
 def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
@@ -214,13 +214,15 @@ def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
             make_run(tmp_path, RunConfig(n_layers=layers, train_tokens=tokens, depth_scale=scale), {"val_loss": 3.0})
     said = "train_tokens goes with n_layers: 40960 at 4, 122880 at 12"
     with open_store(tmp_path) as store:
-        assert read_settings(store).telling == ("depth_scale",) and read_settings(store).depth_text == said
+        assert read_settings(store).label_fields == ("depth_scale",) and read_settings(store).depth_text == said
         assert f"\n{said}\n" in text(store, "best_per_depth") and best(store).caution == said
         assert set(depth_figure.depth(store).data["setting"]) == {"baseline", "depth_scale=lns"}
         assert f"{said}." in " ".join(depth_figure.depth(store).page().get_supxlabel().split())
         make_run(tmp_path, RunConfig(n_layers=12, train_tokens=81920), {"val_loss": 3.0})
     with open_store(tmp_path) as store:  # a choice of its own at one depth
-        assert read_settings(store).telling == ("depth_scale", "train_tokens") and not read_settings(store).depth_text
+        assert (
+            read_settings(store).label_fields == ("depth_scale", "train_tokens") and not read_settings(store).depth_text
+        )
 
 
 def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(tmp_path):
@@ -229,7 +231,7 @@ def test_the_baseline_has_as_many_key_value_heads_as_heads_where_it_is_not_said(
         make_run(tmp_path, RunConfig(n_heads=2, n_kv_heads=heads), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
         settings = read_settings(store)
-        assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.words({"n_kv_heads": 1}) == "n_kv_heads=1"
+        assert settings.baseline.knobs["n_kv_heads"] == 2 and settings.label({"n_kv_heads": 1}) == "n_kv_heads=1"
 
 
 def test_an_unknown_question_is_answered_with_the_known(store):

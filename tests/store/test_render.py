@@ -264,7 +264,7 @@ def test_both_ends_of_an_interval_give_way_together():
 def test_what_a_query_rounded_has_its_digits_and_what_it_did_not_has_four():
     """round(x, 2), round(x, 6), an average, round(x, 0), a cost; in a column the most digits that any value has."""
     rows = ((0.81, 0.123456, 0.1 + 0.2, 4.0, 6.4e11), (0.5, 0.75, 1 / 3, 10.0, 8e10), (None, 1.0, None, 3.0, 1e9))
-    shown = render.with_rounded(QueryResult(columns=tuple("abcde"), rows=rows))
+    shown = render.with_decimals(QueryResult(columns=tuple("abcde"), rows=rows))
     assert [[render.readable(value) for value in row] for row in shown.rows] == [
         ["0.81", "0.123456", "0.3000", "4", "6.400e+11"],
         ["0.50", "0.750000", "0.3333", "10", "8.000e+10"],

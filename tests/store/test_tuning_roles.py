@@ -12,7 +12,7 @@ from sparsedepth.scaling.points import read_points
 from sparsedepth.store.best import best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.questions import ask
-from sparsedepth.store.tuning_roles import IS_RESULT, Tuned, best_point, read_tuned, result_rows, tuning_roles
+from sparsedepth.store.tuning_roles import IS_RESULT, Tuning, best_point, read_tuning, result_rows, tuning_roles
 
 RATES = (0.001, 0.002, 0.004)
 BEST = {0.1: 0.002, 0.3: 0.004}
@@ -100,7 +100,7 @@ def test_tuning_is_known_to_every_query_that_reads_it(tuned, query):
     ],
 )
 def test_a_query_of_other_columns_reads_no_definition(tuned, query, monkeypatch):
-    monkeypatch.setattr("sparsedepth.store.connection.read_tuned", lambda folder: pytest.fail("read"))
+    monkeypatch.setattr("sparsedepth.store.connection.read_tuning", lambda folder: pytest.fail("read"))
     with open_store(tuned) as store:
         assert store.sql(query).rows
 
@@ -177,7 +177,7 @@ def test_equal_losses_choose_the_lowest_value():
 
 
 def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
-    tuned = Tuned(fields=("lr",), tuning_seeds=(0,), seeds=(0,), objective="val_loss")
+    tuned = Tuning(fields=("lr",), tuning_seeds=(0,), seeds=(0,), objective="val_loss")
 
     def run(run_id, lr, loss, **fields):
         values = RunConfig(lr=lr, **fields).model_dump()
@@ -189,7 +189,7 @@ def test_a_diverged_value_is_the_worst_and_a_single_one_is_not_tuned():
 
 def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
     """0.2 is best with seed 101, 0.1 over both; 0.4 lacks a run; seed 0 at 0.2 is of before 102 was run."""
-    tuned = Tuned(fields=("lr",), tuning_seeds=(101, 102), seeds=(0, 1), objective="val_loss")
+    tuned = Tuning(fields=("lr",), tuning_seeds=(101, 102), seeds=(0, 1), objective="val_loss")
     losses = {(0.1, 101): 2.0, (0.1, 102): 2.0, (0.2, 101): 1.0, (0.2, 102): 3.5, (0.4, 101): 0.5}
     losses |= {(0.1, 0): 9.0, (0.1, 1): 9.0, (0.2, 0): 1.0}
     runs = [
@@ -212,7 +212,7 @@ def test_the_mean_over_tuning_seeds_chooses_and_their_runs_are_no_results():
 
 def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
     """Of lr 0.1 the last run is the lowest of all; 0.2 is lower on average."""
-    tuned = Tuned(fields=("lr",), tuning_seeds=(), seeds=(), objective="val_loss")
+    tuned = Tuning(fields=("lr",), tuning_seeds=(), seeds=(), objective="val_loss")
     losses = [("a", 0.1, 3.0), ("b", 0.1, 1.0), ("c", 0.2, 1.5), ("d", 0.2, 1.7), ("e", 0.4, 5.0)]
     runs = [
         {**RunConfig(lr=lr).model_dump(), "seed": None, "run_id": name, "outcome": "ok", "val_loss": loss}
@@ -224,5 +224,5 @@ def test_runs_that_do_not_say_their_seed_choose_by_their_mean():
 def test_a_definition_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "sweep.yaml").write_text("tune: {lr: [3, 2, 1]}\nname: x\nquestion: q\nhypothesis: h\n")
     with pytest.raises(ValueError, match=r"sweep.yaml: tune.lr=.* must be ascending"):
-        read_tuned(tmp_path)
-    assert read_tuned(tmp_path / "nothing") is None
+        read_tuning(tmp_path)
+    assert read_tuning(tmp_path / "nothing") is None

@@ -59,7 +59,7 @@ class Memory:
             raise KeyboardInterrupt
         self.runs[run.run_id] = run
 
-    def next_step(self):
+    def view_command(self):
         return ""
 
 

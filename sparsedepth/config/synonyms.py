@@ -7,7 +7,7 @@ a run has train_tokens), and the conversion, where the unit differs, is said wit
 import difflib
 from collections.abc import Collection, Mapping
 
-WORDS: Mapping[str, str] = {
+SYNONYMS: Mapping[str, str] = {
     "n_layers": "layers num_layers num_hidden_layers n_layer depth depths n_blocks",
     "attention_residuals": "attn_res attnres n_attn_res_blocks depth_attention",
     "n_streams": "hyper_connections hc_mult num_residual_streams expansion_rate residual_streams",
@@ -69,11 +69,11 @@ WORDS: Mapping[str, str] = {
 }
 
 CONVERSIONS: Mapping[tuple[str, str], str] = {
-    **{("train_tokens", word): "steps x batch_tokens" for word in WORDS["n_steps"].split()},
+    **{("train_tokens", word): "steps x batch_tokens" for word in SYNONYMS["n_steps"].split()},
     ("train_tokens", "n_steps"): "steps x batch_tokens",
     ("train_tokens", "epochs"): "tokens of all epochs together",
     ("train_tokens", "num_train_epochs"): "tokens of all epochs together",
-    **{("batch_tokens", word): "sequences x seq_len" for word in WORDS["batch_tokens"].split()[:-1]},
+    **{("batch_tokens", word): "sequences x seq_len" for word in SYNONYMS["batch_tokens"].split()[:-1]},
     ("min_lr_frac", "min_lr"): "min_lr / lr",
     ("warmup_frac", "warmup_steps"): "warm-up steps / all steps",
     ("warmup_frac", "num_warmup_steps"): "warm-up steps / all steps",
@@ -85,7 +85,7 @@ CONVERSIONS: Mapping[tuple[str, str], str] = {
 }
 """(field, word) -> how the word's value becomes the field's."""
 
-OF_THE_COMMAND = {
+COMMAND_OPTIONS = {
     "micro_batch": "--runtime micro_batch=N",
     "micro_batch_size": "--runtime micro_batch=N",
     "gradient_accumulation_steps": "--runtime micro_batch=N",
@@ -112,14 +112,14 @@ def hint(word: str, fields: Collection[str], of_run: Collection[str] = ()) -> st
     if (field := _named(plain, of_run)) is not None:
         asked = "" if field == word else f"{_question(field, plain)} "
         return f"{asked}it is a field of a run: set it under 'base'"
-    if plain in OF_THE_COMMAND:
-        return f"it is an option of the command: {OF_THE_COMMAND[plain]}"
+    if plain in COMMAND_OPTIONS:
+        return f"it is an option of the command: {COMMAND_OPTIONS[plain]}"
     near = difflib.get_close_matches(plain, fields, n=1, cutoff=0.5)
     return _question(near[0], plain) if near else None
 
 
 def _named(word: str, fields: Collection[str]) -> str | None:
-    return word if word in fields else next((name for name in fields if word in WORDS.get(name, "").split()), None)
+    return word if word in fields else next((name for name in fields if word in SYNONYMS.get(name, "").split()), None)
 
 
 def _question(field: str, word: str) -> str:
