@@ -2,7 +2,7 @@
 fresh seeds that are the results. Do intervals cover, is an absent effect left alone, is a planted one found?
 
 Losses are those of a parabola in steps of lr (`bend` nat a step, squared; `right` times that beyond the best), a
-roughness of each value, seeds. Slow: 300 draws of each world, whose table is docs/statistics.md's.
+roughness of each value, seeds. Slow: 300 draws of each world, whose table is docs/intervals.md's.
 """
 
 import math

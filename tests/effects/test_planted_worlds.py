@@ -2,7 +2,7 @@
 
 A sweep has four depths, three seeds and six configurations that differ in one choice each (3 pairs for an effect), or
 those beside two values of weight decay (6 pairs). Worlds differ in their noise alone; its standard deviation is 1 per
-run. Slow: 500 draws of each, whose table is docs/statistics.md's. Always: a few draws, held to what few can tell.
+run. Slow: 500 draws of each, whose table is docs/intervals.md's. Always: a few draws, held to what few can tell.
 """
 
 import itertools
