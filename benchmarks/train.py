@@ -9,11 +9,12 @@ the same weights, batches and optimizer, in one run.
     python benchmarks/train.py --observe             # what observing the residual variance costs
 
 A step is forward, backward, clipping and fused AdamW. The ways take turns, in an order that alternates from repeat to
-repeat; a ratio is of times of one repeat, so that what else the machine does strikes both. Ours is the training loop's
-own step. With one thread of a CPU a time is the thread's own: others on the machine then disturb through its caches
-alone. Memory on a CPU is the growth of the resident set in a process of its own (Linux). Utilisation counts 3 times
-`model.cost`'s forward FLOPs, so no recomputation, of the device's dense bf16 peak. `--top` also profiles: the share of
-the time outside of matrix products, and the operations that take most.
+repeat; a ratio is of times of one repeat, so that other work on the machine affects both. Ours is the training loop's
+own step; of several runs trained as one model, a run's share of the step. With one thread of a CPU a time is the
+thread's own, which other processes disturb through the caches alone. Memory on a CPU is the growth of the resident set
+in a process of its own (Linux). Utilisation counts 3 times `config.cost`'s forward FLOPs, so no recomputation, of the
+device's dense bf16 peak. `--top` also profiles: the share of the time outside of matrix products, and the operations
+that take most.
 """
 
 import argparse
@@ -44,6 +45,7 @@ from sparsedepth.exchange.architecture import architecture
 from sparsedepth.exchange.export import save_model
 from sparsedepth.measure.suite import observe_variance
 from sparsedepth.model.decoder import Decoder
+from sparsedepth.model.stack import StackedDecoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train.devices import ALONE
@@ -51,6 +53,7 @@ from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, resolve
+from sparsedepth.train.stack import backward
 
 PEAK_FLOPS = {"H200": 989.4e12, "H100 PCIe": 756e12, "H100": 989.4e12, "A100": 312e12}
 """Dense bf16, FLOP/s, from the data sheets."""
@@ -98,6 +101,10 @@ PRODUCTS = ("mkldnn::_linear_pointwise", "aten::mm", "aten::addmm", "aten::bmm",
 
 PRESETS = ("cpu", "experts", "quick", "small", "gpu", *(f"gpu-{name}" for name in SIZES))
 
+STACKED = "ours, 4 runs as one model"
+RUNS_OF_STEP = {STACKED: 4}
+"""Way -> runs that one of its steps trains; where it is not named, one."""
+
 Step = Callable[[int], Tensor]
 """Takes the training step of that number; its cross-entropy, on the device."""
 
@@ -115,6 +122,25 @@ def ours(config: RunConfig, runtime: Runtime) -> Step:
     def step(number: int) -> Tensor:
         state.take_step(batch(config, number).to(runtime.device))
         return state.recent.pop()[0]
+
+    return step
+
+
+def stacked(config: RunConfig, runtime: Runtime) -> Step:
+    """A step of several runs, of seeds of their own, as one model: what a sweep's worker does with small runs."""
+    configs = [config.model_copy(update={"seed": config.seed + i}) for i in range(RUNS_OF_STEP[STACKED])]
+    models = [ALONE.spread(Decoder(run, run.seed), runtime.device).train() for run in configs]
+    states = [TrainingState(model, run, runtime, ALONE) for model, run in zip(models, configs, strict=True)]
+    stack = StackedDecoder(models)
+
+    def step(number: int) -> Tensor:
+        for state in states:
+            state.batch = batch(config, number).to(runtime.device)
+        backward(stack, states)
+        for state in states:
+            state.take_step(state.batch)
+        losses = [state.recent.pop()[0] for state in states]
+        return losses[0]
 
     return step
 
@@ -165,6 +191,8 @@ def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callabl
         "ours, eager, PyTorch's products": lambda: ours(config, dataclasses.replace(eager, products_kernel="blas")),
         "ours, compiled": lambda: ours(config, compiled),
     }
+    if eager.device.type == "cpu":
+        own[STACKED] = lambda: stacked(config, eager)
     if config.n_experts:
         return own
     return {"plain, eager": lambda: plain(config, eager), **own, "plain, compiled": lambda: plain(config, compiled)}
@@ -239,7 +267,7 @@ def take_turns(found: dict[str, Callable[[], Step]], repeats: int, device: torch
                 torch.cuda.reset_peak_memory_stats()
             for number in numbers:
                 seconds, loss = timed(step, number, device)
-                results[name].seconds.append(seconds)
+                results[name].seconds.append(seconds / RUNS_OF_STEP.get(name, 1))
                 results[name].losses.append(loss)
             if device.type == "cuda":
                 results[name].memory = torch.cuda.max_memory_allocated()
@@ -321,7 +349,7 @@ def observation(config: RunConfig, runtime: Runtime, repeats: int) -> None:
           f"({rest[0]:.2%}-{rest[1]:.2%})")  # fmt: skip
 
 
-def configs(preset: str) -> list[RunConfig]:
+def configs(preset: str, batch_tokens: int | None) -> list[RunConfig]:
     shapes = {
         "cpu": [CPU],
         "experts": [{**CPU, **EXPERTS}],
@@ -331,9 +359,9 @@ def configs(preset: str) -> list[RunConfig]:
         "gpu": [{**GPU, **more, "seq_len": seq_len} for more in ({}, GPU_EXPERTS) for seq_len in (1024, 2048, 4096)],
     }
     fixed = {"lr": 1e-3, "weight_decay_on": "all", "fit_tokens": 16384}
+    sized = [{**shape, "batch_tokens": batch_tokens or shape["batch_tokens"]} for shape in shapes[preset]]
     return [
-        build(RunConfig, {**fixed, **shape, "train_tokens": shape["batch_tokens"] * 1000}, preset)
-        for shape in shapes[preset]
+        build(RunConfig, {**fixed, **shape, "train_tokens": shape["batch_tokens"] * 1000}, preset) for shape in sized
     ]
 
 
@@ -342,6 +370,7 @@ def main() -> None:
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
     parser.add_argument("--widths", type=int, nargs="+", help="of the preset's sizes those of these widths")
     parser.add_argument("--layers", type=int, nargs="+", help="those of these depths")
+    parser.add_argument("--batch-tokens", type=int, help="of a step, in place of the preset's")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--observe", action="store_true")
@@ -355,7 +384,7 @@ def main() -> None:
         sys.exit(f"--preset {given.preset} needs a CUDA device, and there is none")
     torch.set_num_threads(given.threads)
     wanted = RuntimeConfig(device="cuda" if on_gpu else "cpu")
-    for config in configs(given.preset):
+    for config in configs(given.preset, given.batch_tokens):
         if (given.widths and config.d_model not in given.widths) or (
             given.layers and config.n_layers not in given.layers
         ):
