@@ -204,7 +204,7 @@ def expert_jacobians(probed: ProbedDecoder, states: Sequence[Tensor]) -> np.ndar
         assert branches is not None
         u_BTD = (states[layer - 1] + branches[0]).detach().requires_grad_()
         with torch.enable_grad():
-            added_BTD = block.added_by_ffn(u_BTD)
+            added_BTD = block.ffn_update(u_BTD)
             v_BTD = torch.randn(added_BTD.shape, generator=draws)
             (gradient_BTD,) = torch.autograd.grad(added_BTD, u_BTD, v_BTD)
         squares.append(gradient_BTD.double().square().sum(-1).mean().item())

@@ -154,7 +154,7 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
         yield package
         if package.state == "ok":
             compiled = megablocks.load().compiled
-            fact = "compiled" if compiled else "PyTorch stands in for megablocks' compiled functions"
+            fact = "compiled" if compiled else "PyTorch replaces megablocks' compiled functions"
             yield Finding(group="optional", name="megablocks_ops", state="ok" if compiled else "missing", fact=fact)
 
 

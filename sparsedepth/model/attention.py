@@ -1,16 +1,16 @@
-"""softmax(q k' / sqrt(K)) v over the entries that a query may see, in ways that agree.
+"""Attention, softmax(q k' / sqrt(K)) v over the visible keys, by interchangeable kernels.
 
     out_t = sum_s p_ts v_s,   p_ts = exp(q_t k_s / sqrt(K)) / sum over the visible s
 
-A query sees the positions s <= t; with a `window` W only t - W < s; with `document_BT` (a number for each token, which
-changes where a new document begins inside a packed sequence) only those of its own document. Not `causal`: all.
+Query t sees keys s <= t; with a `window` W only t - W < s; with `document_BT` (a number per token that changes where a
+new document begins in a packed sequence) only those of its own document. With causal=False it sees all keys.
 
-With `dropout` p each p_ts of a step is 0 with chance p, else p_ts / (1 - p).
+Dropout p sets each p_ts to 0 with probability p, and multiplies the others by 1 / (1 - p).
 
-`reference` is the formula in fp32; `sdpa` is PyTorch's, `flash` is flash-attn's (`flash.py`). Gradients agree with the
-reference's to 1e-5 in fp32 and 2e-2 in bf16.
+`reference` is the formula in fp32; `sdpa` is PyTorch's kernel, `flash` flash-attn's (`flash.py`). Gradients agree with
+the reference to 1e-5 in fp32 and 2e-2 in bf16.
 
-Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K width of a head.
+Shapes: B sequences, H query heads, G key/value heads (each serves H / G query heads), T tokens, K head width.
 """
 
 import functools
@@ -33,10 +33,10 @@ def sdpa(
     dropout: float = 0.0,
     causal: bool = True,
 ) -> Tensor:
-    """out_BHTK by PyTorch's scaled_dot_product_attention, with a mask only where causality alone does not say it."""
+    """out_BHTK by PyTorch's scaled_dot_product_attention; a mask is passed only for a window or documents."""
     n_repeats, n_tokens = q_BHTK.shape[1] // k_BGTK.shape[1], q_BHTK.shape[2]
     is_masked = document_BT is not None or (window is not None and window < n_tokens)
-    # The CUDA kernel that takes a mask or fp32 knows no groups; the one that does stores T x T scores.
+    # The CUDA kernel that takes a mask or fp32 has no grouped heads; the one with grouped heads stores T x T scores.
     if n_repeats > 1 and (is_masked or (q_BHTK.device.type == "cuda" and q_BHTK.dtype == torch.float32)):
         k_BGTK, v_BGTK = (x.repeat_interleave(n_repeats, dim=1) for x in (k_BGTK, v_BGTK))
         n_repeats = 1
@@ -57,7 +57,7 @@ def reference(
     dropout: float = 0.0,
     causal: bool = True,
 ) -> Tensor:
-    """out_BHTK as the formula reads, in fp32 (fp64 stays) whatever autocast says."""
+    """out_BHTK by the formula, in fp32 (or fp64) also under autocast."""
     n_repeats, n_tokens, width = q_BHTK.shape[1] // k_BGTK.shape[1], *q_BHTK.shape[2:]
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     with torch.autocast(q_BHTK.device.type, enabled=False):
@@ -73,17 +73,17 @@ def reference(
 def visible(n_tokens: int, window: int | None, document_BT: Tensor | None, device: torch.device) -> Tensor:
     """True where query t (row) sees key s (column): [T, T], or [B, 1, T, T] with documents.
 
-    The layers of a forward pass share one mask, which the backward pass of each keeps alive.
+    All layers of a forward pass share one mask, which their backward passes keep alive.
     """
     if document_BT is not None:
         return _document_mask(document_BT, window)
-    # A graph has a mask of its own: a kept one may be dropped while the graph still reads where it lay.
+    # A CUDA graph needs a mask of its own: a cached one may be freed while the graph still reads its memory.
     inside_graph = torch.compiler.is_compiling() or is_captured(device)
-    return (_band if inside_graph else _kept_band)(n_tokens, window, device)
+    return (_band if inside_graph else _cached_band)(n_tokens, window, device)
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether what is computed becomes part of a CUDA graph."""
+    """Whether a CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -93,15 +93,15 @@ def _band(n_tokens: int, window: int | None, device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=2)
-@torch.inference_mode(False)  # it outlives the pass that asks for it first
-def _kept_band(n_tokens: int, window: int | None, device: torch.device) -> Tensor:
+@torch.inference_mode(False)  # the mask outlives the pass that first computes it
+def _cached_band(n_tokens: int, window: int | None, device: torch.device) -> Tensor:
     return _band(n_tokens, window, device)
 
 
 @once_per_batch
 def _document_mask(document_BT: Tensor, window: int | None) -> Tensor:
-    nth_BT = starts(document_BT).cumsum(1)
-    same_BTT = nth_BT[:, :, None] == nth_BT[:, None, :]
+    index_BT = starts(document_BT).cumsum(1)
+    same_BTT = index_BT[:, :, None] == index_BT[:, None, :]
     return (same_BTT & _band(document_BT.shape[1], window, document_BT.device))[:, None]
 
 

@@ -1,6 +1,6 @@
-"""The decoder: RoPE, grouped-query attention, a feed-forward part, and where norms and scales stand.
+"""The decoder: RoPE, grouped-query attention and feed-forward blocks, with every placement of norms and scales.
 
-One block l = 1..L adds two branches F, attention and then the feed-forward part, to the residual stream x:
+Block l = 1..L adds two branches F, attention then feed-forward, to the residual stream x. `norm` places the norms N:
 
     pre       x + F(N x)                                                                 (2002.04745)
     post      N(x + F x)                                                                 (1706.03762)
@@ -10,39 +10,38 @@ One block l = 1..L adds two branches F, attention and then the feed-forward part
     deepnorm  N(alpha x + F x),  alpha = (2L)^(1/4), initial weights by (8L)^(-1/4)      (2203.00555, decoder only)
     keel      N(2L x + F(N' x)),  2L = the number of branches                            (2601.19895)
 
-`depth_scale` multiplies one place by s_l = 1/sqrt(l) (2502.05795, section 3 and Table 8), the same l for both branches,
-never the norm of the embedding, of queries and keys, or the last one:
+`depth_scale` multiplies by s_l = 1/sqrt(l) at one place (2502.05795, section 3 and Table 8), with the same l for both
+branches; the norms of the embedding, of queries and keys, and before the head are never scaled:
 
     lns              the output of every norm of the block          before_norm     the input of every norm of the block
-    after_branch     what either branch adds                        after_residual  each sum of stream and branch
-    after_attention  what attention adds                            after_ffn       what the feed-forward part adds
+    after_branch     the output of both branches                    after_residual  each sum of stream and branch
+    after_attention  the output of attention                        after_ffn       the output of the feed-forward part
 
-`residual_gate` weighs the sum by learned numbers: g F with a vector g that starts at gate_init (layerscale, 2103.17239)
-or a number that starts at 0 (skipinit, 2002.10444); or N(w x + F x) with a vector w (admin, 2004.08249). In what order
-they act on one branch: F, N', gate, s (after a branch), sum, s (after the residual), N.
+`residual_gate` puts learned weights on the sum: x + g F with a vector g, initially gate_init (layerscale, 2103.17239),
+or a number g, initially 0 (skipinit, 2002.10444); or N(w x + F x) with a vector w (admin, 2004.08249). The order of all
+operations on a branch: F, N', gate, s (after a branch), sum, s (after the residual), N.
 
-Dropout (1706.03762, section 5.4), in training alone: of attention's weights, of the hidden units of the feed-forward
-part, and of what either branch adds, as F leaves it. Deviates: not of the embedding.
+Dropout (1706.03762, section 5.4), in training only: on attention weights, on the hidden units of the feed-forward part,
+and on the output of F. Deviates: not on the embedding.
 
-`parametrisation` completep multiplies what either branch adds by base_depth / n_layers, last of all (2505.01618); it
-and mup divide what the head reads by d_model / base_width. `train.optimizer` has their other rules. Deviates: attention
-keeps 1/sqrt(K), which is 1/K up to a constant where the width of a head is the same at all widths.
+`parametrisation` completep finally multiplies the branch output by base_depth / n_layers (2505.01618); completep and
+mup divide the input of the head by d_model / base_width. Their optimizer rules are in `train.optimizer`. Deviates:
+attention keeps 1/sqrt(K); the 1/K of mup differs by a constant as long as the head width is the same at all widths.
 
-Elsewhere: `gpas` in `Block._shrunk`, `loops` in `Block.tied`, `residual_scalars` and `value_residual` in
+Documented elsewhere: `gpas` in `Block._gpas`, `loops` in `Block.tied_copy`, `residual_scalars` and `value_residual` in
 `model.stream_start`, `n_streams` in `model.streams`, `attention_residuals` in `model.sources`.
 
-With `architecture` vit (2010.11929) the same blocks make an encoder of images: every position sees every other, the
-stream begins with patches and learned positions (`patches`) in place of tokens and a rotation, and the head reads
-classes off the first position. With all else off that is exactly ViT without the biases of its matrices.
+With `architecture` vit (2010.11929) the blocks form an image encoder: attention is bidirectional, patches and learned
+positions (`patches`) replace tokens and RoPE, and the head reads the classes from position 0. With all other options
+off this is ViT without matrix biases.
 
-With everything off this is exactly Llama, with experts Mixtral (gates renormalised) or OLMoE (raw gates, q/k norm over
-all heads), with q/k norm Qwen3, with a window Mistral; tests hold it to the reference implementations. Deviates: post
-and deepnorm keep the final norm before the head, as the code of 2502.05795 does; it can change no more than a gain
-there. The same code has 8^(1/2) for alpha at any depth, and multiplies the initial weights by (8L)^(+1/4): we follow
-the paper.
+With all options off this is Llama; with experts Mixtral (gates renormalised) or OLMoE (raw gates, q/k norm over all
+heads); with q/k norm Qwen3; with a window Mistral. Tests compare with the reference implementations. Deviates: post and
+deepnorm keep the final norm before the head, as the code of 2502.05795 does; it only adds a gain there. That code also
+has alpha = 8^(1/2) at any depth and multiplies initial weights by (8L)^(+1/4); we follow the paper.
 
-Shapes: B sequences, T tokens of one sequence, D d_model (of x the width of all streams), K width of a head,
-V vocabulary. tokens_BT are ids, of images bytes [B, T, numbers of a patch].
+Shapes: B sequences, T tokens, D d_model (of x: all streams together), K head width, V vocabulary. tokens_BT are ids, or
+for images bytes [B, T, values per patch].
 """
 
 import math
@@ -83,7 +82,7 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         self.ffn_norm = make_norm(config)
         self.ffn = Experts(config) if has_experts else FeedForward(config)
-        # What the config leaves out is None. `init` sets the values of all parameters.
+        # Parts that the config does not use are None. `init` sets the values of all parameters.
         has_out_norms, has_sum_norms = config.norm in ("sandwich", "peri"), config.norm == "keel"
         self.attention_out_norm = make_norm(config) if has_out_norms else None
         self.ffn_out_norm = make_norm(config) if has_out_norms else None
@@ -104,82 +103,82 @@ class Block(nn.Module):
         self.dropout, self.branch_factor = config.residual_dropout, 1 / config.depth_multiplier
         n_branches = 2 * config.n_layers
         self.stream_factor = {"deepnorm": n_branches**0.25, "keel": float(n_branches)}.get(config.norm)
-        # A buffer, not a float: compiled blocks then share one graph. Not saved: the config says it.
+        # A buffer, not a float, so that compiled blocks share one graph. Not saved: the config determines it.
         self.register_buffer("depth_factor", torch.tensor(1 / math.sqrt(layer)), persistent=False)
 
-    def tied(self, config: ModelConfig, layer: int) -> "Block":
-        """A later layer that computes with this one's weights (`loops`).
+    def tied_copy(self, config: ModelConfig, layer: int) -> "Block":
+        """A later layer with this block's weights (`loops`).
 
-        With `loops` = r the L = n_layers layers are r passes through L / r blocks: layer l has the weights of block
-        (l - 1) mod (L / r) + 1, drawn as at its first layer, and everything else (s_l, mix, alpha) by its own l: each
-        pass is a layer to `depth_scale` and to every measure. Skipped, swapped or replaced is one layer, not its block
-        in all passes; two layers of one block are swapped without effect but for s_l. Layer 1 + L / r has its own
-        values alone, like layer 1.
+        With `loops` = r the L layers are r passes through L / r blocks: layer l has the weights of block
+        (l - 1) mod (L / r) + 1, initialised as at its first layer; s_l, mix and alpha depend on l. Each pass is a layer
+        for `depth_scale` and for all measures: skipping, swapping or replacing affects one layer, not all passes of its
+        block.
         """
         with torch.device("meta"):
             block = Block(config, layer)
         for name, part in (*self.named_children(), *self.named_parameters(recurse=False)):
             setattr(block, name, part)
-        # Built on the meta device, it holds no number yet.
+        # The copy was built on the meta device, where the buffer has no value.
         block.depth_factor = torch.full_like(self.depth_factor, 1 / math.sqrt(layer))
         return block
 
     @property
     def is_sum(self) -> bool:
-        """Whether the block is x + what attention adds + what the feed-forward part adds."""
+        """Whether the block computes x + attention update + feed-forward update."""
         own = (self.stream_scalar, self.gpas_scalar, self.attention_streams)
         changes_stream = any(part is not None for part in own)
         return not (changes_stream or self.depth_scale == "after_residual" or self._sum_norm("ffn"))
 
-    def mixed_with_start(self, x_BTD: Tensor, start: StreamStart | None) -> Tensor:
-        """What the block starts from in place of its input: a x + b x_0, or the input itself."""
+    def mix_with_start(self, x_BTD: Tensor, start: StreamStart | None) -> Tensor:
+        """The block's input: a x + b x_0 with `residual_scalars`, else x."""
         if self.stream_scalar is None:
             return x_BTD
         assert start is not None and self.first_scalar is not None
         return times(x_BTD, self.stream_scalar) + times(start.x_BTD, self.first_scalar)
 
     def attention_input(self, x_BTD: Tensor) -> Tensor:
-        """What the queries, keys and values are computed from: s N(x), or x itself where the norm comes after."""
-        x_BTD = self._read("attention", x_BTD)
+        """Input of the query, key and value projections: s N(x), or x with a post-norm."""
+        x_BTD = self._branch_input("attention", x_BTD)
         return x_BTD if self.is_post else self._normed(self.attention_norm, x_BTD)
 
     def ffn_input(self, u_BTD: Tensor) -> Tensor:
-        """What the feed-forward part and its router read, from the stream after attention: s N(u), or u itself."""
-        u_BTD = self._read("ffn", u_BTD)
+        """Input of the feed-forward part and its router, from the stream u after attention: s N(u), or u."""
+        u_BTD = self._branch_input("ffn", u_BTD)
         return u_BTD if self.is_post else self._normed(self.ffn_norm, u_BTD)
 
-    def added_by_attention(
+    def attention_update(
         self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, start: StreamStart | None = None
     ) -> Tensor:
-        """a_BTD, the summand that attention gives the stream."""
-        return self._weighed("attention", self.attention(self.attention_input(x_BTD), rotary, document_BT, start))
+        """a_BTD, what attention adds to the stream."""
+        branch_BTD = self.attention(self.attention_input(x_BTD), rotary, document_BT, start)
+        return self._scale_branch("attention", branch_BTD)
 
-    def added_by_ffn(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
-        """f_BTD, the summand that the feed-forward part gives the stream after attention."""
-        return self._weighed("ffn", self.ffn(self.ffn_input(u_BTD), router_loss))
+    def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
+        """f_BTD, what the feed-forward part adds to the stream after attention."""
+        return self._scale_branch("ffn", self.ffn(self.ffn_input(u_BTD), router_loss))
 
-    def joined(self, part: Part, x_BTD: Tensor, added_BTD: Tensor) -> Tensor:
-        """The stream after a summand."""
-        streams = self._of("streams", part)
+    def add_update(self, part: Part, x_BTD: Tensor, update_BTD: Tensor) -> Tensor:
+        """The stream after adding a branch's update."""
+        streams = self._part("streams", part)
         if streams is not None:
-            return streams.joined(x_BTD, added_BTD)
+            return streams.add_update(x_BTD, update_BTD)
         norm = self._sum_norm(part)
-        x_BTD = x_BTD if norm is None else self._shrunk(x_BTD)
+        x_BTD = x_BTD if norm is None else self._gpas(x_BTD)
         if self.residual_gate == "admin":
             x_BTD = times(x_BTD, self.gate(part))
         elif self.stream_factor is not None:
             x_BTD = self.stream_factor * x_BTD
-        x_BTD = x_BTD + added_BTD
+        x_BTD = x_BTD + update_BTD
         if self.depth_scale == "after_residual":
             x_BTD = times(x_BTD, self.depth_factor)
-        return self._shrunk(x_BTD) if norm is None else self._normed(norm, x_BTD)
+        return self._gpas(x_BTD) if norm is None else self._normed(norm, x_BTD)
 
     def after_attention(
         self, x_BTD: Tensor, rotary: Rotary, document_BT: Tensor | None = None, start: StreamStart | None = None
     ) -> Tensor:
         """u_BTD, the stream between attention and the feed-forward part."""
-        x_BTD = self.mixed_with_start(x_BTD, start)
-        return self.joined("attention", x_BTD, self.added_by_attention(x_BTD, rotary, document_BT, start))
+        x_BTD = self.mix_with_start(x_BTD, start)
+        return self.add_update("attention", x_BTD, self.attention_update(x_BTD, rotary, document_BT, start))
 
     def forward(
         self,
@@ -190,42 +189,43 @@ class Block(nn.Module):
         start: StreamStart | None = None,
     ) -> Tensor:
         u_BTD = self.after_attention(x_BTD, rotary, document_BT, start)
-        return self.joined("ffn", u_BTD, self.added_by_ffn(u_BTD, router_loss))
-
-    def _read(self, part: Part, x_BTD: Tensor) -> Tensor:
-        """What a branch takes of the stream: itself, or one of several streams' or sources' width."""
-        reader = self._of("streams", part) or self._of("sources", part)
-        return x_BTD if reader is None else reader.read(x_BTD)
+        return self.add_update("ffn", u_BTD, self.ffn_update(u_BTD, router_loss))
 
     def gate(self, part: Part) -> nn.Parameter:
-        """The gate of a branch, where `residual_gate` asks for one."""
-        return self._of("gate", part)
+        """The gate of a branch; exists only with `residual_gate`."""
+        return self._part("gate", part)
 
-    def _of(self, kind: str, part: Part) -> Any:
-        """What a branch has of this kind, or None. The two branches are no modules of their own: a parameter's name
-        draws its initial values, and is its key in every stored model."""
+    def _part(self, kind: str, part: Part) -> Any:
+        """The branch's module or parameter of this kind, or None. Branches are no modules of their own: parameter names
+        seed the initial values, and are the keys of all stored models."""
         return getattr(self, f"{part}_{kind}")
 
-    def _shrunk(self, x_BTD: Tensor) -> Tensor:
-        """x - silu(p_l) x, with the number p_l of block l that starts at 0 (`gpas`, 2506.22049): of each sum, or of the
-        stream before it where a norm follows the sum, as in the authors' code. In training the gradient passes as if
-        nothing had shrunk; in evaluation, where measures differentiate, it is the derivative."""
+    def _branch_input(self, part: Part, x_BTD: Tensor) -> Tensor:
+        """The d_model channels that a branch reads, from one or several streams, or from sources."""
+        reader = self._part("streams", part) or self._part("sources", part)
+        return x_BTD if reader is None else reader.read(x_BTD)
+
+    def _gpas(self, x_BTD: Tensor) -> Tensor:
+        """x - silu(p_l) x with a learned number p_l, initially 0 (`gpas`, 2506.22049): applied to each sum, or to the
+        stream before the sum if a norm follows, as in the authors' code. The training gradient ignores this factor; in
+        evaluation, where measures differentiate, the derivative is exact."""
         if self.gpas_scalar is None:
             return x_BTD
         return x_BTD - times(x_BTD.detach() if self.training else x_BTD, F.silu(self.gpas_scalar))
 
     def _sum_norm(self, part: Part) -> nn.Module | None:
-        """The norm of the sum of stream and branch, where there is one."""
-        return self._of("norm" if self.is_post else "sum_norm", part)
+        """The norm after the sum of stream and branch, or None."""
+        return self._part("norm" if self.is_post else "sum_norm", part)
 
     def _normed(self, norm: nn.Module, x_BTD: Tensor) -> Tensor:
         x_BTD = norm(times(x_BTD, self.depth_factor) if self.depth_scale == "before_norm" else x_BTD)
         return times(x_BTD, self.depth_factor) if self.depth_scale == "lns" else x_BTD
 
-    def _weighed(self, part: Part, branch_BTD: Tensor) -> Tensor:
+    def _scale_branch(self, part: Part, branch_BTD: Tensor) -> Tensor:
+        """A branch output as it is added: with dropout, norm, gate, depth scale and depth multiplier."""
         if self.dropout:
             branch_BTD = F.dropout(branch_BTD, self.dropout, self.training)
-        out_norm = self._of("out_norm", part)
+        out_norm = self._part("out_norm", part)
         if out_norm is not None:
             branch_BTD = self._normed(out_norm, branch_BTD)
         if self.residual_gate in ("layerscale", "skipinit"):
@@ -233,12 +233,12 @@ class Block(nn.Module):
         is_scaled = self.depth_scale in ("after_branch", f"after_{part}")
         branch_BTD = times(branch_BTD, self.depth_factor) if is_scaled else branch_BTD
         branch_BTD = branch_BTD if self.branch_factor == 1 else self.branch_factor * branch_BTD
-        sources = self._of("sources", part)
-        return branch_BTD if sources is None else sources.placed(branch_BTD)
+        sources = self._part("sources", part)
+        return branch_BTD if sources is None else sources.expand_update(branch_BTD)
 
 
 class Decoder(nn.Module):
-    """Tokens (or patches) in, logits out. The weights are a function of (config, seed), on any device (`init`)."""
+    """Tokens (or patches) in, logits out. The weights are a function of (config, seed) on any device (`init`)."""
 
     def __init__(self, config: ModelConfig, seed: int = 0):
         super().__init__()
@@ -248,7 +248,7 @@ class Decoder(nn.Module):
         self.embed_norm = make_norm(config) if config.norm == "peri" else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(1, config.n_blocks + 1))
         for layer in range(config.n_blocks + 1, config.n_layers + 1):
-            self.blocks.append(cast(Block, self.blocks[layer - 1 - config.n_blocks]).tied(config, layer))
+            self.blocks.append(cast(Block, self.blocks[layer - 1 - config.n_blocks]).tied_copy(config, layer))
         if config.attention_residuals:
             self.sources = Sources(config, 2 * config.n_layers)
         self.norm = make_norm(config)
@@ -260,7 +260,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draw every weight (`init.draw`); set buffers, which the meta device lacks, and starts that are no draws."""
+        """Draw all weights (`init.draw`), and set buffers (undefined on the meta device) and fixed initial values."""
         init.draw(self, self.config, seed)
         for layer, block in enumerate(self.blocks, start=1):
             assert isinstance(block, Block)
@@ -272,13 +272,13 @@ class Decoder(nn.Module):
             if isinstance(part, Sources):
                 part.initialise()
         if self.config.residual_gate == "admin":
-            self._profile(seed)
+            self._profile_admin(seed)
 
-    def _profile(self, seed: int) -> None:
+    def _profile_admin(self, seed: int) -> None:
         """Admin's weights of the stream: w_1 = 1, w_i^2 = Var[x_0] + sum_(j<i) Var[branch j], i = 1..2L (2004.08249).
 
-        Variances are over all entries for random tokens, a function of the seed; w_1 .. w_i are in place when branch
-        i is profiled, as in the authors' code, which has Var[x_0] too. Nothing is dropped meanwhile.
+        Variances are over all entries, for random tokens drawn from the seed, without dropout. w_1 .. w_i are set
+        before branch i is profiled, as in the authors' code, which also includes Var[x_0].
         """
         was_training = self.training
         self.eval()
@@ -291,18 +291,17 @@ class Decoder(nn.Module):
             assert isinstance(block, Block)
             for part in PARTS:
                 block.gate(part).fill_(weight)
-                added_BTD = (
-                    block.added_by_attention(x_BTD, rotary, start=start)
-                    if part == "attention"
-                    else block.added_by_ffn(x_BTD)
+                is_attention = part == "attention"
+                update_BTD = (
+                    block.attention_update(x_BTD, rotary, start=start) if is_attention else block.ffn_update(x_BTD)
                 )
-                x_BTD = block.joined(part, x_BTD, added_BTD)
-                variance = variance + added_BTD.var()
+                x_BTD = block.add_update(part, x_BTD, update_BTD)
+                variance = variance + update_BTD.var()
                 weight = variance.sqrt()
         self.train(was_training)
 
     def random_tokens(self, n_sequences: int, n_tokens: int, draws: torch.Generator) -> Tensor:
-        """Inputs of the model, each value as likely; of a ViT as many as its positions."""
+        """Uniformly random inputs; for a ViT all its positions."""
         if isinstance(self.embed, PatchEmbedding):
             return torch.randint(256, (n_sequences, self.config.seq_len, self.embed.weight.shape[-1]), generator=draws)
         return torch.randint(self.config.vocab_size, (n_sequences, n_tokens), generator=draws)
@@ -315,13 +314,13 @@ class Decoder(nn.Module):
         return x_BTD if self.config.n_streams == 1 else x_BTD.repeat(1, 1, self.config.n_streams)
 
     def stream_start(self, x_BTD: Tensor) -> StreamStart | None:
-        """What blocks read of x_0 besides the stream, whole before any of them runs; None where they read nothing."""
+        """x_0 and v_1 for blocks that read them, complete before any block runs; None if none does."""
         if not self.config.reads_stream_start:
             return None
         start, block = StreamStart(x_BTD), self.blocks[0]
         assert isinstance(block, Block)
         if self.config.value_residual:
-            start.value_BGTK = block.attention.values(block.attention_input(block.mixed_with_start(x_BTD, start)))
+            start.value_BGTK = block.attention.values(block.attention_input(block.mix_with_start(x_BTD, start)))
         return start
 
     def rotary(self, n_tokens: int) -> Rotary:
@@ -332,9 +331,9 @@ class Decoder(nn.Module):
         return tables(n_tokens, d_head, self.config.rope_theta, self.embed.weight.device)
 
     def documents(self, tokens_BT: Tensor) -> Tensor | None:
-        """document_BT, the number of each token's document in its sequence, or None without `mask_documents`.
+        """document_BT, the index of each token's document in its sequence, or None without `mask_documents`.
 
-        The token `eod` is the last of its document. Positions do not start again: RoPE sees their differences alone.
+        The token `eod` is the last of its document. Positions do not restart: RoPE depends only on differences.
         """
         if not self.config.mask_documents:
             return None
@@ -343,7 +342,7 @@ class Decoder(nn.Module):
         return is_end_BT.cumsum(1) - is_end_BT
 
     def hidden(self, tokens_BT: Tensor, router_losses: list[Tensor] | None = None) -> Tensor:
-        """x_BTD after the last block, before the final norm; appends (balance, z) of each layer with experts."""
+        """x_BTD after the last block, before the final norm; appends the (balance, z) losses of each MoE layer."""
         rotary, document_BT = self.rotary(tokens_BT.shape[1]), self.documents(tokens_BT)
         x_BTD = self.embed_tokens(tokens_BT)
         start = StreamStart(x_BTD) if self.config.reads_stream_start else None
@@ -355,7 +354,7 @@ class Decoder(nn.Module):
         return x_BTD
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
-        """What the head reads: the norm of the stream, of the sum of several, or of the sources that it attends to."""
+        """Input of the head: the norm of the stream, of the sum of streams, or of the attended sources."""
         n_streams = self.config.n_streams
         if self.config.attention_residuals:
             x_BTD = self.sources.read(x_BTD)
@@ -366,7 +365,7 @@ class Decoder(nn.Module):
         return self.head(self.final_norm(x_BTD))
 
     def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean loss of `logits` over the targets that are not -100, and loss_BT, nat/token; in bounded memory."""
+        """The mean loss over scored targets, and loss_BT, in nat/token; logits in bounded memory."""
         return self.head.cross_entropy(self.final_norm(x_BTD), target_BT)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -376,9 +375,9 @@ class Decoder(nn.Module):
     def use_kernels(
         self, *, attention: str | None = None, experts: str | None = None, products: str | None = None
     ) -> None:
-        """Set the kernels of these names (`kernels.OBSTACLES`); None leaves one."""
-        named = ((Attention, attention), (Experts, experts), (Linear, products))
+        """Set the kernels by name (`kernels.OBSTACLES`); None keeps the current one."""
+        kernels = ((Attention, attention), (Experts, experts), (Linear, products))
         for module in self.modules():
-            for kind, kernel in named:
+            for kind, kernel in kernels:
                 if kernel and isinstance(module, kind):
                     module.kernel = kernel

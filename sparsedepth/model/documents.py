@@ -1,4 +1,4 @@
-"""Where documents begin inside packed sequences, computed once for all layers of a forward pass.
+"""First tokens of documents in packed sequences; masks computed once for all layers of a forward pass.
 
 Shapes: B sequences, T tokens.
 """
@@ -12,29 +12,29 @@ from torch import Tensor
 
 
 def starts(document_BT: Tensor) -> Tensor:
-    """True at the first token of each document: where the number changes, and at the start of a sequence."""
+    """True at the first token of each document: at the start of a sequence, and where the document number changes."""
     first_B1 = torch.ones_like(document_BT[:, :1], dtype=torch.bool)
     return torch.cat((first_B1, document_BT[:, 1:] != document_BT[:, :-1]), dim=1)
 
 
 def once_per_batch(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Remember the last answer while its `document_BT`, the first argument, is alive and unchanged.
+    """Cache the last result as long as its `document_BT`, the first argument, is alive and unchanged.
 
-    The answer is found by the tensor's identity, since comparing its values would make the host wait for the device.
+    Results are looked up by tensor identity: comparing values would make the host wait for the device.
     """
-    last: dict[tuple, tuple[weakref.ref, Tensor]] = {}
+    cache: dict[tuple, tuple[weakref.ref, Tensor]] = {}
 
     @functools.wraps(compute)
-    def remembered(document_BT: Tensor, *more: object) -> Tensor:
+    def cached(document_BT: Tensor, *args: object) -> Tensor:
         if torch.compiler.is_compiling():
-            return compute(document_BT, *more)
-        key = (0 if document_BT.is_inference() else document_BT._version, *more)
-        source, answer = last.get(key, (lambda: None, None))
-        if answer is None or source() is not document_BT:
-            with torch.inference_mode(False):  # measuring may ask first, training with the same batch after it
-                answer = compute(document_BT, *more)
-            last.clear()
-            last[key] = (weakref.ref(document_BT, lambda _: last.clear()), answer)
-        return answer
+            return compute(document_BT, *args)
+        key = (0 if document_BT.is_inference() else document_BT._version, *args)
+        source, result = cache.get(key, (lambda: None, None))
+        if result is None or source() is not document_BT:
+            with torch.inference_mode(False):  # a measure may compute it first, and training reuse it
+                result = compute(document_BT, *args)
+            cache.clear()
+            cache[key] = (weakref.ref(document_BT, lambda _: cache.clear()), result)
+        return result
 
-    return remembered
+    return cached

@@ -3,10 +3,9 @@
     gated      W_down ( a(W_gate x) * W_up x )     swiglu: a = silu, geglu: gelu, reglu: relu      (2002.05202)
     ungated    W_down a(W_up x)                    gelu; relu; relu2: a = relu^2                   (2109.08668)
 
-gelu is the exact one, x Phi(x). relu, reglu and relu2 make hidden units exactly 0; how many is what
-`sparsedepth.measure.activations` counts.
+gelu is the exact form, x Phi(x). relu, reglu and relu2 give exact zeros (counted by `sparsedepth.measure.activations`).
 
-Shapes: B sequences, T tokens of one sequence, D d_model, F hidden units.
+Shapes: B sequences, T tokens, D d_model, F hidden units.
 """
 
 from collections.abc import Callable
@@ -30,14 +29,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class RouterLoss:
-    """Where a layer with experts leaves its (balance, z). One for each layer, so that compiled layers share a graph; no
-    list: FSDP hands its modules copies of those."""
+    """Receives an MoE layer's (balance, z). One per layer, so that compiled layers share a graph. Not a list: FSDP
+    hands copies of lists to its modules."""
 
     value: Tensor | None = None
 
 
 class FeedForward(nn.Module):
-    """The dense feed-forward part, d_ff wide unless told otherwise."""
+    """The dense feed-forward part; `width` defaults to d_ff."""
 
     def __init__(self, config: ModelConfig, width: int | None = None):
         super().__init__()
@@ -50,7 +49,7 @@ class FeedForward(nn.Module):
         self.down = Linear(width, config.d_model, config)
 
     def hidden(self, x_BTD: Tensor) -> Tensor:
-        """h_BTF, the hidden units: what the last product reads."""
+        """h_BTF, the hidden units: input of the down projection."""
         if self.gate is None:
             return self.activation(self.up(x_BTD))
         if self.name == "swiglu" and self.training and fused.use_fused(x_BTD):

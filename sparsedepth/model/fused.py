@@ -1,18 +1,18 @@
-"""Parts of a block with derivatives written by hand: fewer passes over memory than autograd's, same values.
+"""Parts of a block with hand-written backward passes: fewer passes over memory than autograd's, same values.
 
     product   y = x W'                                      dx = g W,  dW = g' x, by `products`
-    heads     q, k, v = x W',  q and k rotated              one product of the three matrices, there and back
+    heads     q, k, v = x W',  q and k rotated              one product of the three matrices, forward and backward
     SwiGLU    y = silu(a) b,  a, b = x W'                   da = g b silu'(a),  db = g silu(a); one product of both
     RMSNorm   y = x s w,  s = 1/sqrt(mean(x^2) + eps):      dx = s (g w - x s^2 mean(x g w)),  dw = sum of g x s
-    rotation  y = z c, the channels of a pair one complex number, |c| = 1:                     dz = g conj(c)
+    rotation  y = z c, channel pairs as complex numbers, |c| = 1:                              dz = g conj(c)
 
-For eager training in fp32: a compiler fuses the plain formulas (but, on a CPU, sums over tokens slowly, so there it
-gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need the plain formulas.
+For eager training in fp32. Otherwise the plain formulas are used: a compiler fuses them (except, on a CPU, sums over
+tokens, so there it gets this norm), bf16 has no complex numbers, and function transforms (the Jacobian's) need them.
 
-Weights of a stack (`stacked`) have one more dimension, first: the runs, whose tokens are equal parts of x in turn.
+Weights of a stack (`stacked`) have an extra first dimension, the runs, whose tokens are equal parts of x in order.
 
-Shapes: N tokens, B sequences, T tokens of one, D width of what is normed or projected, H query heads, G key/value
-heads, K width of a head, X outputs of a matrix (of heads their number times K); S runs of a stack, n tokens of each.
+Shapes: N tokens, B sequences, T tokens, D width of the norm or projection, H query heads, G key/value heads, K head
+width, X outputs of a matrix (for heads, their number times K); S runs of a stack, n tokens of each.
 """
 
 from typing import Any
@@ -23,22 +23,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparsedepth.model import products
-from sparsedepth.model.stacked import by_run
+from sparsedepth.model.stacked import by_run, times
 
 
 def needs_fp32_grad(x: Tensor) -> bool:
-    """Whether a gradient will be asked for, in fp32."""
+    """Whether x needs a gradient, in fp32."""
     return x.requires_grad and torch.is_grad_enabled() and x.dtype == torch.float32
 
 
 def use_fused(x: Tensor, *, compiled: bool = False) -> bool:
-    """Whether to compute with this file's formulas: training in fp32, eager or, where they help there too, compiled."""
+    """Whether to use this file's functions: training in fp32, eager or, where faster there too, `compiled`."""
     is_fp32 = needs_fp32_grad(x) and not torch.is_autocast_enabled(x.device.type)
     return is_fp32 and (compiled or not torch.compiler.is_compiling())
 
 
 def is_inference(x: Tensor) -> bool:
-    """Whether nothing is differentiated or transformed, in fp32 and eager: values alone, as most measures take them."""
+    """Whether x is computed in inference mode, fp32 and eager, as in most measures."""
     is_plain = torch.is_inference_mode_enabled() and not torch.compiler.is_compiling()
     return is_plain and x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
 
@@ -63,7 +63,7 @@ class _RotatedHeads(torch.autograd.Function):
         ctx.kernel, ctx.widths = kernel, [weight.shape[-2] for weight in (query, key, value)]
         y_BTX = products.project(x_BTD, torch.cat((query, key, value), dim=-2), kernel)
         _rotated(y_BTX, angle_TX).mul_(angle_TX)
-        return torch.unsafe_split_with_sizes(y_BTX, ctx.widths, dim=-1)  # parts that autograd takes for no views
+        return torch.unsafe_split_with_sizes(y_BTX, ctx.widths, dim=-1)  # not views to autograd
 
     @staticmethod
     @once_differentiable
@@ -75,43 +75,30 @@ class _RotatedHeads(torch.autograd.Function):
         return grad_x_BTD, *grad_XD.split(ctx.widths, dim=-2), None, None
 
 
-class _Normed(torch.autograd.Function):
+class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, scale, weight_D)
-        return (x * scale).mul_(weight_D)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (grad,) = grads
-        x, scale, weight_D = ctx.saved_tensors
-        grad_weight_D = scale.flatten() @ (grad * x).flatten(0, -2)  # a sum over tokens, faster as a product
-        grad_unit = grad * weight_D
-        along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
-        return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_D, None
-
-
-class _StackedNormed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_SD: Tensor, eps: float) -> Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, scale, weight_SD)
+        ctx.save_for_backward(x, scale, weight)
         y = x * scale
-        by_run(y, weight_SD).mul_(weight_SD[:, None])
+        if weight.ndim == 1:
+            return y.mul_(weight)
+        by_run(y, weight).mul_(weight[:, None])
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         (grad,) = grads
-        x, scale, weight_SD = ctx.saved_tensors
-        scale_S1n = scale.view(len(weight_SD), 1, -1)
-        grad_weight_SD = torch.bmm(scale_S1n, by_run(grad * x, weight_SD)).squeeze(1)
-        grad_unit = (by_run(grad, weight_SD) * weight_SD[:, None]).view_as(x)
+        x, scale, weight = ctx.saved_tensors
+        # The weight's gradient is a sum over tokens, faster as a product.
+        if weight.ndim == 1:
+            grad_weight = scale.flatten() @ (grad * x).flatten(0, -2)
+        else:
+            grad_weight = torch.bmm(scale.view(len(weight), 1, -1), by_run(grad * x, weight)).squeeze(1)
+        grad_unit = times(grad, weight)
         along = torch.linalg.vecdot(grad_unit, x).unsqueeze(-1).mul_(scale.square()).div_(-x.shape[-1])
-        return grad_unit.addcmul_(x, along).mul_(scale), grad_weight_SD, None
+        return grad_unit.addcmul_(x, along).mul_(scale), grad_weight, None
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -135,7 +122,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 def _rotated(y_BTX: Tensor, angle_TX: Tensor) -> Tensor:
-    """The first channels, as many pairs as there are angles, each two channels one number."""
+    """A complex view of the first channels, as many pairs as there are angles."""
     return torch.view_as_complex(y_BTX[..., : 2 * angle_TX.shape[-1]].unflatten(-1, (-1, 2)))
 
 
@@ -144,9 +131,9 @@ def product(x: Tensor, weight_XD: Tensor, kernel: str = "blas") -> Tensor:
     return _Product.apply(x, weight_XD, kernel)
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight, shaped as x; both of one floating dtype."""
-    return (_Normed if weight_D.ndim == 1 else _StackedNormed).apply(x, weight_D, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight_D, or in a stack weight_SD; x and weight have the same dtype."""
+    return _RMSNorm.apply(x, weight, eps)
 
 
 def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str = "blas") -> Tensor:
@@ -154,8 +141,8 @@ def swiglu(x: Tensor, gate_XD: Tensor, up_XD: Tensor, kernel: str = "blas") -> T
     return _SwiGLU.apply(x, gate_XD, up_XD, kernel)
 
 
-def paired(weight_XD: Tensor, d_head: int) -> Tensor:
-    """The rows of each head from halves to pairs: 0, K/2, 1, K/2 + 1, ... Products of two such heads stay the same."""
+def interleave_halves(weight_XD: Tensor, d_head: int) -> Tensor:
+    """The rows of each head reordered to 0, K/2, 1, K/2 + 1, ...: RoPE's halves become adjacent pairs."""
     return weight_XD.unflatten(-2, (-1, 2, d_head // 2)).transpose(-3, -2).flatten(-4, -2)
 
 
@@ -167,15 +154,15 @@ def rotated_heads(
     rotary: tuple[Tensor, Tensor],
     kernel: str = "blas",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q_BHTK, k_BGTK and v_BGTK with RoPE; the channels of a head of q and k in another order, the same in both.
+    """q_BHTK, k_BGTK and v_BGTK with RoPE; q's and k's channels are permuted alike, which leaves q k unchanged.
 
-    cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i. With side by side x1, x2
-    the rotation is (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+    cos and sin are those of `Decoder.rotary`: pair i has its angle in columns i and K/2 + i. The rotation of a pair is
+    (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
     """
     d_head = rotary[0].shape[-1]
     angle_TK = torch.complex(*(part[:, : d_head // 2].contiguous() for part in rotary))
     angle_TX = angle_TK.repeat(1, (query_XD.shape[-2] + key_XD.shape[-2]) // d_head)
-    query_XD, key_XD = paired(query_XD, d_head), paired(key_XD, d_head)
+    query_XD, key_XD = interleave_halves(query_XD, d_head), interleave_halves(key_XD, d_head)
     parts = _RotatedHeads.apply(x_BTD, query_XD, key_XD, value_XD, angle_TX, kernel)
     q_BHTK, k_BGTK, v_BGTK = (part.unflatten(-1, (-1, d_head)).transpose(1, 2) for part in parts)
     return q_BHTK, k_BGTK, v_BGTK

@@ -1,22 +1,21 @@
-"""The head: logits of the normed stream, and their cross-entropy in pieces that keep to a memory budget.
+"""The head: logits of the normed stream, and cross-entropy in chunks within a memory budget.
 
-    z = adjust(x W'),   loss = mean over the n that count of ( logsumexp_v(z_nv) - z_n,target(n) )
-    dloss/dz = (softmax(z) - onehot(target)) / (number that count)
+    z = adjust(x W'),   loss = mean over the scored targets n of ( logsumexp_v(z_nv) - z_n,target(n) )
+    dloss/dz = (softmax(z) - onehot(target)) / (number of scored targets)
 
-A target of IGNORED does not count. `adjust` is the one place where logits are changed: training, measuring and the
-check of an export see it alike. It is the identity; with `logit_soft_cap` = c (2408.00118, section 2)
+Targets of IGNORED are not scored. `adjust` is the only place that changes logits, for training, measuring and the check
+of an export alike: the identity, or with `logit_soft_cap` = c (2408.00118, section 2)
 
     adjust(z) = c tanh(z / c),   between -c and c
 
-and with parametrisation mup or completep it divides z by d_model / base_width before that (2203.03466, table 8).
+Parametrisation mup or completep first divides z by d_model / base_width (2203.03466, table 8).
 
-z never exists for more tokens than fit LOGITS_BYTES. The gradient of a piece needs nothing but its logits, so it is
-taken in the forward pass while they are there, and the backward pass only scales it: the same products as the plain
-way, none twice. (PyTorch's own `linear_cross_entropy` does likewise from 2.13 on, but takes no budget in bytes and
-leaves autocast's dtype.) Under bf16 the softmax first copies z to fp32: its kernel that reads half as wide numbers than
-it writes takes fp16 alone. The copy keeps to the budget too.
+z exists for at most LOGITS_BYTES of tokens at a time. The gradient of a chunk needs only its logits, so it is computed
+in the forward pass, and the backward pass scales it: no product is computed twice. (PyTorch's `linear_cross_entropy`,
+from 2.13 on, does the same, but has no byte budget and returns autocast's dtype.) Under bf16 the softmax first copies z
+to fp32, within the budget: PyTorch's kernel with a wider output dtype takes fp16 only.
 
-Shapes: N tokens in all, n of one piece, D d_model, V vocabulary; B sequences of T tokens.
+Shapes: N tokens in all, n of one chunk, D d_model, V vocabulary; B sequences of T tokens.
 """
 
 from collections.abc import Callable
@@ -33,14 +32,14 @@ from sparsedepth.model.stacked import by_run
 
 
 class Head(nn.Linear):
-    """logits = adjust(x W') of the stream after the final norm; no bias."""
+    """logits = adjust(x W') after the final norm; no bias."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.d_model, config.vocab_size, bias=False)
         self.soft_cap, self.width_multiplier = config.logit_soft_cap, config.width_multiplier
 
     def adjust(self, z_NV: Tensor) -> Tensor:
-        """The logits, from the head's products; position by position."""
+        """Logits from the products x W'; elementwise."""
         if self.width_multiplier != 1:
             z_NV = z_NV / self.width_multiplier
         return self.soft_cap * torch.tanh(z_NV / self.soft_cap) if self.soft_cap else z_NV
@@ -49,8 +48,8 @@ class Head(nn.Linear):
         return self.adjust(super().forward(input))
 
     def cross_entropy(self, x_BTD: Tensor, target_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over the targets that count, to be differentiated, and loss_BT (`cross_entropy`). Of a stack each
-        run's mean, one after the other: the products are the largest of the model, and there are few calls."""
+        """The differentiable mean over scored targets, and loss_BT. In a stack one mean per run, computed one after the
+        other: these are the largest products of the model, and few calls."""
         if self.weight.ndim == 2:
             mean, loss_N = cross_entropy(x_BTD.flatten(0, 1), self.weight, target_BT.flatten(), adjust=self.adjust)
             return mean, loss_N.view_as(target_BT)
@@ -59,7 +58,7 @@ class Head(nn.Linear):
         return torch.stack(mean_S), torch.cat(loss_SN).view_as(target_BT)
 
 
-def unchanged(z_NV: Tensor) -> Tensor:
+def identity(z_NV: Tensor) -> Tensor:
     return z_NV
 
 
@@ -68,12 +67,12 @@ def cross_entropy(
     weight_VD: Tensor,
     target_N: Tensor,
     budget: int = LOGITS_BYTES,
-    adjust: Callable[[Tensor], Tensor] = unchanged,
+    adjust: Callable[[Tensor], Tensor] = identity,
 ) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy in nat/token over the targets that count, 0 if none does; and loss_N, 0 where none counts.
+    """The mean cross-entropy in nat/token over scored targets (0 if none), and loss_N, 0 where not scored.
 
-    Both are fp32; logits adjust(x W') keep to `budget` bytes. Products are in the dtype of autocast where it is on,
-    sums and the softmax in fp32. The mean is differentiable once, loss_N is not.
+    Both are fp32; logits adjust(x W') take at most `budget` bytes. Products are in autocast's dtype if enabled, sums
+    and the softmax in fp32. The mean is differentiable once, loss_N is not.
     """
     rows = max(1, budget // (4 * len(weight_VD)))
     gradients = torch.is_grad_enabled() and (x_ND.requires_grad or weight_VD.requires_grad)
@@ -85,37 +84,37 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, x_ND, weight_VD, target_N, adjust, rows, dtype, gradients):
         total = torch.zeros((), dtype=torch.float32, device=x_ND.device)
         loss_N = torch.empty(len(x_ND), dtype=torch.float32, device=x_ND.device)
-        counts_N1 = (target_N != IGNORED)[:, None]
+        scored_N1 = (target_N != IGNORED)[:, None]
         grad_x_ND = torch.empty_like(x_ND, dtype=dtype) if gradients else x_ND
         grad_weight_VD = torch.zeros_like(weight_VD if gradients else weight_VD[:0], dtype=torch.float32)
         with torch.autocast(x_ND.device.type, enabled=False):
-            wide_VD = weight_VD.to(dtype)
-            each = (x_ND.to(dtype), target_N[:, None], counts_N1, loss_N[:, None], grad_x_ND)
-            for x_nD, target_n1, counts_n1, loss_n1, grad_nD in zip(*(x.split(rows) for x in each), strict=True):
-                target_n1 = target_n1 * counts_n1  # any index does where none counts
-                log_p_nV, before_adjust = _log_softmax(x_nD @ wide_VD.T, adjust, gradients)
-                loss_n1.copy_(-log_p_nV.gather(1, target_n1) * counts_n1)
+            cast_VD = weight_VD.to(dtype)
+            columns = (x_ND.to(dtype), target_N[:, None], scored_N1, loss_N[:, None], grad_x_ND)
+            for x_nD, target_n1, scored_n1, loss_n1, grad_nD in zip(*(x.split(rows) for x in columns), strict=True):
+                target_n1 = target_n1 * scored_n1  # any valid index where not scored
+                log_p_nV, before_adjust = _log_softmax(x_nD @ cast_VD.T, adjust, gradients)
+                loss_n1.copy_(-log_p_nV.gather(1, target_n1) * scored_n1)
                 total += loss_n1.sum()
                 if gradients:
                     minus_one = torch.full_like(target_n1, -1, dtype=torch.float32)
                     change_nV = before_adjust(log_p_nV.exp_().scatter_add_(1, target_n1, minus_one)).to(dtype)
-                    torch.mm(change_nV, wide_VD, out=grad_nD)
-                    grad_nD *= counts_n1
-                    _add_product(grad_weight_VD, change_nV.T, x_nD * counts_n1)
+                    torch.mm(change_nV, cast_VD, out=grad_nD)
+                    grad_nD *= scored_n1
+                    _add_product(grad_weight_VD, change_nV.T, x_nD * scored_n1)
                     del change_nV
-                del log_p_nV, before_adjust  # before the next piece's logits
-        n_counted = counts_N1.sum().clamp(min=1)
+                del log_p_nV, before_adjust  # before the next chunk's logits
+        n_scored = scored_N1.sum().clamp(min=1)
         if gradients:
-            ctx.save_for_backward(grad_x_ND, grad_weight_VD, n_counted)
+            ctx.save_for_backward(grad_x_ND, grad_weight_VD, n_scored)
             ctx.dtypes = x_ND.dtype, weight_VD.dtype
         ctx.mark_non_differentiable(loss_N)
-        return total / n_counted, loss_N
+        return total / n_scored, loss_N
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad, _):
-        grad_x_ND, grad_weight_VD, n_counted = ctx.saved_tensors
-        scale = grad / n_counted
+        grad_x_ND, grad_weight_VD, n_scored = ctx.saved_tensors
+        scale = grad / n_scored
         x_dtype, weight_dtype = ctx.dtypes
         return (grad_x_ND * scale).to(x_dtype), (grad_weight_VD * scale).to(weight_dtype), *[None] * 5
 
@@ -123,17 +122,17 @@ class _CrossEntropy(torch.autograd.Function):
 def _log_softmax(
     z_nV: Tensor, adjust: Callable[[Tensor], Tensor], gradients: bool
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """log softmax(adjust(z)) in fp32, and what takes a gradient of adjusted logits to one of z."""
+    """log softmax(adjust(z)) in fp32, and the function from gradients of adjusted logits to gradients of z."""
     with torch.set_grad_enabled(gradients):
         adjusted_nV = adjust(z_nV.requires_grad_(gradients))
     log_p_nV = F.log_softmax(adjusted_nV.detach(), dim=-1, dtype=torch.float32)
-    if adjusted_nV is z_nV:  # nothing to keep: the logits are freed here
-        return log_p_nV, unchanged
+    if adjusted_nV is z_nV:  # the logits are freed here
+        return log_p_nV, identity
     return log_p_nV, lambda change_nV: torch.autograd.grad(adjusted_nV, z_nV, change_nV.to(adjusted_nV.dtype))[0]
 
 
 def _add_product(sum_VD: Tensor, left_Vn: Tensor, right_nD: Tensor) -> None:
-    """sum += left right, added in the sum's fp32 whatever the dtype of the product."""
+    """sum += left right, accumulated in the sum's fp32 whatever the dtype of the product."""
     if left_Vn.dtype == sum_VD.dtype:
         sum_VD.addmm_(left_Vn, right_nD)
     else:

@@ -1,16 +1,16 @@
-"""Initial weights: a function of (config, seed) alone, each parameter from a generator of its own name.
+"""Initial weights: a function of (config, seed) only, with a random generator per parameter name.
 
-    w ~ N(0, init_std^2) c,  c = 1 but for
+    w ~ N(0, init_std^2) c,  c = 1 except with
       scaled        1/sqrt(2 L)     the two output projections of every block    (GPT-2; 2502.05795, Table 6)
       depth_scaled  1/sqrt(2 l)     those of block l, l = 1..L                   (1908.11365; outputs alone: OLMo)
       zero_outputs  0               the two output projections                   (Fixup, 1901.09321)
       mup, completep  m_N^(-1/2)    every matrix of the blocks, m_N = d_model / base_width   (2203.03466; 2505.01618)
       deepnorm      (8 L)^(-1/4)    value, output and FFN matrices               (2203.00555, decoder only)
       n_streams     0               the matrices of the streams' coefficients    (`model.streams`)
-    w = 0 at the entries that weight_density leaves out, each with chance 1 - weight_density
+    w = 0 at masked entries (`weight_density`), each with probability 1 - weight_density
 
-So two configurations with one seed share every weight whose name and shape they share, and their comparison is paired:
-12 layers are the first 12 of 24, and what a mask leaves has the values that it has without.
+Configurations with the same seed share all weights of equal name and shape, so their comparison is paired: 12 layers
+are the first 12 of 24, and unmasked weights are the same at every density.
 
 Deviates: 1908.11365 scales every matrix of block l by 1/sqrt(l); OLMo's rule, used by later papers under the same name,
 scales outputs. 2203.00555 starts from Xavier weights, here from init_std, so that `norm` changes one thing.
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from sparsedepth.config.model import ModelConfig
 
 OUTPUTS = ("attention.output.weight", "down.weight", "down_EDF")
-"""How the names of a block's output projections end."""
+"""Name endings of a block's output projections."""
 
 SHRUNK_BY_DEEPNORM = (*OUTPUTS, "value.weight", "gate.weight", "up.weight", "gate_up_E2FD")
 
 
 def generator(seed: int, name: str) -> torch.Generator:
-    """Random numbers that belong to a name."""
+    """A random generator that is a function of (seed, name)."""
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     # 63 bits: a seed is a signed number
     return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
@@ -39,7 +39,7 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 @torch.no_grad()
 def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    """Set every parameter of a decoder: matrices as above, norms and Admin's weights to 1, others to their start."""
+    """Set every parameter: matrices as above, norms and Admin's weights to 1, other vectors by VECTORS."""
     for name, weight in model.named_parameters():
         if weight.ndim <= 1:
             weight.fill_(_initial_vector(name, config))
@@ -48,7 +48,7 @@ def draw(model: nn.Module, config: ModelConfig, seed: int) -> None:
 
 
 def initial_matrix(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
-    """The matrix that the parameter of this name starts as, in fp32."""
+    """The initial value of a matrix, in fp32."""
     values = torch.randn(shape, generator=generator(seed, name)) * _std(name, config)
     if config.weight_density < 1 and _is_masked(name):
         values *= torch.rand(shape, generator=generator(seed, f"{name}:mask")) < config.weight_density
@@ -67,8 +67,8 @@ VECTORS = {
     "start_scalar": 1.0,
     "size_scalar": 1.0,
 }
-"""How the names of vectors end, and where they start; gates start where `residual_gate` says, and the last two, of
-`streams.Streams`, where its `initialise` sets them afterwards."""
+"""Initial values of vectors by name ending; gates start as `residual_gate` says, and the last two, of
+`streams.Streams`, are set by its `initialise` afterwards."""
 
 
 def _initial_vector(name: str, config: ModelConfig) -> float:
@@ -80,12 +80,12 @@ def _initial_vector(name: str, config: ModelConfig) -> float:
 
 
 def _is_masked(name: str) -> bool:
-    """Whether a matrix is one of a block's that transform the stream: no router, embedding or head."""
+    """Whether `weight_density` applies: to matrices of blocks except the router, not to embedding and head."""
     return name.startswith("blocks.") and not name.endswith("router.weight")
 
 
 def _std(name: str, config: ModelConfig) -> float:
-    """Standard deviation of a matrix."""
+    """Initial standard deviation of a matrix."""
     shrink, is_block = 1.0, name.startswith("blocks.")
     if name.endswith("_streams.weight"):
         return 0.0

@@ -1,6 +1,6 @@
-"""Products with a decoder's matrices, some of whose weights may be missing for good (`weight_density`).
+"""Linear layers and embeddings of a decoder, optionally with a fixed random mask on the weights (`weight_density`).
 
-A weight with one more dimension, first, holds those of several runs (`sparsedepth.model.stacked`).
+A weight with an extra first dimension holds those of several runs (`sparsedepth.model.stacked`).
 """
 
 import torch.nn.functional as F
@@ -11,16 +11,16 @@ from sparsedepth.model import fused, stacked
 
 
 def without_masked_gradient(weight: Tensor) -> Tensor:
-    """A matrix with a random mask (`weight_density`): no gradient reaches the entries that are 0.
+    """A matrix with a random mask (`weight_density`): entries that are 0 get no gradient.
 
-    The mask is the pattern of zeros that the weights were drawn with, so it needs no storage and cannot be lost: a zero
-    gets gradient 0, hence no AdamW moment and no decay, and stays 0.
+    The mask is the zero pattern of the initial weights, so it is not stored: with gradient 0 an entry has no AdamW
+    moment and no decay, and stays 0.
     """
     return weight * (weight != 0)
 
 
 class Linear(nn.Linear):
-    """x W', no bias; `weight_density` applies."""
+    """x W' without bias; `weight_density` applies."""
 
     def __init__(self, n_inputs: int, n_outputs: int, config: ModelConfig):
         super().__init__(n_inputs, n_outputs, bias=False)
@@ -28,7 +28,7 @@ class Linear(nn.Linear):
 
     @property
     def matrix(self) -> Tensor:
-        """The weight that x meets: without the entries that a mask took out."""
+        """The weight, with the gradient of masked entries removed."""
         return without_masked_gradient(self.weight) if self.is_masked else self.weight
 
     def forward(self, input: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """The row of each token."""
+    """Token embeddings."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) if self.weight.ndim == 2 else stacked.embedding(input, self.weight)

@@ -1,18 +1,17 @@
-"""A mixture of experts in place of the dense feed-forward part: router, its two losses, routed and shared experts.
+"""Mixture of experts in place of the dense feed-forward part: router, its two losses, routed and shared experts.
 
-Dropless, top-k; each expert is a SwiGLU, and `moe_kernels` computes their products. Gates are the softmax over all
-experts at the chosen k, renormalised to sum 1 or left as they are. Losses of one layer:
+Dropless, top-k; each expert is a SwiGLU, computed by `moe_kernels`. Gates are the softmax over all experts at the k
+chosen ones, optionally renormalised to sum 1. Losses of one layer:
 
-    balance = E sum_e f_e P_e,   f_e the share of the choices, P_e the mean gate probability    (2101.03961, eq. 4-6)
+    balance = E sum_e f_e P_e,   f_e share of the choices, P_e mean gate probability            (2101.03961, eq. 4-6)
     z       = mean logsumexp(logits)^2                                                          (2202.08906, eq. 5)
 
-balance, over k choices, is 1 when balanced and up to E / k when all tokens choose the same k. Deviates: per layer, then
-averaged over layers; pooling the layers first (as transformers does) lets them cancel.
-Shared experts (2401.06066, eq. 9) are added as they are, with no gate (Qwen-MoE has one); n of them, each d_expert
-wide, are one SwiGLU n times as wide.
+balance is 1 for uniform load and up to E / k when all tokens choose the same k. Deviates: per layer, then averaged over
+layers; transformers pools layers first, which lets imbalances cancel.
+Shared experts (2401.06066, eq. 9) are added without a gate (Qwen-MoE has one); n of them, each d_expert wide, are one
+SwiGLU n times as wide.
 
-Shapes: B sequences, T tokens of one sequence, N = B T tokens, D d_model, F d_expert, E experts, C of them chosen for a
-token.
+Shapes: B sequences, T tokens, N = B T, D d_model, F d_expert, E experts, C experts chosen per token.
 """
 
 from collections.abc import Callable
@@ -25,25 +24,25 @@ from sparsedepth.model import kernels, moe_kernels
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
 from sparsedepth.model.linear import without_masked_gradient
 
-VECTOR = 16
-"""Numbers of fp32 in the widest register of a CPU."""
+VECTOR_WIDTH = 16
+"""fp32 numbers in the widest vector register of a CPU."""
 
 
 def _single_device_mean(share_E: Tensor) -> Tensor:
-    """The mean over devices, of one device."""
+    """The mean over devices, for a single device."""
     return share_E
 
 
 def router_softmax(logits_NE: Tensor) -> Tensor:
-    """Over experts. Rows shorter than its vectors take PyTorch on a CPU five times as long as columns."""
-    by_columns = logits_NE.device.type == "cpu" and logits_NE.shape[1] < VECTOR and not torch.compiler.is_compiling()
-    if by_columns:
+    """Softmax over experts. On a CPU, PyTorch is five times as fast over columns as over rows shorter than a vector."""
+    is_narrow = logits_NE.shape[1] < VECTOR_WIDTH
+    if logits_NE.device.type == "cpu" and is_narrow and not torch.compiler.is_compiling():
         return logits_NE.t().contiguous().softmax(0).t().contiguous()
     return logits_NE.softmax(-1)
 
 
 class Experts(nn.Module):
-    """Router, routed experts, and those that every token shares."""
+    """Router, routed experts and shared experts."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -56,8 +55,8 @@ class Experts(nn.Module):
             FeedForward(config, config.n_shared_experts * config.d_expert) if config.n_shared_experts else None
         )
         self.mean_over_devices: Callable[[Tensor], Tensor] = _single_device_mean
-        here = kernels.setting(config, torch.device("cpu"), torch.float32)
-        self.kernel = kernels.choose("experts", "auto", here).kernel
+        setting = kernels.setting(config, torch.device("cpu"), torch.float32)
+        self.kernel = kernels.choose("experts", "auto", setting).kernel
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """logits_NE, probability_NE, gate_NC and choice_NC; the softmax in fp32."""
@@ -73,7 +72,7 @@ class Experts(nn.Module):
         logits_NE, probability_NE, gate_NC, choice_NC = self.route(x_ND)
         if router_loss is not None:
             n_experts = logits_NE.shape[1]
-            # Not bincount, for which the host would wait for the device.
+            # Not bincount, which would make the host wait for the device.
             is_choice_NCE = choice_NC[..., None] == torch.arange(n_experts, device=x_ND.device)
             share_E = self.mean_over_devices(is_choice_NCE.float().mean((0, 1)))
             balance = n_experts * (share_E * probability_NE.mean(0)).sum()

@@ -1,13 +1,12 @@
-"""The product of routed tokens with their experts, in three ways that agree.
+"""The routed experts' computation, by three interchangeable kernels.
 
     out_n = sum_k gate_nk * down_e( silu(x_n gate_e) * (x_n up_e) ),   e = choice_nk     (Mixtral, 2401.04088)
 
-`loop` reads like the formula and is the reference; `grouped` sorts the tokens by expert and multiplies each group with
-one call to `torch.nn.functional.grouped_mm`; `megablocks` moves the tokens with MegaBlocks' kernels (2211.15841)
-instead. All are dropless: every token reaches all its experts. Gradients agree with the loop's to 1e-5 in fp32 and 2e-2
-in bf16.
+`loop` follows the formula and is the reference; `grouped` sorts tokens by expert and multiplies all groups with one
+call of `torch.nn.functional.grouped_mm`; `megablocks` sorts and gathers with MegaBlocks' kernels (2211.15841). All are
+dropless. Gradients agree with the loop to 1e-5 in fp32 and 2e-2 in bf16.
 
-Shapes: N tokens, C experts chosen for a token, S = N C routed copies, E experts, D d_model, F d_expert.
+Shapes: N tokens, C experts chosen per token, S = N C routed copies, E experts, D d_model, F d_expert.
 """
 
 import torch
@@ -19,7 +18,7 @@ from sparsedepth.model.products import product_dtype
 
 
 def loop(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
-    """out_ND, one expert after the other."""
+    """out_ND, expert by expert."""
     out_ND = torch.zeros_like(x_ND)
     for expert, (gate_up, down) in enumerate(zip(gate_up_E2FD.unbind(), down_EDF.unbind(), strict=True)):
         token, slot = torch.where(choice_NC == expert)
@@ -35,23 +34,23 @@ def grouped(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tens
     expert_S, order_S = choice_NC.flatten().sort(stable=True)
     experts_E = torch.arange(len(down_EDF), device=x_ND.device)
     end_E = torch.searchsorted(expert_S, experts_E, right=True, out_int32=True)
-    # Copies first, then permutations of rows, there and back: no row is added to twice, so gradients need no atomic
-    # sums whose order varies.
+    # Copy first, then permute and unpermute: no row is accumulated twice, so gradients need no nondeterministic
+    # atomics.
     copy_SD = x_ND.to(product_dtype(x_ND))[:, None].expand(-1, top_k, -1).reshape(n_tokens * top_k, -1)
     y_SD = _swiglu(copy_SD.index_select(0, order_S), gate_up_E2FD, down_EDF, end_E)
-    back_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=x_ND.device))
-    y_NCD = y_SD.index_select(0, back_S).view(n_tokens, top_k, -1)
+    inverse_S = torch.empty_like(order_S).scatter_(0, order_S, torch.arange(len(order_S), device=x_ND.device))
+    y_NCD = y_SD.index_select(0, inverse_S).view(n_tokens, top_k, -1)
     return (y_NCD * gate_NC[..., None]).sum(1).to(x_ND.dtype)
 
 
-# Kernels of another package, launched by custom autograd functions, are not compiled. `torch.compiler.disable` is the
-# public name, but imports the compiler here already: 1.6 s of every command that loads a model.
+# Third-party kernels in custom autograd functions cannot be compiled. `torch.compiler.disable` is the public name, but
+# imports the compiler here: 1.6 s for every command that loads a model.
 @torch._disable_dynamo
 def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor) -> Tensor:
     """out_ND: sorted, gathered and scattered by MegaBlocks. Raises ImportError without it.
 
-    Deviates: the products are PyTorch's grouped ones. MegaBlocks' sparse ones refuse today's Triton, and its grouped
-    ones need one more compiled package and the sizes of the groups on the host.
+    Deviates: the products are PyTorch's grouped ones. MegaBlocks' sparse ones do not compile with current Triton; its
+    grouped ones need another compiled package and group sizes on the host.
     """
     ops, (n_experts, top_k) = adapter.load().ops, (len(down_EDF), choice_NC.shape[1])
     with torch.no_grad():
@@ -66,14 +65,14 @@ def megablocks(x_ND: Tensor, gate_NC: Tensor, choice_NC: Tensor, gate_up_E2FD: T
 
 
 def _swiglu(sorted_SD: Tensor, gate_up_E2FD: Tensor, down_EDF: Tensor, end_E: Tensor) -> Tensor:
-    """y_SD of rows sorted by expert, those of expert e ending before end_e.
+    """y_SD of rows sorted by expert; expert e's rows end before end_e.
 
     grouped_mm ignores autocast, so the weights are cast here to the dtype of the rows.
     """
     dtype = sorted_SD.dtype
-    # The compiler knows the grouped product of bf16 alone.
-    is_known = dtype == torch.bfloat16 or not torch.compiler.is_compiling()
-    product = F.grouped_mm if is_known else torch.compiler.disable(F.grouped_mm)
+    # The compiler supports grouped_mm in bf16 only.
+    can_compile = dtype == torch.bfloat16 or not torch.compiler.is_compiling()
+    product = F.grouped_mm if can_compile else torch.compiler.disable(F.grouped_mm)
     hidden = product(sorted_SD, gate_up_E2FD.to(dtype).transpose(1, 2), offs=end_E)
     gate, up = hidden.chunk(2, dim=-1)
     return product(F.silu(gate) * up, down_EDF.to(dtype).transpose(1, 2), offs=end_E)

@@ -4,9 +4,9 @@
     group   (x_g - mean(x_g)) / sqrt(var(x_g) + eps) * w, in each group g of consecutive channels   (1803.08494, eq. 1)
     layer   (x - mean(x)) / sqrt(var(x) + eps) * w + b                             (1607.06450, eq. 4)
 
-Deviates: group norm has a bias there; of all parts only layer norm has one here. Its statistics are a token's own,
-never shared between positions, which would let a token see the future. What LNS multiplies a norm's output by, and
-where sandwich and Keel norms stand, is the block's (`model.decoder`, depth_scale and norm).
+Deviates: the paper's group norm has a bias; here only layer norm has one. Statistics are per token: shared between
+positions they would leak the future. LNS factors and sandwich or Keel norms are applied by the block (`model.decoder`,
+depth_scale and norm).
 """
 
 import torch
@@ -27,16 +27,16 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        by_hand = x.device.type == "cpu" or not torch.compiler.is_compiling()
-        if self.training and by_hand and fused.needs_fp32_grad(x) and x.dtype == self.weight.dtype:
+        can_fuse = x.device.type == "cpu" or not torch.compiler.is_compiling()
+        if self.training and can_fuse and fused.needs_fp32_grad(x) and x.dtype == self.weight.dtype:
             return fused.rms_norm(x, self.weight, self.eps)
-        # A square in bf16 has 8 bits; fp64 is what tests compare in.
+        # A square in bf16 has 8 bits. fp64 is kept for tests.
         wide = x if x.dtype == torch.float64 else x.float()
         return times((wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype), self.weight)
 
 
 class GroupNorm(nn.Module):
-    """Each of n_groups groups of channels centred and divided by its standard deviation, then times weight."""
+    """Each group of channels centred and divided by its standard deviation, then times weight."""
 
     def __init__(self, width: int, n_groups: int, eps: float):
         super().__init__()
@@ -63,7 +63,7 @@ class LayerNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig) -> RMSNorm | GroupNorm | LayerNorm:
-    """A norm of the residual stream's width, of the kind that the config asks for."""
+    """A norm over d_model channels, of the config's `norm_kind`."""
     if config.norm_kind == "layer":
         return LayerNorm(config.d_model, config.norm_eps)
     if config.norm_kind == "group":

@@ -1,12 +1,12 @@
-"""What a ViT reads in place of tokens (2010.11929, section 3.1): patches of pixels, each through one matrix.
+"""The input of a ViT (2010.11929, section 3.1): patches of pixels, each through one matrix, plus learned positions.
 
     x_0 = [0; E p_1; ...; E p_N] + position,   p = pixels / 127.5 - 1, of the bytes 0..255
 
-Patches stand row by row, the numbers of one by channel, row, column. Position 0 has no patch: it is the class token,
-whose final state the head reads. Deviates: a class vector and its position would only be added, and so would a bias of
-E and the positions: the learned positions are all three.
+Patches are ordered row by row; the values of one by channel, row, column. Position 0 has no patch: it is the class
+token, from whose final state the head reads. Deviates: no class vector and no bias of E, which would only add to the
+learned positions.
 
-Shapes: B images, T positions, P numbers of a patch, D d_model; S runs of a stack.
+Shapes: B images, T positions, P values per patch, D d_model; S runs of a stack.
 """
 
 import torch
@@ -27,10 +27,10 @@ class PatchEmbedding(nn.Module):
         self.positions = nn.Parameter(torch.empty(config.seq_len, config.d_model))
 
     def forward(self, pixels_BTP: Tensor) -> Tensor:
-        """x_BTD of bytes; what stands at position 0 is not read."""
+        """x_BTD of bytes; the values at position 0 are ignored."""
         values_BTP = pixels_BTP[:, 1:].to(self.weight.dtype) / 127.5 - 1
         if self.weight.ndim == 2:
             return F.pad(F.linear(values_BTP, self.weight), (0, 0, 1, 0)) + self.positions
         x_BTD = F.pad(stacked.linear(values_BTP, self.weight), (0, 0, 1, 0))
-        by_run_SBTD = x_BTD.view(len(self.weight), -1, *x_BTD.shape[1:])
-        return (by_run_SBTD + self.positions[:, None]).view_as(x_BTD)
+        x_SBTD = x_BTD.view(len(self.weight), -1, *x_BTD.shape[1:])
+        return (x_SBTD + self.positions[:, None]).view_as(x_BTD)

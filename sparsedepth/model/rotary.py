@@ -1,6 +1,6 @@
-"""Rotary positions (2104.09864): the angle of position t in pair i of a head is t * theta^(-2i/K).
+"""Rotary position embeddings (2104.09864): the angle of position t in pair i of a head is t * theta^(-2i/K).
 
-Shapes: B sequences, T tokens of one sequence, X heads, K width of a head.
+Shapes: B sequences, T tokens, X heads, K head width.
 """
 
 import torch
@@ -18,10 +18,10 @@ def tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> Ro
 
 
 def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
-    """Halves paired as in Llama: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
+    """Llama's pairing of halves: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
     if rotary is None:
         return x_BTXK
     first, second = x_BTXK.chunk(2, dim=-1)
-    # The angles of both halves are the same. Halves, not the whole, so that a compiler writes each where it belongs.
+    # Both halves have the same angles. Rotating halves lets a compiler write each one in place.
     cos, sin = (part.to(x_BTXK.dtype)[:, None, : first.shape[-1]] for part in rotary)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

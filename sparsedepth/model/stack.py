@@ -1,8 +1,7 @@
-"""The models of S runs of one shape as one model (`stacked`), whose step costs as many calls as that of one run: calls
-are what a small decoder spends its time on.
+"""The models of S runs of one shape as one model (`stacked`), whose step launches as many kernels as that of one run:
+kernel launches dominate the time of a small decoder.
 
-The parameters of each run's model are views of the stack's: its optimizer, checkpoints, observations and measures work
-on them as if it stood alone.
+Each run's parameters are views of the stack's, so its optimizer, checkpoints, observations and measures work unchanged.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,9 @@ from sparsedepth.model.decoder import Decoder
 
 
 class StackedDecoder(nn.Module):
-    """One model of several runs, which differ in their weights, and in whether `depth_scale` is 'none' or one other
-    place.
+    """One model of several runs with different weights; `depth_scale` may differ between 'none' and one other value.
 
-    The parameters of their models become views of this module's: to change one is to change the other.
+    The parameters of the runs' models become views of this module's.
     """
 
     def __init__(self, runs: Sequence[Decoder]):
@@ -42,7 +40,7 @@ class StackedDecoder(nn.Module):
             block.depth_factor, block.depth_scale = torch.stack(factors)[:, None], next(iter(places), "none")
 
     def hand_out_gradients(self) -> None:
-        """Move the gradients of the stack to the runs' own parameters."""
+        """Move the gradients of the stack to the runs' parameters."""
         for name, stacked in self.decoder.named_parameters():
             assert stacked.grad is not None
             for parameters, grad in zip(self.own_parameters, stacked.grad.unbind(), strict=True):
@@ -51,7 +49,7 @@ class StackedDecoder(nn.Module):
 
 
 def _replace(module: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
-    """Put a parameter in the place of another wherever that is: a tied one is in two."""
+    """Replace a parameter everywhere in the module; a tied one occurs twice."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False):
             if parameter is old:

@@ -1,11 +1,11 @@
-"""What weights with one more dimension, first, do to x: S runs, each with weights of its own.
+"""Operations with the weights of a stack: S runs trained together, their weights stacked along a new first dimension.
 
     y_s = x_s W_s'     for the runs s = 1..S, in one batched product
 
-x holds the runs' parts in turn: their sequences are one long batch. Everything without weights (attention, rotation,
-SwiGLU, the stream's sums) does not know of it: a sequence is a sequence.
+x holds the runs one after the other along its first dimension. Operations without weights (attention, rotation, SwiGLU,
+sums) treat it as one long batch.
 
-Shapes: S runs; B sequences of all runs, those of a run side by side; n tokens of one run, D width, X outputs.
+Shapes: S runs; B sequences of all runs, grouped by run; n tokens of one run, D width, X outputs.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def by_run(x: Tensor, weight: Tensor) -> Tensor:
-    """x_SnD: the tokens of each run, of a tensor whose first dimension holds the runs' parts in turn."""
+    """x_SnD: the tokens of x, grouped by run."""
     return x.reshape(len(weight), -1, x.shape[-1])
 
 
@@ -24,19 +24,19 @@ def linear(x: Tensor, weight_SXD: Tensor) -> Tensor:
 
 
 def times(x: Tensor, weight: Tensor) -> Tensor:
-    """x * weight; of a stack each run's part times its own: weight_SD, or weight_S1."""
+    """x * weight; in a stack, each run times its own weight_SD or weight_S1."""
     if weight.ndim < 2:
         return x * weight
     return (by_run(x, weight) * weight[:, None]).view_as(x)
 
 
 def plus(x: Tensor, bias: Tensor) -> Tensor:
-    """x + bias; of a stack each run's part and its own bias_SD."""
+    """x + bias; in a stack, each run plus its own bias_SD."""
     return x + bias if bias.ndim < 2 else (by_run(x, bias) + bias[:, None]).view_as(x)
 
 
 def embedding(token_BT: Tensor, weight_SVD: Tensor) -> Tensor:
-    """x_BTD, each run's tokens looked up in its own table."""
+    """x_BTD, each run's tokens looked up in its own embedding."""
     n_runs, n_rows = weight_SVD.shape[:2]
     first_S1 = torch.arange(n_runs, device=token_BT.device)[:, None] * n_rows
     row_BT = (token_BT.view(n_runs, -1) + first_S1).view_as(token_BT)

@@ -208,7 +208,7 @@ class ProbedDecoder:
         block = self._block(layer)
         rotary, document_BT, start = self._context(x_BTD)
         form = AttentionForm(causal=self.causal, window=self.model.config.sliding_window, documents=document_BT)
-        return *block.attention.queries_keys(block.attention_input(block.mixed_with_start(x_BTD, start)), rotary), form
+        return *block.attention.queries_keys(block.attention_input(block.mix_with_start(x_BTD, start)), rotary), form
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""
@@ -229,8 +229,8 @@ class ProbedDecoder:
         block = self._block(layer)
         if not block.is_sum:
             return None
-        attention_BTD = block.added_by_attention(x_BTD, *self._context(x_BTD))
-        return attention_BTD, block.added_by_ffn(x_BTD + attention_BTD)
+        attention_BTD = block.attention_update(x_BTD, *self._context(x_BTD))
+        return attention_BTD, block.ffn_update(x_BTD + attention_BTD)
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         block = self._block(layer)

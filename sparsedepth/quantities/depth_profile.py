@@ -11,8 +11,8 @@ pair that it is in. Then
     without first block = mean of the rows without block 1         deep half = mean of the rows of blocks above L / 2
     largest share = max w / sum w                                  centre = sum w_k (k - 1) / (L - 1) / sum w,   0 to 1
 
-Where all blocks count alike the share is 1/L and the centre 1/2; of the causal score, in which the last block has no row,
-1/(L - 1) and (L - 2) / (2 L - 2). The centre is the centre of mass of the score in depth.
+Where all blocks count alike the share is 1/L and the centre 1/2; of the causal score, in which the last block has no
+row, 1/(L - 1) and (L - 2) / (2 L - 2). The centre is the centre of mass of the score in depth.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,8 @@ def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
 
 
 def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """The rows that a score sums up, of one run's rows by layer and by pair (`metric`, `layer`, `other_layer`, `value`)."""
+    """The rows that a score sums up, of one run's rows by layer and by pair (`metric`, `layer`, `other_layer`,
+    `value`)."""
     metric = score.rows or score.name
     if score.carried_by == "layer":
         return [((row["layer"],), row["value"]) for row in layers if row["metric"] == metric]

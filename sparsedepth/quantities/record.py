@@ -101,7 +101,8 @@ class Quantity:
         return "\n".join(textwrap.wrap(text, LONGEST_LABEL)) if is_long else text
 
     def columns(self) -> "Iterator[Column]":
-        """What the store keeps of it: a column in wide tables (runs, curves, tokens, difficulty), a metric in the others."""
+        """What the store keeps of it: a column in wide tables (runs, curves, tokens, difficulty), a metric in the
+        others."""
         for table in self.tables:
             parts: list[Part] = [""]
             has_ends = {"runs": self.has_interval, "layers": self.layer_interval}.get(table, False)

@@ -65,8 +65,8 @@ def test_entries_of_a_branch_and_hidden_units_are_dropped():
     block.ffn.get_submodule("down").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     torch.manual_seed(0)
     x_BTD = torch.randn(20, 8, 64)
-    added_BTD = block.added_by_ffn(x_BTD)
-    whole_BTD = block.eval().added_by_ffn(x_BTD)
+    added_BTD = block.ffn_update(x_BTD)
+    whole_BTD = block.eval().ffn_update(x_BTD)
     for dropped in (added_BTD, seen[0]):
         assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
     torch.testing.assert_close(seen[0][seen[0] != 0], seen[1][seen[0] != 0] / 0.75)

@@ -70,7 +70,7 @@ def test_a_quarter_turn_by_hand():
 
 def test_pairs_by_hand():
     weight_XD = torch.arange(8.0)[:, None]  # two heads of 4: halves (0, 1), (2, 3) and (4, 5), (6, 7)
-    assert fused.paired(weight_XD, 4).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert fused.interleave_halves(weight_XD, 4).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -140,4 +140,6 @@ def test_pairs_side_by_side_turn_as_halves_do():
     halves_BTXK = rotate((x_BTD @ weight_XD.T).unflatten(-1, (-1, 8)), rotary)
     q_BHTK, *_ = fused.rotated_heads(x_BTD, weight_XD, weight_XD, weight_XD, rotary)
     halves_ND = halves_BTXK.flatten(2).flatten(0, 1)
-    torch.testing.assert_close(fused.paired(halves_ND.T, 8).T, q_BHTK.transpose(1, 2).flatten(2).flatten(0, 1))
+    torch.testing.assert_close(
+        fused.interleave_halves(halves_ND.T, 8).T, q_BHTK.transpose(1, 2).flatten(2).flatten(0, 1)
+    )

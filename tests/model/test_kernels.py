@@ -75,7 +75,7 @@ def test_a_broken_build_is_named_with_its_cure(monkeypatch):
     ("here", "reason"),
     [
         (gpu(torch.float32), "bf16 on CUDA, not in fp32; set precision=bf16"),
-        (gpu(d_expert=172), "d_expert=172 gives others; choose multiples of 8"),
+        (gpu(d_expert=172), "unlike d_expert=172; choose multiples of 8"),
         (gpu(d_model=12, d_expert=5), "d_model=12 and d_expert=5"),
         (Setting(device=torch.device("cpu"), dtype=torch.float32, d_expert=6), "multiples of 4"),
     ],
@@ -114,7 +114,7 @@ def test_megablocks_only_by_name(monkeypatch):
     install(monkeypatch, "megablocks")
     install(monkeypatch, "megablocks.ops")
     found = choose("experts", "megablocks", gpu())
-    assert found.reason == "asked for by name; PyTorch stands in for megablocks' compiled functions"
+    assert found.reason == "asked for by name; PyTorch replaces megablocks' compiled functions"
     assert choose("experts", "auto", gpu()).kernel == "grouped"
 
 

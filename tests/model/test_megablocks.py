@@ -45,7 +45,7 @@ def test_the_substitute_is_there_for_the_import_alone(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", spy)
     loaded = megablocks.load()
-    assert loaded == megablocks.Loaded(ops, compiled=False)
+    assert loaded == megablocks.MegaBlocks(ops, compiled=False)
     assert found[0].sort is megablocks.sort and megablocks.COMPILED not in sys.modules
 
 

@@ -17,7 +17,7 @@ SHAPES = [(23, 16, 8, 5, 2), (9, 8, 12, 3, 1), (7, 8, 8, 1, 1), (6, 8, 4, 4, 4),
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
     """megablocks over our own functions in place of its compiled ones."""
-    loaded = megablocks.Loaded(megablocks_ops(megablocks.substitute()), compiled=False)
+    loaded = megablocks.MegaBlocks(megablocks_ops(megablocks.substitute()), compiled=False)
     monkeypatch.setattr(megablocks, "load", lambda: loaded)
 
 

@@ -48,8 +48,8 @@ def test_small_products_stay_with_blas(monkeypatch):
 
 @needs_onednn
 def test_training_with_onednn_repeats_itself_and_follows_blas(monkeypatch):
-    monkeypatch.setattr(products, "LEAST_WORK", 0)
-    monkeypatch.setattr(products, "LEAST_MATRIX", 0)
+    monkeypatch.setattr(products, "MIN_WORK", 0)
+    monkeypatch.setattr(products, "MIN_MATRIX", 0)
     sizes = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8, "batch_tokens": 32}
     config = build(RunConfig, {**sizes, "train_tokens": 32 * 8, "precision": "fp32"}, "test")
     tokens_BT = (torch.arange(4)[:, None] + torch.arange(9)) % 12
@@ -68,8 +68,8 @@ def test_training_with_onednn_repeats_itself_and_follows_blas(monkeypatch):
 @pytest.mark.slow
 @needs_onednn
 def test_a_compiled_product_is_onednns_too(monkeypatch):
-    monkeypatch.setattr(products, "LEAST_WORK", 0)
-    monkeypatch.setattr(products, "LEAST_MATRIX", 0)
+    monkeypatch.setattr(products, "MIN_WORK", 0)
+    monkeypatch.setattr(products, "MIN_MATRIX", 0)
     called = []
     real = products._linear
     monkeypatch.setattr(products, "_linear", lambda *given: called.append(1) or real(*given))
@@ -93,7 +93,7 @@ def test_a_compiled_product_is_onednns_too(monkeypatch):
 @needs_onednn
 def test_auto_takes_onednn_where_mkl_leaves_avx512_unused(monkeypatch, tmp_path, capability, facts, expected):
     (tmp_path / "cpuinfo").write_text(facts)
-    monkeypatch.setattr(kernels, "CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(kernels, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     choice = kernels.choose("products", "auto", CPU)
     assert choice.kernel == expected

@@ -28,7 +28,7 @@ def test_a_plain_branch_by_hand():
         streams.start_scalar.copy_(torch.tensor([3.0, 1.0, 1.0, 0.0, -1.0, 10.0, 5.0, 2.0]))
         x_BTW = torch.cat((torch.ones(1, 1, 16), torch.full((1, 1, 16), 2.0)), dim=-1)
         assert streams.read(x_BTW).unique().tolist() == [1.0]
-        joined = streams.joined(x_BTW, torch.full((1, 1, 16), 7.0)).unflatten(-1, (2, 16))
+        joined = streams.add_update(x_BTW, torch.full((1, 1, 16), 7.0)).unflatten(-1, (2, 16))
     assert joined[0, 0, 0].unique().tolist() == [18.0] and joined[0, 0, 1].unique().tolist() == [74.0]
 
 

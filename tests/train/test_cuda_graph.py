@@ -178,7 +178,7 @@ def test_a_graph_reads_only_what_lives_as_long_as_the_training(monkeypatch, name
     rates = [group["lr"] for group in state.optimizer.param_groups]
     assert recorders[0].outside <= pointers([lasting, moments, rates])
     if name == "window":
-        attention._kept_band.cache_clear()
+        attention._cached_band.cache_clear()
         monkeypatch.setattr(RecordedCapture, "owns_masks", False)
         other = take_steps(state_of(SETUPS[name]), 5)
         assert other.captured is not None and len(recorders[1].outside) > len(recorders[0].outside)
