@@ -53,7 +53,7 @@ class Trials:
         wanted = RuntimeConfig(device=device, compile=compiled, threads=1)
         runtimes = [resolve(config, wanted) for config in self.configs]
         self.device = runtimes[0].device
-        models = [ALONE.spread(Decoder(config, config.seed), self.device).train() for config in self.configs]
+        models = [ALONE.place_model(Decoder(config, config.seed), self.device).train() for config in self.configs]
         self.states = [TrainingState(*run, ALONE) for run in zip(models, self.configs, runtimes, strict=True)]
         self.stack = StackedDecoder(models) if trials > 1 else None
         if self.stack and compiled:

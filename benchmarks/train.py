@@ -115,7 +115,7 @@ def batch(config: RunConfig, step: int) -> Batch:
 
 
 def ours(config: RunConfig, runtime: Runtime) -> Step:
-    model = ALONE.spread(Decoder(config), runtime.device).train()
+    model = ALONE.place_model(Decoder(config), runtime.device).train()
     model.use_kernels(**runtime.chosen_kernels)
     state = TrainingState(model, config, runtime, ALONE)
 

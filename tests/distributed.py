@@ -17,8 +17,8 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.train.devices import ALONE, Devices, joined, world
-from sparsedepth.train.loop import Interrupted, Trained, train
+from sparsedepth.train.devices import ALONE, Devices, process_group, world
+from sparsedepth.train.loop import Interrupted, TrainingResult, train
 from sparsedepth.train.runtime import resolve
 
 FAMILIES = {
@@ -53,7 +53,7 @@ def trained(
     micro_batch: int | None = None,
     checkpoints: Path | None = None,
     stop_step: int | None = None,
-) -> tuple[Decoder, Trained | None]:
+) -> tuple[Decoder, TrainingResult | None]:
     """Train from the seed, or from the checkpoint; None if it was stopped after stop_step."""
     cfg = config(family)
     model = Decoder(cfg, cfg.seed)
@@ -71,7 +71,7 @@ def trained(
 
 
 def main(folder: Path) -> None:
-    with joined(RuntimeConfig(device="cpu", parallel="ddp")) as ddp:
+    with process_group(RuntimeConfig(device="cpu", parallel="ddp")) as ddp:
         fsdp = Devices("fsdp", *world())
         found = {f"{family} {way.parallel}": trained(family, way) for family in FAMILIES for way in (ddp, fsdp)}
         found["dense ddp, micro-batches"] = trained("dense", ddp, micro_batch=3)

@@ -29,8 +29,8 @@ from sparsedepth.run.train_and_measure import DEFAULT_OPTIONS, Infeasible, Optio
 from sparsedepth.store import run_record
 from sparsedepth.store.pack import refuse_pack
 from sparsedepth.train import checkpoint
-from sparsedepth.train.devices import LostError, joined, world
-from sparsedepth.train.loop import Interrupted, Work, to_end
+from sparsedepth.train.devices import LostError, process_group, world
+from sparsedepth.train.loop import Interrupted, Work, run_generator
 from sparsedepth.train.stack import Clock, train_together
 
 
@@ -42,7 +42,7 @@ def execute(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS
     where one of the processes that torchrun has started for this run ends before the others. Of those the first holds
     the lease, measures and writes; the others train with it and wait.
     """
-    return to_end(execution(config, results, options))
+    return run_generator(execution(config, results, options))
 
 
 def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIONS) -> Work[Path]:
@@ -51,7 +51,7 @@ def execution(config: RunConfig, results: Path, options: Options = DEFAULT_OPTIO
     target = run_record.run_folder(results, config.run_id)
     scratch = Scratch(results, config.run_id)
     try:
-        with joined(options.runtime) as devices:
+        with process_group(options.runtime) as devices:
             if devices.is_leader:
                 held = hold(scratch.lock, options.stop or (lambda: False), options.beat)
                 with held as lease, _interrupted_if_lost(lease):

@@ -17,11 +17,16 @@ from sparsedepth.measure.suite import Measurements
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.run.lease import Lease
 from sparsedepth.store import run_record
-from sparsedepth.train.loop import Interrupted, Trained
+from sparsedepth.train.loop import Interrupted, TrainingResult
 
 
 def write(
-    target: Path, config: RunConfig, model: Decoder, trained: Trained, measured: Measurements | None, manifest: Any
+    target: Path,
+    config: RunConfig,
+    model: Decoder,
+    trained: TrainingResult,
+    measured: Measurements | None,
+    manifest: Any,
 ) -> None:
     """Write every file of the record, then its marker (`store.run_record.finish`)."""
     target.mkdir(parents=True)
@@ -53,7 +58,7 @@ def publish(aside: Path, target: Path, lease: Lease) -> None:
     files.sync_folder(target.parent)
 
 
-def _training_summary(config: RunConfig, trained: Trained) -> dict[str, Any]:
+def _training_summary(config: RunConfig, trained: TrainingResult) -> dict[str, Any]:
     counted = cost(config)
     tokens = trained.steps * config.batch_tokens
     tail = [row["train_loss"] for row in trained.curves if row["step"] > 0.9 * config.n_steps]

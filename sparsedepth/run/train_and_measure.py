@@ -33,8 +33,8 @@ from sparsedepth.run.resident_memory import resident_bytes
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.train.devices import Devices
-from sparsedepth.train.loop import Interrupted, Trained, Work, training
-from sparsedepth.train.runtime import Runtime, is_out_of_memory, neighbours_bytes, resolve
+from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
+from sparsedepth.train.runtime import Runtime, is_out_of_memory, other_processes_bytes, resolve
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
 """Where the progress of a run stands when training, and measuring, are over; a display's guess, nothing is computed
@@ -124,7 +124,7 @@ class RunJob:
         """How long to wait before the same is tried again; None: it is to be made smaller."""
         if self.devices.size > 1:
             return None
-        if neighbours_bytes(runtime.device) and retries < NEIGHBOUR_RETRIES:
+        if other_processes_bytes(runtime.device) and retries < NEIGHBOUR_RETRIES:
             return NEIGHBOUR_SECONDS
         return 0.0 if retries == 0 and (runtime.device.type == "cuda" or _was_measuring(error)) else None
 
@@ -185,7 +185,7 @@ class RunJob:
         write(aside, self.config, model, trained, measured, manifest)
         publish(aside, run_record.run_folder(self.results, self.config.run_id), self.lease)
 
-    def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Work[Trained]:
+    def _train(self, model: Decoder, source: Source, runtime: Runtime) -> Work[TrainingResult]:
         config = self.config
         observed = torch.from_numpy(source.held_out(config.seq_len, max(OBSERVED_TOKENS, config.seq_len)).inputs)
 

@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or absent: safetensors for tensors, JSON for the position, no pickle.
+"""Checkpoints: safetensors for tensors and JSON for the position; complete or absent, no pickle.
 
-`step-N.safetensors` (weights, the optimizer's moments, RNG) is written first, `step-N.json` (position, curves,
-checksums) last: the JSON is the commit. The two newest are kept; a damaged one is passed over for the one before it.
+`step-N.safetensors` (weights, optimizer moments, RNG state) is written first, `step-N.json` (position, curves,
+checksums) last: the JSON commits it. The two newest are tensors; a damaged one is skipped for the one before.
 
-Of several processes the first writes, and what it writes is whole: a checkpoint knows nothing of how many there were.
+With several processes the first one writes the full tensors: a checkpoint does not depend on the number of processes.
 """
 
 import hashlib
@@ -17,63 +17,63 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from sparsedepth import files
-from sparsedepth.train.devices import ALONE, Devices, sharded_like, whole
+from sparsedepth.train.devices import ALONE, Devices, full_tensor, sharded_like
 from sparsedepth.train.optimizer import AnyOptimizer
 
-KEPT = 2
+N_KEPT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where a run stands: everything but tensors."""
+    """The state of a run other than tensors."""
 
     step: int
     """optimiser steps done"""
     curves: list[dict[str, Any]]
     observations: list[dict[str, Any]]
     seconds: float = 0.0
-    """that training has taken until then, in all its processes"""
+    """of training so far, in all its processes"""
 
 
 def write(folder: Path, model: nn.Module, optimizer: AnyOptimizer, position: Position) -> None:
-    """Commit a checkpoint to `folder`, then drop all but the newest two."""
+    """Write a checkpoint to `folder`, then delete all but the newest two."""
     commit(folder, snapshot(model, optimizer), position)
 
 
-def commit(folder: Path, kept: dict[str, torch.Tensor], position: Position) -> None:
-    """Write what `snapshot` gave, in the leader."""
+def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position) -> None:
+    """Write the tensors of `snapshot` and the position, in the leader."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = _tensors_of(folder, position.step)
-    whole_bytes = save(kept)
-    files.write_bytes(tensors, whole_bytes)
+    tensor_file = _tensor_file(folder, position.step)
+    tensor_bytes = save(tensors)
+    files.write_bytes(tensor_file, tensor_bytes)
     content = {
         "step": position.step,
         "curves": position.curves,
         "observations": position.observations,
         "seconds": position.seconds,
-        "sha256": hashlib.sha256(whole_bytes).hexdigest(),  # not by reading it again
+        "sha256": hashlib.sha256(tensor_bytes).hexdigest(),
     }
-    files.write_json(tensors.with_suffix(".json"), {**content, "digest": files.digest(content)})
-    for old in sorted(folder.glob("step-*.json"))[:-KEPT]:
+    files.write_json(tensor_file.with_suffix(".json"), {**content, "digest": files.digest(content)})
+    for old in sorted(folder.glob("step-*.json"))[:-N_KEPT]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE) -> Position | None:
-    """Load the newest whole checkpoint into model and optimizer; None if there is none.
+    """Load the newest valid checkpoint into model and optimizer; None if there is none.
 
-    Raises ValueError in a process that does not see the checkpoint that the first one found.
+    Raises ValueError in a process that cannot read the checkpoint that the first one found.
     """
     position = _newest(folder) if devices.is_leader else None
     step = devices.broadcast_from_leader(position.step if position else -1)
     if step < 0:
         return None
-    tensors = _tensors_of(folder, step)
+    tensor_file = _tensor_file(folder, step)
     if position is None:
-        position = _read(tensors.with_suffix(".json"))
+        position = _read(tensor_file.with_suffix(".json"))
         if position is None:
-            raise ValueError(f"{tensors} cannot be read in every process; keep the results on storage that all share")
-    _restore(load_file(tensors), model, optimizer)
+            raise ValueError(f"{tensor_file} cannot be read in every process; keep the results on shared storage")
+    _restore(load_file(tensor_file), model, optimizer)
     return position
 
 
@@ -83,7 +83,7 @@ def _newest(folder: Path) -> Position | None:
 
 
 def _read(commit: Path) -> Position | None:
-    """The position, if the checkpoint is whole."""
+    """The position, if the checkpoint is complete and undamaged."""
     try:
         content = json.loads(commit.read_text())
         intact = content.pop("digest") == files.digest(content)
@@ -94,7 +94,7 @@ def _read(commit: Path) -> Position | None:
     return None
 
 
-def _tensors_of(folder: Path, step: int) -> Path:
+def _tensor_file(folder: Path, step: int) -> Path:
     return folder / f"step-{step:09d}.safetensors"
 
 
@@ -111,21 +111,21 @@ def remove(folder: Path) -> None:
 def snapshot(
     model: nn.Module, optimizer: AnyOptimizer, devices: Devices = ALONE, *, copy: bool = False
 ) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds, on the host; empty in all processes but the first, which must take part all the same.
+    """The tensors of a checkpoint, on the host; empty in all processes but the first, which must still call this.
 
-    With `copy` nothing of it changes when training goes on.
+    With `copy` they do not change when training continues.
     """
-    kept: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def keep(name: str, tensor: torch.Tensor) -> None:
-        gathered = whole(tensor.detach())
+        gathered = full_tensor(tensor.detach())
         if not devices.is_leader:
             return
-        if gathered.device.type == "cuda":  # into pinned memory, which PyTorch keeps for the next checkpoint
+        if gathered.device.type == "cuda":  # into pinned memory, which PyTorch reuses for the next checkpoint
             pinned = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
-            kept[name] = pinned.copy_(gathered, non_blocking=True)
+            tensors[name] = pinned.copy_(gathered, non_blocking=True)
         else:
-            kept[name] = gathered.clone().contiguous() if copy else gathered.contiguous()
+            tensors[name] = gathered.clone().contiguous() if copy else gathered.contiguous()
 
     keep("rng.cpu", torch.get_rng_state())
     if torch.cuda.is_available():
@@ -136,7 +136,7 @@ def snapshot(
             keep(f"optimizer.{key}.{name}", value)
     if any(parameter.device.type == "cuda" for parameter in model.parameters()):
         torch.cuda.synchronize()
-    return kept
+    return tensors
 
 
 @torch.no_grad()

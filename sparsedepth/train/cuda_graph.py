@@ -1,13 +1,12 @@
-"""A whole training step as one CUDA graph: captured once, then replayed by one launch in place of thousands.
+"""A whole training step as one CUDA graph: captured once, then replayed by one launch instead of thousands.
 
-A captured step reads its batch, the weights of its micro-batches and the learning rate where they lay when it was
-captured: before each replay they are written there. Parameters and moments change in place. Gradients live and die
-inside the graph, so that a step in between that is taken plainly finds and leaves none. The first WARM_UP steps of
-a process are taken plainly, on the stream that is captured next: kernels are chosen and moments allocated there. They
-are steps of the training like all others: no batch is computed twice.
+A captured step reads its batch, the weights of its micro-batches and the learning rate from fixed memory, which is
+written before each replay. Parameters and moments change in tensor. Gradients exist only inside the graph, so an
+uncaptured step in between neither finds nor leaves any. The first WARM_UP steps of a process run uncaptured on the
+capture stream, where kernels are chosen and moments allocated; they are normal training steps.
 
-Numbers are the plain step's. Deviates: on CUDA fused AdamW reads the learning rate from memory in fp32, rounded by at
-most 6e-8 of it. What is dropped is the plain step's too: a replay reads the generator's seed and offset anew.
+Numbers equal those of an uncaptured step, dropout included (a replay reads the generator's state anew). Deviates: on
+CUDA fused AdamW reads the learning rate from memory in fp32, a relative rounding of at most 6e-8.
 
 Never run on a GPU so far; on a CPU tests record and replay a step in a graph's manner.
 """
@@ -24,13 +23,13 @@ from sparsedepth.train.feed import Batch
 from sparsedepth.train.optimizer import AnyOptimizer
 
 WARM_UP = 3
-"""As PyTorch's own capturing functions have it."""
+"""as in PyTorch's own capturing functions"""
 
 
 def obstacle(
     config: RunConfig, device: torch.device, parallel: Parallel, attention_kernel: str, experts_kernel: str
 ) -> str | None:
-    """Why the steps of a run cannot be captured, or None: a graph has one device, no waiting host, one shape."""
+    """Why the steps of a run cannot be captured, or None: a graph needs one device, no waiting host, fixed shapes."""
     if device.type != "cuda":
         return f"it needs a CUDA device, not {device.type}"
     if parallel != "none":
@@ -47,17 +46,17 @@ def obstacle(
 
 
 class Capture(Protocol):
-    """What captures a step: CUDA, or what stands in for it."""
+    """Captures a step: CUDA, or a stand-in for tests."""
 
     lr_dtype: torch.dtype
-    """of the learning rates that the optimizer reads from memory"""
+    """of the learning rates in memory"""
 
     def warm_up(self, step: Callable[[], Tensor]) -> Tensor:
-        """Take the step where it will be captured."""
+        """Take the step on the capture stream."""
         ...
 
     def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """What takes the step again and again; not taken yet."""
+        """Capture the step without taking it; returns the function that replays it."""
         ...
 
 
@@ -78,57 +77,57 @@ class CudaCapture:
         return row
 
     def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Raises RuntimeError with what went wrong inside, an allocation for one."""
+        """Raises RuntimeError with the cause of a failed capture, such as an allocation."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.device)
         try:
-            # Thread-local: the feed pins the next batch meanwhile, and a checkpoint may be on its way to the disk.
-            # The outer stream is entered again if ending the capture fails, which leaves the captured one current.
+            # Thread-local: meanwhile the feed pins the next batch, and a checkpoint may be written. The outer context
+            # restores the stream if ending the capture fails.
             with torch.cuda.stream(current), torch.cuda.graph(graph, None, self.stream, "thread_local"):
                 row = step()
         except RuntimeError as error:
-            cause = error.__context__ or error  # the end of a broken capture hides what broke it
+            cause = error.__context__ or error  # the error at the end of a broken capture hides the cause
             text = "cannot capture the training step as a CUDA graph; set --runtime cuda_graph=false"
             raise RuntimeError(f"{text}: {cause}") from cause
 
         def replay() -> Tensor:
             graph.replay()
-            return row.clone()  # the next replay writes over it
+            return row.clone()  # the next replay overwrites it
 
         return replay
 
 
 class StaticBatch:
-    """The place from which a captured step reads batches of one shape."""
+    """The fixed memory from which a captured step reads batches of one shape."""
 
     def __init__(self, batch: Batch, micro_batch: int | None):
         self.inputs, self.targets = torch.empty_like(batch.inputs), torch.empty_like(batch.targets)
         self.micro_batch = micro_batch
         self.weights = [(torch.empty((), device=batch.inputs.device), -1.0) for _ in batch.parts(micro_batch)]
-        """of each part in the loss, and the number that was last written there"""
+        """of each part in the loss, and the number last written there"""
 
     def takes(self, batch: Batch) -> bool:
         return self.inputs.shape == batch.inputs.shape
 
     def read(self, batch: Batch) -> None:
-        """Nothing waits: a weight is an argument of the kernel that writes it."""
+        """Copy a batch without waiting: a weight is an argument of the kernel that writes it."""
         self.inputs.copy_(batch.inputs)
         self.targets.copy_(batch.targets)
         weights = [weight for *_, weight in batch.parts(self.micro_batch)]
-        for index, (weight, (place, last)) in enumerate(zip(weights, self.weights, strict=True)):
+        for index, (weight, (tensor, last)) in enumerate(zip(weights, self.weights, strict=True)):
             if weight != last:
-                self.weights[index] = place.fill_(weight), weight
+                self.weights[index] = tensor.fill_(weight), weight
 
     def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """As `Batch.parts`."""
         assert n_sequences == self.micro_batch
         n = n_sequences or len(self.inputs)
-        weights = [place for place, _ in self.weights]
+        weights = [tensor for tensor, _ in self.weights]
         return zip(self.inputs.split(n), self.targets.split(n), weights, strict=True)
 
 
 class CapturedUpdate:
-    """An update of the weights by one batch, taken plainly at first and by replay from then on."""
+    """A weight update by one batch: uncaptured at first, then captured and replayed."""
 
     def __init__(self, optimizer: AnyOptimizer, micro_batch: int | None, capture: Capture):
         self.optimizer, self.micro_batch, self.capture = optimizer, micro_batch, capture
@@ -137,7 +136,7 @@ class CapturedUpdate:
         self.n_warm = 0
 
     def __call__(self, update: Callable[[Any], Tensor], batch: Batch) -> Tensor:
-        """What `update(batch)` returns: a row of the step's numbers on the device."""
+        """The result of `update(batch)`: the step's losses and gradient norm, on the device."""
         if self.batch is None:
             self.batch = StaticBatch(batch, self.micro_batch)
             for group in self.optimizer.param_groups:
@@ -150,7 +149,7 @@ class CapturedUpdate:
             self.n_warm += 1
             return self.capture.warm_up(lambda: update(static))
         if self.replay is None:
-            self._mark_capturable(True)  # the optimizer refuses to be captured without, and warns elsewhere
+            self._mark_capturable(True)  # needed while capturing, a warning elsewhere
             self.replay = self.capture.capture(lambda: update(static))
             self._mark_capturable(False)
         return self.replay()

@@ -3,17 +3,17 @@
     ddp    each process holds the whole model; gradients are averaged             (2006.15704)
     fsdp   parameters, gradients and moments are sharded; a block's weights are gathered while it computes (2304.11277)
 
-FSDP gathers weights in fp32, and autocast casts them as it does in one process: a policy of mixed precision would send
-half as much, and round norms' weights and the router's, so that losses would no longer be those of one process.
+FSDP gathers weights in fp32, and autocast casts them as in a single process: FSDP's own mixed precision would send half
+as much, but round the weights of norms and router, and so change the losses.
 
-The step is the one that a single process takes: shares are equal, so the mean of the means is the mean; the experts'
-shares of the choices are averaged over processes before the balance loss (`model` calls `mean`), which then equals the
-global batch's (2501.11873), since it is linear in the rest. All losses agree with one process to rounding.
+A step equals that of a single process: shares are equal, so the mean of means is the mean; the experts' load is
+averaged over processes before the balance loss (by `mean`), which makes it that of the global batch (2501.11873). All
+losses agree with a single process to rounding.
 
-What shards is imported where a run shards: it takes a second, for which `plan` and the start of every sweep would wait.
+FSDP is imported only by runs that use it: the import takes a second, for which `plan` and every sweep would wait.
 
-Everything that processes must agree on is decided by one small exchange between hosts per step: whether to stop or to
-save, and whether all are alive. So a lost process is noticed at the next step, not at a time-out of the devices.
+Processes agree by one small host exchange per step whether to stop or save, and that all are alive. So a lost process
+is noticed at the next step, not by a device time-out.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 TIMEOUT = datetime.timedelta(minutes=10)
-"""How long an exchange may take before the process counts the others as lost."""
+"""Duration of an exchange after which the other processes count as lost."""
 
 PATIENCE = datetime.timedelta(days=30)
-"""How long the others wait for the leader (rank 0) to get the run, measure and write; its death they notice at once."""
+"""How long processes wait for the leader (rank 0) to lock, measure and write; they notice its death at once."""
 
 
 class LostError(RuntimeError):
@@ -50,7 +50,7 @@ class LostError(RuntimeError):
 
 
 class Devices:
-    """The processes that train one model together. Of a single process every method is the identity."""
+    """The processes that train one model together. For a single process every method is the identity."""
 
     def __init__(self, parallel: Parallel = "none", rank: int = 0, size: int = 1):
         self.parallel, self.rank, self.size = parallel, rank, size
@@ -62,7 +62,7 @@ class Devices:
         return self.rank == 0
 
     def share(self, batch: Sequences) -> Sequences:
-        """This process's rows of a global batch. Raises ValueError where the shares would not be equal."""
+        """This process's rows of a global batch. Raises ValueError if the batch cannot be divided equally."""
         n_sequences = len(batch)
         if n_sequences % self.size:
             raise ValueError(
@@ -72,28 +72,29 @@ class Devices:
         rows = n_sequences // self.size
         return batch[self.rank * rows : (self.rank + 1) * rows]
 
-    def spread(self, model: Decoder, device: torch.device) -> Decoder:
-        """The model that is trained here: the given one, or its shard (the given one then stays on the host)."""
-        spread = copy.deepcopy(model) if self.parallel == "fsdp" else model.to(device)
+    def place_model(self, model: Decoder, device: torch.device) -> Decoder:
+        """The model to train: the given one on `device`, or with fsdp a sharded copy (the given one stays on the
+        host)."""
+        placed = copy.deepcopy(model) if self.parallel == "fsdp" else model.to(device)
         if self.parallel == "fsdp":
-            for block in spread.blocks:
+            for block in placed.blocks:
                 self._shard(block, device)
-        _average_with(self.mean, spread)
-        return spread
+        _set_expert_mean(self.mean, placed)
+        return placed
 
     def wrap(self, objective: nn.Module, device: torch.device) -> nn.Module:
-        """The module to call in place of `objective`, which holds a model from `spread`."""
+        """`objective`, which holds a model from `place_model`, wrapped for training."""
         if self.parallel == "fsdp":
             self._shard(objective, device)
         if self.parallel == "ddp":
-            with warnings.catch_warnings():  # the new name of the option is not known to every torch that we support
+            with warnings.catch_warnings():  # older torch versions lack the option's new name
                 warnings.simplefilter("ignore", FutureWarning)
                 return DistributedDataParallel(objective, broadcast_buffers=False, gradient_as_bucket_view=True)
         return objective
 
     def accumulating(self, wrapped: nn.Module, last: bool) -> AbstractContextManager[object]:
-        """Around a micro-batch: gradients are exchanged after the last one of a step only."""
-        for module in self._sharded(wrapped):
+        """Context of a micro-batch: gradients are exchanged only after the `last` one of a step."""
+        for module in self._fsdp_modules(wrapped):
             module.set_requires_gradient_sync(last, recurse=False)
         if isinstance(wrapped, DistributedDataParallel) and not last:
             return wrapped.no_sync()
@@ -105,7 +106,7 @@ class Devices:
 
         fully_shard(module, mesh=init_device_mesh(device.type, (self.size,)))
 
-    def _sharded(self, wrapped: nn.Module) -> "list[FSDPModule]":
+    def _fsdp_modules(self, wrapped: nn.Module) -> "list[FSDPModule]":
         if self.parallel != "fsdp":
             return []
         from torch.distributed.fsdp import FSDPModule
@@ -121,15 +122,15 @@ class Devices:
         return x
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag: whether it is true in any process."""
+        """For each flag, whether it is true in any process."""
         if self.size == 1:
             return flags
-        flag_F = torch.tensor(flags, dtype=torch.int32)  # on the host: the device's queue is not waited for
+        flag_F = torch.tensor(flags, dtype=torch.int32)  # on the host, so as not to wait for the device
         dist.all_reduce(flag_F)
         return tuple(bool(flag) for flag in flag_F.tolist())
 
     def broadcast_from_leader(self, number: int) -> int:
-        """The leader's number in every process, however long the leader takes to come here."""
+        """The leader's number in every process, however long the leader takes."""
         if self.size == 1:
             return number
         number_1 = torch.tensor([number])
@@ -138,8 +139,8 @@ class Devices:
 
     @contextmanager
     def gathered(self, wrapped: nn.Module) -> Generator[None]:
-        """While it is open, the model inside a module from `wrap` holds whole weights in every process."""
-        sharded = self._sharded(wrapped)
+        """While open, the model inside a module from `wrap` has all its weights in every process."""
+        sharded = self._fsdp_modules(wrapped)
         for module in sharded:
             module.unshard()
         try:
@@ -149,15 +150,15 @@ class Devices:
                 module.reshard()
 
     @torch.no_grad()
-    def collect(self, trained: Decoder, model: Decoder) -> None:
-        """Bring the weights of a model from `spread` home to the one that it was made from."""
-        _average_with(ALONE.mean, model)
+    def copy_weights_back(self, trained: Decoder, model: Decoder) -> None:
+        """Copy the weights of a model from `place_model` to the original one."""
+        _set_expert_mean(ALONE.mean, model)
         if trained is not model:
-            for own, other in zip(model.parameters(), trained.parameters(), strict=True):
-                own.copy_(whole(other))
+            for target, source in zip(model.parameters(), trained.parameters(), strict=True):
+                target.copy_(full_tensor(source))
 
     def wait_for_leader(self) -> None:
-        """Wait until the leader comes here too, however long that takes."""
+        """Wait until the leader calls this too, however long that takes."""
         if self._patient is not None:
             dist.barrier(group=self._patient)
 
@@ -165,21 +166,21 @@ class Devices:
 ALONE = Devices()
 
 
-def _average_with(mean: Callable[[Tensor], Tensor], model: Decoder) -> None:
+def _set_expert_mean(mean: Callable[[Tensor], Tensor], model: Decoder) -> None:
     for module in model.modules():
         if isinstance(module, Experts):
             module.mean_over_devices = mean
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded; every process must ask."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded; every process must call this."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This process's part of a whole tensor, laid out as `other` is; no exchange, since every process has the whole."""
+    """This process's part of a full tensor, sharded like `other`; no exchange, since every process has the full one."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     tensor = tensor.to(other.device)
@@ -189,12 +190,12 @@ def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def world() -> tuple[int, int]:
-    """The rank of this process and the number of processes, as torchrun says; (0, 1) without it."""
+    """The rank of this process and the number of processes, from torchrun; (0, 1) without it."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_world(parallel: Parallel) -> None:
-    """Raises ValueError where `parallel` and the way in which this process was started do not fit."""
+    """Raises ValueError if `parallel` does not fit the way in which this process was started."""
     under_torchrun = "WORLD_SIZE" in os.environ and "MASTER_ADDR" in os.environ
     size = world()[1]
     if parallel != "none" and not under_torchrun:
@@ -210,21 +211,21 @@ def check_world(parallel: Parallel) -> None:
 
 
 @contextmanager
-def joined(wanted: RuntimeConfig) -> Generator[Devices]:
-    """The processes of this run, connected while it is open. Raises LostError where one of the others is lost."""
-    check_world(wanted.parallel)
-    if wanted.parallel == "none":
+def process_group(runtime: RuntimeConfig) -> Generator[Devices]:
+    """The connected processes of this run. Raises LostError if another process is lost."""
+    check_world(runtime.parallel)
+    if runtime.parallel == "none":
         yield ALONE
         return
     rank, size = world()
     backend = "gloo"
-    if wanted.device != "cpu" and torch.cuda.is_available():
+    if runtime.device != "cpu" and torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend, timeout=TIMEOUT)
     try:
-        yield Devices(wanted.parallel, rank, size)
-        dist.barrier()  # who leaves early takes the connection from those that still use it
+        yield Devices(runtime.parallel, rank, size)
+        dist.barrier()  # leaving early would break the others' connection
     except RuntimeError as error:
         if not _is_loss(error):
             raise
@@ -237,6 +238,6 @@ def joined(wanted: RuntimeConfig) -> Generator[Devices]:
 
 
 def _is_loss(error: RuntimeError) -> bool:
-    """Whether an exchange failed: gloo raises plain RuntimeErrors and says so in the text."""
+    """Whether an exchange failed: gloo raises plain RuntimeErrors with such texts."""
     text = str(error).lower()
     return isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "nccl", "closed by peer"))

@@ -1,6 +1,6 @@
-"""Batches one step ahead: read and pinned by a thread while the device computes.
+"""Batches loaded one step ahead by a thread, into pinned memory, while the device computes.
 
-Shapes: B sequences of a device's share of the batch, T tokens of one sequence.
+Shapes: B sequences of a device's share of the batch, T tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,12 +25,12 @@ class Batch:
     inputs: Tensor
     """inputs_BT"""
     targets: Tensor
-    """targets_BT; IGNORED where a position does not count"""
+    """targets_BT; IGNORED where not scored"""
     scored: np.ndarray
-    """positions that count of each sequence, on the host: nothing waits for the device to know them"""
+    """scored positions of each sequence, on the host, so that nothing waits for the device"""
     n_devices: int = 1
     n_scored: int
-    """positions that count in the whole batch, over all devices"""
+    """scored positions of the whole batch, over all devices"""
 
     @classmethod
     def of(cls, sequences: Sequences, devices: Devices = ALONE) -> "Batch":
@@ -45,15 +45,15 @@ class Batch:
         )
 
     def to(self, device: torch.device) -> "Batch":
-        """On the device, which is not waited for."""
+        """Copied to the device without waiting for it."""
         inputs, targets = (part.to(device, non_blocking=True) for part in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
     def parts(self, n_sequences: int | None) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """Inputs and targets of micro-batches of so many sequences, each with its weight in the loss of the batch.
+        """Inputs, targets and loss weight of micro-batches of n_sequences (None: all).
 
-        The weight is the part's share of the positions that count, times the devices whose mean is taken: so the sum
-        over parts of weight x mean loss, averaged over devices, is the mean over all positions that count.
+        The weight is the part's share of the scored positions, times the number of devices: the sum over parts of
+        weight x mean loss, averaged over devices, is then the mean over all scored positions.
         """
         n = n_sequences or len(self.inputs)
         for first, inputs_BT, targets_BT in zip(
@@ -64,9 +64,9 @@ class Batch:
 
 
 class Feed:
-    """`feed[step]` is the batch of a step on the device, for steps in order from any first one below `n_steps`.
+    """`feed[step]` is the batch of a step on the device, for consecutive steps from any first one up to `n_steps` - 1.
 
-    Used in a `with` block, which ends the thread. What `batch` raises is raised where its step is asked for.
+    A context manager, which ends the thread. Errors of `batch` are raised when its step is read.
     """
 
     def __init__(self, batch: Callable[[int], Sequences], n_steps: int, device: torch.device, devices: Devices = ALONE):
@@ -81,9 +81,9 @@ class Feed:
         self.reader.shutdown(cancel_futures=True)
 
     def __getitem__(self, step: int) -> Batch:
-        """This process's share of `step`; reading of step + 1 begins."""
-        ready = self.next[1] if self.next and self.next[0] == step else self.reader.submit(self._read, step)
-        batch = ready.result()
+        """This process's share of `step`; starts reading step + 1."""
+        future = self.next[1] if self.next and self.next[0] == step else self.reader.submit(self._read, step)
+        batch = future.result()
         self.next = (step + 1, self.reader.submit(self._read, step + 1)) if step + 1 < self.n_steps else None
         return batch.to(self.device)
 
@@ -91,5 +91,5 @@ class Feed:
         batch = Batch.of(self.batch(step), self.devices)
         if self.device.type != "cuda":
             return batch
-        # A copy from pinned memory does not hold up the host; from pageable memory it does.
+        # Copies from pinned memory do not block the host; from pageable memory they do.
         return replace(batch, inputs=batch.inputs.pin_memory(), targets=batch.targets.pin_memory())

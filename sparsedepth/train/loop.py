@@ -2,14 +2,14 @@
 
     loss = CE + balance_loss * mean_l balance_l + router_z_loss * mean_l z_l
 
-The batch of step t is a function of t, so a run resumed from its checkpoint takes exactly the steps that it would have
-taken: on a CPU its weights end bit-equal. A loss or gradient that is not finite, or a loss far above the first one,
-ends the run as a *result* (outcome 'diverged', with step and cause), not as an error.
+The batch of step t is a function of t, so a run resumed from a checkpoint takes the same steps as without interruption:
+on a CPU its weights end bit-equal. A loss or gradient that is not finite, or a loss far above the first one, ends the
+run as a *result* (outcome 'diverged', with step and cause), not as an error.
 
-CE is the mean over the positions that count, all of a text's, those with an answer of a task's. A step adds the
-gradients of micro-batches, each weighted by its share of these positions, so CE is the batch's (and z, in text).
-Deviates: the balance loss is the mean of the micro-batches' own, as a product of two means of each; over several
-devices it is the whole's. Nothing in a step makes the host wait for the device.
+CE is the mean over scored positions: all of a text, the answers of a task. A step adds the gradients of micro-batches,
+each weighted by its share of the scored positions, so CE (and for text z) is that of the full_tensor batch. Deviates:
+the balance loss, a product of two means, is averaged over micro-batches; over several devices it is exact. Nothing in a
+step makes the host wait for the device.
 
 Shapes: B sequences, T tokens of one sequence.
 """
@@ -31,7 +31,7 @@ from sparsedepth.data.sequences import Sequences
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import checkpoint
 from sparsedepth.train.cuda_graph import CapturedUpdate, CudaCapture, StaticBatch
-from sparsedepth.train.devices import ALONE, Devices, whole
+from sparsedepth.train.devices import ALONE, Devices, full_tensor
 from sparsedepth.train.feed import Batch, Feed
 from sparsedepth.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 from sparsedepth.train.runtime import Runtime, choose_attention_backends, compile_blocks, dropout_masks
@@ -43,12 +43,12 @@ Observe = Callable[[Decoder, int], list[dict[str, Any]]]
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, and has written a checkpoint from which it continues."""
+    """The run was asked to stop, and has written a checkpoint to continue from."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
-    """The result of training besides the weights."""
+class TrainingResult:
+    """The result of training, without the weights."""
 
     outcome: Literal["ok", "diverged"]
     diverged_step: int | None
@@ -57,7 +57,7 @@ class Trained:
     curves: list[dict[str, Any]]
     observations: list[dict[str, Any]]
     earlier_seconds: float = 0.0
-    """that processes before this one had trained, up to the checkpoint that it continued from"""
+    """training time of earlier processes, up to the checkpoint that this one continued from"""
 
 
 def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,7 +73,7 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
 
 
 class Objective(nn.Module):
-    """`losses` as a module: what DDP and FSDP wrap, so that their hooks surround the whole forward pass."""
+    """`losses` as a module, wrapped by DDP and FSDP so that their hooks surround the full_tensor forward pass."""
 
     def __init__(self, model: Decoder, config: RunConfig):
         super().__init__()
@@ -87,9 +87,9 @@ class TrainingState:
     """The state of one training run between steps."""
 
     batch: Batch
-    """of the step that is about to be taken"""
-    given: tuple[Tensor, Tensor] | None = None
-    """its cross-entropy and balance loss, where `train.stack` has computed them, and the gradients, already"""
+    """of the next step"""
+    precomputed: tuple[Tensor, Tensor] | None = None
+    """cross-entropy and balance loss of the next step if `train.stack` has computed them, and the gradients, already"""
 
     def __init__(
         self,
@@ -112,19 +112,19 @@ class TrainingState:
         self.step = 0
         self.curves: list[dict[str, Any]] = []
         self.observations: list[dict[str, Any]] = []
-        self.recent: list[Tensor] = []  # (loss, balance, gradient norm) per step, left on the device until logged
+        self.recent: list[Tensor] = []  # (loss, balance, gradient norm) per step, on the device until logged
         self.logged_at = time.perf_counter()
         self.logged_step = 0
         self.diverged: tuple[int, str] | None = None
         self.save_seconds = 0.0
-        """for how long the last checkpoint held up training"""
+        """time that the last checkpoint blocked training"""
         self.writer: ThreadPoolExecutor | None = None
         self.writing: Future[None] | None = None
 
     def take_step(self, batch: Batch) -> None:
         set_learning_rate(self.optimizer, learning_rate(self.config, self.step))
         with dropout_masks(self.config, self.step, self.devices.rank, self.runtime.device):
-            if self.captured and not (self.given or self.is_noting_gradients):
+            if self.captured and not (self.precomputed or self.is_gradient_norm_due):
                 row = self.captured(self.update, batch)
             else:
                 row = self.update(batch)
@@ -132,29 +132,29 @@ class TrainingState:
         self.step += 1
 
     def update(self, batch: Batch | StaticBatch) -> Tensor:
-        """Take one step of the optimizer; returns (loss, balance, gradient norm), on the device."""
-        entropy, balance = self.given or self.backward(batch)
-        self.given = None
-        self.note_gradients()
+        """Take one optimizer step; returns (loss, balance, gradient norm), on the device."""
+        entropy, balance = self.precomputed or self.backward(batch)
+        self.precomputed = None
+        self.record_gradient_norms()
         limit = self.config.grad_clip or math.inf
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack((entropy, balance, whole(grad_norm)))
+        return torch.stack((entropy, balance, full_tensor(grad_norm)))
 
     @property
-    def is_noting_gradients(self) -> bool:
-        """Whether the next step notes them: at the first step, at observations and at the last step."""
+    def is_gradient_norm_due(self) -> bool:
+        """Whether the next step records gradient norms: the first step, steps of observations and the last step."""
         step, n_steps = self.step + 1, self.config.n_steps
         return "gradients" in self.config.measures and not (step % self.config.observe_every and 1 < step < n_steps)
 
-    def note_gradients(self) -> None:
-        """Rows of the gradient's norm by block, in steps that note them."""
-        if not self.is_noting_gradients:
+    def record_gradient_norms(self) -> None:
+        """Add a row per block with its gradient norm, if is_due."""
+        if not self.is_gradient_norm_due:
             return
         weights = [[*block.parameters()] for block in self.model.blocks]
-        grads = [[weight.grad for weight in of_block if weight.grad is not None] for of_block in weights]
-        norms = torch.stack([whole(torch.nn.utils.get_total_norm(of_block)) for of_block in grads]).tolist()
+        grads = [[weight.grad for weight in parameters if weight.grad is not None] for parameters in weights]
+        norms = torch.stack([full_tensor(torch.nn.utils.get_total_norm(parameters)) for parameters in grads]).tolist()
         if self.devices.is_leader:
             for layer, norm in enumerate(norms, start=1):
                 value = norm if math.isfinite(norm) else None
@@ -162,7 +162,7 @@ class TrainingState:
                 self.observations.append({**row, "n": self.config.batch_tokens})
 
     def backward(self, batch: Batch | StaticBatch) -> tuple[Tensor, Tensor]:
-        """Leave the gradients of this device's share of a batch; its cross-entropy and balance loss."""
+        """Compute the gradients of this device's share of a batch; returns its cross-entropy and balance loss."""
         parts = list(batch.parts(self.runtime.micro_batch))
         reported = []
         for index, (inputs_BT, targets_BT, weight) in enumerate(parts, start=1):
@@ -175,7 +175,8 @@ class TrainingState:
         return entropy, balance
 
     def check_divergence(self) -> list[float] | None:
-        """Move the losses of the steps since the last call to the host and judge each; the last step's values."""
+        """Copy the losses since the last call to the host and check each for divergence; returns the last step's
+        values."""
         if not self.recent:
             return None
         rows = self.devices.mean(torch.stack(self.recent)).tolist()
@@ -189,11 +190,11 @@ class TrainingState:
         return rows[-1]
 
     def log(self) -> None:
-        """Judge the recent steps and add a row for the last."""
+        """Check the recent steps for divergence and add a row of the last one to the curves."""
         values = self.check_divergence()
         assert values is not None
         if self.diverged and self.diverged[0] < self.step:
-            return  # what came after is no result, and how much came depends on when it was judged
+            return  # later steps are no result
         loss, balance, grad_norm = (value if math.isfinite(value) else None for value in values)
         now = time.perf_counter()
         self.curves.append(
@@ -210,42 +211,42 @@ class TrainingState:
         self.logged_at, self.logged_step = now, self.step
 
     def observe_if_due(self, observe: Observe | None) -> None:
-        """Add the rows of `observe` every observe_every steps, but not after the last."""
-        due = self.step % self.config.observe_every == 0 and self.step < self.config.n_steps
-        if observe and due and not self.diverged:
+        """Add the rows of `observe` every observe_every steps, except after the last."""
+        is_due = self.step % self.config.observe_every == 0 and self.step < self.config.n_steps
+        if observe and is_due and not self.diverged:
             with self.devices.gathered(self.objective):
                 if self.devices.is_leader:
                     self.observations.extend(observe(self.model, self.step))
 
-    def save(self, folder: Path, *, aside: bool = False) -> None:
-        """Commit a checkpoint; `aside`: it is copied now, and written while training goes on."""
+    def save(self, folder: Path, *, in_background: bool = False) -> None:
+        """Commit a checkpoint; `in_background` copies the state now, and writes while training continues."""
         began = time.perf_counter()
         self.finish_saving()
-        kept = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=aside)
+        tensors = checkpoint.snapshot(self.model, self.optimizer, self.devices, copy=in_background)
         seconds = self.earlier_seconds + self.clock() - self.began
         position = checkpoint.Position(
             step=self.step, curves=[*self.curves], observations=[*self.observations], seconds=seconds
         )
-        if aside and self.devices.is_leader:
+        if in_background and self.devices.is_leader:
             self.writer = self.writer or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-            self.writing = self.writer.submit(checkpoint.commit, folder, kept, position)
+            self.writing = self.writer.submit(checkpoint.commit, folder, tensors, position)
         elif self.devices.is_leader:
-            checkpoint.commit(folder, kept, position)
+            checkpoint.commit(folder, tensors, position)
         self.save_seconds = time.perf_counter() - began
 
     def finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written. Raises what writing it raised."""
+        """Wait for the background checkpoint. Raises its error."""
         writing, self.writing = self.writing, None
         if writing:
             writing.result()
 
     def is_save_due(self, since: float) -> bool:
-        """Whether enough time has passed `since` the last checkpoint that another takes at most 5% of it."""
-        least = max(self.runtime.checkpoint_seconds, 20 * self.save_seconds)
-        return time.perf_counter() - since > least
+        """Whether enough time has passed `since` the last checkpoint to keep checkpoints below 5% of the time."""
+        min_seconds = max(self.runtime.checkpoint_seconds, 20 * self.save_seconds)
+        return time.perf_counter() - since > min_seconds
 
     def resume(self, folder: Path) -> None:
-        """Continue from the newest whole checkpoint, if there is one."""
+        """Continue from the newest full_tensor checkpoint, if there is one."""
         position = checkpoint.read(folder, self.model, self.optimizer, self.devices)
         if position:
             self.step = self.logged_step = position.step
@@ -254,8 +255,8 @@ class TrainingState:
 
 
 Work = Generator[TrainingState | None, None, Result]
-"""Part of the work on a run. Yields the state of training before each step, so that several runs can train together
-(`train.stack`), and None where another run may go on first."""
+"""A run, step by step: yields the state before each training step, so that several runs can train together
+(`train.stack`), and None where another run may continue first."""
 
 
 def divergence(loss: float, grad_norm: float, first_loss: float | None, factor: float) -> str | None:
@@ -281,15 +282,15 @@ def training(
     progress: Callable[[int, list[dict[str, Any]]], None] | None = None,
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Work[Trained]:
-    """Train `model` in place for config.n_steps steps on batch(step) (the whole batch, the same in every process).
+) -> Work[TrainingResult]:
+    """Train `model` in place for config.n_steps steps on batch(step), the full_tensor batch in every process.
 
-    Continues from the newest whole checkpoint in `checkpoints`, where one is. `progress(steps done, curves)` is called
-    after each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the
-    first process observes, and has observations to return. `clock` counts the seconds. Yields before each step.
+    Continues from the newest valid checkpoint in `checkpoints`, if any. `progress(steps done, curves)` is called after
+    each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the first process
+    calls `observe` and returns observations. `clock` measures the run's seconds. Yields before each step.
     """
     choose_attention_backends(config)
-    trained = devices.spread(model, runtime.device).train()
+    trained = devices.place_model(model, runtime.device).train()
     trained.use_kernels(**runtime.chosen_kernels)
     state = TrainingState(trained, config, runtime, devices, clock)
     if checkpoints:
@@ -299,9 +300,9 @@ def training(
             yield from _take_steps(state, feed, checkpoints, observe, progress, stop)
         finally:
             state.finish_saving()
-    devices.collect(trained, model)
+    devices.copy_weights_back(trained, model)
     steps, cause = state.diverged or (state.step, None)
-    return Trained(
+    return TrainingResult(
         outcome="diverged" if state.diverged else "ok",
         diverged_step=steps if state.diverged else None,
         diverged_cause=cause,
@@ -312,13 +313,15 @@ def training(
     )
 
 
-def train(model: Decoder, config: RunConfig, runtime: Runtime, batch: Callable[[int], Sequences], **options) -> Trained:
-    """`training` from its start to its end, by itself."""
-    return to_end(training(model, config, runtime, batch, **options))
+def train(
+    model: Decoder, config: RunConfig, runtime: Runtime, batch: Callable[[int], Sequences], **options
+) -> TrainingResult:
+    """Run `training` to its end."""
+    return run_generator(training(model, config, runtime, batch, **options))
 
 
-def to_end(steps: Generator[object, None, Result]) -> Result:
-    """What a generator returns."""
+def run_generator(steps: Generator[object, None, Result]) -> Result:
+    """Exhaust a generator; its return value."""
     while True:
         try:
             next(steps)
@@ -334,7 +337,7 @@ def _take_steps(
     progress: Callable[[int, list[dict[str, Any]]], None] | None,
     stop: Callable[[], bool] | None,
 ) -> Work[None]:
-    """From where the run stands to its end, or its divergence."""
+    """Train from the current step to the last one, or to divergence."""
     saved_at = state.logged_at = time.perf_counter()
     if state.step == 0:
         state.observe_if_due(observe)
@@ -345,12 +348,12 @@ def _take_steps(
         if state.step % state.config.log_every == 0 or state.step in (1, state.config.n_steps):
             state.log()
         state.observe_if_due(observe)
-        due = checkpoints is not None and state.is_save_due(saved_at)
-        stopping, due = state.devices.any(stop is not None and stop(), due)
-        if checkpoints and (stopping or due):
+        is_due = checkpoints is not None and state.is_save_due(saved_at)
+        stopping, is_due = state.devices.any(stop is not None and stop(), is_due)
+        if checkpoints and (stopping or is_due):
             state.check_divergence()
             if not state.diverged:
-                state.save(checkpoints, aside=state.runtime.saves_aside and not stopping)
+                state.save(checkpoints, in_background=state.runtime.saves_in_background and not stopping)
             saved_at = time.perf_counter()
         if state.diverged:
             return

@@ -1,12 +1,12 @@
-"""AdamW, or Muon for the blocks' matrices beside it, with a linear warm-up and a cosine to min_lr_frac.
+"""AdamW, or Muon for the blocks' matrices with AdamW for the rest; learning rate: linear warm-up, then cosine decay.
 
     adamw    w <- (1 - lr lambda) w - lr m / (sqrt(v) + eps)                                         (1711.05101)
     muon     w <- (1 - lr lambda) w - lr 0.2 sqrt(max(rows, columns)) O(M),  O(M) = U V' of M = U S V'      (2502.16982)
 
-M is the momentum, averaged over steps with MOMENTUM and Nesterov's look ahead; O by five Newton-Schulz steps in bf16
-(`torch.optim.Muon`). The factor gives its updates the rms of AdamW's, so lr and weight_decay mean the same in both:
-a step shrinks a decaying weight by lr * weight_decay, and the weights forget over 1 / (lr * weight_decay) steps
-(2405.13698). Embedding, head, norms and gates are AdamW's also with Muon.
+M is the momentum with MOMENTUM and Nesterov; O takes five Newton-Schulz steps in bf16 (`torch.optim.Muon`). The factor
+gives its updates the rms of AdamW's, so lr and weight_decay mean the same in both: a step shrinks a decaying weight by
+lr * weight_decay, and the weights forget over 1 / (lr * weight_decay) steps (2405.13698). With Muon, embedding, head,
+norms and gates still use AdamW.
 
 `parametrisation` multiplies them, with m_N = d_model / base_width and m_L = n_layers / base_depth (1 with mup):
 
@@ -27,20 +27,20 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.run import RunConfig, TrainConfig
 
 MOMENTUM = 0.95
-"""Of Muon (2502.16982)."""
+"""of Muon (2502.16982)"""
 
 
 def decays(name: str, parameter: nn.Parameter, rule: str) -> bool:
-    """Whether `weight_decay_on` = rule decays this parameter. Vectors decay with 'all' alone, gates as well as norms:
-    so do those of LayerScale's own code (2103.17239)."""
+    """Whether `weight_decay_on` = rule decays this parameter. Vectors, gates as well as norms, decay only with 'all',
+    as in LayerScale's code (2103.17239)."""
     if rule == "all":
         return True
-    is_table = rule == "no_embed_norm" and name.startswith("embed.")
-    return parameter.ndim > 1 and not is_table
+    is_excluded_embedding = rule == "no_embed_norm" and name.startswith("embed.")
+    return parameter.ndim > 1 and not is_excluded_embedding
 
 
 class CombinedOptimizer:
-    """Optimizers with parameters of their own, as one."""
+    """Several optimizers with separate parameters, used as one."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer):
         self.optimizers = optimizers
@@ -51,7 +51,7 @@ class CombinedOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        """What each keeps of a parameter; an entry that is written to is the owner's."""
+        """State by parameter, shared with the optimizers."""
 
     def step(self) -> None:
         for optimizer in self.optimizers:
@@ -66,7 +66,7 @@ AnyOptimizer = torch.optim.Optimizer | CombinedOptimizer
 
 
 class Factors(NamedTuple):
-    """What multiplies lr, adam_eps and weight_decay of a parameter."""
+    """Factors on lr, adam_eps and weight_decay of a parameter."""
 
     lr: float = 1.0
     eps: float = 1.0
@@ -74,7 +74,7 @@ class Factors(NamedTuple):
 
 
 def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
-    """The rules of `parametrisation`: the table at the top of this file."""
+    """The factors of `parametrisation`: the table at the top of this file."""
     width, depth = config.width_multiplier, config.depth_multiplier
     if not name.startswith("blocks."):
         return Factors(eps=1 / width)
@@ -85,9 +85,9 @@ def factors(name: str, parameter: nn.Parameter, config: ModelConfig) -> Factors:
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
-    """The optimizer of a run, fused where the device has it, each part in groups: decaying and not, by their factors.
+    """The optimizer of a run, fused if the device supports it, with parameter groups by decay and factors.
 
-    A group's `lr_factor` is what the learning rate of a step is multiplied by.
+    A group's `lr_factor` multiplies the learning rate.
     """
     named = list(model.named_parameters())
     is_muon = {name: config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2 for name, p in named}
@@ -117,17 +117,17 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> AnyOptimizer:
 
 
 def set_learning_rate(optimizer: AnyOptimizer, lr: float) -> None:
-    """Set each group's share; where a captured step reads it from memory (`train.cuda_graph`), it is written there."""
+    """Set each group's learning rate, in place if it is a tensor (`train.cuda_graph`)."""
     for group in optimizer.param_groups:
-        own = group["lr_factor"] * lr
-        group["lr"] = group["lr"].fill_(own) if isinstance(group["lr"], Tensor) else own
+        group_lr = group["lr_factor"] * lr
+        group["lr"] = group["lr"].fill_(group_lr) if isinstance(group["lr"], Tensor) else group_lr
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """The learning rate of step 0 .. n_steps - 1: rises linearly to lr, then falls as a cosine to min_lr_frac * lr.
 
-    Two steps are at lr, the last of the rise and the first of the fall, and the last step is at the floor. The schedule
-    of transformers (get_cosine_schedule_with_warmup) begins at 0 and ends a little above its floor.
+    Both the last step of warm-up and the first step after it are at lr; the last step is at the minimum. transformers'
+    get_cosine_schedule_with_warmup instead begins at 0 and ends a little above its minimum.
     """
     warmup = round(config.warmup_frac * config.n_steps)
     if step < warmup:

@@ -1,6 +1,6 @@
-"""Where and how fast a run is computed: everything that may change between two machines that compute the same run.
+"""Where and how a run is computed: device, precision, kernels and everything else that does not define the run.
 
-None of it is part of `run_id`; what was used is recorded in the run's manifest, because kernels change rounding.
+None of it is part of `run_id`; it is recorded in the run's manifest, because kernels round differently.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ class Runtime:
     experts_kernel: str = "grouped"
     products_kernel: str = "blas"
     kernel_reasons: dict[str, str] = field(default_factory=dict)
-    """Why each of them was chosen: what stood against the others."""
+    """Why each kernel was chosen over others."""
     parallel: Parallel = "none"
     micro_batch: int | None = None
     compile: bool = False
     cuda_graph: bool = False
     checkpoint_seconds: float = 30.0
-    saves_aside: bool = False
-    """Whether a thread writes checkpoints while training goes on: where a device computes, and the host has time."""
+    saves_in_background: bool = False
+    """Whether a thread writes checkpoints while training continues: on GPUs, where the host is idle."""
 
     @property
     def chosen_kernels(self) -> dict[str, str]:
-        """What computes each part: the arguments of `Decoder.use_kernels`."""
+        """The arguments of `Decoder.use_kernels`."""
         chosen = {"attention": self.attention_kernel, "experts": self.experts_kernel}
         return {**chosen, "products": self.products_kernel}
 
@@ -51,7 +51,7 @@ class Runtime:
 
 
 def find_device(device: str) -> torch.device:
-    """The device of that name; 'auto' is a GPU where there is one. Raises ValueError for one that is not there."""
+    """The device of that name; 'auto' is a GPU if there is one. Raises ValueError for a device that does not exist."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -65,91 +65,91 @@ def find_device(device: str) -> torch.device:
     return chosen
 
 
-def resolve(config: RunConfig, wanted: RuntimeConfig = DEFAULT) -> Runtime:
-    """What 'auto' means here. Raises ValueError for a device, kernel or number of threads that is not there, and for a
-    CUDA graph of steps that cannot be one."""
-    chosen = find_device(wanted.device)
-    if wanted.threads is not None and wanted.threads > (os.cpu_count() or 1):
-        raise ValueError(f"threads={wanted.threads} must lie between 1 and {os.cpu_count()}")
+def resolve(config: RunConfig, runtime: RuntimeConfig = DEFAULT) -> Runtime:
+    """Resolve every 'auto'. Raises ValueError for a device, kernel or number of threads that does not exist here, and
+    for cuda_graph=true if the steps cannot be captured."""
+    device = find_device(runtime.device)
+    if runtime.threads is not None and runtime.threads > (os.cpu_count() or 1):
+        raise ValueError(f"threads={runtime.threads} must lie between 1 and {os.cpu_count()}")
     precision = config.precision
     if precision == "auto":
-        precision = "bf16" if chosen.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    products = torch.bfloat16 if precision == "bf16" else torch.float32
-    here = kernels.setting(config, chosen, products)
-    attention = kernels.choose("attention", wanted.attention_kernel, here)
-    experts = kernels.choose("experts", wanted.experts_kernel if config.n_experts else "auto", here)
-    matrices = kernels.choose("products", wanted.products_kernel, here)
+        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    setting = kernels.setting(config, device, dtype)
+    attention = kernels.choose("attention", runtime.attention_kernel, setting)
+    experts = kernels.choose("experts", runtime.experts_kernel if config.n_experts else "auto", setting)
+    matrices = kernels.choose("products", runtime.products_kernel, setting)
     reasons = {"attention": attention.reason, "experts": experts.reason, "products": matrices.reason}
     obstacle = None
-    if wanted.cuda_graph:
-        obstacle = cuda_graph.obstacle(config, chosen, wanted.parallel, attention.kernel, experts.kernel)
-        reasons["cuda_graph"] = obstacle or "nothing stands against it"
-    if obstacle and wanted.cuda_graph is True:
-        raise ValueError(f"cuda_graph=true cannot be: {obstacle}; use auto, which then goes without, or false")
+    if runtime.cuda_graph:
+        obstacle = cuda_graph.obstacle(config, device, runtime.parallel, attention.kernel, experts.kernel)
+        reasons["cuda_graph"] = obstacle or "the steps can be captured"
+    if obstacle and runtime.cuda_graph is True:
+        raise ValueError(f"cuda_graph=true is not possible: {obstacle}; use auto or false")
     return Runtime(
-        device=chosen,
+        device=device,
         precision=precision,
-        threads=wanted.threads or torch.get_num_threads(),
+        threads=runtime.threads or torch.get_num_threads(),
         attention_kernel=attention.kernel,
         experts_kernel=experts.kernel,
         products_kernel=matrices.kernel,
         kernel_reasons=reasons,
-        parallel=wanted.parallel,
-        micro_batch=wanted.micro_batch,
-        compile=wanted.compiles(config.n_steps, chosen.type == "cuda"),
-        cuda_graph=bool(wanted.cuda_graph) and obstacle is None,
-        checkpoint_seconds=wanted.checkpoint_seconds,
-        saves_aside=chosen.type == "cuda",
+        parallel=runtime.parallel,
+        micro_batch=runtime.micro_batch,
+        compile=runtime.compiles(config.n_steps, device.type == "cuda"),
+        cuda_graph=bool(runtime.cuda_graph) and obstacle is None,
+        checkpoint_seconds=runtime.checkpoint_seconds,
+        saves_in_background=device.type == "cuda",
     )
 
 
 def compile_blocks(model: Decoder) -> None:
-    """Compile each block for the shapes that it meets; blocks of one kind share their code.
+    """Compile each block for static shapes; blocks of one kind share their code.
 
-    Never with symbolic sizes, which a second shape in one process would get: they are slower.
+    Symbolic sizes, which a second shape in one process would get by default, are slower.
     """
     for block in model.blocks:
         block.compile(dynamic=False)
 
 
 def choose_attention_backends(config: RunConfig) -> None:
-    """Keep PyTorch's attention from cuDNN under a mask, where its backward pass can give NaN (pytorch issue 196678),
-    which would be recorded as divergence. For the whole process: a context is no part of a compiled graph."""
+    """Disable cuDNN attention with a mask, where its backward pass can give NaN (pytorch issue 196678), which would be
+    recorded as divergence. For the whole process: a context manager cannot be part of a compiled graph."""
     is_masked = config.sliding_window is not None or config.mask_documents
     torch.backends.cuda.enable_cudnn_sdp(not is_masked)
 
 
 def dropout_masks(config: RunConfig, step: int, rank: int, device: torch.device) -> AbstractContextManager[None]:
-    """While it is open, what is dropped is a function of the seed, the step and the process: a run that resumes drops
-    what it would have dropped. Another kernel, device or micro-batch drops other entries, as it rounds otherwise."""
-    return _random(config.seed, f"dropout:{step}:{rank}", device) if config.drops else contextlib.nullcontext()
+    """Context in which dropout is a function of seed, step and process, so a resumed run drops the same entries. Other
+    kernels, devices or micro-batches drop other entries."""
+    return _seeded(config.seed, f"dropout:{step}:{rank}", device) if config.drops else contextlib.nullcontext()
 
 
 @contextmanager
-def _random(seed: int, name: str, device: torch.device) -> Generator[None]:
-    """PyTorch's own random numbers are those of a name, and go on after it as if nothing had been drawn."""
+def _seeded(seed: int, name: str, device: torch.device) -> Generator[None]:
+    """Context in which PyTorch's random numbers are a function of (seed, name); its state is restored afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(generator(seed, name).initial_seed())
         yield
 
 
 SHORTAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""What errors say that are no OutOfMemoryError: a library of the GPU could not get its workspace."""
+"""Texts of errors other than OutOfMemoryError: a GPU library could not allocate its workspace."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on whatever device."""
+    """Whether an allocation failed, on any device."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in SHORTAGES)
 
 
-NEIGHBOURS_SHARE = 0.1
-"""of a GPU's memory, from which another process on it may be why there is too little."""
+OTHER_PROCESSES_SHARE = 0.1
+"""Share of a GPU's memory from which other processes may be the cause of a shortage."""
 
 
-def neighbours_bytes(device: torch.device) -> int:
-    """Memory of a GPU that other processes hold; 0 on a CPU, where the kernel kills and does not say."""
+def other_processes_bytes(device: torch.device) -> int:
+    """GPU memory held by other processes; 0 on a CPU, where the kernel kills without an error."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)
     held = total - free - torch.cuda.memory_reserved(device)
-    return held if held > NEIGHBOURS_SHARE * total else 0
+    return held if held > OTHER_PROCESSES_SHARE * total else 0

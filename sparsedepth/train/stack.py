@@ -1,8 +1,8 @@
-"""Train several runs step by step together: one pass of one stacked model (`model.stack`) computes all gradients.
+"""Train several runs step by step together: one pass of a stacked model (`model.stack`) computes all gradients.
 
-Each run keeps its own position, schedule, clipping, divergence and checkpoints (`loop.training`). It yields before each
-step; its gradients are put in place here, and it takes the step. A run that has ended, diverged or failed is not waited
-for: the others go on without it. Where memory runs out the stack is halved, down to single runs.
+Each run keeps its own position, schedule, clipping, divergence check and checkpoints (`loop.training`). It yields
+before each step, receives its gradients here, and then takes the step. The others continue without a run that has
+ended, diverged or failed. When memory runs out the stack is halved, down to single runs.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ SHARED_OUTSIDE_MODEL = ("batch_tokens", "train_tokens", "precision")
 
 
 def can_stack(*runs: RunConfig) -> bool:
-    """Whether runs can train as one model: equal shapes, steps and precision, no experts, and of `depth_scale` one
-    place at most besides 'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
+    """Whether runs can train as one model: equal shapes, steps and precision, no experts, and at most one `depth_scale`
+    besides 'none'. Seed, optimizer, initial weights, text and measures may differ (`Role.stacked`)."""
     first, *others = runs
     equal = fields_where(ModelConfig, lambda role: role.stacked != "own")
     unstacked = fields_where(ModelConfig, lambda role: role.stacked == "no")
@@ -41,7 +41,7 @@ def can_stack(*runs: RunConfig) -> bool:
 
 
 class Clock:
-    """Seconds that one run took of a process which computes several: while it is open, and its share of a stack's."""
+    """Seconds of one run in a process that trains several: while the clock is open, and its share of a stack's time."""
 
     def __init__(self) -> None:
         self._seconds, self._opened = 0.0, None
@@ -60,14 +60,14 @@ class Clock:
 
 
 def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> list[Result | Exception]:
-    """Take every run, its training and what follows, to its end: what each returns, or raises."""
+    """Run every generator to its end: training and what follows. Returns each one's return value or exception."""
     results: dict[int, Result | Exception] = {}
     stacks = _Stacks(len(runs))
     with contextlib.ExitStack() as cleanup:
         for run in runs:
             cleanup.enter_context(contextlib.closing(run))
         while len(results) < len(runs):
-            waiting: dict[int, TrainingState] = {}
+            states: dict[int, TrainingState] = {}
             for number, run in enumerate(runs):
                 if number not in results:
                     with clocks[number]:
@@ -78,24 +78,24 @@ def train_together(runs: Sequence[Work[Result]], clocks: Sequence[Clock]) -> lis
                         except Exception as error:
                             results[number] = error
                         else:
-                            waiting |= {number: state} if state else {}
-            stacks.leave_gradients(list(waiting.values()), [clocks[number] for number in waiting])
+                            states |= {number: state} if state else {}
+            stacks.compute_gradients(list(states.values()), [clocks[number] for number in states])
     return [results[number] for number in range(len(runs))]
 
 
 class _Stacks:
-    """The stacked models of the runs that go on, each of at most `size`."""
+    """The stacked models of the active runs, each of at most `size` runs."""
 
     def __init__(self, size: int):
         self.size = size
-        self._kept: dict[tuple[int, ...], tuple[StackedDecoder, list[TrainingState]]] = {}
+        self._stacks: dict[tuple[int, ...], tuple[StackedDecoder, list[TrainingState]]] = {}
 
-    def leave_gradients(self, runs: list[TrainingState], clocks: list[Clock]) -> None:
-        """Put in place what each next step needs; a run that is left alone computes its own."""
+    def compute_gradients(self, runs: list[TrainingState], clocks: list[Clock]) -> None:
+        """Compute what each next step needs; a single remaining run computes its own."""
         groups = [slice(start, start + self.size) for start in range(0, len(runs), self.size)]
         groups = [group for group in groups if len(runs[group]) > 1]
         used = {tuple(map(id, runs[group])) for group in groups}
-        self._kept = {key: kept for key, kept in self._kept.items() if key in used}  # gone before the next are made
+        self._stacks = {key: stack for key, stack in self._stacks.items() if key in used}  # freed before new ones
         try:
             for group in groups:
                 began = time.perf_counter()
@@ -107,29 +107,29 @@ class _Stacks:
             if not is_out_of_memory(error):
                 raise
         self.size //= 2
-        self._kept.clear()
+        self._stacks.clear()
         gc.collect()
         logging.warning("out of memory; training %d runs at a time", self.size)
         for run in runs:
-            run.given = None
+            run.precomputed = None
             run.optimizer.zero_grad(set_to_none=True)
-        self.leave_gradients(runs, clocks)
+        self.compute_gradients(runs, clocks)
 
     def _stack_of(self, runs: list[TrainingState]) -> StackedDecoder:
         key = tuple(map(id, runs))
-        if key not in self._kept:
+        if key not in self._stacks:
             stack, runtime = StackedDecoder([run.model for run in runs]), runs[0].runtime
             stack.decoder.use_kernels(**runtime.chosen_kernels)
             if runtime.compile:
                 compile_blocks(stack.decoder)
             for run in runs:
-                run.captured = None  # a graph of its steps reads the weights where they were before they moved here
-            self._kept[key] = stack, runs  # the runs too: while they live no other has their ids
-        return self._kept[key][0]
+                run.captured = None  # its graph reads the weights' old memory
+            self._stacks[key] = stack, runs  # keeping the runs keeps their ids unique
+        return self._stacks[key][0]
 
 
 def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
-    """Leave with each run the gradients of its batch, its cross-entropy and its balance loss (there are no experts).
+    """Give each run the gradients of its batch, its cross-entropy and its balance loss (NaN: there are no experts).
 
     The gradient of the sum of the losses is each run's own gradient: no run's loss depends on another's weights.
     """
@@ -149,4 +149,4 @@ def backward(stack: StackedDecoder, runs: Sequence[TrainingState]) -> None:
         reported.append(rows_S3.detach()[:, 1:])
     stack.hand_out_gradients()
     for run, row in zip(runs, torch.stack(reported).sum(0), strict=True):
-        run.given = (row[0], row[1])
+        run.precomputed = (row[0], row[1])

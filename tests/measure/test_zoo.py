@@ -17,7 +17,7 @@ from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.probe.fork import probing
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.quantities import PROFILED
-from sparsedepth.train.loop import Trained, train
+from sparsedepth.train.loop import TrainingResult, train
 from sparsedepth.train.runtime import resolve
 
 BASE = {
@@ -54,14 +54,14 @@ def held_out(seq_len: int, n_tokens: int, skip_tokens: int) -> Sequences:
     return next_tokens((start * 5 + np.arange(seq_len + 1)) % 12)
 
 
-def trained(**fields) -> tuple[RunConfig, Decoder, Trained]:
+def trained(**fields) -> tuple[RunConfig, Decoder, TrainingResult]:
     config = build(RunConfig, {**BASE, **fields}, "test")
     model = Decoder(config, config.seed)
     return config, model, train(model, config, resolve(config, RuntimeConfig(device="cpu", threads=1)), counting)
 
 
 @functools.cache
-def of_the_zoo(name: str) -> tuple[RunConfig, Decoder, Trained]:
+def of_the_zoo(name: str) -> tuple[RunConfig, Decoder, TrainingResult]:
     return trained(**ZOO[name])
 
 

@@ -84,14 +84,14 @@ def test_training_and_measuring_compute_one_function(training):
     (found,) = torch.autograd.grad(y.square().sum(), x)
     torch.testing.assert_close(y, plain)
     torch.testing.assert_close(found, expected)
-    assert ("_Normed" in type(y.grad_fn).__name__) is training
+    assert ("_RMSNorm" in type(y.grad_fn).__name__) is training
 
 
 def test_a_training_step_takes_every_short_way_and_another_mode_none():
     fields = {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_kv_heads": 1, "d_ff": 24, "vocab_size": 11, "seq_len": 6}
     model = Decoder(build(ModelConfig, fields, "test"))
     tokens_BT = torch.arange(12).view(2, 6) % 11
-    by_hand = {"_NormedBackward", "_RotatedHeadsBackward", "_SwiGLUBackward"}
+    by_hand = {"_RMSNormBackward", "_RotatedHeadsBackward", "_SwiGLUBackward"}
     found = {}
     for training in (True, False):
         logits_BTV = model.train(training)(tokens_BT)

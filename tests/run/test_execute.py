@@ -21,7 +21,7 @@ from sparsedepth.run.train_and_measure import Infeasible, Options
 from sparsedepth.store import run_record
 from sparsedepth.sweep.status import state_of
 from sparsedepth.train.loop import Interrupted, training
-from sparsedepth.train.runtime import is_out_of_memory, neighbours_bytes
+from sparsedepth.train.runtime import is_out_of_memory, other_processes_bytes
 
 CPU = RuntimeConfig(device="cpu", threads=1)
 
@@ -127,7 +127,7 @@ def test_a_neighbours_memory_is_waited_for(tmp_path, monkeypatch):
         return training(model, config, runtime, *arguments, **options)
 
     monkeypatch.setattr(train_and_measure, "training", briefly_short)
-    monkeypatch.setattr(train_and_measure, "neighbours_bytes", lambda device: 2**33)
+    monkeypatch.setattr(train_and_measure, "other_processes_bytes", lambda device: 2**33)
     monkeypatch.setattr(train_and_measure, "NEIGHBOUR_SECONDS", 0.01)
     made = run_record.read_run(execute(config(tmp_path), tmp_path / "results", Options(runtime=CPU)))
     assert tried == [None] * 3 and made.manifest["micro_batch"] is None
@@ -138,7 +138,7 @@ def test_what_a_neighbour_holds(monkeypatch, free, expected):
     """Of 100, 10 are this process's own; 5 for the context of whoever is no neighbour."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)
-    assert neighbours_bytes(torch.device("cuda")) == expected and neighbours_bytes(torch.device("cpu")) == 0
+    assert other_processes_bytes(torch.device("cuda")) == expected and other_processes_bytes(torch.device("cpu")) == 0
 
 
 def test_another_error_is_no_shortage(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from sparsedepth.train import loop
 from sparsedepth.train.cuda_graph import WARM_UP, CudaCapture, obstacle
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
-from sparsedepth.train.loop import Interrupted, Trained, TrainingState, train
+from sparsedepth.train.loop import Interrupted, TrainingResult, TrainingState, train
 from sparsedepth.train.runtime import is_out_of_memory, resolve
 from sparsedepth.train.stack import Clock, _Stacks
 
@@ -66,14 +66,14 @@ def counting(step: int, partly: bool = False) -> Sequences:
     return Sequences(inputs=whole.inputs, targets=np.where(np.arange(8) < counts_B1, whole.targets, IGNORED))
 
 
-def run(setup: dict[str, Any], captured: bool, **options: Any) -> tuple[Decoder, Trained]:
+def run(setup: dict[str, Any], captured: bool, **options: Any) -> tuple[Decoder, TrainingResult]:
     cfg, changes, partly = split(setup)
     runtime = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), cuda_graph=captured, **changes)
     model = Decoder(cfg, cfg.seed)
     return model, train(model, cfg, runtime, lambda step: counting(step, partly), **options)
 
 
-def assert_equal(one: tuple[Decoder, Trained], other: tuple[Decoder, Trained]) -> None:
+def assert_equal(one: tuple[Decoder, TrainingResult], other: tuple[Decoder, TrainingResult]) -> None:
     for name, weight in one[0].named_parameters():
         assert weight.equal(other[0].get_parameter(name)) or not weight.isfinite().any(), name
     curves = [[{**row, "tokens_per_second": 0} for row in trained.curves] for _, trained in (one, other)]
@@ -158,7 +158,7 @@ def test_steps_that_are_not_as_the_captured_one_are_taken_plainly(monkeypatch):
     odd = counting(7)[:2]
     for state in states:
         take_steps(state, 5)
-        state.given = state.backward(Batch.of(counting(6)))
+        state.precomputed = state.backward(Batch.of(counting(6)))
         state.take_step(Batch.of(counting(6)))
         state.take_step(Batch.of(odd))
         take_steps(state, 2)
@@ -238,7 +238,7 @@ def test_where_a_step_can_be_a_graph(monkeypatch, fields, device, parallel, capa
 
 def test_what_is_asked_for_and_cannot_be_is_an_error_and_auto_goes_without():
     cfg = split({})[0]
-    with pytest.raises(ValueError, match="cuda_graph=true cannot be: it needs a CUDA device, not cpu; use auto"):
+    with pytest.raises(ValueError, match="cuda_graph=true is not possible: it needs a CUDA device, not cpu; use auto"):
         resolve(cfg, RuntimeConfig(device="cpu", cuda_graph=True))
     auto = resolve(cfg, RuntimeConfig(device="cpu", cuda_graph="auto"))
     assert not auto.cuda_graph and "CUDA device" in auto.kernel_reasons["cuda_graph"]
@@ -335,7 +335,7 @@ def test_a_stack_ends_the_graphs_of_those_that_join_it(monkeypatch):
         for step in (5, 6):
             for run in runs:
                 run.batch = Batch.of(counting(step))
-            stacks.leave_gradients(runs, [Clock(), Clock()])
+            stacks.compute_gradients(runs, [Clock(), Clock()])
             for run in runs:
                 run.take_step(run.batch)
         take_steps(runs[0], 2)

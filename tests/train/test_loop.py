@@ -97,7 +97,7 @@ def test_resumed_run_ends_bit_equal(tmp_path, kill_step, fields):
 def test_a_checkpoint_that_is_written_aside_is_of_the_step_it_was_taken_at(tmp_path):
     """Training goes on, in place, while a thread writes: the copy does not."""
     cfg = config()
-    runtime = dataclasses.replace(resolve(cfg, CPU), saves_aside=True, checkpoint_seconds=0.0)
+    runtime = dataclasses.replace(resolve(cfg, CPU), saves_in_background=True, checkpoint_seconds=0.0)
     whole_model, _ = run(cfg)
     calls = iter(range(1, 1000))
     with pytest.raises(Interrupted):
@@ -129,7 +129,7 @@ def test_what_goes_wrong_in_writing_aside_ends_the_run(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "commit", full)
-    runtime = dataclasses.replace(resolve(config(), CPU), saves_aside=True, checkpoint_seconds=0.0)
+    runtime = dataclasses.replace(resolve(config(), CPU), saves_in_background=True, checkpoint_seconds=0.0)
     with pytest.raises(OSError, match="No space"):
         train(Decoder(config()), config(), runtime, counting, checkpoints=tmp_path)
 

@@ -16,7 +16,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.train import stack
-from sparsedepth.train.loop import Interrupted, Trained, train, training
+from sparsedepth.train.loop import Interrupted, TrainingResult, train, training
 from sparsedepth.train.runtime import resolve
 from sparsedepth.train.stack import Clock, can_stack, train_together
 
@@ -49,7 +49,7 @@ def steps_of(cfg: RunConfig, model: Decoder, runtime: dict | None = None, **opti
     return training(model, cfg, there, functools.partial(batch, cfg), **options)
 
 
-def alone(cfg: RunConfig, **runtime) -> tuple[Decoder, Trained]:
+def alone(cfg: RunConfig, **runtime) -> tuple[Decoder, TrainingResult]:
     model = Decoder(cfg, cfg.seed)
     there = dataclasses.replace(resolve(cfg, RuntimeConfig(device="cpu")), **runtime)
     return model, train(model, cfg, there, functools.partial(batch, cfg))
@@ -62,7 +62,7 @@ def stacked(configs: list[RunConfig], options: list[dict] | None = None, **runti
     return models, train_together(runs, [Clock() for _ in configs])
 
 
-def losses(trained: Trained) -> list[float]:
+def losses(trained: TrainingResult) -> list[float]:
     return [row["train_loss"] for row in trained.curves]
 
 
