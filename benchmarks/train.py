@@ -129,7 +129,7 @@ def ours(config: RunConfig, runtime: Runtime) -> Step:
 def stacked(config: RunConfig, runtime: Runtime) -> Step:
     """A step of several runs, of seeds of their own, as one model: what a sweep's worker does with small runs."""
     configs = [config.model_copy(update={"seed": config.seed + i}) for i in range(RUNS_OF_STEP[STACKED])]
-    models = [ALONE.spread(Decoder(run, run.seed), runtime.device).train() for run in configs]
+    models = [ALONE.place_model(Decoder(run, run.seed), runtime.device).train() for run in configs]
     states = [TrainingState(model, run, runtime, ALONE) for model, run in zip(models, configs, strict=True)]
     stack = StackedDecoder(models)
 
