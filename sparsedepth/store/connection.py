@@ -1,13 +1,12 @@
-"""Ask the store questions in SQL, over the views `runs`, `curves`, `layers`, `heads`, `pairs`, `tokens` and
-`difficulty`; and over `toys` and `toy_curves`, the teacher-student networks, and `evals`, scores of
-lm-evaluation-harness.
+"""SQL over results: the views `runs`, `curves`, `layers`, `heads`, `pairs`, `tokens` and `difficulty`; `toys` and
+`toy_curves` (teacher-student networks); `evals` (scores of lm-evaluation-harness).
 
-The database lives in memory and is fenced by construction, so that a query can come from anyone. The rows are handed to
-DuckDB as Arrow data; then access to files, network and extensions is switched off and the configuration is locked. A
-query is one SELECT (or DESCRIBE, SUMMARIZE, SHOW), calls no table function but a few harmless ones, runs in a read-only
-transaction, and ends at a limit of time, memory or rows. The limits act between batches of rows: one call that builds
-one huge value, such as repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. Strangers' questions are
-therefore asked in a process with limits of its own: `store.sandbox`, as the command line does.
+The database is in memory and safe for untrusted queries: its rows are handed to DuckDB as Arrow data, then access to
+files, network and extensions is switched off and the configuration locked. A query is one SELECT (or DESCRIBE,
+SUMMARIZE, SHOW), calls only a few harmless table functions, runs in a read-only transaction, and has limits of time,
+memory and rows. These limits act between batches of rows: a call that builds one huge value, such as
+repeat('x', 4000000000), is bounded only by DuckDB's 4 GB per value. The command line therefore runs queries in a
+process with limits of its own (`store.sandbox`).
 """
 
 import functools
@@ -49,37 +48,37 @@ MAX_ANSWER_ROWS = 1_000_000
 MAX_FRAME_ROWS = 20_000_000
 MAX_QUERY_LENGTH = 100_000
 TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest", "json_each"})
-"""Table functions a query may call. Others read files, run SQL that is not seen here, or change settings."""
+"""Table functions a query may call. Others read files, run unchecked SQL, or change settings."""
 
 _SETTINGS_FUNCTIONS = frozenset({"current_setting", "write_log"})
-_OWN_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
-"""The database's own functions and tables: of settings, which may hold a path of this machine, and of logs."""
+_INTERNAL_TABLES = re.compile(r"pg_|duckdb_|pragma_|sqlite_")
+"""The database's internal functions and tables, of settings (which may hold paths of this machine) and logs."""
 
 _CONFIG: dict[str, Any] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
     "allow_community_extensions": False,
-    "python_enable_replacements": False,  # else FROM x would read Python's local variable x
-    "temp_directory": "",  # else a large sort would write to the current folder
+    "python_enable_replacements": False,  # otherwise FROM x would read Python's local variable x
+    "temp_directory": "",  # otherwise a large sort would write to the current folder
     "memory_limit": "2GB",
 }
 
 
 class ViewRows(NamedTuple):
-    """Part of a view."""
+    """The rows of one results folder in a view."""
 
     rows: pa.Table | LazyTable
     columns: str
-    """SQL of what the view takes from them."""
+    """SQL of the columns that the view takes."""
     copies: list[str]
-    """run_ids in them that another part holds already."""
+    """run_ids to leave out, which an earlier folder holds."""
 
 
 Fetched = TypeVar("Fetched")
 
 
 class Store:
-    """Complete runs, open for questions. Close it, or use it in a `with`."""
+    """Complete runs, open for queries. Close it, or use it in a `with`."""
 
     def __init__(
         self,
@@ -90,13 +89,13 @@ class Store:
         self._connection = connection
         self._cached = cached
         self._add_tuning: Callable[[], None] | None = None
-        """What is left to do for TUNING_COLUMNS until a query may read one."""
+        """Computes TUNING_COLUMNS, before the first query that may read one."""
         self.time_limit = time_limit
-        """Seconds that a query may take."""
+        """Seconds per query."""
         self.roots: tuple[Path, ...] = ()
-        """The folders that it was opened with."""
+        """The folders it was opened with."""
         self.damaged: tuple[DamagedRun, ...] = ()
-        """Those that were left out."""
+        """Damaged runs, which were left out."""
         self.close = weakref.finalize(self, connection.close)
 
     def __enter__(self) -> Self:
@@ -106,7 +105,7 @@ class Store:
         self.close()
 
     def sql(self, text: str, max_rows: int = MAX_ANSWER_ROWS) -> QueryResult:
-        """The answer to one SELECT. Raises ValueError, in one line, if it is wrong, forbidden or beyond a limit."""
+        """The answer to one SELECT. Raises ValueError, in one line, if it is invalid, forbidden or beyond a limit."""
 
         def fetch(cursor: duckdb.DuckDBPyConnection) -> QueryResult:
             rows = cursor.fetchmany(max_rows + 1)
@@ -116,8 +115,7 @@ class Store:
         return self._run(text, fetch)
 
     def frame(self, text: str, max_rows: int = MAX_FRAME_ROWS) -> "pd.DataFrame":
-        """The same as a pandas DataFrame; NULL is NaN there, so a whole-number column with NULL becomes float.
-        Raises ValueError as `sql` does."""
+        """The answer as a DataFrame, with NaN for NULL: integer columns with NULL become float. Raises as `sql`."""
         import pandas as pd
 
         def fetch(cursor: duckdb.DuckDBPyConnection) -> pd.DataFrame:
@@ -132,17 +130,17 @@ class Store:
         return self._run(text, fetch)
 
     def condition(self, text: str) -> str:
-        """An SQL condition over `runs`, in brackets that it cannot leave. Raises ValueError where it is none."""
+        """An SQL condition over `runs`, safely in brackets. Raises ValueError if it is not a condition."""
         bracketed = f"({text}\n)"  # the line break ends a comment in the condition
-        try:  # in brackets, all that may follow a condition is an error: GROUP BY, UNION; alone, a bracket too many
-            for whole in (bracketed, text):
-                self.sql(f"SELECT count(*) FROM runs WHERE {whole}")
+        try:  # with brackets, a following GROUP BY or UNION is an error; without, an unbalanced bracket is
+            for condition in (bracketed, text):
+                self.sql(f"SELECT count(*) FROM runs WHERE {condition}")
         except ValueError as error:
             raise ValueError(f"where {text!r}: {error}") from None
         return bracketed
 
     def schema(self) -> QueryResult:
-        """Every column of every view, and every value of `metric`, with type, unit and meaning."""
+        """All columns of all views, and all values of `metric`, with type, unit and meaning."""
         views = {**COLUMNS, "runs": (*COLUMNS["runs"], *TUNING_COLUMNS), **TOY_COLUMNS, "evals": EVAL_COLUMNS}
         columns = [
             (column.view, column.name, column.type, column.unit, column.meaning)
@@ -159,11 +157,11 @@ class Store:
         connection = self._connection
         try:
             statement, tree = _only_select(connection, text)
-            named = {str(node.get("table_name")).lower() for node in tree}
-            self._attach(named)
-            if self._add_tuning and "runs" in named and _may_read_tuning(tree):
-                add, self._add_tuning = self._add_tuning, None
-                add()
+            tables = {str(node.get("table_name")).lower() for node in tree}
+            self._attach(tables)
+            if self._add_tuning and "runs" in tables and _may_read_tuning(tree):
+                add_tuning, self._add_tuning = self._add_tuning, None
+                add_tuning()
             with _read_only(connection), _time_limit(connection, self.time_limit):
                 return fetch(connection.execute(statement))
         except duckdb.InterruptException:
@@ -176,36 +174,36 @@ class Store:
             raise ValueError(f"the query cannot be run: {error}") from None
 
     def read_tables(self) -> None:
-        """Read what is unread of the tables now, and cache it. Raises DamagedRun."""
+        """Read all unread tables now, and cache them. Raises DamagedRun."""
         for rows in self._cached.values():
             if isinstance(rows, UnreadTable):
                 rows.in_memory()
 
-    def _attach(self, named: set[str]) -> None:
-        """Put the cached rows that a query needs in place of their empty stand-ins."""
-        for name in [name for name in self._cached if {name, _view_of(name)} & named]:
+    def _attach(self, tables: set[str]) -> None:
+        """Replace the empty placeholders of these tables by the cached rows."""
+        for name in [name for name in self._cached if {name, name.partition("_")[0]} & tables]:
             self._connection.register(name, self._cached.pop(name).dataset())
 
 
 def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged: bool = False) -> Store:
     """Open the complete runs of results folders, folders of run folders, or single run folders, as one store.
 
-    A run that is met twice counts once. `time_limit` is in seconds per query. Raises ValueError where there is no
-    complete run, toy or evaluation, or two runs of one run_id differ, DamagedRun where a file is not the one that was
-    written. With `skip_damaged`, damaged runs are left out, with a warning that counts them.
+    Copies of a run count once. `time_limit` is in seconds per query. Raises ValueError if there is no complete run, toy
+    or evaluation, or two runs with the same run_id differ; DamagedRun if a file fails its checksum. With
+    `skip_damaged`, damaged runs are left out with a warning.
     """
     damaged: list[DamagedRun] | None = [] if skip_damaged else None
     roots = list(dict.fromkeys(Path(path) for path in paths))
     parts = find_runs(roots, damaged)
-    others: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
-    if not parts and not any(map(len, others.values())):
+    toys_and_evals: dict[str, pa.Table] = {**read_toys(roots), "evals": read_evals(roots)}
+    if not parts and not any(map(len, toys_and_evals.values())):
         raise ValueError(f"no complete run under {', '.join(repr(str(root)) for root in roots)}; name a results folder")
     sources: dict[Table, list[ViewRows]] = {view: [] for view in COLUMNS}
-    taken: set[str] = set()
+    seen: set[str] = set()
     for part in parts or [Part(root=roots[0], runs=[])]:
         run_ids = {run.run_id for run in part.runs}
-        copies = sorted(run_ids & taken)
-        taken |= run_ids
+        copies = sorted(run_ids & seen)
+        seen |= run_ids
         for rows in load(part, damaged) if len(copies) < len(run_ids) or not parts else ():
             sources["runs"].append(ViewRows(rows.runs, _run_columns(part.root), copies))
             for table in TABLES:
@@ -213,7 +211,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
     connection = duckdb.connect(":memory:", config=_CONFIG)
     try:
         cached = _make_views(connection, sources)
-        for view, table in others.items():
+        for view, table in toys_and_evals.items():
             connection.register(view, table)
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
@@ -231,7 +229,7 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
 
 
 def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iterable[Part]) -> None:
-    """Give `runs` its TUNING_COLUMNS: each sweep's runs are judged among the runs of their results folder."""
+    """Add TUNING_COLUMNS to `runs`, computed for each results folder from the runs in it."""
     folders: dict[Path, set[str]] = {}
     for run in chain.from_iterable(part.runs for part in parts):
         if run.folder.parent.name == RUNS:
@@ -244,9 +242,9 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
             warnings.warn(f"{error}: its runs have no `tuning`", stacklevel=2)
             continue
         if tuned:
-            selected = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}")
-            of_runs = tuning_columns(tuned, [run for run in selected.records() if run["run_id"] in run_ids])
-            rows |= {run_id: {"run_id": run_id, **fields} for run_id, fields in of_runs.items()}
+            runs = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}").records()
+            columns = tuning_columns(tuned, [run for run in runs if run["run_id"] in run_ids])
+            rows |= {run_id: {"run_id": run_id, **values} for run_id, values in columns.items()}
     if rows:
         schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
         connection.register("tuning", rows_table(list(rows.values()), schema))
@@ -254,15 +252,14 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
 
 
 def _run_columns(root: Path) -> str:
-    """SQL of the columns of `runs`, with `folder` made whole; it is '.' for a run that was given by itself."""
-    here = str(root).encode(errors="replace").decode().replace("'", "''")
-    whole = f"if(folder = '.', '{here}', '{here}/' || folder)"
-    return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({whole} AS folder)"
+    """SQL of the columns of `runs`, with `folder` joined to the root; '.' is a run that was itself named as root."""
+    prefix = str(root).encode(errors="replace").decode().replace("'", "''")
+    folder = f"if(folder = '.', '{prefix}', '{prefix}/' || folder)"
+    return f"* EXCLUDE ({', '.join(MARKER_COLUMNS)}) REPLACE ({folder} AS folder)"
 
 
 def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list[ViewRows]]) -> dict[str, LazyTable]:
-    """Make every view over its sources. Cached ones have empty stand-ins until a query needs them, and are returned
-    under the names to attach them to."""
+    """Make each view over its sources, with empty placeholders for lazy tables; these, by the name to register."""
     cached = {}
     for view, parts in sources.items():
         selects = []
@@ -272,27 +269,23 @@ def _make_views(connection: duckdb.DuckDBPyConnection, sources: dict[Table, list
                 cached[name] = rows
                 rows = empty_table(view_schema(view))
             connection.register(name, rows)
-            unwanted = ", ".join(f"'{run_id}'" for run_id in copies)  # hex digits, as was checked
-            selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({unwanted})" if copies else ""))
-        named = "every_run" if view == "runs" else view  # `runs` has more columns: `_add_tuning`
-        connection.execute(f"CREATE VIEW {named} AS " + " UNION ALL ".join(selects))
+            run_ids = ", ".join(f"'{run_id}'" for run_id in copies)  # checked to be hex digits
+            selects.append(f"SELECT {columns} FROM {name}" + (f" WHERE run_id NOT IN ({run_ids})" if copies else ""))
+        view_name = "every_run" if view == "runs" else view  # `_add_tuning` makes `runs`, with more columns
+        connection.execute(f"CREATE VIEW {view_name} AS " + " UNION ALL ".join(selects))
     return cached
 
 
-def _view_of(name: str) -> str:
-    return name.partition("_")[0]
-
-
-# The fence around one query
+# Checks and limits of one query
 
 
 def _only_select(
     connection: duckdb.DuckDBPyConnection, text: str
 ) -> tuple[duckdb.Statement, Sequence[Mapping[str, Any]]]:
-    """The one statement in `text`, if it only reads, and the nodes of its syntax tree. Raises ValueError."""
+    """The single read-only statement in `text`, and the nodes of its syntax tree. Raises ValueError."""
     if len(text) > MAX_QUERY_LENGTH:
         raise ValueError(f"the query has {len(text):,} characters; at most {MAX_QUERY_LENGTH:,} are read")
-    text.encode()  # raises a UnicodeError that says where; DuckDB's says nothing
+    text.encode()  # raises a UnicodeError that names the place; DuckDB's does not
     statements = connection.extract_statements(text)
     if len(statements) != 1:
         raise ValueError(f"a query is one SELECT statement, and this text holds {len(statements)} statements")
@@ -310,8 +303,8 @@ def _only_select(
     nodes = [*_nodes(tree)]
     for node in nodes:
         table = str(node.get("table_name")).lower()
-        if node.get("schema_name", "") not in ("", "main") or _OWN_TABLES.match(table):
-            raise ValueError(f"the table {table!r} is the database's own, and not allowed here; query the views")
+        if node.get("schema_name", "") not in ("", "main") or _INTERNAL_TABLES.match(table):
+            raise ValueError(f"the table {table!r} is internal to the database, and not allowed here; query the views")
         if str(node.get("function_name")).lower() in _SETTINGS_FUNCTIONS:
             raise ValueError(f"the function {node['function_name']!r} is not allowed here")
         if node.get("type") == "TABLE_FUNCTION":
@@ -326,37 +319,37 @@ def _only_select(
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in a syntax tree."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
+    """All mappings in a syntax tree."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
         if isinstance(node, dict):
             yield node
-            waiting.extend(node.values())
+            stack.extend(node.values())
         elif isinstance(node, list):
-            waiting.extend(node)
+            stack.extend(node)
+
+
+_TUNING_COLUMNS = frozenset(column.name for column in TUNING_COLUMNS)
+_STORED_COLUMNS = frozenset(column.name for columns in COLUMNS.values() for column in columns)
 
 
 def _may_read_tuning(tree: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a query of `runs` may read a column of tuning. It does not where all that it names are other columns, or
-    its own names for values, and nothing in it stands for columns without naming them: a table for its rows, *, a
-    position, a natural join, a pivot, other names for a table's columns."""
+    """Whether a query of `runs` may read a column of TUNING_COLUMNS. It cannot if it names only stored columns and its
+    own aliases of values, and uses no unnamed columns: a table as a row, *, a position, a natural join, a pivot,
+    renamed columns of a table."""
     values = {str(node.get("alias")).lower() for node in tree if "class" in node}
     tables = {str(node.get(name)).lower() for node in tree if "class" not in node for name in ("alias", "table_name")}
-    known = _NOT_OF_TUNING | values - tables - _OF_TUNING
+    harmless = _STORED_COLUMNS | values - tables - _TUNING_COLUMNS
     for node in tree:
         names = [*node.get("column_names", ())[-1:], *node.get("using_columns", ())]
-        if any(str(name).lower() not in known for name in names):
+        if any(str(name).lower() not in harmless for name in names):
             return True
         if node.get("class") in ("STAR", "POSITIONAL_REFERENCE") or node.get("ref_type") == "NATURAL":
             return True
         if node.get("type") in ("PIVOT", "SHOW_REF") or node.get("column_name_alias"):
             return True
     return False
-
-
-_OF_TUNING = frozenset(column.name for column in TUNING_COLUMNS)
-_NOT_OF_TUNING = frozenset(column.name for columns in COLUMNS.values() for column in columns)
 
 
 @contextmanager
@@ -368,7 +361,7 @@ def _time_limit(connection: duckdb.DuckDBPyConnection, seconds: float) -> Genera
         yield
     finally:
         timer.cancel()
-        timer.join()  # an interrupt that is under way must not hit the next statement
+        timer.join()  # a late interrupt must not hit the next statement
 
 
 @contextmanager
@@ -377,7 +370,7 @@ def _read_only(connection: duckdb.DuckDBPyConnection) -> Generator[None, None, N
     try:
         yield
     finally:
-        if hasattr(connection, "abort"):  # DuckDB 2 insists that rows left unread are given up explicitly
+        if hasattr(connection, "abort"):  # DuckDB 2 requires unread rows to be discarded explicitly
             connection.abort()
         connection.execute("ROLLBACK")
 
@@ -388,7 +381,7 @@ def _check_rows(n_rows: int, max_rows: int) -> None:
 
 
 def _explain(error: duckdb.Error) -> str:
-    """DuckDB's message in one line, without its drawing of the place, but with the names it proposes."""
+    """DuckDB's message in one line, with the names it proposes, without its drawing of the position."""
     message = " ".join(str(error).split("\n\nLINE ")[0].split())
     message = message.partition(" Possible solutions:")[0]  # settings, which are locked
     message = re.sub(r"^\w+ Error: ", "", message)

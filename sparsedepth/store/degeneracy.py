@@ -1,17 +1,17 @@
-"""Where a score of depth says nothing: which of them are degenerate in these runs, and why.
+"""Degenerate scores of depth: those that carry no information in a set of runs, and why.
 
-A score is what a measure says of how much the blocks do: a column of `runs` of which more is better, and that is no
-loss. It is degenerate in a run
+A score measures how much the blocks do: a measured column of `runs` of which more is better. It is degenerate in a run
 
-    - that is at chance, or worse than the bigram table of the text it saw: nothing there needs depth
-    - where it is divided by a base loss below SMALL_LOSS: then it calls blocks useful that nothing depends on
-    - where one block carries more than LARGEST_SHARE of it: then it says nothing of the others
-    - where its interval holds 0, what a model at initialisation has: it knows nothing, so loses nothing by a block
+    - at chance level, or worse than the bigram table of its training text: the model uses no depth
+    - if it is divided by a loss below SMALL_LOSS: it would count blocks as useful that nothing depends on
+    - if one block carries more than LARGEST_SHARE of it: it says nothing about the others
+    - if its interval contains 0, its value at initialisation
 
-and in all runs of a comparison where it is the same in each. It is degenerate in a comparison where that holds for more
-than MOST of the finished runs that have it. What cannot be asked of a run, because a column is missing, is `unknown`.
+and in all runs of a comparison if it has the same value in each. It is degenerate in a comparison if that holds for
+more than MOST of the finished runs that have it. Checks that need a missing column are reported as `unknown`.
 
-Of a score that one block carries `_without_first` remains, of a relative one the absolute form: `sound_form`.
+`sound_form` is the replacement: of a score carried by one block its form `_without_first`, of a relative one the
+absolute form.
 """
 
 import math
@@ -30,49 +30,50 @@ if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
 
 Run = Mapping[str, Any]
-"""A row of `runs`; None or NaN is NULL, and so is a column that is not there."""
+"""A row of `runs`; None, NaN or an absent column is NULL."""
 
 LARGEST_SHARE = 0.5
-"""Of a score, carried by its largest block."""
+"""Of a score, in its largest block."""
 SMALL_LOSS = 0.1
 """nat/token: there the published threshold of 10% is 0.01 nat/token, a fifth of needed_threshold."""
 AT_CHANCE = 0.02
-"""A loss within this share of guessing is at chance."""
+"""A loss within this share of the loss of guessing is at chance."""
 MOST = 0.5
-"""Of the runs."""
+"""Share of the runs."""
 
 SCORES: tuple[str, ...] = tuple(
     name for name, quantity in IN_RUNS.items() if quantity.better == "high" and quantity.measure not in ("", "loss")
 )
 _CARRIED = {score.rows or score.name: score.name for score in PROFILED}
-"""The rows that a score sums up -> the score whose share of the largest block is kept."""
+"""Metric by layer or pair -> the score that averages it and has a depth profile."""
 _WITHOUT_LARGEST = ("_without_first", "_deep_half")
 _ABSOLUTE = ("affine_loss_added", "affine_loss_added_without_first")
 ABSOLUTE_ROWS: Mapping[str, str] = {"affine_loss_increase": "affine_loss_added"}
-"""Rows by layer that are divided by the loss -> the same, undivided."""
+"""Metrics by layer that are divided by the loss -> their absolute form."""
 RELATIVE_ROWS = {name for name, quantity in (BY_LAYER | BY_PAIR).items() if quantity.is_relative}
-"""Rows by layer or pair that are divided by the loss."""
-BY_BIGRAM, BY_CHANCE = "the model is worse than a bigram table of the text it saw", "the model is at chance"
+"""Metrics by layer or pair that are divided by the loss."""
+BY_BIGRAM, BY_CHANCE = "the model is worse than a bigram table of its training text", "the model is at chance"
 BY_BLOCK = "one block carries more than half of it"
 BY_LOSS = f"it is relative to a loss below {SMALL_LOSS} nat/token"
-BY_START = "its interval holds 0, the value of a model at initialisation"
-NO_BIGRAM = "whether the model beats a bigram table is not known: no bigram_loss"
-NO_ROWS = "which block carries it is not known: no values by block"
+BY_START = "its interval contains 0, the value at initialisation"
+NO_BIGRAM = "unknown whether the model beats a bigram table: no bigram_loss"
+NO_ROWS = "unknown which block carries it: no values by block"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Degeneracy:
-    """What makes one score say nothing in a comparison."""
+    """Why one score is degenerate in a comparison, if it is."""
 
     score: str
     n_runs: int
     """Finished runs that have it."""
     constant: float | None
-    """Its value, where it is the same in two runs or more and in no other."""
+    """Its value, if it is the same in all of at least two runs."""
     n_degenerate: int
     reasons: Mapping[str, int]
     """Reason -> runs, the most frequent first."""
     unknown: Mapping[str, int]
+    """Check that was not possible -> runs."""
 
     @property
     def is_degenerate(self) -> bool:
@@ -80,44 +81,44 @@ class Degeneracy:
 
     @property
     def reason(self) -> str:
-        """The first one."""
+        """The main reason; empty without one."""
         return f"{self.constant:g} in every run" if self.constant is not None else next(iter(self.reasons), "")
 
     @property
     def grounds(self) -> str:
-        """All reasons with their runs, then what is not known; empty where it is degenerate in no run."""
-        of_runs = [f"{reason} ({n} of {self.n_runs} runs)" for reason, n in self.reasons.items()]
+        """All reasons with the number of runs, then what is unknown; empty where it is degenerate in no run."""
+        reasons = [f"{reason} ({n} of {self.n_runs} runs)" for reason, n in self.reasons.items()]
         if self.constant is not None:
-            of_runs.insert(0, self.reason)
-        return "; ".join([*of_runs, *self.unknown]) if of_runs else ""
+            reasons.insert(0, self.reason)
+        return "; ".join([*reasons, *self.unknown]) if reasons else ""
 
     @property
     def text(self) -> str:
-        """'usefulness is degenerate: 0 in every run; ...', or what is not known of it; empty where all is well."""
+        """'usefulness is degenerate: 0 in every run; ...', or what is unknown; empty where all is well."""
         if self.grounds:
             return f"{self.score} is degenerate{'' if self.is_degenerate else ' in some runs'}: {self.grounds}"
         return f"{self.score}: {'; '.join(self.unknown)}" if self.unknown else ""
 
 
 def degeneracy(score: str, runs: Iterable[Run]) -> Degeneracy:
-    """How one score is degenerate in the finished runs, if it is. A column that is no score is never degenerate."""
-    known = [run for run in runs if run.get("outcome") == "ok" and float_or_none(run.get(score)) is not None]
+    """The degeneracy of one score in the finished runs. A column that is no score is never degenerate."""
+    scored = [run for run in runs if run.get("outcome") == "ok" and float_or_none(run.get(score)) is not None]
     if score not in SCORES:
-        known = []
-    by_run = [reasons_in(score, run) for run in known]
-    values = {float_or_none(run.get(score)) for run in known}
+        scored = []
+    by_run = [reasons_in(score, run) for run in scored]
+    values = {float_or_none(run.get(score)) for run in scored}
     return Degeneracy(
         score=score,
-        n_runs=len(known),
-        constant=next(iter(values)) if len(known) > 1 and len(values) == 1 else None,
+        n_runs=len(scored),
+        constant=next(iter(values)) if len(scored) > 1 and len(values) == 1 else None,
         n_degenerate=sum(map(bool, by_run)),
         reasons=dict(Counter(reason for reasons in by_run for reason in reasons).most_common()),
-        unknown=dict(Counter(reason for run in known for reason in unknown_in(score, run)).most_common()),
+        unknown=dict(Counter(reason for run in scored for reason in unknown_in(score, run)).most_common()),
     )
 
 
 def reasons_in(score: str, run: Run) -> list[str]:
-    """Why a score says nothing in one run; empty where nothing speaks against it."""
+    """Why a score is degenerate in one run; empty where it is not."""
     share, lo, hi = (float_or_none(run.get(name)) for name in (_share_column(score), f"{score}_lo", f"{score}_hi"))
     reasons = [weakness] if (weakness := weakness_of_run(run)) else []
     loss = float_or_none(run.get("val_loss"))
@@ -132,7 +133,7 @@ def reasons_in(score: str, run: Run) -> list[str]:
 
 
 def unknown_in(score: str, run: Run) -> list[str]:
-    """What could not be asked of one run."""
+    """The checks that one run lacks the columns for."""
     unknown = []
     if weakness_of_run(run) is None:
         unknown.append(NO_BIGRAM)
@@ -142,8 +143,8 @@ def unknown_in(score: str, run: Run) -> list[str]:
 
 
 def weakness_of_run(run: Run) -> str | None:
-    """Why nothing that was measured in a model is evidence about depth; '' where it has learned more than a table,
-    None where that is not known."""
+    """Why no score of a model is evidence about depth; '' where it has learned more than a bigram table, None where
+    that is unknown."""
     loss, bigram, chance = (float_or_none(run.get(name)) for name in ("val_loss", "bigram_loss", "chance_loss"))
     vocab_size = float_or_none(run.get("vocab_size"))
     guessing = chance if chance is not None else math.log(vocab_size) if vocab_size else None
@@ -157,7 +158,7 @@ def weakness_of_run(run: Run) -> str | None:
 
 
 def common_weakness(runs: Iterable[Run]) -> str:
-    """The same of a comparison: the reason that holds in most of its finished runs, else ''."""
+    """The weakness of most finished runs of a comparison; else ''."""
     weaknesses = [weakness_of_run(run) for run in runs if run.get("outcome") == "ok"]
     weak = Counter(reason for reason in weaknesses if reason)
     if not weak.total() > MOST * len(weaknesses):
@@ -166,18 +167,18 @@ def common_weakness(runs: Iterable[Run]) -> str:
 
 
 def sound_form(score: str, runs: Sequence[Run]) -> str | None:
-    """The form of a score that is not degenerate in these runs, itself first; None where there is none."""
+    """The first form of a score, itself included, that is not degenerate in these runs; None where there is none."""
     return next((form for form in alternative_forms(score) if _is_sound(form, runs)), None)
 
 
 def alternative_forms(score: str) -> tuple[str, ...]:
-    """A score and what can stand in its place, the first that is sound."""
+    """A score and its possible replacements, in order of preference."""
     forms = (score, f"{_shared(score)}_without_first", *_ABSOLUTE)
     return tuple(form for form in dict.fromkeys(forms) if form in SCORES)
 
 
 def columns_for(score: str) -> tuple[str, ...]:
-    """The columns of `runs` that are asked for a score and its other forms."""
+    """The columns of `runs` needed to judge a score and its other forms."""
     known = {*RunConfig.model_fields, *(column.name for column in RUNS)}
     columns = (
         name for form in alternative_forms(score) for name in (form, f"{form}_lo", f"{form}_hi", _share_column(form))
@@ -187,38 +188,40 @@ def columns_for(score: str) -> tuple[str, ...]:
 
 
 def score_rows(runs: "pd.DataFrame", score: str) -> list[Run]:
-    """The rows of a frame as this module reads them."""
+    """The rows of a frame, with the columns needed to judge a score."""
     return runs[[name for name in columns_for(score) if name in runs.columns]].to_dict("records")
 
 
 def read_scores(store: "Store", score: str, condition: str) -> Sequence[Run]:
-    """The rows of `runs` that meet an SQL condition, as this module reads them."""
+    """The rows of `runs` that meet an SQL condition, with the columns needed to judge a score."""
     return store.sql(f"SELECT {', '.join(columns_for(score))} FROM runs WHERE {condition}").records()
 
 
 def degeneracy_note(score: str, runs: Sequence[Run]) -> str:
-    """What to say of a score beside its values, with the form to use instead; empty where all is well."""
-    judged = degeneracy(score, runs)
-    if not judged.is_degenerate:
-        return judged.text
-    other = sound_form(score, runs)
-    return f"{judged.text}; {f'use {other}' if other else 'no other form of it is sound in these runs'}"
+    """A warning about a score, with the form to use in its place; empty where all is well."""
+    verdict = degeneracy(score, runs)
+    if not verdict.is_degenerate:
+        return verdict.text
+    form = sound_form(score, runs)
+    return f"{verdict.text}; {f'use {form}' if form else 'no other form of it is sound in these runs'}"
 
 
 def sound_forms(names: Iterable[str], runs: "pd.DataFrame") -> dict[str, str]:
-    """Name of `runs` -> what a figure draws for it: of a degenerate score its sound form, where there is one."""
-    known = {name: score_rows(runs, name) for name in names}
-    degenerate = {name: rows for name, rows in known.items() if degeneracy(name, rows).is_degenerate}
-    return {name: sound_form(name, degenerate[name]) or name if name in degenerate else name for name in known}
+    """Column of `runs` -> the column that a figure draws for it: the sound form of a degenerate score, if any."""
+    forms = {}
+    for name in names:
+        rows = score_rows(runs, name)
+        forms[name] = (sound_form(name, rows) if degeneracy(name, rows).is_degenerate else None) or name
+    return forms
 
 
 def degeneracy_caption(
     scores: Iterable[str], runs: "pd.DataFrame", drawn: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """A sentence for a figure's caption: which scores are degenerate, each with its first reason, and what is drawn
+    """A sentence for a figure's caption: the degenerate scores, each with its main reason, and what is drawn
     (`sound_forms`) in their place."""
-    degeneracies = (degeneracy(score, score_rows(runs, score)) for score in dict.fromkeys(scores))
-    marked = {entry.score: f"{entry.score} ({entry.reason})" for entry in degeneracies if entry.is_degenerate}
+    verdicts = (degeneracy(score, score_rows(runs, score)) for score in dict.fromkeys(scores))
+    marked = {verdict.score: f"{verdict.score} ({verdict.reason})" for verdict in verdicts if verdict.is_degenerate}
     text = "".join(
         f" Drawn in place of {marked.pop(name)}, which is degenerate: {form}."
         for name, form in drawn.items()
@@ -228,8 +231,8 @@ def degeneracy_caption(
 
 
 def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[dict[str, str], str]:
-    """Rows by layer or pair -> what a figure of these runs draws for them, and a sentence on that for its caption:
-    where most have a loss below SMALL_LOSS, the absolute form of what is divided by it, if it is among the metrics."""
+    """Metric by layer or pair -> the metric that a figure draws for it, and a sentence for its caption. Where most runs
+    have a loss below SMALL_LOSS, metrics divided by it give way to their absolute form, if that is among `metrics`."""
     names = dict.fromkeys(metrics)
     losses = [loss for value in runs["val_loss"] if (loss := float_or_none(value)) is not None]
     small = bool(losses) and sum(loss < SMALL_LOSS for loss in losses) > MOST * len(losses)
@@ -243,18 +246,17 @@ def sound_layer_metrics(metrics: Iterable[str], runs: "pd.DataFrame") -> tuple[d
 
 
 def _is_sound(score: str, runs: Sequence[Run]) -> bool:
-    judged = degeneracy(score, runs)
-    return judged.n_runs > 0 and not judged.is_degenerate
+    verdict = degeneracy(score, runs)
+    return verdict.n_runs > 0 and not verdict.is_degenerate
 
 
 def _shared(score: str) -> str:
-    """The score of the same rows that has a profile in depth."""
+    """The score over the same rows that has a depth profile."""
     return _CARRIED.get(IN_RUNS[score].rows or score, score)
 
 
 def _share_column(score: str) -> str:
-    """The column of `runs` that says what its largest block carries; '' for a form without that block, and for what
-    has no profile."""
+    """The column of the share of its largest block; '' for forms without that block and scores without a profile."""
     if score.endswith(_WITHOUT_LARGEST) or f"{_shared(score)}_largest_share" not in IN_RUNS:
         return ""
     return f"{_shared(score)}_largest_share"

@@ -1,11 +1,10 @@
-"""Questions that every sweep raises, saved under a name: each is a sentence and the SQL that answers it.
+"""Saved questions, which every sweep raises: each has a name, a sentence, and the SQL that answers it.
 
-A *cell* is every field of a run but the seed; its numbers are means over the seeds that trained to the end, its sd the
-standard deviation over them. Only runs of their own count: not models that were only measured, nor values of a tuned
-field that were only tried (but for `lr_curves`, which are made of these). {varying} stands for the fields that vary in
-the store, {others} for those but lr, {loss} for the loss that compares its runs (`store.comparable_loss`), {scores} for
-the scores of depth: in place of one that is degenerate in these runs its sound form (`store.degeneracy`). The effect of
-each knob is no SQL: `sparsedepth.effects.all_effects` answers it.
+A *cell* is all fields of a run but the seed; its numbers are means over the finished seeds, `sd` their standard
+deviation. Only results count (`store.tuning_roles`), except in `lr_curves`, which also needs the rejected values.
+In the SQL {varying} stands for the fields that vary in the store, {others} for these without lr, {loss} for the loss
+that compares its runs (`store.comparable_loss`), {scores} for the scores of depth, each in its sound form
+(`store.degeneracy`). The effect of each knob is no SQL: `sparsedepth.effects.all_effects` answers it.
 """
 
 import difflib
@@ -26,7 +25,7 @@ from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 
 EFFECTS = "effects"
-"""Asked as the saved questions are, and answered by `sparsedepth.effects.all_effects`."""
+"""A further question, answered by `sparsedepth.effects.all_effects`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +35,23 @@ class Question:
     """One sentence."""
     sql: str
     remark: str = ""
-    """What a reader needs beside the table."""
+    """A note above the table."""
     none: str = "no run was trained to the end"
-    """Why there may be no row where there are runs."""
+    """Why there is no row, if there are runs."""
     optional: tuple[str, ...] = ("cell_id", "run_id")
-    """The columns that a terminal shows only where it has room, the least needed first; files have all."""
+    """Columns that a narrow terminal leaves out, the least important first; files have all."""
     scores: tuple[str, ...] = ()
-    """The scores of depth that it shows."""
+    """Scores of depth that it shows."""
     needs: tuple[str, ...] = ()
-    """The measured quantities without which there is no answer."""
+    """Measured quantities without which there is no answer."""
     ranks: bool = False
-    """Whether it tells configurations apart by their loss."""
+    """Whether it compares configurations by their loss."""
     interval: bool = False
-    """Whether to put Student's 95% interval over seeds in place of the column `losses`."""
+    """Whether Student's 95% interval over seeds replaces the column `losses`."""
     max_rows: int = render.MAX_TABLE_ROWS
-    """Of a terminal; the first matter most."""
+    """In a terminal; the most important come first."""
     marks_best: bool = False
-    """Whether the column `note`, what tuning chose, becomes a word on the best lr of each configuration."""
+    """Whether the column `note`, what tuning chose, becomes a remark on the best lr of each configuration."""
 
 
 def _mean(name: str) -> str:
@@ -76,8 +75,8 @@ QUESTIONS: dict[str, Question] = {
         Question(
             name="best_per_depth",
             optional=("cell_id", "{scores}"),
-            asks="which configuration has the lowest mean loss at each n_layers, of those of which no seed diverged?",
-            none="no configuration has a loss, and no seed that diverged",
+            asks="which configuration has the lowest mean loss at each n_layers, without diverged seeds?",
+            none="no configuration has a loss and no diverged seed",
             scores=("usefulness",),
             ranks=True,
             interval=True,
@@ -92,8 +91,8 @@ QUESTIONS: dict[str, Question] = {
             scores=("usefulness",),
             needs=("usefulness",),
             ranks=True,
-            asks="which configurations does no other beat or equal in loss, usefulness and train_flops at once?",
-            none="no configuration has a loss, usefulness and train_flops, and no seed that diverged",
+            asks="which configurations are Pareto-optimal in loss, usefulness and train_flops?",
+            none="no configuration has a loss, usefulness, train_flops and no diverged seed",
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, {loss}, {scores} params_total, train_flops"
             " FROM cells AS this"
             " WHERE diverged = 0 AND {loss} IS NOT NULL AND {score} IS NOT NULL AND NOT EXISTS ("
@@ -120,11 +119,10 @@ QUESTIONS: dict[str, Question] = {
                 "outcome",
                 "planned_seconds",
             ),
-            asks="did each run train as long as its configuration says, and in the time and memory that it was priced "
-            "at before the sweep started (ratio = actual / planned)?",
+            asks="did each run train for as many tokens as configured, in the planned time and memory "
+            "(ratio = actual / planned)?",
             max_rows=20,
-            remark="seconds are wall-clock time: what else ran on the machine lengthens them; a ratio of '-' was not "
-            "recorded on one side",
+            remark="seconds are wall-clock time, longer on a busy machine; '-' = not recorded",
             sql="SELECT run_id, n_layers, {varying} seed, outcome, tokens_trained, tokens_trained / train_tokens AS"
             " tokens_ratio, seconds, planned_seconds, seconds / planned_seconds AS seconds_ratio, peak_memory_bytes,"
             " planned_memory_bytes, peak_memory_bytes / planned_memory_bytes AS memory_ratio FROM runs"
@@ -133,8 +131,8 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question(
             name="lr_curves",
-            asks="how does the loss depend on lr in every configuration that was run at two or more, and is its best "
-            "lr, or the one that tuning chose by its own seeds, inside the range that was tried?",
+            asks="how does the loss of each configuration depend on lr, and is the best lr (or the one that tuning "
+            "chose) inside the range tried?",
             none="no configuration was run at two values of lr",
             sql="WITH choosing AS (SELECT DISTINCT seed FROM runs WHERE tuning = 'tuning'),"
             " points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
@@ -150,7 +148,7 @@ QUESTIONS: dict[str, Question] = {
         Question(
             name="seed_noise",
             optional=("cell_id", "{scores}"),
-            asks="how far do seeds alone move loss and usefulness in each configuration with two or more?",
+            asks="how much do loss and usefulness vary between seeds in each configuration with two or more?",
             none="no configuration has two seeds that trained to the end",
             scores=("usefulness",),
             sql=_CELLS + "SELECT cell_id, n_layers, {varying} seeds, diverged, {loss}, {loss}_sd, {scores}"
@@ -170,16 +168,37 @@ QUESTIONS: dict[str, Question] = {
 
 
 def ask(store: Store, name: str) -> QueryResult:
-    """The answer to a saved question. Raises ValueError for a name that is none."""
-    question = _named(name)
-    return _answer(store, question, _forms(store, question))
+    """The answer to a saved question. Raises ValueError for an unknown name."""
+    question = _find(name)
+    return _answer(store, question, _sound_scores(store, question))
 
 
-def _named(name: str) -> Question:
+def text(store: Store, name: str) -> str:
+    """The answer for a terminal, below its question: one column says how a configuration differs from the baseline."""
+    question, settings = _find(name), read_settings(store)
+    scores = _sound_scores(store, question)
+    answer = _answer(store, question, scores)
+    if not answer.rows:
+        return f"{render.wrapped([question.asks])}none: {_why_none(store, question)}"
+    shown = with_setting_column(answer, settings) if settings else answer
+    optional = [names.format(scores=" ".join(scores)) for names in question.optional]
+    table = render.compact(shown, optional, max_rows=question.max_rows)
+    columns = table.partition("\n")[0].split()
+    remarks = [question.asks, _ratio_ranges(answer), question.remark, *scores.values()]
+    if question.interval:
+        is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
+        interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
+        remarks.append(interval if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
+    if settings:
+        remarks += [settings.cost_text(columns), settings.depth_text, settings.data_text if question.ranks else ""]
+    return f"{render.wrapped(filter(None, remarks))}{table}"
+
+
+def _find(name: str) -> Question:
     if name not in QUESTIONS:
         near = difflib.get_close_matches(name, QUESTIONS, n=1)
-        known = f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}"
-        raise ValueError(f"no question is called {name!r}; {f'did you mean {near[0]!r}?' if near else known}")
+        names = f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}"
+        raise ValueError(f"no question is called {name!r}; {f'did you mean {near[0]!r}?' if near else names}")
     return QUESTIONS[name]
 
 
@@ -201,59 +220,37 @@ def _answer(store: Store, question: Question, scores: Iterable[str]) -> QueryRes
     return _with_best(answer) if question.marks_best else answer
 
 
-def _forms(store: Store, question: Question) -> dict[str, str]:
-    """The scores of depth that a question shows, the sound form of one that is degenerate; each with what to say of
-    it, '' where all is well."""
-    forms: dict[str, list[str]] = defaultdict(list)
+def _sound_scores(store: Store, question: Question) -> dict[str, str]:
+    """The scores of depth that a question shows, degenerate ones in their sound form; each with a warning, or ''."""
+    notes: dict[str, list[str]] = defaultdict(list)
     for score in question.scores:
         runs = read_scores(store, score, IS_RESULT)
         form = sound_form(score, runs) if degeneracy(score, runs).is_degenerate else score
-        forms[form or score].append(degeneracy_note(score, runs))
-    return {form: "\n".join(advices) for form, advices in forms.items()}
+        notes[form or score].append(degeneracy_note(score, runs))
+    return {form: "\n".join(lines) for form, lines in notes.items()}
 
 
-def text(store: Store, name: str) -> str:
-    """The answer for a terminal, below its question: what a configuration has away from the baseline is one column."""
-    question, settings = _named(name), read_settings(store)
-    forms = _forms(store, question)
-    answer = _answer(store, question, forms)
-    if not answer.rows:
-        return f"{render.wrapped([question.asks])}none: {_reason(store, question)}"
-    shown = with_setting_column(answer, settings) if settings else answer
-    optional = [names.format(scores=" ".join(forms)) for names in question.optional]
-    table = render.compact(shown, optional, max_rows=question.max_rows)
-    columns = table.partition("\n")[0].split()
-    remarks = [question.asks, _ratios(answer), question.remark, *forms.values()]
-    if question.interval:
-        is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
-        known = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
-        remarks.append(known if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
-    if settings:
-        remarks += [settings.cost_text(columns), settings.depth_text, settings.data_text if question.ranks else ""]
-    return f"{render.wrapped(filter(None, remarks))}{table}"
+def _ratio_ranges(answer: QueryResult) -> str:
+    """'434 runs: tokens_ratio 1.000 to 1.000, ...': the range of each ratio; empty where there is none."""
+    ranges = []
+    for index, name in enumerate(answer.columns):
+        ratios = [row[index] for row in answer.rows if name.endswith("_ratio") and row[index] is not None]
+        ranges += [f"{name} {render.readable(min(ratios))} to {render.readable(max(ratios))}"] if ratios else []
+    return f"{len(answer.rows)} runs: {', '.join(ranges)}" if ranges else ""
 
 
-def _ratios(answer: QueryResult) -> str:
-    """'434 runs: tokens_ratio 1.000 to 1.000, ...': the ends of each ratio; empty where there is none."""
-    ends = []
-    for at, name in enumerate(answer.columns):
-        known = [row[at] for row in answer.rows if name.endswith("_ratio") and row[at] is not None]
-        ends += [f"{name} {render.readable(min(known))} to {render.readable(max(known))}"] if known else []
-    return f"{len(answer.rows)} runs: {', '.join(ends)}" if ends else ""
-
-
-def _reason(store: Store, question: Question) -> str:
-    """Why nothing was found: no run, or none that has what is asked about, or none of that kind."""
+def _why_none(store: Store, question: Question) -> str:
+    """Why there is no row: no run, none with the measured quantities, or none of that kind."""
     counts = ", ".join(["count(*)", *(f"count({name})" for name in question.needs)])
-    ((n_runs, *n_known),) = store.sql(f"SELECT {counts} FROM runs WHERE {IS_TRAINED}").rows
-    missing = [name for name, n in zip(question.needs, n_known, strict=True) if not n]
+    ((n_runs, *n_measured),) = store.sql(f"SELECT {counts} FROM runs WHERE {IS_TRAINED}").rows
+    missing = [name for name, n in zip(question.needs, n_measured, strict=True) if not n]
     if not n_runs:
         return "there is no complete run"
     return f"no run has {' or '.join(missing)} (sparsedepth measure)" if missing else question.none
 
 
 def varying_fields(store: Store) -> list[str]:
-    """The fields, but n_layers, of which the store's runs have more than one value (NULL is one)."""
+    """The fields, without n_layers, with more than one value in the store's trained runs (NULL is a value)."""
     names = [name for name in CELL_FIELDS if name != "n_layers"]
     varies = ", ".join(f"min({name}) <> max({name}) OR count({name}) NOT IN (0, count(*))" for name in names)
     (row,) = store.sql(f"SELECT {varies} FROM runs WHERE {IS_TRAINED}").rows
@@ -265,24 +262,24 @@ def _columns(names: Iterable[str]) -> str:
 
 
 def _with_best(curves: QueryResult) -> QueryResult:
-    """`note` in words; rows of one configuration agree in the columns before lr."""
+    """`note` as text; rows of one configuration agree in the columns before lr."""
     lr = curves.columns.index("lr")
     notes: list[str | None] = []
     for _, group in itertools.groupby(curves.rows, key=lambda row: row[:lr]):
-        line = [(row[lr], row[-2], row[-1]) for row in group]
-        losses = {value: math.inf if loss is None else loss for value, loss, _ in line}
-        best, role = best_value(losses, [value for value, _, is_chosen in line if is_chosen])
-        word = "chosen" if any(is_chosen for _, _, is_chosen in line) else "best"
-        word += ", at the edge" * (role == "edge")
-        notes += [word if value == best else None for value in losses]
+        points = [(row[lr], row[-2], row[-1]) for row in group]
+        losses = {value: math.inf if loss is None else loss for value, loss, _ in points}
+        chosen = [value for value, _, is_chosen in points if is_chosen]
+        best, role = best_value(losses, chosen)
+        note = ("chosen" if chosen else "best") + ", at the edge" * (role == "edge")
+        notes += [note if value == best else None for value in losses]
     rows = tuple((*row[:-1], note) for row, note in zip(curves.rows, notes, strict=True))
     return QueryResult(columns=curves.columns, rows=rows)
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:
-    """`losses` as the ends of their interval; none is below 0, where no loss is."""
-    at, rows = answer.columns.index("losses"), []
+    """The column `losses` replaced by the ends of its interval, the lower one at least 0, as every loss."""
+    index, rows = answer.columns.index("losses"), []
     for row in answer.rows:
-        _, lo, hi = mean_interval(row[at])
-        rows.append((*row[:at], None if lo is None else max(lo, 0.0), hi, *row[at + 1 :]))
-    return QueryResult(columns=(*answer.columns[:at], "lo", "hi", *answer.columns[at + 1 :]), rows=tuple(rows))
+        _, lo, hi = mean_interval(row[index])
+        rows.append((*row[:index], None if lo is None else max(lo, 0.0), hi, *row[index + 1 :]))
+    return QueryResult(columns=(*answer.columns[:index], "lo", "hi", *answer.columns[index + 1 :]), rows=tuple(rows))

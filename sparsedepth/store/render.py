@@ -1,9 +1,8 @@
-"""A query's result: an aligned table for the terminal; CSV, JSON, Markdown, LaTeX or Parquet for elsewhere.
+"""Format a query's result: an aligned table for the terminal; CSV, JSON, Markdown, LaTeX or Parquet for files.
 
 For people (table, Markdown, LaTeX) a float has 4 significant digits, a decimal its own, and NULL is '-'; for programs
-(CSV, JSON) numbers are exact and NULL is empty or null. Text from a store may come from anyone and ends up in
-terminals, spreadsheets and papers: control characters are shown as escapes, and what the format would act on (formulas,
-markup, commands) is made inert.
+(CSV, JSON, Parquet) numbers are exact and NULL is empty or null. Text from a store is untrusted and ends up in
+terminals, spreadsheets and papers: control characters are escaped, and formulas, markup and commands made inert.
 """
 
 import csv
@@ -25,12 +24,11 @@ from sparsedepth.store.query_result import QueryResult
 MAX_TABLE_ROWS = 200
 MAX_CELL_WIDTH = 60
 CELL_LINES = 3
-NARROW = 18
-"""The least width of a column of settings."""
-MOST_DECIMALS = 6
-"""Of a number that was rounded: what was computed and not rounded has more."""
+MIN_SETTING_WIDTH = 18
+MAX_DECIMALS = 6
+"""A float with more decimals was not rounded by the query."""
 WIDTH = 100
-"""Characters of a line where no terminal says otherwise."""
+"""Characters of a line in a file or a pipe."""
 
 
 def render(result: QueryResult, format: str = "table") -> str:
@@ -46,12 +44,12 @@ def encode(result: QueryResult, format: str = "table") -> bytes:
 
 
 def choose_format(format: str | None, out: Path | None) -> str:
-    """The format asked for; else what the file's ending says; else a table. Raises ValueError."""
+    """The requested format; else by the file's suffix; else a table. Raises ValueError."""
     suffixes = {f".{name}": name for name in (*FORMATS, PARQUET)} | {".md": "markdown", ".tex": "latex"}
     suffixes |= {"": "table", ".txt": "table"}
     if out is not None and format is None and out.suffix.lower() not in suffixes:
-        known = ", ".join(suffix for suffix in suffixes if suffix not in ("", ".table"))
-        raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of a result; end in {known}, or give --format")
+        allowed = ", ".join(suffix for suffix in suffixes if suffix not in ("", ".table"))
+        raise ValueError(f"-o {str(out)!r}: {out.suffix} is no format of a result; end in {allowed}, or give --format")
     chosen = format or (suffixes.get(out.suffix.lower(), "table") if out else "table")
     if chosen not in (*FORMATS, PARQUET):
         raise ValueError(f"--format {chosen!r} is not one of {', '.join((*FORMATS, PARQUET))}")
@@ -66,21 +64,18 @@ def terminal_width() -> int:
 
 
 def wrapped(lines: Iterable[str], width: int | None = None) -> str:
-    """Sentences of `width` characters a line (default: the terminal), what goes on two columns further in. Line breaks
-    that are there stay."""
+    """Lines wrapped at `width` characters (default: the terminal's), continued two further in; paths stay whole."""
     width = width or terminal_width()
 
     def fold(line: str) -> str:
-        further_in = " " * (len(line) - len(line.lstrip()) + 2)
-        return textwrap.fill(
-            line, width, subsequent_indent=further_in, break_on_hyphens=False, break_long_words=False
-        )  # a path stays whole
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
     return "".join(f"{fold(line)}\n" for text in lines for line in text.split("\n"))
 
 
 def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
-    """Columns side by side where they fit into `width` characters (default: the terminal), else one line per value."""
+    """Columns side by side if they fit into `width` characters (default: the terminal's), else one line per value."""
     width = width or terminal_width()
     return side_by_side(result, width, max_rows) or _records(result, width, max_rows)
 
@@ -88,41 +83,38 @@ def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
 def compact(
     result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
 ) -> str:
-    """A table of our own: without its empty columns. For the last column, a text, to stand in one line the first of
-    those that give way is left out; for it to stand whole, as many of them as it takes; where even that is too few, it
-    is cut short. Names in one text, such as 'lo hi', give way together."""
+    """A table without empty columns, whose last column is a text. To give that text room, `optional` columns are left
+    out, the first for a text in one line, all for a text in several lines; if that is not enough, the text is cut.
+    Names in one string, such as 'lo hi', are left out together."""
     width = width or terminal_width()
-    left = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
-    known = without_empty(result)
-    wanted = [*((names, MAX_CELL_WIDTH) for names in left[:2]), *((names, NARROW) for names in left[1:])]
-    for left_out, last in (*wanted, (left[-1], 0)):
-        part = _columns(known, lambda name, _, left_out=left_out: name not in left_out)
-        if part.columns and (text := side_by_side(part, width, max_rows, last)):
+    left_out = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
+    result = without_empty(result)
+    one_line = [(names, MAX_CELL_WIDTH) for names in left_out[:2]]
+    several_lines = [(names, MIN_SETTING_WIDTH) for names in left_out[1:]]
+    for names, text_width in (*one_line, *several_lines, (left_out[-1], 0)):
+        part = columns_of(result, [name for name in result.columns if name not in names])
+        if part.columns and (text := side_by_side(part, width, max_rows, text_width)):
             return text
-    return table(known, width, max_rows)
+    return table(result, width, max_rows)
 
 
 def without_empty(result: QueryResult) -> QueryResult:
-    """The columns in which anything is known."""
-    return _columns(result, lambda _, values: any(value is not None for value in values))
+    """The columns with any value that is not NULL."""
+    values = zip(result.columns, *result.rows, strict=True)
+    return columns_of(result, [name for name, *column in values if any(value is not None for value in column)])
 
 
 def columns_of(result: QueryResult, names: Container[str]) -> QueryResult:
-    return _columns(result, lambda name, _: name in names)
-
-
-def _columns(result: QueryResult, is_kept: Callable[[str, list[Any]], bool]) -> QueryResult:
-    values = [[row[index] for row in result.rows] for index in range(len(result.columns))]
-    kept = [index for index, name in enumerate(result.columns) if is_kept(name, values[index])]
+    indices = [index for index, name in enumerate(result.columns) if name in names]
     return QueryResult(
-        columns=tuple(result.columns[index] for index in kept),
-        rows=tuple(tuple(row[index] for index in kept) for row in result.rows),
+        columns=tuple(result.columns[index] for index in indices),
+        rows=tuple(tuple(row[index] for index in indices) for row in result.rows),
     )
 
 
 def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS, last: int = 0) -> str | None:
-    """A table with texts, and names of columns, over up to CELL_LINES lines where there is no room for them in one;
-    None where they have no room in so many, or the last column less than `last` characters or than its texts need."""
+    """A table whose texts and column names are wrapped over up to CELL_LINES lines where needed; None where they do not
+    fit, or the last column gets fewer than `last` characters or would be cut."""
     rows = result.rows[:max_rows]
     right = [_is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
     columns = [[visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
@@ -136,7 +128,7 @@ def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS
             return None
         sizes[max(can_shrink, key=lambda index: sizes[index])] -= 1
     room = width - gaps - sum(sizes[:-1])
-    sizes[-1] = min(max(sizes[-1], room), max(map(len, columns[-1])))  # the last column takes what is left
+    sizes[-1] = min(max(sizes[-1], room), max(map(len, columns[-1])))  # the last column takes the remaining width
     if last and any(_lines(cell, sizes[-1])[-1].endswith("...") for cell in columns[-1][1:] if len(cell) > sizes[-1]):
         return None
     header, *lines = zip(
@@ -152,18 +144,18 @@ def side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS
 
 
 def _least_width(name: str, *cells: str) -> int:
-    """The width of the longest piece that does not break, of a column's name and its texts."""
+    """The length of the longest unbreakable piece of a column's name and texts."""
     pieces = [piece for cell in (name, *cells) for piece in _pieces(cell).split()]
     return min(MAX_CELL_WIDTH, max(map(len, pieces)))
 
 
 def _pieces(cell: str) -> str:
-    """A text with a blank wherever it may break: also after a name's underscores."""
+    """A text with a blank at each possible line break: in a name after each underscore."""
     return cell.replace("_", "_ ") if cell.isidentifier() else cell
 
 
 def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str]:
-    """A cell over several lines, broken at blanks; a name also after its underscores."""
+    """The lines of a cell, broken at blanks; a name also after its underscores."""
     if len(cell) <= size:
         return [cell]
     is_name = cell.isidentifier()
@@ -187,8 +179,8 @@ def _records(result: QueryResult, width: int, max_rows: int) -> str:
 
 
 def _left_out(result: QueryResult, shown: int) -> list[str]:
-    left = len(result.rows) - shown
-    return [f"... and {left:,} more rows; csv or json has them all"] if left else []
+    n_left_out = len(result.rows) - shown
+    return [f"... and {n_left_out:,} more rows; csv or json has them all"] if n_left_out else []
 
 
 def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) -> list[str]:
@@ -203,7 +195,7 @@ def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) ->
 
 
 def to_csv(result: QueryResult) -> str:
-    """RFC 4180, exact numbers, NULL empty. An apostrophe precedes text that a spreadsheet would take for a formula."""
+    """RFC 4180, exact numbers, NULL empty. An apostrophe precedes text that a spreadsheet would read as a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_no_formula(visible(column)) for column in result.columns])
@@ -229,7 +221,7 @@ def _no_formula(text: str) -> str:
 
 
 def to_json(result: QueryResult) -> str:
-    """A list with one object per row, exact numbers; NULL, NaN and Inf are null. Columns of one name are numbered."""
+    """A list with one object per row, exact numbers; NULL, NaN and Inf are null. Duplicate columns are numbered."""
     names = _distinct(result.columns)
     rows = [dict(zip(names, map(_plain, row), strict=True)) for row in result.rows]
     return json.dumps(rows, indent=1, allow_nan=False)
@@ -247,8 +239,7 @@ def _distinct(columns: tuple[str, ...]) -> list[str]:
 
 
 def to_parquet(result: QueryResult) -> bytes:
-    """A Parquet file: exact numbers, NULL is NULL. Columns of one name are numbered; a column whose values have no
-    common type is text."""
+    """A Parquet file with exact numbers. Duplicate columns are numbered; a column of mixed types becomes text."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -342,13 +333,12 @@ def readable(value: Any) -> str:
 
 
 def with_decimals(result: QueryResult) -> QueryResult:
-    """The columns of floats that a query rounded, none of which has more than MOST_DECIMALS, as decimals: they are
-    shown with as many digits as they were given."""
-    columns = [_as_rounded([row[index] for row in result.rows]) for index in range(len(result.columns))]
+    """Floats that the query rounded (columns with at most MAX_DECIMALS) as decimals, shown with all their digits."""
+    columns = [_as_decimals([row[index] for row in result.rows]) for index in range(len(result.columns))]
     return QueryResult(columns=result.columns, rows=tuple(zip(*columns, strict=True)))
 
 
-def _as_rounded(values: list[Any]) -> list[Any]:
+def _as_decimals(values: list[Any]) -> list[Any]:
     places = 0
     for value in values:
         if value is None:
@@ -356,7 +346,7 @@ def _as_rounded(values: list[Any]) -> list[Any]:
         if not isinstance(value, float) or not abs(value) < 1e7:  # NaN, too
             return values
         places = max(places, -int(Decimal(repr(value)).normalize().as_tuple().exponent))
-        if places > MOST_DECIMALS:
+        if places > MAX_DECIMALS:
             return values
     return [None if value is None else Decimal(f"{value:.{places}f}") for value in values]
 
@@ -371,7 +361,7 @@ def _four_digits(value: float) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON's types. NaN and Inf, which are no numbers to anyone, become None."""
+    """The value in JSON's types; NaN and Inf become None."""
     if isinstance(value, Decimal):
         value = float(value)
     if isinstance(value, float):
@@ -392,7 +382,7 @@ def shortened(text: str, width: int = MAX_CELL_WIDTH) -> str:
 
 
 def _is_numeric(values: list[Any]) -> bool:
-    known = [value for value in values if value is not None]
-    return bool(known) and all(
-        isinstance(value, int | float | Decimal) and not isinstance(value, bool) for value in known
+    values = [value for value in values if value is not None]
+    return bool(values) and all(
+        isinstance(value, int | float | Decimal) and not isinstance(value, bool) for value in values
     )

@@ -1,10 +1,10 @@
-"""The run folder: the record of one run, whole or not there at all.
+"""The run folder: the record of one run, complete or absent.
 
     RESULTS/runs/<run_id>/
-        config.yaml       the RunConfig, every field; or model.json, what is known of a model that was only measured;
-                          or imported.json, what is known of a run of somebody else's table
+        config.yaml       the RunConfig, all fields; or model.json, the facts of a model that was only measured; or
+                          imported.json, the known facts of a run imported from a table
         manifest.json     how it was made: device, started, seconds, packages, ...
-        summary.json      one value per quantity of quantities.RUNS; a missing one is null
+        summary.json      one value per quantity of quantities.RUNS; null if missing
         curves.parquet    one row per logged step            } where they apply
         layers.parquet    one row per step, layer and metric }
         heads.parquet     one row per step, head and metric  }
@@ -14,10 +14,10 @@
         model.safetensors the weights; copies may leave them out
         complete          last: {"run_id": ..., "files": {name: {"sha256": ..., "bytes": ...}}}
 
-Every file is written aside and renamed, and `complete` is written when all the others are on disk: a folder without it
-does not count. With it the folder never changes again, so it can be copied, merged and read without a lock. Other files
-(a log, a checkpoint of an unfinished run) may lie in the folder; they are no part of the record. The record of a
-measured model lies in a folder of any name (`sparsedepth.store.measured_folder`).
+Each file is written under a temporary name and renamed, and `complete` is written after all others are on disk: a
+folder without it is ignored. With it the folder never changes again, so it can be copied, merged and read without a
+lock. Other files in the folder (a log, a checkpoint) are no part of the record. The record of a measured model may be
+in a folder of any name (`sparsedepth.store.measured_folder`).
 """
 
 import difflib
@@ -56,7 +56,7 @@ from sparsedepth.store.run_tables import TableFiles, file_schema, table_bytes
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 
 RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
-"""The folders of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
+"""The parts of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
 WEIGHTS = "model.safetensors"
 CONFIG, MODEL, IMPORTED = "config.yaml", "model.json", "imported.json"
 SUBJECTS: Mapping[str, type[RunConfig | MeasuredModel | ImportedRun]] = {
@@ -64,10 +64,10 @@ SUBJECTS: Mapping[str, type[RunConfig | MeasuredModel | ImportedRun]] = {
     MODEL: MeasuredModel,
     IMPORTED: ImportedRun,
 }
-"""What was trained here, measured, or trained elsewhere: a record has one of them."""
+"""A record has exactly one of these: of a trained run, a measured model, or an imported run."""
 REQUIRED = ("manifest.json", "summary.json")
 FILES = (*SUBJECTS, *REQUIRED, *(f"{table}.parquet" for table in TABLES), WEIGHTS)
-"""The names that make up the record; the weights alone may be absent from a copy."""
+"""All files of a record; copies may lack the weights."""
 
 _SEED = re.compile(r"^seed: (0|[1-9]\d{0,8})$", re.MULTILINE)
 
@@ -102,7 +102,7 @@ class MeasuredRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRecord(Record):
-    """A run of somebody else's table."""
+    """A run imported from a table."""
 
     run: ImportedRun
 
@@ -111,25 +111,24 @@ class ImportedRecord(Record):
 
 
 def run_folder(results: Path, run_id: str) -> Path:
-    """`RESULTS/runs/<run_id>`. Raises ValueError for anything but a run_id, such as a path."""
+    """`RESULTS/runs/<run_id>`. Raises ValueError for an invalid run_id, such as a path."""
     if not re.fullmatch(RUN_ID, run_id):
         raise ValueError(f"run_id {run_id[:40]!r} must be 12 hex digits, as RunConfig.run_id gives them")
     return results / RUNS / run_id
 
 
 def write_config(folder: Path, config: RunConfig) -> None:
-    """Write config.yaml: every field, so that a later change of a default leaves the record as it was."""
+    """Write config.yaml with all fields, so that later changes of defaults do not affect the record."""
     write_text(folder / "config.yaml", yaml_text(config.model_dump(mode="json")))
 
 
 def write_manifest(folder: Path, facts: Row) -> None:
-    """Write manifest.json: plain JSON facts about how the run was made. `device`, `started` (ISO 8601), `seconds` and
-    `packages` (name: version) become columns of `runs`."""
+    """Write manifest.json: how the run was made. Those in MANIFEST_COLUMNS become columns of `runs`."""
     write_json(folder / "manifest.json", _finite(dict(facts)))
 
 
 def write_summary(folder: Path, summary: Row) -> None:
-    """Write summary.json: the quantities of quantities.RUNS, those not given as null. NaN and Inf count as missing."""
+    """Write summary.json: all quantities of quantities.RUNS; missing ones, NaN and Inf are null."""
     names = [column.name for column in quantities.RUNS]
     for name in summary:
         assert name in names, f"{name!r} is not in quantities.RUNS; nearest: {_nearest(name, names)}"
@@ -138,7 +137,7 @@ def write_summary(folder: Path, summary: Row) -> None:
 
 
 def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
-    """Write `<table>.parquet` from one mapping per row. A value left out, None, NaN or Inf is stored as NULL."""
+    """Write `<table>.parquet` from one mapping per row; missing values, NaN and Inf are NULL."""
     rows = list(rows)
     _check_rows(table, rows)
     columns = {column.name: [_finite(row.get(column.name)) for row in rows] for column in FILE_COLUMNS[table]}
@@ -146,15 +145,15 @@ def write_table(folder: Path, table: Table, rows: Iterable[Row]) -> None:
 
 
 def finish(folder: Path) -> None:
-    """Complete the run: checksum every file of the record, flush it, and write the marker. From here on the folder is
-    read-only. Raises ValueError where a file is missing, is a link, or belongs to another run."""
+    """Complete the run: checksum and flush all files of the record, then write the marker. From here on the folder is
+    read-only. Raises ValueError if a file is missing, is a link, or belongs to another run."""
     subjects = [name for name in SUBJECTS if (folder / name).exists()] or [CONFIG]
     first = subjects[0]
     for name in (first, *REQUIRED):
         if not (folder / name).is_file():
             raise ValueError(f"run folder {str(folder)!r} cannot be completed without {name}; write it first")
     if len(subjects) > 1:
-        raise ValueError(f"{str(folder)!r} has {' and '.join(subjects)}; a record is of a run or of a measured model")
+        raise ValueError(f"{str(folder)!r} has {' and '.join(subjects)}; a record has one of these")
     text = (folder / first).read_text(encoding="utf-8")
     values = parse_yaml(text, CONFIG) if first == CONFIG else json.loads(text)
     subject = build(SUBJECTS[first], values, first)
@@ -184,7 +183,7 @@ def _nearest(name: str, names: list[str]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """The value with every NaN and Inf in it turned into None."""
+    """The value with each NaN and Inf in it replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -198,16 +197,15 @@ def _finite(value: Any) -> Any:
 
 
 def read_marker(folder: Path) -> Marker:
-    """The marker of a complete folder. Raises DamagedRun where it is not one that `finish` writes."""
+    """The marker of a complete folder. Raises DamagedRun if `finish` did not write it."""
     return check_marker(folder, read_checksums(folder))
 
 
 def check_marker(folder: Path, marker: Marker) -> Marker:
-    """The marker, if it is one of a run or a measured model in a folder of this name. Raises DamagedRun."""
+    """The marker, if it fits a record in a folder of this name. Raises DamagedRun."""
     files, run_id = marker.files, marker.run_id
-    if (
-        MODEL not in files and run_id != folder.name and run_id != folder.resolve().name
-    ):  # the latter for a folder given as '.'
+    names = (folder.name, folder.resolve().name)  # the latter for a folder given as '.'
+    if MODEL not in files and run_id not in names:
         raise DamagedRun(folder, MARKER, f"is of run {run_id!r}, and the folder has another name")
     if unknown := set(files) - set(FILES):
         raise DamagedRun(folder, MARKER, f"lists {sorted(unknown)[0][:40]!r}, which is no file of a run")
@@ -220,7 +218,7 @@ def check_marker(folder: Path, marker: Marker) -> Marker:
 
 
 def verify(folder: Path) -> None:
-    """Check every file, weights included, against its checksum. Raises DamagedRun, or ValueError if not complete."""
+    """Check all files, weights included, against their checksums. Raises DamagedRun, or ValueError if not complete."""
     marker = _marker_of_complete(folder)
     for name, (expected, size) in marker.files.items():
         path = folder / name
@@ -236,7 +234,7 @@ def verify(folder: Path) -> None:
 
 
 def problem(folder: Path) -> str:
-    """Why the folder is no complete and whole record; '' if it is one."""
+    """Why the folder is not a complete, undamaged record; '' if it is one."""
     try:
         verify(folder)
     except ValueError as error:
@@ -245,22 +243,22 @@ def problem(folder: Path) -> str:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a trained run. Raises as `read_record` does, and ValueError for a measured model."""
-    found = read_record(folder)
-    if not isinstance(found, Run):
-        of = "an imported run" if isinstance(found, ImportedRecord) else "a measured model, not a run"
-        raise ValueError(f"{str(folder)!r} is the record of {of}; name a folder with {CONFIG}")
-    return found
+    """Read a trained run. Raises as `read_record` does, and ValueError for other records."""
+    record = read_record(folder)
+    if not isinstance(record, Run):
+        kind = "an imported run" if isinstance(record, ImportedRecord) else "a measured model, not a run"
+        raise ValueError(f"{str(folder)!r} is the record of {kind}; name a folder with {CONFIG}")
+    return record
 
 
 def read_record(folder: Path) -> Run | MeasuredRecord | ImportedRecord:
-    """Read a complete folder, checking what is read (all but the weights) against its checksums.
+    """Read a complete folder, verifying all files but the weights, which are not read.
     Raises DamagedRun, or ValueError if the folder is not complete."""
     return parse_record(files_on_disk(folder, _marker_of_complete(folder)))
 
 
 def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
-    """The record that these files are. Raises DamagedRun."""
+    """The record in these files. Raises DamagedRun."""
     folder, marker = files.folder, files.marker
     contents = {name: files.read(name) for name in marker.files if name != WEIGHTS}
     common: dict[str, Any] = {
@@ -297,13 +295,13 @@ def _parse_config(folder: Path, content: bytes) -> RunConfig:
 
 @functools.lru_cache(maxsize=2048)
 def _build_config(text: str) -> RunConfig:
-    """Replicates differ in their seed alone, which no check looks at, and are built once."""
-    with warnings.catch_warnings(action="ignore"):  # said when the run was configured
+    """Cached: replicates differ only in their seed, which no check reads."""
+    with warnings.catch_warnings(action="ignore"):  # shown when the run was configured
         return build(RunConfig, _parse_yaml(text), CONFIG)
 
 
 def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> Any:
-    """The MeasuredModel or ImportedRun that a record is of."""
+    """The MeasuredModel or ImportedRun of a record."""
     try:
         subject = build(SUBJECTS[name], parse_object(folder, name, content), name)
     except ValueError as error:
@@ -314,8 +312,8 @@ def _parse_subject(folder: Path, name: str, content: bytes, marker: Marker) -> A
 
 
 def _parse_yaml(text: str) -> Any:
-    """`parse_yaml` for plain lines, as `write_config` writes them: the runs of a sweep share most of theirs, and each
-    entry is parsed once."""
+    """`parse_yaml` for files of `write_config`, entry by entry: the runs of a sweep share most entries, which are
+    cached."""
     values: dict[str, Any] = {}
     for entry in re.split(r"\n(?=[a-z])", text.rstrip("\n")) if len(text) <= MAX_CONFIG_BYTES else ("",):
         key, value = _parse_entry(entry)
@@ -327,7 +325,7 @@ def _parse_yaml(text: str) -> Any:
 
 @functools.lru_cache(maxsize=10_000)
 def _parse_entry(text: str) -> tuple[str | None, Any]:
-    """The key and value of one entry of a mapping; None where the text is none by itself."""
+    """The key and value of one entry of a mapping; None if the text is no entry."""
     try:
         values = parse_yaml(text, CONFIG)
     except ValueError:
@@ -337,9 +335,9 @@ def _parse_entry(text: str) -> tuple[str | None, Any]:
 
 
 def parse_object(folder: Path, name: str, content: bytes) -> dict[str, Any]:
-    """The object in a JSON file. Raises DamagedRun for anything else."""
+    """The object in a JSON file, NaN and Inf as None. Raises DamagedRun for anything else."""
     try:
-        values = json.loads(content, parse_constant=lambda name: None)  # NaN and Inf, which are missing values here
+        values = json.loads(content, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         raise DamagedRun(folder, name, f"is not JSON ({error})") from None
     if not isinstance(values, dict):

@@ -1,10 +1,10 @@
-"""A configuration in a few words: what it has away from the baseline, such as 'n_kv_heads=1, depth_scale=lns'.
+"""Labels of configurations: how each differs from the baseline, such as 'n_kv_heads=1, depth_scale=lns'.
 
-The *baseline* is the configuration nearest to the baselines of all knobs, each field's least sparse value of those that
-were run (`sparsity_rank`), or RunConfig's default where no value is sparser than another: it differs from them in the
-fewest of the fields that vary and were not tuned (of equals the first cell_id). Depth is no part of a setting: it
-has a column of its own, and so has what was tuned. A size or a fact of the data that follows from depth and the rest
-of the setting, such as the vocabulary of a task or a budget of tokens per parameter, is not said.
+The *baseline* is the configuration nearest to the baseline values of all fields: the least sparse value run
+(`sparsity_rank`), or RunConfig's default where no value is sparser than another. Nearest: it differs in the fewest
+fields that vary and were not tuned (ties: the first cell_id). Depth and tuned fields have columns of their own and are
+no part of a label; nor are sizes and data that follow from depth and the rest of the label, such as a task's vocabulary
+or a budget of tokens per parameter.
 """
 
 import functools
@@ -28,87 +28,87 @@ _ROLES = roles(RunConfig)
 
 @functools.cache
 def _defaults() -> Mapping[str, Any]:
-    """As the columns of `runs` hold them."""
+    """RunConfig's defaults, as stored in `runs`."""
     fields = RunConfig().model_dump(mode="json").items()
     return {name: json.dumps(value) if isinstance(value, list) else value for name, value in fields}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What a setting is told from."""
+    """What a label is derived from."""
 
     cell_id: str
     model: str | None = None
-    """Of a measured model, whose other knobs are not known."""
+    """Name of a model that was only measured, whose unstated knobs are not known."""
     tuned: frozenset[str] = frozenset()
-    """The fields whose values tuning chose."""
+    """Fields whose values tuning chose."""
     knobs: Mapping[str, Any]
     params: float | None = None
-    """All of them; mean over seeds, as is `flops`."""
+    """Total parameters, mean over seeds."""
     flops: float | None = None
-    """Of training."""
+    """Training FLOPs, mean over seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What tells the configurations of a store apart."""
+    """How the configurations of a store differ."""
 
     baseline: Configuration
     varying: tuple[str, ...]
-    """The fields of which the cells state more than one value."""
+    """Fields with more than one known value."""
     tuned: tuple[str, ...]
-    """Those of them that vary because they were tuned."""
+    """Fields that vary because they were tuned."""
     label_fields: tuple[str, ...]
-    """Those of them that make up its label."""
+    """Varying fields that make up the labels."""
     data: tuple[str, ...]
-    """Those that say which data they are trained on, less what follows from the others."""
+    """Varying fields of the training data, without those that follow from others."""
     by_depth: Mapping[str, Mapping[int, Any]]
-    """Sizes that n_layers determines, such as the tokens of a budget per parameter: their value at each."""
+    """Sizes determined by n_layers, such as the tokens of a budget per parameter: field -> n_layers -> value."""
 
     @property
     def data_text(self) -> str:
-        """Why losses of these configurations do not compare; empty where the data are the same."""
+        """A warning where the configurations were trained on different data."""
         names = ", ".join(self.data)
-        return f"configurations differ in {names}: losses on different data do not compare" if names else ""
+        return f"configurations differ in {names}: losses on different data are not comparable" if names else ""
 
     @property
     def depth_text(self) -> str:
-        """'train_tokens goes with n_layers: 1347584 at 4, 6389760 at 24', a line each."""
+        """'train_tokens depends on n_layers: 1347584 at 4, 6389760 at 24', a line per field."""
         lines = []
         for name, sizes in self.by_depth.items():
-            stated = ", ".join(f"{render.readable(size)} at {depth}" for depth, size in sizes.items())
-            lines.append(f"{name} goes with n_layers: {stated}")
+            values = ", ".join(f"{render.readable(size)} at {depth}" for depth, size in sizes.items())
+            lines.append(f"{name} depends on n_layers: {values}")
         return "\n".join(lines)
 
     def cost_text(self, columns: Container[str]) -> str:
-        """'params, flops (of training): over those of the baseline with 12 layers, 124128 and 6.393e+11'; empty where
-        no column is a cost."""
-        of_baseline = {"params": self.baseline.params, "flops": self.baseline.flops}
-        shown = {name: render.readable(value) for name, value in of_baseline.items() if name in columns}
+        """'params, flops (training): relative to the baseline with 12 layers (124128, 6.393e+11)'; empty where no
+        column is a cost."""
+        costs = {"params": self.baseline.params, "flops": self.baseline.flops}
+        references = {name: render.readable(value) for name, value in costs.items() if name in columns}
         depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
-        names = ", ".join(shown).replace("flops", "flops (of training)")
-        return f"{names}: over those of the baseline{depth}, {' and '.join(shown.values())}" if shown else ""
+        names = ", ".join(references).replace("flops", "flops (training)")
+        return f"{names}: relative to the baseline{depth} ({', '.join(references.values())})" if references else ""
 
     def label(self, knobs: Mapping[str, Any]) -> str:
-        """'n_kv_heads=1, depth_scale=lns': the fields away from the baseline's; 'baseline' where there are none."""
+        """'n_kv_heads=1, depth_scale=lns': the fields that differ from the baseline; 'baseline' where none does."""
         differing = [name for name in self.label_fields if name in knobs and knobs[name] != self.baseline.knobs[name]]
         return ", ".join(assignment(name, knobs[name]) for name in differing) or "baseline"
 
 
 def settings_of(cells: Sequence[Configuration]) -> Settings:
     """Settings of these cells; needs at least one."""
-    stated = {name: {cell.knobs[name] for cell in cells if _states(cell, name)} for name in CELL_FIELDS}
-    varying = tuple(name for name in CELL_FIELDS if len(stated[name]) > 1)
+    values = {name: {cell.knobs[name] for cell in cells if _is_known(cell, name)} for name in CELL_FIELDS}
+    varying = tuple(name for name in CELL_FIELDS if len(values[name]) > 1)
     tuned = tuple(name for name in varying if any(name in cell.tuned for cell in cells))
     label_fields = [name for name in varying if name not in (*tuned, "n_layers") and _is_label_field(name, cells)]
     by_depth: dict[str, Mapping[int, Any]] = {}
-    # The width is what was set, d_ff and a budget follow from it; a task's name is shorter, by its group or length.
+    # Tried last: d_model, from which d_ff and a budget follow, and corpus, whose group or length is a shorter label.
     for name in sorted(label_fields, key=lambda name: (name == "corpus", name == "d_model")):
         others = [other for other in label_fields if other != name]
         if _ROLES[name].kind in ("capacity", "data") and _follows(name, ["n_layers", *others], cells):
             label_fields = others
             if not _follows(name, others, cells) and _follows(name, ["n_layers"], cells):
-                sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _states(cell, name)}
+                sizes = {cell.knobs["n_layers"]: cell.knobs[name] for cell in cells if _is_known(cell, name)}
                 by_depth[name] = dict(sorted(sizes.items()))
     data: list[str] = []
     for name in varying:
@@ -125,7 +125,7 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
 
 
 def read_settings(store: "Store") -> Settings | None:
-    """Settings of the configurations that were trained in a store; None where there are none."""
+    """Settings of the trained configurations in a store; None where there are none."""
     rows = store.sql(
         "SELECT cell_id, tuned_fields, avg(params_total) FILTER (outcome = 'ok'), "
         f"avg(train_flops) FILTER (outcome = 'ok'), {', '.join(CELL_FIELDS)} FROM runs WHERE {IS_RESULT} GROUP BY ALL"
@@ -144,52 +144,52 @@ def read_settings(store: "Store") -> Settings | None:
 
 
 def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
-    """A table whose fields, but depth and what was tuned, stand in one column at its end, `setting`; parameters and
-    training FLOPs are in those of the baseline (`Settings.cost_text`)."""
+    """The table with its varying fields, except depth and tuned ones, replaced by a last column `setting`; parameters
+    and training FLOPs relative to the baseline (`Settings.cost_text`)."""
     costs = {"params_total": ("params", settings.baseline.params), "train_flops": ("flops", settings.baseline.flops)}
-    kept = ("n_layers", *settings.tuned)
-    fields = [name for name in answer.columns if name in settings.label_fields]
-    shown = [
+    fixed = ("n_layers", *settings.tuned)
+    names = [
         name
         for name, *values in zip(answer.columns, *answer.rows, strict=True)
-        if (name in kept or name not in settings.varying) and (name != "diverged" or any(values))
+        if (name in fixed or name not in settings.varying) and (name != "diverged" or any(values))
     ]
 
     def value(name: str, row: Mapping[str, Any]) -> Any:
         if name in costs:
-            unit = costs[name][1]
-            return row[name] and unit and row[name] / unit
+            reference = costs[name][1]
+            return row[name] and reference and row[name] / reference
         return number_text(row[name]) if name in settings.tuned else row[name]
 
-    rows = answer.records()
-    columns = [costs[name][0] if name in costs else name for name in shown]
-    table = [[value(name, row) for name in shown] for row in rows]
-    if fields:
+    records = answer.records()
+    columns = [costs[name][0] if name in costs else name for name in names]
+    rows = [[value(name, row) for name in names] for row in records]
+    if any(name in settings.label_fields for name in answer.columns):
         columns.append("setting")
-        table = [[*values, settings.label(row)] for values, row in zip(table, rows, strict=True)]
-    return QueryResult(columns=tuple(columns), rows=tuple(map(tuple, table)))
+        rows = [[*values, settings.label(row)] for values, row in zip(rows, records, strict=True)]
+    return QueryResult(columns=tuple(columns), rows=tuple(map(tuple, rows)))
 
 
 def number_text(value: Any) -> str | None:
-    """A tuned value as it was written: 0.003."""
+    """A tuned value in its shortest form: 0.003."""
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
 def assignment(name: str, value: Any) -> str:
-    """'n_kv_heads=1': a field's value as every table, sentence and figure names it, and `--set` takes it."""
+    """'n_kv_heads=1': a field's value in every table, sentence and figure, in the form of `--set`."""
     if value is None:
         return f"{name} unset"
     return f"{name}={int(value) if isinstance(value, float) and value.is_integer() else value}"
 
 
 def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
-    """Whether a field that varies belongs to a setting: not how a run was judged, nor what only says 'dense'."""
-    of_experts = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
-    return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(of_experts) > 1)
+    """Whether a varying field belongs into labels: no field of measuring or recording, and one of experts only where
+    it varies between models with experts."""
+    moe_values = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
+    return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(moe_values) > 1)
 
 
 def _follows(name: str, others: Sequence[str], cells: Sequence[Configuration]) -> bool:
-    """Whether a field's value is known wherever those of the others are."""
+    """Whether the other fields determine this one's value."""
     values: dict[tuple[Any, ...], Any] = {}
     return all(
         cell.knobs[name] == values.setdefault(tuple(cell.knobs[other] for other in others), cell.knobs[name])
@@ -198,7 +198,7 @@ def _follows(name: str, others: Sequence[str], cells: Sequence[Configuration]) -
 
 
 def sparsity_rank(name: str, values: Mapping[str, Any]) -> tuple[float, float]:
-    """Sorts the least sparse value of a field first, from a configuration's values: no experts before many."""
+    """Sort key of a field's value in a configuration, the least sparse first: no experts before many."""
     value = values[name]
     number = float(value) if isinstance(value, int | float) else 0.0
     if name == "n_experts":
@@ -213,21 +213,21 @@ def sparsity_rank(name: str, values: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> Configuration:
-    """The cell that differs in the fewest of the chosen fields from what each has at the baseline."""
-    known = [cell for cell in cells if cell.model is None] or cells
-    ranked = [name for name in chosen if _ROLES[name].sparser_direction or name == "n_experts"]
-    least = {name: min(sparsity_rank(name, cell.knobs) for cell in known) for name in ranked}
+    """The cell that differs in the fewest of the chosen fields from their baseline values."""
+    trained = [cell for cell in cells if cell.model is None] or cells
+    sparsity_fields = [name for name in chosen if _ROLES[name].sparser_direction or name == "n_experts"]
+    least = {name: min(sparsity_rank(name, cell.knobs) for cell in trained) for name in sparsity_fields}
 
-    def away(cell: Configuration) -> tuple[int, str]:
+    def distance(cell: Configuration) -> tuple[int, str]:
         sparser = sum(sparsity_rank(name, cell.knobs) != rank for name, rank in least.items())
-        others = (name for name in chosen if name not in least)
-        return sparser + sum(cell.knobs[name] != _default(name, cell.knobs) for name in others), cell.cell_id
+        changed = sum(cell.knobs[name] != _default(name, cell.knobs) for name in chosen if name not in least)
+        return sparser + changed, cell.cell_id
 
-    return min(known, key=away)
+    return min(trained, key=distance)
 
 
 def _default(name: str, knobs: Mapping[str, Any]) -> Any:
-    """What a field would be if it were left out: of a size that follows from others (n_kv_heads from n_heads), that."""
+    """The value of a field that is left out; of a size that follows from others (n_kv_heads from n_heads), theirs."""
     if not _ROLES[name].derived_if_missing:
         return _defaults()[name]
     return getattr(_shape(tuple((other, knobs[other]) for other in FILLED_FROM if other != name)), name)
@@ -235,10 +235,10 @@ def _default(name: str, knobs: Mapping[str, Any]) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _shape(sizes: tuple[tuple[str, int | None], ...]) -> ModelConfig:
-    """A model of these sizes, the others filled in; the cells of a sweep share few of them."""
+    """A model of these sizes, with the missing ones derived. Cached: the cells of a sweep have few distinct ones."""
     return ModelConfig.model_validate({name: size for name, size in sizes if size is not None})
 
 
-def _states(cell: Configuration, knob: str) -> bool:
-    """Whether the cell says what the knob was: a NULL of a trained run is a setting, of a measured model not known."""
+def _is_known(cell: Configuration, knob: str) -> bool:
+    """Whether the knob's value is known: NULL is a value in a trained run, and unknown in a measured model."""
     return cell.model is None or cell.knobs[knob] is not None

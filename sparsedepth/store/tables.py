@@ -1,12 +1,12 @@
-"""The rows of many runs as two Parquet files, under checksums: the form of a pack and of the cache.
+"""The rows of many runs as two Parquet files with checksums: the format of packs and of the cache.
 
     FOLDER/runs.parquet   the view `runs`
-    FOLDER/rows.parquet   the other views, one after the other, each in row groups of its own: `view`, and the columns
-                          of all of them, NULL in those that have no such column; no file where there are no rows
+    FOLDER/rows.parquet   the other views, one after another, each in its own row groups: `view`, and the columns of all
+                          views (NULL where a view has no such column); no file if there are no rows
     FOLDER/pack.json      last: {"version", "views": {view: [first row group, end]}, "files": {name: sha256}}, and more
 
-`runs` has two columns beside those of the view: the checksums of the run's marker, which covers all its files, and of
-its summary. The rows of one run stand together, in the order of its own files.
+`runs` also has the checksums of the run's marker, which covers all its files, and of its summary. The rows of one run
+are contiguous, in the order of its own files.
 """
 
 import functools
@@ -31,10 +31,7 @@ from sparsedepth.config.run import DEFAULTS_VERSION
 from sparsedepth.files import digest, parse_json, read_regular, write_bytes, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
-from sparsedepth.store.run_record import (
-    DamagedRun,
-    parse_record,
-)
+from sparsedepth.store.run_record import DamagedRun, parse_record
 from sparsedepth.store.run_row import run_row
 from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, table_bytes
 from sparsedepth.store.schema import COLUMNS, TABLES
@@ -47,25 +44,25 @@ ROWS = "rows"
 VERSION = digest(
     [4, DEFAULTS_VERSION, [[view, column.name, column.type] for view in COLUMNS for column in COLUMNS[view]]]
 )
-"""`runs` is made anew from the records where it was written with other columns."""
+"""Files of another version are not used: the rows are made again from the records."""
 
 MAX_INDEX_BYTES = 100_000_000
 GROUP_ROWS = 2**20
 MAX_BYTES = 4 * 2**30
-"""A table above this is not read into memory."""
+"""Larger tables are not read into memory."""
 
 MARKER_COLUMNS = ("marker_sha256", "summary_sha256")
-"""What `runs` holds beside the columns of the view."""
+"""Columns of runs.parquet that the view does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A complete record, located but not read."""
+    """A complete record that was located, but not read."""
 
     folder: Path
-    """Where its files lie, or would lie if its pack were a folder."""
+    """Where its files are, or would be if its pack were a folder."""
     place: str
-    """Path below the results folder, or pack, that it was found in."""
+    """Path below its results folder or pack."""
     run_id: str
     marker_sha256: str
     summary_sha256: str
@@ -77,7 +74,6 @@ class StoredRun:
 
 
 def stored_run(files: Files, place: str) -> StoredRun:
-    """The record that these files are."""
     return StoredRun(
         folder=files.folder,
         place=place,
@@ -90,7 +86,7 @@ def stored_run(files: Files, place: str) -> StoredRun:
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A table behind an open handle: it stays what it is while another process writes the file anew."""
+    """A table in an open file: it stays readable while another process replaces the file."""
 
     file: pa.NativeFile
     columns: tuple[str, ...]
@@ -99,7 +95,7 @@ class StoredTable:
 
     def dataset(self) -> "ds.Dataset":
         """The table as a Dataset, of which a query reads only the columns and metrics it needs."""
-        import pyarrow.dataset as ds  # 0.3 s, because it imports pandas; a question to `runs` alone does without
+        import pyarrow.dataset as ds  # 0.3 s, because it imports pandas; queries of `runs` alone do not need it
 
         text = ds.ParquetReadOptions(dictionary_columns={"run_id", "metric"})
         fragment = ds.ParquetFileFormat(read_options=text).make_fragment(self.file).subset(row_group_ids=[*self.groups])
@@ -107,7 +103,7 @@ class StoredTable:
         return ds.FileSystemDataset([fragment], schema=schema, format=fragment.format)
 
     def in_memory(self) -> pa.Table:
-        """All rows. Raises ValueError for a table beyond MAX_BYTES."""
+        """All rows. Raises ValueError beyond MAX_BYTES."""
         file = pq.ParquetFile(self.file)
         if sum(file.metadata.row_group(group).total_byte_size for group in self.groups) > MAX_BYTES:
             raise ValueError(f"holds more than {MAX_BYTES:,} bytes")
@@ -116,7 +112,7 @@ class StoredTable:
 
 @dataclass(frozen=True)
 class UnreadTable:
-    """A table of runs of which only the rows of `runs` are known so far; all their tables are read together, once."""
+    """A table of runs whose folders are not read yet, except for the rows of `runs`; all tables are read together."""
 
     table: Table
     read: Callable[[], "Rows"]
@@ -129,12 +125,12 @@ class UnreadTable:
 
 
 LazyTable = StoredTable | UnreadTable
-"""A table whose rows are fetched when a question names it."""
+"""A table whose rows are read when a query names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows of some runs of one results folder, as the views show them."""
+    """The rows of all views for some runs of one results folder."""
 
     runs: pa.Table
     """RUN_COLUMNS and MARKER_COLUMNS; `folder` is relative to the results folder."""
@@ -142,7 +138,7 @@ class Rows:
 
     @property
     def keys(self) -> list[tuple[str, str]]:
-        """What each run was read from: its marker and its place."""
+        """`StoredRun.key` of each run."""
         columns = [self.runs[name].to_pylist() for name in (MARKER_COLUMNS[0], "folder")]
         return list(zip(*columns, strict=True))
 
@@ -161,7 +157,7 @@ def write_tables(
     level: int | None = None,
     others: Mapping[str, pa.Table] = MappingProxyType({}),
 ) -> None:
-    """Write the files, and beside them `others`, compressed at `level`; last of all the index, with `facts` in it."""
+    """Write the files and `others`, compressed at `level`; last the index, with `facts` in it."""
     contents = {name: table_bytes(table, level) for name, table in {"runs": rows.runs, **others}.items() if len(table)}
     in_memory = {view: rows.in_memory(view) for view in rows.tables}
     views, content = _rows_bytes({view: part for view, part in in_memory.items() if len(part)}, level)
@@ -178,9 +174,9 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
     views: dict[Table, tuple[int, int]] = {}
     schema = _rows_schema()
     content, compression = io.BytesIO(), compression_of(sum(rows.nbytes for rows in tables.values()), level)
-    numbers = [field.name for field in schema if pa.types.is_floating(field.type)]
-    others = [name for name in schema.names if name not in numbers]  # a dictionary of numbers that all differ is lost
-    encoding: Any = {"use_dictionary": others, "use_byte_stream_split": numbers}
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    repeating = [name for name in schema.names if name not in floats]  # a dictionary of distinct floats only adds bytes
+    encoding: Any = {"use_dictionary": repeating, "use_byte_stream_split": floats}
     with pq.ParquetWriter(content, schema, compression=compression, compression_level=level, **encoding) as writer:
         end = 0
         for view, rows in tables.items():
@@ -193,7 +189,7 @@ def _rows_bytes(tables: Mapping[Table, pa.Table], level: int | None) -> tuple[di
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index. Raises ValueError or OSError where it is none."""
+    """The index. Raises ValueError or OSError where it is missing or invalid."""
     index = parse_json(read_regular(folder / INDEX, MAX_INDEX_BYTES))
     if not isinstance(index, dict) or not all(isinstance(index.get(name), dict) for name in ("files", "views")):
         raise ValueError("is not an index of tables")
@@ -201,8 +197,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFile | None:
-    """A file behind an open handle, checked against the index, which may have none of that name. Raises ValueError or
-    OSError where it is not the file that was written."""
+    """An open file, its checksum verified; None if the index lists none of that name. Raises ValueError or OSError."""
     expected = index["files"].get(f"{name}.parquet")
     if expected is None:
         return None
@@ -213,7 +208,7 @@ def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFil
 
 
 def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Schema | None) -> pa.Table:
-    """A whole file; its schema is checked where one is given. Raises as `open_file` does."""
+    """A whole file, checked against a schema if one is given. Raises as `open_file` does."""
     file = open_file(folder, index, name)
     if file is None:
         return empty_table(schema or runs_schema())
@@ -222,7 +217,7 @@ def read_table(folder: Path, index: Mapping[str, Any], name: str, schema: pa.Sch
 
 
 def open_views(folder: Path, index: Mapping[str, Any]) -> dict[Table, pa.Table | LazyTable]:
-    """The views but `runs`, each behind the same open handle. Raises as `open_file` does."""
+    """All views but `runs`, from one open file. Raises as `open_file` does."""
     file = open_file(folder, index, ROWS)
     if file is None:
         return {view: empty_table(view_schema(view)) for view in TABLES}
@@ -240,7 +235,7 @@ def _groups(index: Mapping[str, Any], view: Table) -> range:
 
 
 def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, schema: pa.Schema | None) -> StoredTable:
-    """Some row groups of a file. Raises ValueError where it lacks them, or columns of the schema."""
+    """Some row groups of a file. Raises ValueError if it lacks them, or columns of the schema."""
     present = metadata.schema.to_arrow_schema()
     _check_columns(present, schema or ())
     if groups.start < 0 or groups.stop > metadata.num_row_groups:
@@ -250,15 +245,14 @@ def _checked(file: pa.NativeFile, metadata: pq.FileMetaData, groups: range, sche
     return StoredTable(file, tuple((schema or present).names), groups)
 
 
-def _check_columns(present: pa.Schema, wanted: Iterable[pa.Field]) -> None:
-    for field in wanted:
+def _check_columns(present: pa.Schema, required: Iterable[pa.Field]) -> None:
+    for field in required:
         if field.name not in present.names or present.field(field.name).type != field.type:
             raise ValueError(f"has no column {field.name} of this version")
 
 
 def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = None) -> Rows:
-    """All views, `runs` in memory, where it was not read before. Raises as `open_file` does; DuckDB reads the others
-    when they are asked for."""
+    """All views, of which `runs` is read into memory unless it is given. Raises as `open_file` does."""
     schema = runs_schema()
     if runs is None:
         runs = read_table(folder, index, "runs", schema)
@@ -267,7 +261,7 @@ def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = No
 
 
 def _regular(path: Path) -> Path:
-    """The path itself, if it is a file: a link or a pipe is not opened."""
+    """The path, if it is a regular file: links and pipes are not opened."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise ValueError("is no file")
     return path
@@ -287,8 +281,8 @@ def _sha256(file: pa.NativeFile) -> str:
 def read_rows(
     stored: Iterable[StoredRun], damaged: list[DamagedRun] | None = None, *, with_tables: bool = True
 ) -> Rows:
-    """Read and verify records; without their tables, files are verified all the same. Raises DamagedRun; given a list,
-    damaged ones are left out and added to it."""
+    """Read and verify records; all files are verified even without tables. Raises DamagedRun; given a list, damaged
+    records are added to it instead."""
     runs: list[dict[str, Any]] = []
     tables: dict[Table, list[pa.Table]] = {table: [empty_table(view_schema(table))] for table in TABLES}
     for record in stored:
@@ -314,7 +308,7 @@ def view_schema(view: Table) -> pa.Schema:
 
 @functools.cache
 def _rows_schema() -> pa.Schema:
-    """`view`, and the columns of all views but `runs`: one name has one type."""
+    """`view`, and the columns of all views but `runs`: a name has the same type in all."""
     fields = {field.name: field for table in TABLES for field in view_schema(table)}
     return pa.schema([pa.field("view", pa.string()), *fields.values()])
 
@@ -328,8 +322,8 @@ def runs_schema() -> pa.Schema:
 
 
 def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """The rows as an Arrow table. By way of JSON, because `pyarrow.array` on Python values imports pandas, which takes
-    longer than the rest of opening a small store."""
+    """The rows as an Arrow table, by way of JSON: `pyarrow.array` on Python values imports pandas, which takes longer
+    than opening a small store."""
     if not rows:
         return empty_table(schema)
     content = "\n".join(map(json.dumps, rows)).encode()
@@ -341,6 +335,6 @@ def rows_table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _repeated(run_id: str, n: int) -> pa.Array:
-    """`run_id` n times; from buffers for the same reason."""
+    """`run_id` n times; from buffers, also to avoid importing pandas."""
     offsets = array("i", range(0, len(run_id) * (n + 1), len(run_id)))
     return pa.Array.from_buffers(pa.string(), n, [None, pa.py_buffer(offsets), pa.py_buffer(run_id.encode() * n)])

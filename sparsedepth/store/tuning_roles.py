@@ -1,17 +1,17 @@
-"""Which runs are results, and which served tuning alone: one rule for `best`, saved questions, effects, plots, the law.
+"""Which runs are results and which only served tuning: one rule for `best`, saved questions, effects, plots, the law.
 
-A row of `runs` is a result where it was trained (a model that was only measured has no knobs; `best` alone ranks it
-beside them), was not rejected in tuning, and its seed is not one of tuning alone.
+A row of `runs` is a result if it was trained (not only measured), was not rejected in tuning, and does not have a seed
+of tuning alone.
 
-A *cell* is every RunConfig field but the seed, a *configuration* a cell less its tuned fields. Its best value is the
-one with the lowest mean loss (the first objective) over the tuning seeds; a diverged run is the worst, and a value that
-lacks some of the tuning's runs is not chosen while others have them. Derived from the runs alone, by the results
-folder's sweep.yaml: nothing is stored.
+A *cell* is all RunConfig fields but the seed, a *configuration* a cell without its tuned fields. The best value of a
+configuration has the lowest mean loss (first objective) over the tuning seeds; a diverged run counts as infinite loss,
+and a value that lacks tuning runs is not chosen while others have them all. The roles are derived from the runs and
+the sweep.yaml of their results folder whenever a store is opened:
 
-    best      a run at the best value, which has a worse one on either side
-    edge      a run at the best value, which is the lowest or highest of those tried: the true best may lie beyond
-    rejected  a run at another value: no result of its configuration, and in no comparison
-    tuning    a run at the best value with a seed that only chose it: no result either, since the choice flatters it
+    best      a run at the best value, with a worse value on either side
+    edge      a run at the best value, which is the lowest or highest tried: the optimum may lie beyond
+    rejected  a run at another value: no result, in no comparison
+    tuning    a run at the best value with a seed that was used to choose it: no result, since its loss is optimistic
 """
 
 import math
@@ -43,11 +43,11 @@ IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
 CHOSEN_ROLES = ("best", "edge", "tuning")
 """The roles of runs at the value that tuning chose."""
 IS_RESULT = f"{IS_TRAINED} AND {IS_CHOSEN}"
-"""The rule as an SQL condition over `runs`; `result_rows` is the same over a frame."""
+"""The rule as an SQL condition over `runs`; `result_rows` is the same for a frame."""
 
 
 def parse_tuned_fields(text: object) -> tuple[str, ...]:
-    """The fields that `tuned_fields` names, in its order; none where it is NULL."""
+    """The fields named in the column `tuned_fields`; none where it is NULL."""
     return tuple(text.split(",")) if isinstance(text, str) and text else ()
 
 
@@ -57,44 +57,44 @@ def result_rows(runs: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def without_measured_models(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """Without models that were only measured; with the values that were only tried in tuning."""
+    """Without models that were only measured; rejected tuning values included."""
     return runs[runs["model"].isna()] if "model" in runs.columns else runs
 
 
 def without_tuning_runs(runs: "pd.DataFrame") -> "pd.DataFrame":
-    """Without the runs of tuning alone and the values that it rejected; with models that were only measured."""
+    """Without tuning runs and rejected values; models that were only measured included."""
     return runs[~runs["tuning"].isin(["rejected", "tuning"])] if "tuning" in runs.columns else runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What a sweep tunes, and by what."""
+    """What a sweep tunes, and by which objective."""
 
     fields: tuple[str, ...]
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
-    """of the results; empty for imported runs, of which any seed is one of tuning and of results"""
+    """Seeds of the results; empty for imported runs, where every seed serves both tuning and results."""
     objective: str
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What `tuning_roles` reads of `runs`."""
+        """The columns of `runs` that `tuning_roles` needs."""
         return tuple(dict.fromkeys(("run_id", "outcome", self.objective, *RunConfig.model_fields)))
 
 
 def read_tuning(results: Path) -> Tuning | None:
-    """What the sweep of a results folder tunes; None where it tunes nothing, or no sweep fills the folder.
+    """What the sweep of a results folder tunes; None where it tunes nothing, or there is no sweep.
 
-    Raises ValueError for a sweep.yaml that tunes and is no definition.
+    Raises ValueError for an invalid sweep.yaml that tunes.
     """
     from sparsedepth.config.sweep import DEFINITION, read_definition
     from sparsedepth.store.table_map import MAP, TableMap
 
-    path = results / DEFINITION
     if (results / MAP).is_file():
         table_map = build(TableMap, read_yaml(results / MAP), str(results / MAP))
         imported = Tuning(fields=tuple(table_map.tuned), tuning_seeds=(), seeds=(), objective=table_map.objective)
         return imported if table_map.tuned else None
+    path = results / DEFINITION
     if not path.is_file() or "tune" not in read_yaml(path):
         return None
     definition = read_definition(results)
@@ -108,93 +108,93 @@ def read_tuning(results: Path) -> Tuning | None:
     )
 
 
-def tuning_columns(tuned: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """run_id -> its TUNING_COLUMNS. A configuration that was tried at one value only has none: it was not tuned."""
+def tuning_columns(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """run_id -> its TUNING_COLUMNS. A configuration run at one value only has none: it was not tuned."""
     from sparsedepth.store.tuning_curve import curve_shapes
 
-    configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuned.fields))
+    configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
     groups = defaultdict(list)
     for run in runs:
         groups[configuration(run)].append(run)
-    of_runs: dict[str, dict[str, Any]] = {}
+    columns: dict[str, dict[str, Any]] = {}
     choices = []
     for group in groups.values():
-        losses = _losses(tuned, group)
-        roles = _roles(tuned, group, losses)
-        shared = {"tuned_fields": ",".join(tuned.fields), "tuned_by": tuned.objective}
-        of_runs |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
+        losses = _losses(tuning, group)
+        roles = _roles(tuning, group, losses)
+        shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
+        columns |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
         if len(losses) > 1 and all(isinstance(value, int | float) and value > 0 for point in losses for value in point):
-            choices.append((list(roles), losses, _fresh(tuned, group, losses)))
+            choices.append((list(roles), losses, _fresh(tuning, group, losses)))
     seeds = sorted({seed for _, _, fresh in choices for by_seed in fresh.values() for seed in by_seed})
-    n_fields = len(tuned.fields)
+    n_fields = len(tuning.fields)
     shapes = curve_shapes(
         [_curve(losses, fresh, seeds, axis) for _, losses, fresh in choices for axis in range(n_fields)]
     )
     for i, (run_ids, losses, _) in enumerate(choices):
-        known = _facts(losses, shapes[i * n_fields : (i + 1) * n_fields])
+        curve_columns = _curve_columns(losses, shapes[i * n_fields : (i + 1) * n_fields])
         for run_id in run_ids:
-            of_runs[run_id] |= known
-    return of_runs
+            columns[run_id] |= curve_columns
+    return columns
 
 
-def tuning_roles(tuned: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
+def tuning_roles(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
     """run_id -> its role."""
-    return {run_id: columns["tuning"] for run_id, columns in tuning_columns(tuned, runs).items()}
+    return {run_id: columns["tuning"] for run_id, columns in tuning_columns(tuning, runs).items()}
 
 
-def _roles(tuned: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
-    apart = {*tuned.tuning_seeds} - {*tuned.seeds}
+def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:
+    tuning_only = {*tuning.tuning_seeds} - {*tuning.seeds}
     if len(losses) < 2:
-        return {run["run_id"]: "tuning" for run in group if run["seed"] in apart}
+        return {run["run_id"]: "tuning" for run in group if run["seed"] in tuning_only}
     best, at_edge = best_point(_means(losses))
     chosen: TuningRole = "edge" if any(at_edge) else "best"
     roles: dict[str, TuningRole] = {}
     for run in group:
-        role = "tuning" if run["seed"] in apart else chosen
-        roles[run["run_id"]] = role if _point(tuned, run) == best else "rejected"
+        role = "tuning" if run["seed"] in tuning_only else chosen
+        roles[run["run_id"]] = role if _point(tuning, run) == best else "rejected"
     return roles
 
 
-def _losses(tuned: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
+def _losses(tuning: Tuning, group: Sequence[Mapping[str, Any]]) -> Losses:
     """The losses of each value by tuning seed; math.inf where one diverged.
 
-    A configuration none of whose runs has a tuning seed was tuned before there were any: with the first seed.
+    Configurations without any tuning seed are of sweeps from before these existed: tuned with the first seed.
     """
-    seeds = [seed for seed in tuned.tuning_seeds if any(run["seed"] == seed for run in group)] or tuned.seeds[:1]
+    seeds = [seed for seed in tuning.tuning_seeds if any(run["seed"] == seed for run in group)] or tuning.seeds[:1]
     seeds = seeds or list(dict.fromkeys(run["seed"] for run in group))
     runs_of = defaultdict(list)
     for run in sorted((run for run in group if run["seed"] in seeds), key=lambda run: seeds.index(run["seed"])):
-        runs_of[_point(tuned, run), run["seed"]].append(_loss(tuned, run))
+        runs_of[_point(tuning, run), run["seed"]].append(_loss(tuning, run))
     losses: Losses = defaultdict(dict)
-    for (point, seed), values in runs_of.items():  # several only of imported runs that do not say their seed
+    for (point, seed), values in runs_of.items():  # several values only of imported runs without a known seed
         losses[point][seed] = fmean(values)
     return losses
 
 
-def _loss(tuned: Tuning, run: Mapping[str, Any]) -> float:
-    """What tuning lowers; math.inf where the run diverged."""
-    value = run[tuned.objective]
-    return -quantities.sign(tuned.objective) * value if run["outcome"] == "ok" and value is not None else math.inf
+def _loss(tuning: Tuning, run: Mapping[str, Any]) -> float:
+    """What tuning minimises; math.inf where the run diverged."""
+    value = run[tuning.objective]
+    return -quantities.sign(tuning.objective) * value if run["outcome"] == "ok" and value is not None else math.inf
 
 
-def _fresh(tuned: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> Losses:
-    """The losses of each value by seed, of the seeds that had no part in choosing it."""
-    chose = {seed for by_seed in losses.values() for seed in by_seed}
+def _fresh(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> Losses:
+    """The losses of each value by seed, of seeds that were not used to choose it."""
+    used = {seed for by_seed in losses.values() for seed in by_seed}
     fresh: Losses = {point: {} for point in losses}
     for run in group:
-        if run["seed"] not in chose and (point := _point(tuned, run)) in fresh:
-            fresh[point][run["seed"]] = _loss(tuned, run)
+        if run["seed"] not in used and (point := _point(tuning, run)) in fresh:
+            fresh[point][run["seed"]] = _loss(tuning, run)
     return fresh
 
 
 def _means(losses: Losses) -> dict[TunedValues, float]:
-    """The mean loss of each value; math.inf where fewer seeds were run than elsewhere."""
+    """The mean loss of each value; math.inf where fewer seeds were run than at others."""
     most = max(map(len, losses.values()))
     return {point: fmean(by_seed.values()) if len(by_seed) == most else math.inf for point, by_seed in losses.items()}
 
 
 def _curve(losses: Losses, fresh: Losses, seeds: Sequence[int], axis: int) -> "TuningCurve":
-    """The losses along one field, the others at their best."""
+    """The losses along one field, with the other fields at their best values."""
     from numpy import array, log
 
     from sparsedepth.store.tuning_curve import TuningCurve
@@ -212,40 +212,40 @@ def _curve(losses: Losses, fresh: Losses, seeds: Sequence[int], axis: int) -> "T
     )
 
 
-def _facts(losses: Losses, shapes: "Sequence[CurveShape]") -> dict[str, Any]:
-    """What the curves of one configuration say, by column."""
+def _curve_columns(losses: Losses, shapes: "Sequence[CurveShape]") -> dict[str, Any]:
+    """The TUNING_COLUMNS that the curves of one configuration give."""
     variances = [shape.variance for shape in shapes if shape.variance is not None]
-    facts: dict[str, Any] = {"tuning_variance": None, "tuning_df": min(shape.df for shape in shapes)}
+    columns: dict[str, Any] = {"tuning_variance": None, "tuning_df": min(shape.df for shape in shapes)}
     if len(variances) == len(shapes):
-        facts["tuning_variance"] = math.fsum(variances)
-        facts["tuning_excess"] = math.fsum(shape.expected_regret for shape in shapes)
+        columns["tuning_variance"] = math.fsum(variances)
+        columns["tuning_excess"] = math.fsum(shape.expected_regret for shape in shapes)
     if len(shapes) > 1:
-        return facts
+        return columns
     (shape,) = shapes
-    facts["tuned_values"] = ",".join(f"{value:g}" for (value,) in sorted(losses))
-    facts["tuned_rivals"] = ",".join(f"{math.exp(value):g}" for value in shape.indistinguishable_values) or None
-    facts["tuning_n_seeds"] = max(map(len, losses.values()))
+    columns["tuned_values"] = ",".join(f"{value:g}" for (value,) in sorted(losses))
+    columns["tuned_rivals"] = ",".join(f"{math.exp(value):g}" for value in shape.indistinguishable_values) or None
+    columns["tuning_n_seeds"] = max(map(len, losses.values()))
     if shape.optimum is not None and shape.half_width is not None:
         low, high = shape.optimum - shape.half_width, shape.optimum + shape.half_width
         names = ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi")
-        facts |= {name: math.exp(min(x, 700.0)) for name, x in zip(names, (shape.optimum, low, high), strict=True)}
-    return facts
+        columns |= {name: math.exp(min(x, 700.0)) for name, x in zip(names, (shape.optimum, low, high), strict=True)}
+    return columns
 
 
 def best_point(losses: Mapping[TunedValues, float]) -> tuple[TunedValues, tuple[bool, ...]]:
-    """The point of the lowest loss (of equals the lowest values), and for each field whether its value is the lowest
-    or highest of those tried. The loss of a point that diverged is math.inf."""
+    """The point of the lowest loss (ties: the lowest values), and for each field whether its value is the lowest or
+    highest tried. The loss of a diverged point is math.inf."""
     best = min(sorted(losses), key=lambda point: losses[point])
-    tried = zip(*losses, strict=True)
-    return best, tuple(value in (min(values), max(values)) for value, values in zip(best, tried, strict=True))
+    by_field = zip(*losses, strict=True)
+    return best, tuple(value in (min(values), max(values)) for value, values in zip(best, by_field, strict=True))
 
 
 def best_value(losses: Mapping[float, float], chosen: Collection[float]) -> tuple[float, TuningRole]:
-    """The value that tuning chose, or where none was that of the lowest loss; and whether it is an end of those tried.
-    The loss of a value that diverged is math.inf."""
+    """The value that tuning chose, or without one that of the lowest loss; and whether it is the lowest or highest
+    tried. The loss of a diverged value is math.inf."""
     best = min(chosen) if chosen else best_point({(value,): loss for value, loss in losses.items()})[0][0]
     return best, "edge" if best in (min(losses), max(losses)) else "best"
 
 
-def _point(tuned: Tuning, run: Mapping[str, Any]) -> TunedValues:
-    return tuple(run[name] for name in tuned.fields)
+def _point(tuning: Tuning, run: Mapping[str, Any]) -> TunedValues:
+    return tuple(run[name] for name in tuning.fields)

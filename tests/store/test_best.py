@@ -189,7 +189,7 @@ def test_one_table_at_100_columns_with_what_differs_from_the_baseline(tmp_path, 
     lines = text(ranking, 100).splitlines()
     assert max(map(len, lines)) <= 100
     assert lines[0].split() == ["rank", "seeds", "mean", "params", "flops", "setting"]
-    assert "params, flops (of training): over those of the baseline, 1000 and 100.0" in heading(ranking).splitlines()
+    assert "params, flops (training): relative to the baseline (1000, 100.0)" in heading(ranking).splitlines()
     assert lines[2].endswith("n_kv_heads=1, seq_len=128, n_experts=4, depth_scale=lns,")
     assert " 2.500  1.500 " in lines[2]
     assert lines[3].strip() == "weight_decay=1"

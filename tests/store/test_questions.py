@@ -143,7 +143,7 @@ def test_an_answer_is_one_table_of_a_terminals_width(six_knobs, name, monkeypatc
     else:
         assert sum("setting" in line for line in lines) == sum(line.startswith("--") for line in lines) == 1
         assert any("baseline" in line for line in lines) or name in ("best_per_depth", "pareto")
-        explained = "flops (of training): over those of the baseline with 12 layers, 1.200e+10" in lines
+        explained = "flops (training): relative to the baseline with 12 layers (1.200e+10)" in lines
         assert explained == any("flops" in line.split() and "setting" in line for line in lines)
 
 
@@ -179,7 +179,7 @@ def test_configurations_on_different_data_are_told_not_to_compare(tmp_path):
         task = {"corpus": "task:state_tracking", "task_group": group, "seq_len": length}
         make_run(tmp_path, RunConfig(**task), {"val_loss": 3.0})
     with open_store(tmp_path) as store:
-        said = "\nconfigurations differ in task_group: losses on different data do not compare\n"
+        said = "\nconfigurations differ in task_group: losses on different data are not comparable\n"
         assert said in text(store, "best_per_depth")
         assert said not in text(store, "seed_noise")
 
@@ -212,7 +212,7 @@ def test_what_goes_with_depth_is_no_setting_and_is_told(tmp_path):
     for layers, tokens in ((4, 40960), (12, 122880)):
         for scale in ("none", "lns"):
             make_run(tmp_path, RunConfig(n_layers=layers, train_tokens=tokens, depth_scale=scale), {"val_loss": 3.0})
-    said = "train_tokens goes with n_layers: 40960 at 4, 122880 at 12"
+    said = "train_tokens depends on n_layers: 40960 at 4, 122880 at 12"
     with open_store(tmp_path) as store:
         assert read_settings(store).label_fields == ("depth_scale",) and read_settings(store).depth_text == said
         assert f"\n{said}\n" in text(store, "best_per_depth") and best(store).caution == said
