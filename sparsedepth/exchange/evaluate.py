@@ -167,7 +167,7 @@ class HarnessTask:
 
         lm = harness_model(model, data, layers)
         out = [] if layers is None else [*({*range(1, model.probed.n_layers + 1)} - {*layers})]
-        with model.probed.leaving_out(out) if isinstance(model.probed, ProbedHfModel) and out else nullcontext():
+        with model.probed.without_layers(out) if isinstance(model.probed, ProbedHfModel) and out else nullcontext():
             loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
             answer = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
         samples = answer["samples"][self.name]

@@ -37,9 +37,8 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 
 
 def harness_model(model: LoadedModel, data: Path, layers: Sequence[int] | None = None) -> LM:
-    """The loaded model in the form that lm-evaluation-harness asks; `data` is the folder with a tokenizer that a run
-    learned. A run's model runs `layers` alone, if they are given; a Hugging Face folder's while it is `leaving_out` the
-    others."""
+    """The loaded model with the interface of lm-evaluation-harness; `data` is the folder of a run's learned tokenizer.
+    `layers` restricts a run's model to these layers; for a Hugging Face model use its `without_layers`."""
     if isinstance(model.probed, ProbedDecoder):
         assert model.config is not None
         return DecoderLM(model.probed.model, tokenizer_of(model, data), model.config.seq_len, layers)

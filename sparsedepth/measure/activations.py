@@ -1,16 +1,15 @@
-"""Activation sparsity: how many hidden units of the dense feed-forward parts do nothing for a token.
+"""Activation sparsity: the share of hidden units of dense feed-forward parts that are inactive.
 
-    h = what the last product of the block reads, F numbers a token
+    h = input of the down projection, F numbers per token
     zeros     share of the h that are exactly 0
     sparsity  share with |h| < NEAR_ZERO rms(h), rms over all tokens and units of the layer
-    units     E over tokens of (sum_f h_f^2)^2 / (F sum_f h_f^4): 1 where all units carry alike, 1/F where one does all
+    units     E over tokens of (sum_f h_f^2)^2 / (F sum_f h_f^4): 1 if all units are equal, 1/F if one dominates
 
-Exact zeros are what relu, reglu and relu2 make (2210.06313 counts them in ReLU transformers); smooth functions make
-none, and are compared by the other two. 2603.15389, section 3.2.1, names activations as a form of sparsity. A token
-whose h are all 0 has no units. A layer of experts has no dense part and is left out.
+relu, reglu and relu2 give exact zeros (counted by 2210.06313 in ReLU transformers); smooth functions do not, and are
+compared by the other two. 2603.15389, section 3.2.1, lists activations as a form of sparsity. A token with h = 0 has no
+`units`. Layers of experts have no dense part and are left out.
 
-Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D width of the residual stream, F hidden
-units.
+Shapes: B and N sequences, T tokens, n tokens of a batch, D width of the residual stream, F hidden units.
 """
 
 import math
@@ -29,19 +28,19 @@ from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 NEAR_ZERO = 0.1
-"""Of the rms of a layer's hidden units, as the first of weight_rel_eps."""
+"""Threshold relative to the rms of a layer's hidden units, as the first of weight_rel_eps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
     shares: dict[str, list[float | None]]
-    """activation_zeros, activation_sparsity and activation_units of layers 1..L; None for a layer of experts, or whose
-    hidden units are all 0 (units)"""
+    """activation_zeros, activation_sparsity and activation_units of layers 1..L; None for experts, or (units) if all
+    hidden units are 0"""
     n_tokens: int
 
 
 def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Activations:
-    """Two passes without the head, the first for the rms of each layer; blocks run to their hidden units once more."""
+    """Two passes without the head, the first for the rms of each layer; each block runs to its hidden units twice."""
     squares: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
     sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros(4, dtype=torch.float64))
     with probing(probed):
@@ -53,8 +52,8 @@ def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TO
             is_near = is_zero | (h_nF.abs() < NEAR_ZERO * math.sqrt(total / count))
             energy_n, fourth_n = h_nF.square().sum(1), h_nF.pow(4).sum(1)
             unit_n = (energy_n.square() / (h_nF.shape[1] * fourth_n))[fourth_n > 0]
-            of_batch = (is_zero.double().mean(1).sum(), is_near.double().mean(1).sum(), unit_n.sum(), len(unit_n))
-            sums[layer] += torch.tensor([float(value) for value in of_batch])
+            batch_sums = (is_zero.double().mean(1).sum(), is_near.double().mean(1).sum(), unit_n.sum(), len(unit_n))
+            sums[layer] += torch.tensor([float(value) for value in batch_sums])
     n_tokens = token_count(tokens_NT)
     return Activations(shares=_shares(sums, probed.n_layers, n_tokens), n_tokens=n_tokens)
 
@@ -68,7 +67,7 @@ def _hidden(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Iterator
 
 
 def _shares(sums: Mapping[int, Tensor], n_layers: int, n_tokens: int) -> dict[str, list[float | None]]:
-    """Means from sums over tokens, by name, layer 1 first."""
+    """Means from sums over tokens, by name, from layer 1 on."""
     shares: dict[str, list[float | None]] = {f"activation_{name}": [] for name in ("zeros", "sparsity", "units")}
     for layer in range(1, n_layers + 1):
         zeros, near, units, n_active = sums[layer].tolist() if layer in sums else (math.nan,) * 4
@@ -78,9 +77,9 @@ def _shares(sums: Mapping[int, Tensor], n_layers: int, n_tokens: int) -> dict[st
     return shares
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = activations(context.probed, context.inputs, context.max_tokens)
     for name, by_layer in result.shares.items():
-        if known := [share for share in by_layer if share is not None]:  # a mixture may have no dense part
-            made.summary[name] = sum(known) / len(known)
-            made.add_layers(name, by_layer, result.n_tokens)
+        if known := [share for share in by_layer if share is not None]:  # a mixture of experts may have no dense part
+            rows.summary[name] = sum(known) / len(known)
+            rows.add_layers(name, by_layer, result.n_tokens)

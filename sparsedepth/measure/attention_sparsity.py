@@ -1,21 +1,20 @@
-"""Attention sparsity: the share of the causal attention weights that are near zero; their entropy, and the sink.
+"""Attention sparsity: the share of causal attention weights near zero; their entropy, and the attention sink.
 
     a_ij = softmax_j(q_i k_j / sqrt(K)),   j <= i,   i = 1..T: T (T + 1) / 2 weights per head and sequence
     absolute: share with a_ij < tau                         2603.15389 (its values of tau are not published)
     relative: share with a_ij < c / i                       control, ours: 1/i is uniform attention
     entropy:  mean over rows of H_i = - sum_j a_ij ln a_ij  from 0 (one token) to ln i (uniform)
     relative entropy: mean over rows i >= 2 of H_i / ln i   from 0 to 1, uniform, at any T
-    sink:     mean over rows i >= 2 of a_i1                 the share that the first token draws (2309.17453); uniform
-                                                            attention has mean 1/i
+    sink:     mean over rows i >= 2 of a_i1                 the share of the first token (2309.17453); 1/i if uniform
 
-Under uniform attention the absolute share grows with T by itself (every row i > 1/tau is all 'sparse'); the relative
-one is 0 for c <= 1 at any T. Without causality (a ViT) every row has T weights, T^2 in all, and i is T in each formula;
-the rows are the same. Row 1 has no choice: its entropy and ln 1 are 0, its weight on the first token is 1. What
-a window or the end of a document hides is a causal weight of 0, and counts as that. The weights are computed in blocks
-of rows, one pass for every quantity, never a whole T x T for every head of a layer.
+Under uniform attention the absolute share grows with T (every row i > 1/tau is all 'sparse'); the relative share is 0
+for c <= 1 at any T. Without causality (a ViT) every row has T weights, and i is T in each formula; the rows are the
+same. Row 1 is trivial: its entropy and ln 1 are 0, its weight on the first token is 1. Weights hidden by a window or
+the end of a document count as causal weights of 0. Weights are computed in chunks of rows, in one pass for all
+quantities, never T x T for every head of a layer at once.
 
-Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K width of a head, R rows of a block, S keys,
-C quantities (thresholds, then the three others), L layers.
+Shapes: N and B sequences, T tokens, H query heads, G key/value heads, K head width, R rows of a chunk, S keys, C
+quantities (thresholds, then the three others), L layers.
 """
 
 from collections.abc import Sequence
@@ -26,21 +25,21 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.attention import attention_rows
-from sparsedepth.probe.fork import batches, block_inputs, piece, probing
+from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel
 
 MAX_WEIGHTS = 2**22
-"""Attention weights that exist at a time (16 MiB in fp32; on a GPU more, `probe.fork.piece`), at least one row of every
-sequence and head of a batch."""
+"""Attention weights computed at a time (16 MiB in fp32; on a GPU more, `probe.fork.chunk_size`), at least one row of
+every sequence and head of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadValues:
-    """One quantity; NaN and None where no row has it (relative entropy and sink of single tokens)."""
+    """One quantity; NaN and None if no row defines it (relative entropy and sink of single tokens)."""
 
     by_head: np.ndarray
     """[L, H]"""
@@ -49,7 +48,7 @@ class HeadValues:
     total: BootstrapEstimate
     """over layers and heads"""
     n: int
-    """causal weights, or rows, behind the value of one head of one layer"""
+    """causal weights, or rows, per head and layer"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,25 +73,26 @@ def attention_sparsity(
     rng: np.random.Generator,
     max_tokens: int = MAX_TOKENS,
 ) -> AttentionSparsity:
-    """Of every head: shares at the thresholds `taus` (attention weight) and `relative_taus` (of 1/i), entropy, sink."""
-    parts = []
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            sums = [
-                attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
-                for layer, x_BTD in block_inputs(probed, tokens_BT)
-            ]
-            parts.append(torch.stack(sums, dim=1))
-        sum_NLHC = torch.cat(parts).cpu().numpy()
+    """For every head: shares below the thresholds `taus` (attention weight) and `relative_taus` (of 1/i), entropy,
+    sink."""
+
+    def batch_sums(tokens_BT: Tensor) -> Tensor:
+        layers = [
+            attention_sums(*probed.attention_inputs(layer, x_BTD), taus=taus, relative_taus=relative_taus)
+            for layer, x_BTD in block_inputs(probed, tokens_BT)
+        ]
+        return torch.stack(layers, dim=1)
+
+    sum_NLHC = by_sequence(probed, tokens_NT, max_tokens, batch_sums)
     n_sequences, n_tokens = tokens_NT.shape[:2]
     weights = n_tokens * (n_tokens + 1) // 2 if probed.causal else n_tokens**2
     n_taus, n_thresholds = len(taus), len(taus) + len(relative_taus)
-    estimate = same_resamples(rng)
+    estimate = shared_resamples(rng)
 
     def values(index: int, size: int) -> HeadValues:
         value_NLH = sum_NLHC[..., index] / (size or np.nan)
         by_head = value_NLH.mean(0)
-        total = estimate(itself, value_NLH.mean((1, 2)))
+        total = estimate(identity, value_NLH.mean((1, 2)))
         return HeadValues(by_head=by_head, by_layer=by_head.mean(1), total=total, n=n_sequences * size)
 
     return AttentionSparsity(
@@ -112,41 +112,41 @@ def attention_sums(
     taus: Sequence[float],
     relative_taus: Sequence[float],
 ) -> Tensor:
-    """sum_BHC in fp64, over the rows of each sequence and head: causal weights below each of `taus`, below each of
-    `relative_taus` / i, the entropies, the relative entropies and the weights on the first token of rows 2..T."""
+    """sum_BHC in fp64, over the rows of each sequence and head: causal weights below each of `taus` and of
+    `relative_taus` / i, entropies, relative entropies and weights on the first token of rows 2..T."""
     n_sequences, n_heads, n_tokens, _ = q_BHTK.shape
     n_thresholds = len(taus) + len(relative_taus)
     sum_BHC = q_BHTK.new_zeros(n_sequences, n_heads, n_thresholds + 3, dtype=torch.float64)
-    rows = max(1, piece(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
+    rows = max(1, chunk_size(q_BHTK.device, MAX_WEIGHTS) // (n_sequences * n_heads * n_tokens))
     for start in range(0, n_tokens, rows):
         stop = min(start + rows, n_tokens)
         weight_BHRS, future_RS = attention_rows(q_BHTK, k_BGTK, start, stop, form)
-        seen_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
+        n_keys_R1 = torch.arange(start + 1, stop + 1, device=q_BHTK.device)[:, None]
         if form is not None and not form.causal:
-            seen_R1 = torch.full_like(seen_R1, n_tokens)
-        later_R = slice(max(0, 1 - start), None)  # all rows but the first of the sequence
+            n_keys_R1 = torch.full_like(n_keys_R1, n_tokens)
+        after_first_R = slice(max(0, 1 - start), None)  # without the first row of the sequence
         entropy_BHR = torch.special.entr(weight_BHRS).sum(-1)
         sum_BHC[..., -3] += entropy_BHR.sum(-1, dtype=torch.float64)
-        relative_BHR = entropy_BHR[..., later_R] / seen_R1[later_R, 0].log()
+        relative_BHR = entropy_BHR[..., after_first_R] / n_keys_R1[after_first_R, 0].log()
         sum_BHC[..., -2] += relative_BHR.sum(-1, dtype=torch.float64)
-        sum_BHC[..., -1] += weight_BHRS[..., later_R, 0].sum(-1, dtype=torch.float64)
+        sum_BHC[..., -1] += weight_BHRS[..., after_first_R, 0].sum(-1, dtype=torch.float64)
         weight_BHRS.masked_fill_(future_RS, torch.inf)  # below no threshold
-        for index, limit in enumerate([*taus, *(tau / seen_R1 for tau in relative_taus)]):
+        for index, limit in enumerate([*taus, *(tau / n_keys_R1 for tau in relative_taus)]):
             sum_BHC[..., index] += (weight_BHRS < limit).sum((-1, -2))
     return sum_BHC
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
-    """The model's shares at the first threshold; by head and by layer at each, named with it."""
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The model's shares at the first threshold; shares by head and layer at each, named with it."""
     taus, relative_taus = context.config.attention_tau, context.config.attention_rel_tau
     result = attention_sparsity(context.probed, context.inputs, taus, relative_taus, context.rng(), context.max_tokens)
 
     def add(metric: str, values: HeadValues) -> None:
-        made.add_layers(metric, values.by_layer.tolist(), values.n * values.by_head.shape[1])
-        made.add_heads(metric, values.by_head, values.n)
+        rows.add_layers(metric, values.by_layer.tolist(), values.n * values.by_head.shape[1])
+        rows.add_heads(metric, values.by_head, values.n)
 
     for name, by_threshold in (("attention_sparsity", result.absolute), ("attention_sparsity_rel", result.relative)):
-        made.add_score(name, next(iter(by_threshold.values())).total)
+        rows.add_score(name, next(iter(by_threshold.values())).total)
         for threshold, values in by_threshold.items():
             add(f"{name}@{threshold:g}", values)
     for name, values in (
@@ -154,5 +154,5 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
         ("attention_entropy_rel", result.relative_entropy),
         ("attention_sink", result.sink),
     ):
-        made.add_score(name, values.total)
+        rows.add_score(name, values.total)
         add(name, values)

@@ -1,8 +1,8 @@
-"""A score and its 95% interval, from per-sequence numbers alone: the percentile bootstrap over sequences.
+"""Scores with 95% intervals: the percentile bootstrap over sequences, from per-sequence numbers.
 
-Tokens of one sequence are not independent, so the sequence is what is resampled (Efron & Tibshirani 1993, chapter 13).
-A score is written as a statistic of means over sequences; the statistic is recomputed on the means of each resample,
-so ratios and thresholded counts get the interval of the ratio and of the count.
+Tokens of a sequence are not independent, so sequences are resampled (Efron & Tibshirani 1993, chapter 13). A score is a
+statistic of means over sequences, recomputed on the means of each resample: so ratios and thresholded counts have the
+interval of the ratio and of the count.
 
 Shapes: N sequences, R resamples, E statistics.
 """
@@ -20,7 +20,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapEstimate:
-    """A value with its interval; None where it is undefined, and for the interval of a single sequence."""
+    """A value with its interval; None if undefined, and for the interval of a single sequence."""
 
     value: float | None
     lo: float | None
@@ -28,14 +28,14 @@ class BootstrapEstimate:
     n_sequences: int
 
 
-Estimate = Callable[..., BootstrapEstimate]
-"""(statistic, *per_sequence) -> its estimate, as `bootstrap` has it with some random numbers."""
+Estimator = Callable[..., BootstrapEstimate]
+"""(statistic, *per_sequence) -> estimate: `bootstrap` with fixed random numbers."""
 
 
 def bootstrap(
     statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
 ) -> BootstrapEstimate:
-    """The statistic of the sequences at hand, and its interval over resamples of them.
+    """The statistic of the sequences, and its interval over resamples.
 
     `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
     once, and returns [R] values, NaN where undefined. Raises ValueError without a sequence.
@@ -46,7 +46,7 @@ def bootstrap(
 def bootstrap_each(
     statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
 ) -> list[BootstrapEstimate]:
-    """The same of E statistics over one set of resamples: `statistic` returns [R, E]. Each interval is its own."""
+    """The same for E statistics on one set of resamples: `statistic` returns [R, E]. Intervals are marginal."""
     n_sequences = len(per_sequence[0])
     if n_sequences == 0:
         raise ValueError("0 sequences to estimate from; expected at least 1: the held-out text is too short")
@@ -58,7 +58,7 @@ def bootstrap_each(
         weights_RN = _weights(rng, n_sequences)
         resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
         lo_E, hi_E = np.quantile(resampled_RE, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
-    # Noise lifts a mean of absolute values, so near 0 every resample may exceed the value: widen, never exclude it.
+    # Noise raises a mean of absolute values, so near 0 all resamples may exceed the value: widen to include it.
     return [
         BootstrapEstimate(
             value=finite(value), lo=finite(min(lo, value)), hi=finite(max(hi, value)), n_sequences=n_sequences
@@ -70,48 +70,48 @@ def bootstrap_each(
 def _weights(rng: np.random.Generator, n_sequences: int) -> np.ndarray:
     """weights_RN, the share of each sequence in each resample."""
     before = rng.bit_generator.state
-    weights_RN, after = _drawn(*before["state"].values(), n_sequences)
+    weights_RN, after = _draw_weights(*before["state"].values(), n_sequences)
     rng.bit_generator.state = {**before, "state": after}
     return weights_RN
 
 
 @functools.lru_cache(maxsize=1)
-def _drawn(state: int, increment: int, n_sequences: int) -> tuple[np.ndarray, Mapping[str, object]]:
-    """The weights that `default_rng` draws in this state, and its state after them. Kept: measures begin alike."""
+def _draw_weights(state: int, increment: int, n_sequences: int) -> tuple[np.ndarray, Mapping[str, object]]:
+    """The weights that `default_rng` draws in this state, and its state afterwards. Cached: measures share the draw."""
     bits = np.random.PCG64()
     bits.state = {**bits.state, "state": {"state": state, "inc": increment}}
     counts_RN = np.random.Generator(bits).multinomial(n_sequences, [1 / n_sequences] * n_sequences, N_RESAMPLES)
     return counts_RN / n_sequences, bits.state["state"]
 
 
-def same_resamples(rng: np.random.Generator) -> Estimate:
-    """`bootstrap` over one set of resamples, whatever it is asked for: its estimates differ by nothing else."""
+def shared_resamples(rng: np.random.Generator) -> Estimator:
+    """`bootstrap` on one set of resamples for all statistics."""
     seed = int(rng.integers(2**63))
     return lambda statistic, *per_sequence: bootstrap(statistic, *per_sequence, rng=np.random.default_rng(seed))
 
 
-def itself(mean_R: np.ndarray) -> np.ndarray:
-    """The statistic that is the mean over sequences."""
+def identity(mean_R: np.ndarray) -> np.ndarray:
+    """The statistic of a plain mean over sequences."""
     return mean_R
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole; NaN where the whole is 0."""
+    """part / whole; NaN if the whole is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(whole != 0, part / whole, np.nan)
 
 
 def mean_of_last(values: np.ndarray) -> np.ndarray:
-    """The mean over the last axis; NaN where that is empty."""
+    """The mean over the last axis; NaN if empty."""
     return values.mean(-1) if values.shape[-1] else np.full(values.shape[:-1], np.nan)
 
 
 def finite(value: float | np.floating) -> float | None:
-    """The number, or None where it is not one: an undefined result is missing, never 0."""
+    """The number, or None if not finite: an undefined result is missing, never 0."""
     return float(value) if math.isfinite(value) else None
 
 
-def whole_mean(values: Sequence[float | None]) -> float | None:
-    """The mean; None where a value is missing, or there is none."""
+def complete_mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None if a value is missing, or there is none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None

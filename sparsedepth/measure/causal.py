@@ -1,15 +1,16 @@
-"""Causal score: how much the later blocks' updates depend on a block; and how much the loss does.
+"""Causal score: how much later blocks' updates depend on a block; and how much the loss does.
 
     u_l = x_l - x_(l-1),   u'_l the same with block s skipped
     effect(s, l) = sum over tokens ||u'_l - u_l|| / sum over tokens ||u_l||,   s < l
     score = mean of effect(s, l) over the L (L - 1) / 2 pairs s < l
     skip increase(s) = (loss with block s skipped - loss) / loss
 
-0: no block uses what an earlier one wrote. Source: 2603.15389, after 2505.13898. A ratio of means, as in the former;
-the latter takes the largest ratio over tokens. Both states are inputs and outputs of block l itself, so the comparison
-cannot slip by a layer, and x_L is taken before the final norm. The skip increase is usefulness's identity control.
+A score of 0 means that no block uses the output of an earlier one. Source: 2603.15389, after 2505.13898. A ratio of
+means as in the former; the latter takes the largest ratio over tokens. States are inputs and outputs of block l itself,
+so the comparison cannot be off by a layer, and x_L is taken before the final norm. The skip increase is the identity
+control of usefulness.
 
-Norms are over all tokens, the loss over the positions that count.
+Norms are over all tokens, the loss over scored positions.
 
 Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
 """
@@ -24,11 +25,11 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
 from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import relative_change, sequence_loss
+from sparsedepth.measure.needed_layers import share_above
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.probe.fork import probing, record, skip, walk
+from sparsedepth.probe.fork import probing, record_states, run_forks, skip
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -37,14 +38,14 @@ class CausalEffect:
     effects: dict[tuple[int, int], float | None]
     """by pair of layers s < l, from 0"""
     by_layer: list[float | None]
-    """mean of effect(s, l) over l > s for s = 1..L; None for the last block, which has no later one"""
+    """mean of effect(s, l) over l > s for s = 1..L; None for the last block"""
     score: BootstrapEstimate
     """None for a single block"""
     skip_increase: list[float | None]
-    """of blocks 1..L; below 0 where the loss is lower without the block"""
+    """of blocks 1..L; negative if the loss is lower without the block"""
     n_tokens: int
     n_scored: int
-    """positions behind the skip increase"""
+    """scored positions of the skip increase"""
 
 
 def causal_effect(
@@ -70,14 +71,14 @@ def causal_effect(
 def _skip_each(
     probed: ProbedModel, part: Scored, scale: float, max_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
+    """For each sequence: mean ||u'_l - u_l|| by s and l, mean ||u_l||, the loss without each block, the loss."""
     n_layers = probed.n_layers
-    states = record(probed, part.inputs)
+    states = record_states(probed, part.inputs)
     base_B = sequence_loss(probed, states[-1][None], part.targets, scale)[0]
     change_LLB = base_B.new_zeros(n_layers, n_layers, len(part))
     skipped_LB = base_B.new_empty(n_layers, len(part))
-    # Up to block s a fork is the recorded stream itself, so it has a step from s on alone.
-    for step in walk(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
+    # Up to block s a fork equals the recorded stream, so steps start at s.
+    for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
         update_BTD = states[step.layer] - states[step.layer - 1]
         difference_FBTD = (step.after - step.before) - update_BTD
         change_LLB[step.forks, step.layer - 1] = _token_norms(difference_FBTD)
@@ -91,8 +92,8 @@ def effect_matrix(change_RLL: np.ndarray, update_RL: np.ndarray) -> np.ndarray:
     """effect_RLL from the mean norms of u'_l - u_l and of u_l; NaN for l <= s."""
     with np.errstate(divide="ignore", invalid="ignore"):
         effect_RLL = change_RLL / update_RL[..., None, :]
-    # A block that adds nothing with and without block s is not affected by it: 0, not 0/0. One that adds something only
-    # without block s has no scale to be compared with: undefined.
+    # A block with update 0 with and without block s is unaffected: 0, not 0/0. If its update is 0 only with block s,
+    # the effect has no scale: undefined.
     effect_RLL = np.where(change_RLL == 0, 0.0, np.where(np.isinf(effect_RLL), np.nan, effect_RLL))
     later_LL = np.triu(np.ones(effect_RLL.shape[-2:], dtype=bool), 1)
     return np.where(later_LL, effect_RLL, np.nan)
@@ -107,11 +108,11 @@ def _token_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1).mean(-1, dtype=torch.float64)
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = causal_effect(context.probed, context.scored, context.rng(), context.max_tokens)
-    made.add_score("causal_score", result.score)
-    made.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
-    made.summary["score_tokens"] = result.n_scored
-    made.add_layers("causal_effect", result.by_layer, result.n_tokens)
-    made.add_layers("skip_loss_increase", result.skip_increase, result.n_scored)
-    made.add_pairs("causal_effect", result.effects, result.n_tokens)
+    rows.add_score("causal_score", result.score)
+    rows.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
+    rows.summary["score_tokens"] = result.n_scored
+    rows.add_layers("causal_effect", result.by_layer, result.n_tokens)
+    rows.add_layers("skip_loss_increase", result.skip_increase, result.n_scored)
+    rows.add_pairs("causal_effect", result.effects, result.n_tokens)

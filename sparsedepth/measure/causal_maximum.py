@@ -1,4 +1,4 @@
-"""Causal effect after 2505.13898: the largest relative change of a later block's update at any one token.
+"""Causal effect after 2505.13898: the largest relative change of a later block's update at any single token.
 
     ratio(s, l; t) = ||u'_l[t] - u_l[t]|| / max(||u_l[t]||, 1e-6),   u_l = x_l - x_(l-1),   s < l
 
@@ -6,14 +6,14 @@
              p: what later tokens read of block s. p is drawn from 8, 16, 24, .. below T - 4
     current  u' with block s skipped at every token but the first, largest ratio over all tokens
 
-    depth score = sum_s s e_s / sum_s e_s,   e_s = mean over l > s of the pair's largest ratio,   s = 1..L-1: the layer
-             at which the blocks that others build on stand, on average
+    depth score = sum_s s e_s / sum_s e_s,   e_s = mean over l > s of the pair's largest ratio,   s = 1..L-1: the mean
+             layer of the blocks that later ones depend on
 
-The first token is never skipped: models park a large state there. `causal` has the ratio of means of 2603.15389, with
-block s skipped at every token; a maximum is larger than that, and grows with the number of tokens. Without causality (a
-ViT) no token is later than another, and the suite leaves 'future' out.
-Deviates: the published number is the maximum over sequences too, here `effects`. A bootstrap says nothing of a maximum,
-so the scores, which have intervals, average each sequence's own maximum. Their depth score counts layers from 0.
+The first token is never skipped: models store a large state there. `causal` has the ratio of means of 2603.15389, with
+block s skipped at every token; a maximum is larger, and grows with the number of tokens. Without causality (a ViT) no
+token is later than another, so the suite omits 'future'.
+Deviates: the published number is the maximum over sequences too, here `effects`. A maximum cannot be bootstrapped, so
+the scores, which have intervals, average each sequence's maximum. The paper's depth score counts layers from 0.
 
 Shapes: B and N sequences, T tokens of one sequence, F forks, D width of the residual stream, L layers, R resamples.
 """
@@ -28,16 +28,16 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import Fork, batches, probing, record, replace, token_count, walk
+from sparsedepth.probe.fork import Fork, by_sequence, record_states, replace, run_forks, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 SMALLEST_UPDATE = 1e-6
-"""Norm below which an update counts as this long."""
+"""Lower bound of the norm of an update."""
 SPACING, MARGIN = 8, 4
-"""Positions p are multiples of SPACING and leave more than MARGIN tokens after them."""
+"""Positions p are multiples of SPACING followed by more than MARGIN tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class CausalMaximum:
     score: BootstrapEstimate
     """mean over pairs of the mean over sequences of each sequence's largest ratio; None for a single block"""
     depth_score: BootstrapEstimate
-    """layer, from 1; of the mean over sequences of each one's largest ratio. None where no block has an effect"""
+    """layer, from 1, from the mean over sequences of each one's largest ratio; None if no block has an effect"""
     positions: list[int]
     """p, from 0; empty for 'current'"""
     n_tokens: int
@@ -69,12 +69,10 @@ def causal_maximum(
     length = tokens_NT.shape[1]
     positions = choose_positions(length, n_positions, rng) if tokens == "future" else []
     spans = [(1, p, p) for p in positions] or [(1, length, 0)]
-    with probing(probed):
-        parts = [
-            _skip_spans(probed, tokens_BT, spans, max_tokens) for tokens_BT in batches(probed, tokens_NT, max_tokens)
-        ]
-        largest_NLL = torch.cat(parts).cpu().numpy()
-    largest_LL, estimate = largest_NLL.max(0), same_resamples(rng)
+    largest_NLL = by_sequence(
+        probed, tokens_NT, max_tokens, lambda tokens_BT: _skip_spans(probed, tokens_BT, spans, max_tokens)
+    )
+    largest_LL, estimate = largest_NLL.max(0), shared_resamples(rng)
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
     return CausalMaximum(
         effects={(s, later): finite(largest_LL[s - 1, later - 1]) for s, later in pairs},
@@ -97,7 +95,7 @@ def choose_positions(length: int, n_positions: int, rng: np.random.Generator) ->
 
 
 def skip_span(probed: ProbedModel, layer: int, start: int, stop: int) -> Fork:
-    """Leave a block out at the tokens start .. stop - 1 (from 0): x'_l = x_(l-1) there."""
+    """Skip a block at the tokens start .. stop - 1 (from 0): x'_l = x_(l-1) there."""
 
     def skipping(x_BTD: Tensor) -> Tensor:
         after_BTD = probed.block(layer, x_BTD)
@@ -109,19 +107,19 @@ def skip_span(probed: ProbedModel, layer: int, start: int, stop: int) -> Fork:
 def _skip_spans(
     probed: ProbedModel, tokens_BT: Tensor, spans: Sequence[tuple[int, int, int]], max_tokens: int
 ) -> Tensor:
-    """largest_BLL of each sequence; a span is (first token skipped, end, first token looked at)."""
-    n_layers, states = probed.n_layers, record(probed, tokens_BT)
+    """largest_BLL of each sequence; a span is (first skipped token, end, first compared token)."""
+    n_layers, states = probed.n_layers, record_states(probed, tokens_BT)
     chosen = [(layer, span) for layer in range(1, n_layers + 1) for span in spans]
     forks = [skip_span(probed, layer, start, stop) for layer, (start, stop, _) in chosen]
     largest_LLB = torch.zeros(n_layers, n_layers, len(tokens_BT), dtype=torch.float64, device=probed.device)
-    for step in walk(probed, states, forks, max_tokens):
+    for step in run_forks(probed, states, forks, max_tokens):
         update_BTD = states[step.layer] - states[step.layer - 1]
         size_BT = torch.linalg.vector_norm(update_BTD, dim=-1).clamp(min=SMALLEST_UPDATE)
         for index, before_BTD, after_BTD in zip(step.forks, step.before, step.after, strict=True):
             layer, (_, _, first) = chosen[index]
             ratio_BT = torch.linalg.vector_norm((after_BTD - before_BTD) - update_BTD, dim=-1) / size_BT
-            found_B = largest_LLB[layer - 1, step.layer - 1]
-            torch.maximum(found_B, ratio_BT[:, first:].amax(-1).double(), out=found_B)
+            maximum_B = largest_LLB[layer - 1, step.layer - 1]
+            torch.maximum(maximum_B, ratio_BT[:, first:].amax(-1).double(), out=maximum_B)
     return largest_LLB.movedim(-1, 0)
 
 
@@ -136,14 +134,14 @@ def _depth_score(largest_RLL: np.ndarray) -> np.ndarray:
     return ratio(later_Rs @ layer_s, later_Rs.sum(-1))
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     for name, tokens in (("causal_maximum", "future"), ("causal_maximum_current", "current")):
-        if tokens == "future" and context.config.seq_len <= SPACING + MARGIN:
-            continue  # no position has enough tokens before and after it: the score does not exist
-        if tokens == "future" and not context.probed.causal:
-            continue  # where every token sees every other, none is later
-        most = context.max_tokens
-        result = causal_maximum(context.probed, context.inputs, context.rng(), tokens=tokens, max_tokens=most)
-        made.add_score(name, result.score)
-        made.add_score(name.replace("causal_maximum", "depth_score"), result.depth_score)
-        made.add_pairs(name, result.effects, result.n_tokens)
+        too_short = context.config.seq_len <= SPACING + MARGIN
+        if tokens == "future" and (too_short or not context.probed.causal):
+            continue  # no position has enough tokens on both sides, or no token is later than another
+        result = causal_maximum(
+            context.probed, context.inputs, context.rng(), tokens=tokens, max_tokens=context.max_tokens
+        )
+        rows.add_score(name, result.score)
+        rows.add_score(name.replace("causal_maximum", "depth_score"), result.depth_score)
+        rows.add_pairs(name, result.effects, result.n_tokens)

@@ -1,13 +1,13 @@
-"""Gain of the residual maps: how much the mixing of several streams alone enlarges what goes up or down the layers.
+"""Composite gain: how much the residual maps of several streams amplify activations forward and gradients backward.
 
     x_l = H_l x_(l-1) + what the branches of block l add,   H_l [n, n] of each token, over n streams
     H = H_L .. H_(l+1) H_l
     forward gain of layer l  = mean over tokens of max_i |sum_j H_ij|     rows: equal streams, as after the embedding
     backward gain of layer l = mean over tokens of max_j |sum_i H_ij|     columns: the gradient comes back as H^T g
 
-2512.24880, section 3.1 and figure 3(b), 'Amax gain magnitude'; the model's own is that of layer 1. A residual sum has
-1, and so has every product of doubly stochastic maps; plain hyper-connections are free, and reached 3000 there.
-Deviates: a layer there is a branch, here a block, so that H_l is the product of its two branches' maps.
+2512.24880, section 3.1 and figure 3(b), 'Amax gain magnitude'; the model's own is that of layer 1. It is 1 for a
+residual sum and for any product of doubly stochastic maps; that of plain hyper-connections is unbounded, and reached
+3000 there. Deviates: a layer there is a branch, here a block, so H_l is the product of its two branches' maps.
 
 Shapes: N and B sequences, T tokens of one sequence, D channels of all streams, n streams, L layers, R resamples.
 """
@@ -22,14 +22,14 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, record, token_count
+from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
     by_layer: list[float | None]
-    """of blocks l..L together, layers 1..L"""
+    """of blocks l..L together, l = 1..L"""
     whole: BootstrapEstimate
     """layer 1"""
 
@@ -44,12 +44,12 @@ class CompositeGain:
 def composite_gain(
     probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
 ) -> CompositeGain | None:
-    """One forward pass without the head, and the attention parts once more; None for a model of one stream."""
+    """One forward pass without the head, and the attention parts twice; None for a single stream."""
     parts = []
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            states, product_BTnn, by_layer = record(probed, tokens_BT), None, []
-            # From the last block back, so that H_L .. H_l is one factor more than the product before.
+            states, product_BTnn, by_layer = record_states(probed, tokens_BT), None, []
+            # Backwards, so that H_L .. H_l is the previous product times one factor.
             for layer in range(probed.n_layers, 0, -1):
                 map_BTnn = probed.residual_map(layer, states[layer - 1])
                 if map_BTnn is None:
@@ -67,10 +67,10 @@ def _gain(gain_LN: np.ndarray, rng: np.random.Generator) -> Gain:
     return Gain(by_layer=[finite(value) for value in gain_LN.mean(1)], whole=whole)
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = composite_gain(context.probed, context.inputs, context.rng(), context.max_tokens)
     if result is None:
         return
     for name, gain in (("composite_gain", result.forward), ("composite_gain_backward", result.backward)):
-        made.add_score(name, gain.whole)
-        made.add_layers(name, gain.by_layer, result.n_tokens)
+        rows.add_score(name, gain.whole)
+        rows.add_layers(name, gain.by_layer, result.n_tokens)

@@ -1,4 +1,4 @@
-"""What every measure of the suite is given: the model, the config, held-out sequences, and the limits of a pass.
+"""The inputs of all measures: model, config, held-out sequences, seed and token limit.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -16,8 +16,8 @@ from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.probed_model import ProbedModel
 
 ReadHeldOut = Callable[[int, int, int], Sequences]
-"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens, as sequences with their targets, after the
-first skip_tokens tokens."""
+"""(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens after the first skip_tokens, as sequences with
+targets."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +29,7 @@ class MeasureContext:
     max_tokens: int
     bytes_per_token: float | None
     eod: int | None
-    """the token that ends a document; None = not known"""
+    """the token that ends a document; None = unknown"""
 
     def sequences(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Scored:
         return Scored.of(self.held_out(seq_len, n_tokens, skip_tokens))
@@ -45,9 +45,9 @@ class MeasureContext:
 
     @property
     def fit(self) -> Tensor:
-        """fit_NT: maps are fitted on every token, whether it counts or not."""
+        """fit_NT, on all of whose tokens maps are fitted, scored or not."""
         return self.sequences(self.config.seq_len, self.config.fit_tokens, self.config.measure_tokens).inputs
 
     def rng(self) -> np.random.Generator:
-        """A fresh one for each measure: every measure draws the same, whichever others run."""
+        """A new generator: a measure's draws do not depend on which others run."""
         return np.random.default_rng(self.seed)

@@ -1,10 +1,10 @@
-"""How far a task is solved: loss and accuracy by difficulty, and the highest difficulty that is solved.
+"""How far a task is solved: loss and accuracy by difficulty, and the highest solved difficulty.
 
     accuracy(d) = share of the positions of difficulty d whose most likely token is the target
     solved difficulty = the highest d such that accuracy is at least 0.9 at d and at every lower difficulty
 
-One less than the lowest difficulty where not even that is solved: a result, not a missing value. Its interval is that
-of the statistic over resampled sequences; a difficulty that a resample does not hold has no say in it.
+If not even the lowest difficulty is solved, the result is one less than it, not missing. The interval is over resampled
+sequences; a difficulty absent from a resample counts as solved in it.
 
 Shapes: N sequences, T tokens of one sequence, D difficulties, R resamples.
 """
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimate
+from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator
 from sparsedepth.measure.rows import Row
 
 SOLVED = 0.9
-"""Least accuracy of a difficulty that counts as solved."""
+"""Minimum accuracy of a solved difficulty."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ByDifficulty:
     rows: list[Row]
-    """difficulty, positions, loss (nat/token) and accuracy, from the lowest difficulty on"""
+    """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty"""
     solved: BootstrapEstimate
 
 
@@ -33,12 +33,12 @@ def by_difficulty(
     correct_NT: np.ndarray,
     targets_NT: np.ndarray,
     difficulty_NT: np.ndarray,
-    estimate: Estimate,
+    estimate: Estimator,
 ) -> ByDifficulty:
-    """Of the positions that count; there must be one."""
-    counts_NT = targets_NT != IGNORED
-    levels_D = np.unique(difficulty_NT[counts_NT])
-    of_level_DNT = (difficulty_NT == levels_D[:, None, None]) & counts_NT
+    """Of the scored positions; there must be one."""
+    scored_NT = targets_NT != IGNORED
+    levels_D = np.unique(difficulty_NT[scored_NT])
+    of_level_DNT = (difficulty_NT == levels_D[:, None, None]) & scored_NT
     n_ND, loss_ND, correct_ND = ((value * of_level_DNT).sum(-1).T for value in (1, loss_NT, correct_NT))
     n_D = n_ND.sum(0)
     rows = [
@@ -47,7 +47,7 @@ def by_difficulty(
     ]
 
     def solved(correct_RD: np.ndarray, n_RD: np.ndarray) -> np.ndarray:
-        # Both are means over sequences, whose rounding must not decide where the accuracy is 0.9 itself.
+        # Both are means over sequences; rounding must not decide at an accuracy of exactly 0.9.
         fails_RD = correct_RD < (SOLVED - 1e-9) * n_RD
         first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
         return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)

@@ -4,9 +4,9 @@
     last block(l) = loss of head(final norm(block_L(x_l))),   l = 0..L-1; at L - 1 it is the model's own loss
     score = mean over the exits before the model's own of (loss at the exit - loss) / loss
 
-Source: 2602.05970, whose exits go through the last block; the plain lens as in 2505.13898 (which compares the
-distributions, not the losses). A low score says that the blocks in between add little to the prediction. Neither is
-calibrated: head and last block were trained on deep states alone, so an early loss may exceed ln V, that of guessing.
+Source: 2602.05970, whose exits go through the last block; the plain lens as in 2505.13898 (which compares
+distributions, not losses). A low score means that the blocks in between add little to the prediction. Neither exit is
+calibrated: head and last block were trained on deep states only, so an early loss may exceed ln V, that of guessing.
 
 Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, E exits, R resamples.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import relative_change, sequence_loss
 from sparsedepth.measure.rows import Measurements
@@ -29,12 +29,12 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exits:
-    """One way out, after layers 0, 1, ...; the last exit is the model itself."""
+    """One kind of exit, after layers 0, 1, ...; the last one is the model itself."""
 
     by_layer: list[float | None]
     """nat/token, from 0"""
     mean_increase: BootstrapEstimate
-    """mean over the exits before the last of (loss at the exit - loss) / loss; None if there is none"""
+    """mean over the exits before the last of (loss at the exit - loss) / loss; None without such exits"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,11 +49,11 @@ class EarlyExit:
 def early_exit(
     probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
 ) -> EarlyExit:
-    """Cross-entropy after every layer, both ways: one forward pass, L - 1 extra blocks, 2 L heads."""
+    """Cross-entropy at every exit of both kinds: one forward pass, L - 1 extra blocks, 2 L heads."""
     with probing(probed):
-        parts = [_exit_everywhere(probed, part, scored.scale) for part in scored.parts(probed, max_tokens)]
+        parts = [_exit_losses(probed, part, scored.scale) for part in scored.parts(probed, max_tokens)]
         lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    estimate = same_resamples(rng)
+    estimate = shared_resamples(rng)
 
     def exits(loss_NE: np.ndarray) -> Exits:
         by_layer = [finite(loss_N.mean()) for loss_N in loss_NE.T]
@@ -62,7 +62,7 @@ def early_exit(
     return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=scored.n_scored)
 
 
-def _exit_everywhere(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
+def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
     """Losses of each sequence: by logit lens [B, L + 1], through the last block [B, L]."""
     last = probed.n_layers
     lens, through = [], []
@@ -78,8 +78,8 @@ def _mean_increase(loss_RE: np.ndarray) -> np.ndarray:
     return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
     for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
-        made.add_score(f"{name}_increase", exits.mean_increase)
-        made.add_layers(name, exits.by_layer, result.n_tokens, first=0)
+        rows.add_score(f"{name}_increase", exits.mean_increase)
+        rows.add_layers(name, exits.by_layer, result.n_tokens, first=0)

@@ -1,12 +1,12 @@
-"""Expert use: how evenly a router spreads the tokens, and how sure it is.
+"""Expert use: how evenly the router spreads tokens, and how certain it is.
 
     load_e  = share of the layer's choices that fall on expert e;  sum over e = 1, balanced 1/E     (2101.03961, f_i)
     effective experts = exp(- sum_e load_e ln load_e)              from C (collapsed) to E (balanced)
     variation         = sd_e(load_e) / mean_e(load_e)              0 balanced, sqrt(E / C - 1) collapsed (1701.06538)
     router entropy    = mean over tokens of - sum_e p_e ln p_e     nat, from 0 (certain) to ln E; p over all experts
 
-Collapsed: all tokens choose the same C experts. A router can be sure of each token and balanced over all (entropy near
-0, effective experts near E), and the contrary. The global scores are means over the layers that have experts; a dense
+Collapsed: all tokens choose the same C experts. A router can be certain of each token and balanced over all (entropy
+near 0, effective experts near E), and vice versa. The model's scores are means over the layers with experts; a dense
 model has none.
 
 Shapes: N and B sequences, T tokens of one sequence, E experts, C experts chosen per token, M layers with experts,
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, itself, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
@@ -53,9 +53,9 @@ def expert_use(
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
             for layer, x_BTD in block_inputs(probed, tokens_BT):
-                if (routed := probed.routing(layer, x_BTD)) is None:
+                if (routing := probed.routing(layer, x_BTD)) is None:
                     continue
-                probability_BTE, choice_BTC = routed
+                probability_BTE, choice_BTC = routing
                 chosen_BE = F.one_hot(choice_BTC, probability_BTE.shape[-1]).double().mean((1, 2))
                 entropy_BT = torch.special.entr(probability_BTE).sum(-1)
                 loads.setdefault(layer, []).append(chosen_BE)
@@ -64,10 +64,10 @@ def expert_use(
         return None
     load_NE = {layer: torch.cat(parts).cpu().numpy() for layer, parts in loads.items()}
     entropy_N = {layer: torch.cat(parts).cpu().numpy() for layer, parts in entropies.items()}
-    estimate = same_resamples(rng)
+    estimate = shared_resamples(rng)
 
-    def by_layer(of_layer: Callable[[int], float]) -> list[float | None]:
-        return [of_layer(layer) if layer in load_NE else None for layer in range(1, probed.n_layers + 1)]
+    def by_layer(value_of_layer: Callable[[int], float]) -> list[float | None]:
+        return [value_of_layer(layer) if layer in load_NE else None for layer in range(1, probed.n_layers + 1)]
 
     def mean_over_layers(statistic: Callable[[np.ndarray], np.ndarray]) -> BootstrapEstimate:
         def score(*load_RE: np.ndarray) -> np.ndarray:
@@ -82,22 +82,22 @@ def expert_use(
         router_entropy=by_layer(lambda layer: float(entropy_N[layer].mean())),
         mean_effective_experts=mean_over_layers(effective_experts),
         mean_variation=mean_over_layers(variation),
-        mean_router_entropy=estimate(itself, np.mean([*entropy_N.values()], axis=0)),
+        mean_router_entropy=estimate(identity, np.mean([*entropy_N.values()], axis=0)),
         n_tokens=token_count(tokens_NT),
     )
 
 
 def effective_experts(load: np.ndarray) -> np.ndarray:
-    """exp of the entropy over the last axis; a share of 0 adds nothing."""
+    """exp of the entropy over the last axis, with 0 ln 0 = 0."""
     return np.exp(-(load * np.log(np.where(load > 0, load, 1))).sum(-1))
 
 
 def variation(load: np.ndarray) -> np.ndarray:
-    """Standard deviation / mean over the last axis; of a population (divided by n), for all experts are there."""
+    """Population standard deviation / mean over the last axis."""
     return load.std(-1) / load.mean(-1)
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = expert_use(context.probed, context.inputs, context.rng(), context.max_tokens)
     if result is None:
         return
@@ -106,5 +106,5 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
         ("expert_load_variation", result.mean_variation, result.variation),
         ("router_entropy", result.mean_router_entropy, result.router_entropy),
     ):
-        made.add_score(name, mean)
-        made.add_layers(name, by_layer, result.n_tokens)
+        rows.add_score(name, mean)
+        rows.add_layers(name, by_layer, result.n_tokens)

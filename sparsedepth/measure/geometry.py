@@ -1,4 +1,4 @@
-"""Geometry of the residual stream: how long each block's update is, and how far it turns the stream.
+"""Geometry of the residual stream: the length of each block's update, and the angle by which it turns the stream.
 
 With u_l = x_l - x_(l-1) = a_l + f_l (attention, feed-forward), every quantity is a mean over tokens of one of these:
 
@@ -13,11 +13,10 @@ theta = arccos cos, in radians, 0 to pi: divide by pi for the units of 2403.1788
 the final norm. Sources: norms, ratios and cosines 2505.13898; block influence ShortGPT (2403.03853); angular distance
 2403.17887, 2502.05795; angles of neighbouring states and updates, and to the end, 2602.05970.
 Deviates: angular distance is averaged over all tokens; 2403.17887 and 2502.05795 take the last token of each sequence,
-which is at hand as `angular_distance_last_token`, of prompts and answers that of the last document, not what fills the
-sequence behind it.
+here `angular_distance_last_token` (with prompts and answers the last token of the last document, not the padding).
 
-A ratio to, or an angle with, a vector of length 0 is undefined: such a token is left out of that mean, and where none
-is left the value is None. States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
+A ratio to, or angle with, a vector of length 0 is undefined: such tokens are left out of the mean, which is None
+without any token. States are fp32, products and arccos fp64: the fp32 number next to 1 is 3.5e-4 rad away.
 
 Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states),
 P positions along depth, R resamples.
@@ -32,17 +31,17 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, piece, probing, token_count
+from sparsedepth.probe.fork import batches, chunk_size, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import Update, updates
 from sparsedepth.quantities import IN_RUNS
 
 MAX_COSINES = 2**21
-"""Cosines of pairs of states that exist at a time (16 MiB in fp64; on a GPU more, `probe.fork.piece`), at least those
-of one token."""
+"""Cosines of pairs of states computed at a time (16 MiB in fp64; on a GPU more, `probe.fork.chunk_size`), at least
+those of one token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +52,17 @@ class GeometryProfile:
     """layer of the first value: 0 for states, 1 for updates"""
     by_layer: list[float | None]
     mean: BootstrapEstimate
-    """over the layers of by_layer; None where one of them is"""
+    """over the layers of by_layer; None if one of them is None"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
     profiles: dict[str, GeometryProfile]
-    """by the names above; those of the branches only where the model can tell them"""
+    """by the names above; those of branches only if the model is a sum of known branches"""
     angles: dict[tuple[int, int], float | None]
     """theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
     angles_last_token: dict[tuple[int, int], float | None]
-    """the same over the last token of each sequence"""
+    """the same at the last token of each sequence"""
     angular_distance_middle: BootstrapEstimate
     """mean of theta(x_(l-1), x_l) over 1 < l < L, as in 2602.05970; None below three layers"""
     angular_distance_last_token: BootstrapEstimate
@@ -78,17 +77,17 @@ def geometry(
     max_tokens: int = MAX_TOKENS,
     eod: int | None = None,
 ) -> Geometry:
-    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so a quarter as many tokens at once.
+    """One forward pass; it keeps the L + 1 directions of the stream in fp64, so uses a quarter of max_tokens.
 
-    `eod` ends a document, and fills what is left of a sequence of prompts and answers; None = not known.
+    `eod` ends a document, and pads sequences of prompts and answers; None = unknown.
     """
     parts: dict[str, list[Tensor]] = defaultdict(list)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens // 4):
-            for name, moments in _measure(probed, tokens_BT, eod).items():
+            for name, moments in _batch_moments(probed, tokens_BT, eod).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
-    mean = partial(same_resamples(rng), _mean_over_layers)
+    mean = partial(shared_resamples(rng), _mean_over_layers)
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
     n_layers = probed.n_layers
     next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
@@ -110,47 +109,47 @@ def geometry(
     )
 
 
-def _measure(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
-    """Of each sequence, by name: the sum over the tokens where the quantity is defined, and their number: [B, P, 2]."""
+def _batch_moments(probed: ProbedModel, tokens_BT: Tensor, eod: int | None) -> dict[str, Tensor]:
+    """By name, for each sequence: the sum over tokens where the quantity is defined, and their number: [B, P, 2]."""
     n_layers = probed.n_layers
     unit_BTLD, last_update = None, None
     sums: dict[str, Tensor] = {}
 
-    # Results go to one place made at the first layer: small tensors allocated between large ones pin the heap.
-    def keep(name: str, place: int, moments_BT2: Tensor, n_places: int = n_layers) -> None:
+    # Each result has one tensor, allocated at the first layer: small tensors between large ones fragment the heap.
+    def add(name: str, position: int, moments_BT2: Tensor, n_positions: int = n_layers) -> None:
         if name not in sums:
-            sums[name] = moments_BT2.new_zeros(len(moments_BT2), n_places, 2)
-        sums[name][:, place] = moments_BT2.sum(1)
+            sums[name] = moments_BT2.new_zeros(len(moments_BT2), n_positions, 2)
+        sums[name][:, position] = moments_BT2.sum(1)
 
     for update in updates(probed, tokens_BT):
-        place = update.layer - 1
+        position = update.layer - 1
         before, after = update.before.double(), update.after.double()
         u_BTD = after - before
         if unit_BTLD is None:
             unit_BTLD = before.new_empty(*before.shape[:2], n_layers + 1, before.shape[2])
             unit_BTLD[:, :, 0] = _unit(before)
-            keep("state_norm", 0, _always(_norm(before)), n_layers + 1)
+            add("state_norm", 0, _defined_moments(_norm(before)), n_layers + 1)
         unit_BTLD[:, :, update.layer] = _unit(after)
-        keep("state_norm", update.layer, _always(_norm(after)))
+        add("state_norm", update.layer, _defined_moments(_norm(after)))
         cosine, defined = _cosine(after, before)
-        keep("state_cosine", place, _moments(cosine, defined))
-        keep("block_influence", place, _moments(1 - cosine, defined))
+        add("state_cosine", position, _moments(cosine, defined))
+        add("block_influence", position, _moments(1 - cosine, defined))
         for name, part, stream in _parts(update, u_BTD):
-            keep(f"{name}_norm", place, _always(_norm(part)))
-            keep(f"{name}_ratio", place, _moments(_norm(part) / _norm(stream), _norm(stream) != 0))
-            keep(f"{name}_cosine", place, _moments(*_cosine(part, stream)))
+            add(f"{name}_norm", position, _defined_moments(_norm(part)))
+            add(f"{name}_ratio", position, _moments(_norm(part) / _norm(stream), _norm(stream) != 0))
+            add(f"{name}_cosine", position, _moments(*_cosine(part, stream)))
         if last_update is not None:
             cosine, defined = _cosine(last_update, u_BTD)
-            keep("update_angle", place - 1, _moments(cosine.arccos(), defined), n_layers - 1)
+            add("update_angle", position - 1, _moments(cosine.arccos(), defined), n_layers - 1)
         last_update = u_BTD
     assert unit_BTLD is not None
     sums.setdefault("update_angle", sums["update_norm"][:, :0])  # a single block has no neighbour
-    sums["pairs"], sums["pairs_last"] = _pairs(unit_BTLD, last_places(tokens_BT, eod))
+    sums["pairs"], sums["pairs_last"] = _pairs(unit_BTLD, last_positions(tokens_BT, eod))
     return sums
 
 
-def last_places(tokens_BT: Tensor, eod: int | None) -> list[int]:
-    """Where the last token of each sequence stands, from 0: before the `eod`s that follow the end of a document."""
+def last_positions(tokens_BT: Tensor, eod: int | None) -> list[int]:
+    """Position of the last token of each sequence, from 0: before the padding `eod`s after the end of a document."""
     last = tokens_BT.shape[1] - 1
     if eod is None or tokens_BT.ndim > 2:
         return [last] * len(tokens_BT)
@@ -159,7 +158,7 @@ def last_places(tokens_BT: Tensor, eod: int | None) -> list[int]:
 
 
 def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-    """(name, update, the stream that it is added to) of the block and of its branches."""
+    """(name, update, stream that it is added to) of the block and its branches."""
     before = update.before.double()
     parts = [("update", u_BTD, before)]
     if update.branches is not None:
@@ -169,19 +168,19 @@ def _parts(update: Update, u_BTD: Tensor) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def _pairs(unit_BTLD: Tensor, last_B: list[int]) -> tuple[Tensor, Tensor]:
-    """Angles of all pairs of states: sums and counts [B, L1, L1, 2] over all tokens, and of the last one."""
+    """Angles of all pairs of states: sums and counts [B, L1, L1, 2] over all tokens, and at the last one."""
     n_states = unit_BTLD.shape[2]
     over_all = unit_BTLD.new_zeros(len(unit_BTLD), n_states, n_states, 2)
     over_last = torch.zeros_like(over_all)
     for b, (unit_TLD, last) in enumerate(zip(unit_BTLD, last_B, strict=True)):
-        for unit_tLD in unit_TLD.split(max(1, piece(unit_TLD.device, MAX_COSINES) // n_states**2)):
+        for unit_tLD in unit_TLD.split(max(1, chunk_size(unit_TLD.device, MAX_COSINES) // n_states**2)):
             over_all[b] += _angles(unit_tLD).sum(0)
         over_last[b] = _angles(unit_TLD[last : last + 1])[0]
     return over_all, over_last
 
 
 def _angles(unit_tLD: Tensor) -> Tensor:
-    """[t, L1, L1, 2]: the angle of each two states of a token, where both have a direction."""
+    """[t, L1, L1, 2]: the angle of each two states of a token, if both are not 0."""
     exists_tL = (unit_tLD != 0).any(-1)
     angle_tLL = (unit_tLD @ unit_tLD.mT).clamp(-1, 1).arccos()
     return _moments(angle_tLL, exists_tL[:, :, None] & exists_tL[:, None, :])
@@ -192,7 +191,7 @@ def _norm(x: Tensor) -> Tensor:
 
 
 def _unit(x: Tensor) -> Tensor:
-    """x / ||x||, and 0 where ||x|| is."""
+    """x / ||x||, or 0."""
     norm = _norm(x)[..., None]
     return x / torch.where(norm == 0, 1, norm)
 
@@ -204,16 +203,16 @@ def _cosine(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _moments(value: Tensor, defined: Tensor) -> Tensor:
-    """[..., 2]: the value and a count of 1, or 0 and 0. What is not a number counts: the mean is then None."""
+    """[..., 2]: the value and a count of 1, or 0 and 0 where undefined. NaN counts, and makes the mean None."""
     return torch.stack((torch.where(defined, value, 0), defined.to(value.dtype)), dim=-1)
 
 
-def _always(value: Tensor) -> Tensor:
+def _defined_moments(value: Tensor) -> Tensor:
     return _moments(value, torch.ones_like(value, dtype=torch.bool))
 
 
 def _mean(moments: np.ndarray) -> np.ndarray:
-    """sum / count over the last dimension; NaN where nothing was counted."""
+    """sum / count over the last dimension; NaN for a count of 0."""
     return ratio(moments[..., 0], moments[..., 1])
 
 
@@ -230,14 +229,14 @@ def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
     return {(int(a), int(b)): finite(angle_LL[a, b]) for a, b in zip(*np.triu_indices(len(angle_LL), 1), strict=True)}
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = geometry(context.probed, context.inputs, context.rng(), context.max_tokens, context.eod)
-    made.add_score("angular_distance_middle", result.angular_distance_middle)
-    made.add_pairs("angular_distance", result.angles, result.n_tokens)
-    if context.probed.causal:  # elsewhere the last token has seen no more than the others
-        made.add_score("angular_distance_last_token", result.angular_distance_last_token)
-        made.add_pairs("angular_distance_last_token", result.angles_last_token, len(context.inputs))
+    rows.add_score("angular_distance_middle", result.angular_distance_middle)
+    rows.add_pairs("angular_distance", result.angles, result.n_tokens)
+    if context.probed.causal:  # otherwise the last token is not special
+        rows.add_score("angular_distance_last_token", result.angular_distance_last_token)
+        rows.add_pairs("angular_distance_last_token", result.angles_last_token, len(context.inputs))
     for name, profile in result.profiles.items():
-        made.add_layers(name, profile.by_layer, result.n_tokens, first=profile.first)
+        rows.add_layers(name, profile.by_layer, result.n_tokens, first=profile.first)
         if name in IN_RUNS:
-            made.add_score(name, profile.mean)
+            rows.add_score(name, profile.mean)

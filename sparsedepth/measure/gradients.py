@@ -1,14 +1,14 @@
-"""Gradient along depth: how large the loss's derivative by the residual stream is, layer by layer and end to end.
+"""Gradient along depth: the norm of the loss's gradient with respect to the residual stream, by layer.
 
     g_l = d loss / d x_l,   stream_gradient of layer l = ||g_l|| / ||g_L||, l = 0..L;   gradient_gain = that of layer 0
 
-Norms are over all entries of all tokens; the loss is the mean over the positions that count, whose scale falls out. A
-gain of 1 with all layers at 1 is a model that learns as if it were one block; 2502.05795 (Theorem 3.3) bounds it for
-Pre-LN, whose deep blocks come close to the identity, and lets it grow with depth for LNS. A block's derivative is that
-along the stream: what it reads of x_0 or of block 1's values besides (`residual_scalars`, `value_residual`) is held.
+Norms are over all entries of all tokens; the scale of the loss, a mean over scored positions, cancels. With a gain of 1
+and all layers at 1 the model learns as if it were one block; 2502.05795 (Theorem 3.3) bounds it for Pre-LN, whose deep
+blocks approach the identity, and lets it grow with depth for LNS. Derivatives are along the stream: what a block reads
+of x_0 or of block 1's values (`residual_scalars`, `value_residual`) is held constant.
 
-How large the gradients of a block's own weights were in training is `gradient_norm`, which training leaves
-(`train.loop`) where this measure is asked for.
+The gradients of a block's weights during training are `gradient_norm`, recorded by training (`train.loop`) if this
+measure is requested.
 
 Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
 """
@@ -23,7 +23,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, ratio
 from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.jacobian import STATES_OF_A_GRAPH
+from sparsedepth.measure.jacobian import GRAPH_MEMORY
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import probing, rows_per_pass
@@ -33,14 +33,14 @@ from sparsedepth.probe.probed_model import ProbedModel
 @dataclass(frozen=True, kw_only=True)
 class Gradients:
     by_layer: list[float | None]
-    """layers 0..L, the last 1; None where no gradient reaches x_L"""
+    """layers 0..L, 1 at L; None if no gradient reaches x_L"""
     gain: BootstrapEstimate
     n_tokens: int
 
 
 def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Gradients:
-    """One forward and one backward pass; it keeps a graph of all blocks for max_tokens / 8 tokens at a time."""
-    rows = rows_per_pass(probed, scored.inputs.shape[1], max_tokens // STATES_OF_A_GRAPH)
+    """One forward and one backward pass, with a graph of all blocks for max_tokens / 8 tokens at a time."""
+    rows = rows_per_pass(probed, scored.inputs.shape[1], max_tokens // GRAPH_MEMORY)
     parts = []
     with probing(probed, gradients=True):
         for inputs_BT, targets_BT in zip(scored.inputs.split(rows), scored.targets.split(rows), strict=True):
@@ -49,7 +49,7 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
                 for layer in range(1, probed.n_layers + 1):
                     states.append(probed.block(layer, states[-1]))
                 logits_NV, target_N = probed.logits(states[-1]).flatten(0, 1), targets_BT.to(probed.device).flatten()
-                # The sum, not the mean: batches then add up, and its scale falls out of the ratio.
+                # The sum, not the mean, so that batches add up.
                 loss = F.cross_entropy(logits_NV, target_N, ignore_index=IGNORED, reduction="sum")
                 grads = torch.autograd.grad(loss, states)
             parts.append(torch.stack([grad.double().square().sum((1, 2)) for grad in grads], dim=1).cpu())
@@ -66,7 +66,7 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
     )
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = gradients(context.probed, context.scored, context.rng(), context.max_tokens)
-    made.add_score("gradient_gain", result.gain)
-    made.add_layers("stream_gradient", result.by_layer, result.n_tokens, first=0)
+    rows.add_score("gradient_gain", result.gain)
+    rows.add_layers("stream_gradient", result.by_layer, result.n_tokens, first=0)

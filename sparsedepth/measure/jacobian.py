@@ -2,27 +2,27 @@
 
     per_token = sqrt(E_t ||J_tt - I||_F^2)      a token's own block, root mean square over tokens
     averaged  = ||E_t J_tt - I||_F              what the tokens have in common
-    released  = ||E_s sum_t J_ts - I||_F / D    its released code: summed over the positions t that it reaches
+    released  = ||E_s sum_t J_ts - I||_F / D    as in the released code: summed over the positions t it affects
 
-The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token it is averaged as a square, which random probes
-estimate without bias, and is at least the mean of the norms themselves. The released code calls its form a Frobenius
-norm; it is divided by D, and holds what other positions contribute.
+The paper (2603.15389) writes ||J_l - I||_F. Deviates: per token the square is averaged, which random probes estimate
+without bias, and which is at least the mean of the norms. The released form, there called a Frobenius norm, is divided
+by D, and includes contributions of other positions.
 
-Exact: one vector-Jacobian product per dimension (released), and per dimension and position (the others).
+Exact: one vector-Jacobian product per dimension (released), or per dimension and position (the others).
 
 By probes: with v standard normal, E ||A^T v||^2 = ||A||_F^2 (Hutchinson 1990), A = J - I. One product with u at every
 position gives g_s = sum_(t >= s) A_ts^T u_t, hence for
-  released   u_t = v: mean_s g_s = A^T v of the averaged matrix itself; nothing more is needed;
+  released   u_t = v: mean_s g_s = A^T v of the averaged matrix; nothing more is needed;
   the others u_t = sign_t v_t with random signs: h_s = sign_s g_s = A_ss^T v_s + sum_(t > s) sign_s sign_t A_ts^T v_t.
              The sum has mean 0 over the signs. A second product with the same v and signs of its own gives h'_s, whose
              sum is independent of the first, so E [h_s . h'_s] = E_v ||A_ss^T v_s||^2 = ||A_ss||_F^2: unbiased at every
              position at once, from two products. In the same way E [mean_s h_s . mean_s h'_s] = ||E A_tt||_F^2 where
              all positions share one v.
-`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the other two are seen
-through `n_probes` shared ones. What is unbiased is the square; the root is taken last (of 0 where noise makes the
-square negative). With sqrt(D) times the D unit vectors for probes, and one position at a time, the same is exact.
+`per_token` draws v_s for every position, so its error shrinks with the tokens; the matrices of the other two are probed
+by `n_probes` shared ones. The square is unbiased; the root is taken last (of 0 if noise makes the square negative).
+With sqrt(D) times the D unit vectors as probes, one position at a time, the same formulas are exact.
 
-Standard errors are those of the probes, for the tokens at hand. Shared probes: the variance of v' B v is 2 tr B^2, and
+Standard errors are those of the probes, for the given tokens. Shared probes: the variance of v' B v is 2 tr B^2, and
 E (h_i . h_j)^2 = tr B^2 for two probes i != j, B = A A^T (for `averaged` with the signs' noise in it: an upper bound).
 per_token: for independent v the h_s . h'_s of two positions are uncorrelated, as no two pairs of signs (s, t > s) are
 the same, so their scatter over the tokens is an upper bound. Without causality (a ViT) two positions
@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import batches, probing, token_count
@@ -53,20 +53,20 @@ FORMS: tuple[Form, ...] = get_args(Form)
 Pull = Callable[[Tensor], Tensor]
 """u_BTD -> g_BTD with g_s = sum over t of (J_ts - I [t = s])^T u_t."""
 
-STATES_OF_A_GRAPH = 8
-"""A pass that keeps what its gradient needs takes so many times the memory of one that does not, about."""
+GRAPH_MEMORY = 8
+"""Memory of a pass that keeps its graph, relative to one that does not (approximate)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FormDeviation:
-    """One form of the deviation. 0: the block is the identity, up to a constant that it adds."""
+    """One form of the deviation. 0: the block is the identity plus a constant."""
 
     by_layer: list[float]
     """layers 1..L, from 0"""
     standard_error: list[float]
-    """of the probes, by layer; 0 where exact"""
+    """of the probes, by layer; 0 if exact"""
     score: BootstrapEstimate
-    """mean over layers. The interval is over sequences, with the probes as they are"""
+    """mean over layers; the interval is over sequences, with fixed probes"""
     score_standard_error: float
     """of the probes"""
 
@@ -79,14 +79,14 @@ class JacobianDeviation:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """What one block gives, part by part of the sequences."""
+    """Intermediate results of one block, by batch."""
 
     squares: list[Tensor] = field(default_factory=list)
     """square_BT: ||J_tt - I||_F^2, or its estimate"""
     averaged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """[B, P, D]: (mean_t J_tt - I)^T v for each probe, twice with signs of their own"""
+    """[B, P, D]: (mean_t J_tt - I)^T v for each probe, for two independent draws of signs"""
     released: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """[B, P, D]: (mean_s sum_t J_ts - I)^T v for each probe, twice the same"""
+    """[B, P, D]: (mean_s sum_t J_ts - I)^T v for each probe, the same one twice"""
 
 
 def jacobian_deviation(
@@ -97,11 +97,11 @@ def jacobian_deviation(
     forms: Sequence[Form] = FORMS,
     max_tokens: int = MAX_TOKENS,
 ) -> JacobianDeviation:
-    """Each of `forms` for every block, by `n_probes` shared probes or (None) exactly.
+    """The `forms` for every block, by `n_probes` shared probes or (None) exactly.
 
     Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for released; exactly,
-    D T for the first two together and D for the last: that is for small models. Raises ValueError for an unknown form
-    and for a single probe, which has no standard error.
+    D T for the first two together and D for the last, which suits small models only. Raises ValueError for an unknown
+    form and for a single probe, which has no standard error.
     """
     if unknown := set(forms) - set(FORMS):
         raise ValueError(f"forms={sorted(unknown)} is not known; choose among {', '.join(FORMS)}")
@@ -112,7 +112,7 @@ def jacobian_deviation(
     own_seed_NL = rng.integers(2**63, size=(len(tokens_NT), probed.n_layers))
     n_done = 0
     with probing(probed, gradients=True):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens // STATES_OF_A_GRAPH):
+        for tokens_BT in batches(probed, tokens_NT, max_tokens // GRAPH_MEMORY):
             x_BTD = probed.embed(tokens_BT)
             for index, layer in enumerate(layers):
                 pull, after_BTD = _differentiate(probed, index + 1, x_BTD)
@@ -143,7 +143,7 @@ def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull
 def _measure_by_probes(
     layer: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form], v_PD: Tensor, generators: list[torch.Generator]
 ) -> None:
-    """Probes and signs come from a generator of each sequence, so that no result depends on the batch."""
+    """Probes and signs come from each sequence's own generator, so results do not depend on the batching."""
 
     def signed(v_BTD: Tensor) -> Tensor:
         sign_BT1 = torch.stack([_signs(generator, x_BTD.shape[1]) for generator in generators]).to(x_BTD.device)
@@ -160,7 +160,7 @@ def _measure_by_probes(
 
 
 def _measure_exactly(layer: _Layer, pull: Pull, x_BTD: Tensor, forms: Sequence[Form]) -> None:
-    """The same with the unit vectors for probes, scaled so that a mean over them is a trace."""
+    """The same with unit vectors as probes, scaled so that a mean over them is a trace."""
     _, n_tokens, width = x_BTD.shape
     v_DD = math.sqrt(width) * torch.eye(width, device=x_BTD.device)
     if {"per_token", "averaged"} & set(forms):
@@ -194,16 +194,16 @@ def _summarise(
     width: int,
     rng: np.random.Generator,
 ) -> JacobianDeviation:
-    estimate = same_resamples(rng)
+    estimate = shared_resamples(rng)
 
     def deviation(form: Form) -> FormDeviation:
         if form == "per_token":
             square_LNT = torch.stack([torch.cat(layer.squares) for layer in layers]).double().cpu().numpy()
-            kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights: constant in the second
+            kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights
             variance_L = square_LNT.var((1, 2)) / n_tokens
         else:
             parts = [layer.averaged if form == "averaged" else layer.released for layer in layers]
-            kernel_LNN, variance_L = (np.stack(each) for each in zip(*map(_kernel, parts), strict=True))
+            kernel_LNN, variance_L = (np.stack(values) for values in zip(*map(_kernel, parts), strict=True))
         unit = width if form == "released" else 1
 
         def score(weight_RN: np.ndarray) -> np.ndarray:
@@ -213,7 +213,7 @@ def _summarise(
         value_L = np.sqrt(np.maximum(kernel_LNN.mean((1, 2)), 0))
         square_error_L = np.sqrt(variance_L) if n_probes is not None else np.zeros_like(value_L)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # d sqrt(q) = dq / (2 sqrt(q)), and never more than the root of the error, also where q is 0.
+            # d sqrt(q) = dq / (2 sqrt(q)), at most the root of the error, also where q is 0.
             error_L = np.fmin(square_error_L / (2 * value_L), np.sqrt(square_error_L))
         return FormDeviation(
             by_layer=(value_L / unit).tolist(),
@@ -226,13 +226,13 @@ def _summarise(
 
 
 def _kernel(parts: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
-    """kernel_NN, whose w' K w is the square for sequences of weights w, and the variance of the square over probes."""
+    """kernel_NN, with w' K w the square for weights w of sequences, and the variance of the square over probes."""
     first_NPD, second_NPD = (torch.cat(part).double() for part in zip(*parts, strict=True))
     n_probes = first_NPD.shape[1]
     kernel_NN = first_NPD.flatten(1) @ second_NPD.flatten(1).T / n_probes
     gram_PP = first_NPD.mean(0) @ first_NPD.mean(0).T
-    unlike = gram_PP.square().sum() - gram_PP.diagonal().square().sum()
-    return kernel_NN.cpu().numpy(), (2 * unlike / (n_probes**2 * max(1, n_probes - 1))).item()
+    off_diagonal = gram_PP.square().sum() - gram_PP.diagonal().square().sum()
+    return kernel_NN.cpu().numpy(), (2 * off_diagonal / (n_probes**2 * max(1, n_probes - 1))).item()
 
 
 def _generator(seed: np.integer) -> torch.Generator:
@@ -248,12 +248,13 @@ def _signs(generator: torch.Generator, n_tokens: int) -> Tensor:
     return torch.randint(0, 2, (n_tokens, 1), generator=generator) * 2.0 - 1.0
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
-    n_probes, most = context.config.jacobian_probes, context.max_tokens
-    result = jacobian_deviation(context.probed, context.inputs, context.rng(), n_probes, max_tokens=most)
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
+    result = jacobian_deviation(
+        context.probed, context.inputs, context.rng(), context.config.jacobian_probes, max_tokens=context.max_tokens
+    )
     for form, deviation in result.forms.items():
         name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
-        made.add_score(name, deviation.score)
-        made.summary[f"{name}_se"] = deviation.score_standard_error
-        made.add_layers(name, deviation.by_layer, result.n_tokens)
-        made.add_layers(f"{name}_se", deviation.standard_error, result.n_tokens)
+        rows.add_score(name, deviation.score)
+        rows.summary[f"{name}_se"] = deviation.score_standard_error
+        rows.add_layers(name, deviation.by_layer, result.n_tokens)
+        rows.add_layers(f"{name}_se", deviation.standard_error, result.n_tokens)

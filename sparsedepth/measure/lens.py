@@ -1,12 +1,12 @@
-"""Lens: how far the prediction read off each layer's state is from the model's own.
+"""Logit lens: how far the prediction from each layer's state is from the model's own.
 
     p_l = softmax(head(final norm(x_l))),   p = p_L,   l = 0..L
     kl(l) = E_tokens sum_v p_l ln(p_l / p)          top-5 overlap(l) = E_tokens |top5(p_l) and top5(p)| / 5
 
-Source: 2505.13898, which reads off the layer from which on the model only refines what it has already settled: there kl
-falls, and the overlap rises, over the last layers alone. Where `early_exit` asks how good an early prediction is, this
-asks how near it is to the final one, of which neither needs the other: a model may be sure, and wrong, early. Over all
-tokens, whatever their targets; the scores are means over l < L. Nothing is fitted: a lens may miss what is there.
+Source: 2505.13898, which locates the layer after which the model only refines its prediction: kl falls, and overlap
+rises, only over the last layers. Unlike `early_exit`, which measures how good an early prediction is, this measures how
+close it is to the final one: a model may be sure, and wrong, early. Over all tokens, scored or not; the scores are
+means over l < L. Nothing is fitted, so a lens may miss information that is there.
 
 Shapes: B and N sequences, T tokens of one sequence, n tokens, D width of the residual stream, V vocabulary, L layers.
 """
@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, piece, probing, record, token_count
+from sparsedepth.probe.fork import by_sequence, chunk_size, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 TOP = 5
-"""Tokens that are compared, the most likely ones; all of a smaller vocabulary."""
+"""Number of most likely tokens compared, or all of a smaller vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,46 +44,45 @@ class Lens:
 
 def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
     """Apply the head to the state after every layer: one forward pass and L + 1 heads."""
-    with probing(probed):
-        parts = [_of_batch(probed, record(probed, tokens_BT)) for tokens_BT in batches(probed, tokens_NT, max_tokens)]
-    both_2NL = torch.cat(parts, dim=1).cpu().numpy()
-    mean = partial(same_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
-    kl_L, overlap_L = both_2NL.mean(1)
+    both_N2L = by_sequence(probed, tokens_NT, max_tokens, lambda tokens_BT: _batch_lens(probed, tokens_BT))
+    mean = partial(shared_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
+    kl_L, overlap_L = both_N2L.mean(0)
     return Lens(
         kl=kl_L.tolist(),
         overlap=overlap_L.tolist(),
-        mean_kl=mean(both_2NL[0]),
-        mean_overlap=mean(both_2NL[1]),
+        mean_kl=mean(both_N2L[:, 0]),
+        mean_overlap=mean(both_N2L[:, 1]),
         n_tokens=token_count(tokens_NT),
     )
 
 
-def _of_batch(probed: ProbedModel, states: list[Tensor]) -> Tensor:
-    """Means over the tokens of each sequence: kl and overlap, [2, B, L + 1]."""
+def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
+    """Means over the tokens of each sequence: kl and overlap, [B, 2, L + 1]."""
+    states = record_states(probed, tokens_BT)
     n_sequences, n_tokens, _ = states[0].shape
-    at_once = piece(probed.device, MAX_LOGITS) // len(states)  # logits of all states are there together
-    # A CPU too gets MAX_LOGITS of each state: smaller pieces would be all calls.
-    rows = max(1, max(MAX_LOGITS, at_once) // probed.vocab_size)
+    # The logits of all states exist at once. On a CPU each state still gets MAX_LOGITS: smaller chunks would cost more
+    # in calls.
+    rows = max(1, max(MAX_LOGITS, chunk_size(probed.device, MAX_LOGITS) // len(states)) // probed.vocab_size)
     both_2nL = states[0].new_zeros(2, n_sequences * n_tokens, len(states), dtype=torch.float64)
     for start in range(0, n_sequences * n_tokens, rows):
-        read = [probed.logits(x_BTD.flatten(0, 1)[None, start : start + rows])[0].float() for x_BTD in states]
+        logits = [probed.logits(x_BTD.flatten(0, 1)[None, start : start + rows])[0].float() for x_BTD in states]
         top = min(TOP, probed.vocab_size)
-        final_nV, final_nK = read[-1].log_softmax(-1), read[-1].topk(top).indices
-        for layer, logits_nV in enumerate(read):
+        final_nV, final_nK = logits[-1].log_softmax(-1), logits[-1].topk(top).indices
+        for layer, logits_nV in enumerate(logits):
             log_p_nV = logits_nV.log_softmax(-1)
             both_2nL[0, start : start + rows, layer] = (log_p_nV.exp() * (log_p_nV - final_nV)).double().sum(-1)
             shared_nKK = logits_nV.topk(top).indices[:, :, None] == final_nK[:, None, :]
             both_2nL[1, start : start + rows, layer] = shared_nKK.any(-1).double().mean(-1)
-    return both_2nL.unflatten(1, (n_sequences, n_tokens)).mean(2)
+    return both_2nL.unflatten(1, (n_sequences, n_tokens)).mean(2).transpose(0, 1)
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     if not context.probed.causal:
-        return  # the head of a ViT reads the class token alone
+        return  # the head of a ViT reads only the class token
     result = lens(context.probed, context.inputs, context.rng(), context.max_tokens)
     for name, score, by_layer in (
         ("lens_kl", result.mean_kl, result.kl),
         ("lens_overlap", result.mean_overlap, result.overlap),
     ):
-        made.add_score(name, score)
-        made.add_layers(name, by_layer, result.n_tokens, first=0)
+        rows.add_score(name, score)
+        rows.add_layers(name, by_layer, result.n_tokens, first=0)

@@ -1,9 +1,9 @@
-"""Held-out cross-entropy, of the model as it is and of forks of it.
+"""Held-out cross-entropy and accuracy of the model and of forks of it.
 
-    loss = mean over the positions that count of -log softmax(logits)[target]   (nat/token; `scored`)
+    loss = mean over the scored positions of -log softmax(logits)[target]   (nat/token; `scored`)
     accuracy = share of them whose target has the largest logit
 
-Shapes: N and B sequences, T tokens of one sequence, F forks, D width of the residual stream, V vocabulary.
+Shapes: N and B sequences, T tokens, F forks, D width of the residual stream, V vocabulary.
 """
 
 import math
@@ -18,17 +18,17 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, position_mean
-from sparsedepth.probe.fork import Fork, piece, probing, record, stream, walk
+from sparsedepth.probe.fork import Fork, chunk_size, probing, record_states, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 MAX_LOGITS = 2**21
-"""Logits that exist at a time (8 MiB in fp32; on a GPU more, `probe.fork.piece`): many forks and a large vocabulary
-would otherwise fill the memory."""
+"""Logits computed at a time (8 MiB in fp32; on a GPU more, `probe.fork.chunk_size`): many forks and a large vocabulary
+would otherwise exhaust memory."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,25 +36,25 @@ class HeldOutLoss:
     loss: BootstrapEstimate
     """nat/token, from 0; ln V is guessing"""
     accuracy: BootstrapEstimate
-    """share; of equal logits the first is the answer"""
+    """share; of equal logits the first counts as the prediction"""
     by_difficulty: ByDifficulty | None
-    """None for text, which has none"""
+    """None for text"""
     n_tokens: int
-    """positions that count"""
+    """scored positions"""
 
 
 def held_out_loss(
     probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
 ) -> HeldOutLoss:
-    """Cross-entropy and accuracy at the positions that count of sequences that the model was not trained on."""
+    """Cross-entropy and accuracy at the scored positions of sequences not used in training."""
     parts = []
     with probing(probed):
         for part in scored.parts(probed, max_tokens):
-            last = deque(stream(probed, part.inputs), maxlen=1)
-            parts.append(position_scores(probed, last[0][None], part.targets))
+            (last_BTD,) = deque(stream(probed, part.inputs), maxlen=1)
+            parts.append(position_scores(probed, last_BTD[None], part.targets))
         loss_NT, correct_NT = (torch.cat([scores[0] for scores in batches]) for batches in zip(*parts, strict=True))
 
-    estimate = same_resamples(rng)
+    estimate = shared_resamples(rng)
     by_sequence = [
         (score.mean(-1, dtype=torch.float64) * scored.scale).cpu().numpy() for score in (loss_NT, correct_NT)
     ]
@@ -71,7 +71,7 @@ def held_out_loss(
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """loss / ln 2 / bytes per token, of a loss in nat/token: comparable across tokenizers, as loss per token is not."""
+    """loss / ln 2 / bytes per token, from nat/token: comparable across tokenizers, unlike loss per token."""
     if not bytes_per_token > 0:
         raise ValueError(f"bytes_per_token={bytes_per_token} must be above 0: the held-out text has no bytes")
     return loss / math.log(2) / bytes_per_token
@@ -82,10 +82,10 @@ def fork_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
 
-    Scaled as `scored` says: their means over sequences are the losses, and their differences, those means' too. For the
-    interval of a difference in nat/token give it and `scored.weight` to `position_mean`.
+    Scaled as in `scored`: their means over sequences are the losses. For the interval of a difference in nat/token use
+    `position_mean` with `scored.weight`.
     """
-    return _of_forks(
+    return _score_forks(
         lambda x_FBTD, targets_BT: sequence_loss(probed, x_FBTD, targets_BT, scored.scale),
         probed, scored, forks, max_tokens,
     )  # fmt: skip
@@ -94,30 +94,30 @@ def fork_losses(
 def fork_scores(
     probed: ProbedModel, scored: Scored, forks: Sequence[Fork], max_tokens: int = MAX_TOKENS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """base_N2 and changed_NF2: the loss as `fork_losses` has it, and the accuracy, scaled alike."""
+    """base_N2 and changed_NF2: loss and accuracy, scaled as in `fork_losses`."""
 
     def loss_and_accuracy(x_FBTD: Tensor, targets_BT: Tensor) -> Tensor:
         by_position = position_scores(probed, x_FBTD, targets_BT)
         return torch.stack([score.mean(-1, dtype=torch.float64) for score in by_position], dim=-1) * scored.scale
 
-    return _of_forks(loss_and_accuracy, probed, scored, forks, max_tokens)
+    return _score_forks(loss_and_accuracy, probed, scored, forks, max_tokens)
 
 
-def _of_forks(
+def _score_forks(
     score: Callable[[Tensor, Tensor], Tensor],
     probed: ProbedModel,
     scored: Scored,
     forks: Sequence[Fork],
     max_tokens: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What `score` gives for last states and targets, [F, B, ...]: of the model [N, ...], of its forks [N, F, ...]."""
+    """`score` of last states [F, B, T, D] and targets: of the model [N, ...], and of its forks [N, F, ...]."""
     base, changed = [], []
     with probing(probed):
         for part in scored.parts(probed, max_tokens):
-            states = record(probed, part.inputs)
+            states = record_states(probed, part.inputs)
             base.append(score(states[-1][None], part.targets)[0])
             of_forks = base[-1].new_empty(len(forks), *base[-1].shape)
-            for step in walk(probed, states, forks, max_tokens):
+            for step in run_forks(probed, states, forks, max_tokens):
                 if step.layer == probed.n_layers:
                     of_forks[step.forks] = score(step.after, part.targets)
             changed.append(of_forks.transpose(0, 1))
@@ -130,7 +130,7 @@ def relative_change(changed: np.ndarray, base: np.ndarray) -> np.ndarray:
 
 
 def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale: float) -> Tensor:
-    """loss_FB in fp64, from states before the final norm: the sum over positions that count / T x `Scored.scale`."""
+    """loss_FB in fp64, from states before the final norm: sum over scored positions / T x `Scored.scale`."""
     losses = [
         F.cross_entropy(logits_nV, target_n, reduction="none", ignore_index=IGNORED)
         for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT)
@@ -139,9 +139,9 @@ def sequence_loss(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor, scale
 
 
 def position_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """loss_FBT and correct_FBT (1 where the largest logit is the target's), both fp32, and 0 where none counts.
+    """loss_FBT and correct_FBT (1 if the target has the largest logit), both fp32, 0 where not scored.
 
-    The accuracy of a sequence, as `sequence_loss` has its loss: mean over T x `Scored.scale`.
+    As with `sequence_loss`, a sequence's accuracy is the mean over T x `Scored.scale`.
     """
     losses, correct = [], []
     for logits_nV, target_n in _logits(probed, x_FBTD, targets_BT):
@@ -153,15 +153,15 @@ def position_scores(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> 
 
 def _logits(probed: ProbedModel, x_FBTD: Tensor, targets_BT: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """logits_nV in fp32 and target_n, MAX_LOGITS at a time."""
-    rows = max(1, piece(probed.device, MAX_LOGITS) // probed.vocab_size)
+    rows = max(1, chunk_size(probed.device, MAX_LOGITS) // probed.vocab_size)
     states = x_FBTD.flatten(0, 2).split(rows)
     targets = targets_BT.expand(len(x_FBTD), -1, -1).flatten().split(rows)
     for x_nD, target_n in zip(states, targets, strict=True):
         yield probed.logits(x_nD[None])[0].float(), target_n
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
-    """Loss, accuracy and loss by difficulty of held-out sequences; the comparable loss where contexts differ."""
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
+    """Loss, accuracy and loss by difficulty of held-out sequences; the loss at a common context if contexts differ."""
     config = context.config
     scored = context.sequences(config.seq_len, config.val_tokens)
     val = held_out_loss(context.probed, scored, context.rng(), context.max_tokens)
@@ -169,12 +169,12 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
     if config.eval_seq_len not in (None, config.seq_len):
         at_common = context.sequences(config.eval_seq_len, config.val_tokens)
         common = held_out_loss(context.probed, at_common, context.rng(), context.max_tokens)
-    made.add_score("val_loss", val.loss)
-    made.add_score("val_accuracy", val.accuracy)
+    rows.add_score("val_loss", val.loss)
+    rows.add_score("val_accuracy", val.accuracy)
     if val.by_difficulty is not None:
-        made.add_score("solved_difficulty", val.by_difficulty.solved)
-        made.difficulty.extend({"step": made.step, **row} for row in val.by_difficulty.rows)
-    made.add_score("val_loss_common", common.loss)
+        rows.add_score("solved_difficulty", val.by_difficulty.solved)
+        rows.difficulty.extend({"step": rows.step, **row} for row in val.by_difficulty.rows)
+    rows.add_score("val_loss_common", common.loss)
     known = context.bytes_per_token is not None and val.loss.value is not None
     bits = bits_per_byte(val.loss.value, context.bytes_per_token) if known else None
-    made.summary.update({"val_loss_tokens": val.n_tokens, "val_bits_per_byte": bits})
+    rows.summary.update({"val_loss_tokens": val.n_tokens, "val_bits_per_byte": bits})

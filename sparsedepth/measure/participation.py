@@ -1,19 +1,19 @@
-"""Participation ratio and effective rank: among how many directions the residual stream, and what each block adds to
-it, spread their variance, layer by layer.
+"""Participation ratio and effective rank: the number of directions over which the residual stream, and each block's
+update, spread their variance, by layer.
 
     C_l = covariance over tokens of the entries of x_l, with eigenvalues e_i;   p_i = e_i / sum e
     participation ratio of layer l = (tr C_l)^2 / tr C_l^2 = 1 / sum p_i^2,   l = 0..L
     effective rank of layer l      = exp(-sum p_i ln p_i)                     (Roy & Vetterli 2007)
     update rank of layer l         = effective rank of u_l = x_l - x_(l-1),   l = 1..L
 
-Each is 1 where one direction holds all variance, and k where k directions hold equal shares; the effective rank counts
-small shares for more, and is never below the ratio. Unlike residual variance they do not change when the stream grows
-as a whole: a stream that a few growing directions take over has more and more variance and a falling ratio. Source of
-the ratio: Litwin-Kumar et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00443. Deviates: Roy & Vetterli
-take shares of singular values, which are the roots of these.
+Each is 1 if one direction holds all variance, and k if k directions hold equal shares; the effective rank gives more
+weight to small shares, and is never below the ratio. Unlike residual variance neither depends on the scale of the
+stream: if a few growing directions take over, the variance grows and the ratio falls. Source of the ratio: Litwin-Kumar
+et al. 2017 (Neuron 93, 1153); along the layers of networks 1906.00443. Deviates: Roy & Vetterli take shares of singular
+values, the roots of these.
 
-Of n tokens they are biased downwards: 1 / ratio is too large by about 1 / n, where tokens are independent. There is no
-interval: resamples of sequences would need a D x D matrix for each sequence.
+For n tokens both are biased downwards: 1 / ratio is too large by about 1 / n for independent tokens. There are no
+intervals: resamples of sequences would need a D x D matrix per sequence.
 
 Shapes: B and N sequences, T tokens of one sequence, n tokens of a batch, D width of the residual stream, L layers.
 """
@@ -27,35 +27,35 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import finite, whole_mean
+from sparsedepth.measure.bootstrap import complete_mean, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, record, token_count
+from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
+class SpectrumSpread:
     ratio: float | None
     rank: float | None
-    """effective; both None where no entry varies"""
+    """effective rank; both None without variance"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    states: list[Spread]
+    states: list[SpectrumSpread]
     """x_l, layers 0..L"""
-    updates: list[Spread]
+    updates: list[SpectrumSpread]
     """u_l, layers 1..L"""
     n_tokens: int
 
 
 def participation(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Participation:
-    """One forward pass without the head; it keeps 8 (2 L + 1) D^2 bytes."""
+    """One forward pass without the head, with 8 (2 L + 1) D^2 bytes of sums."""
     sums: dict[tuple[str, int], list[Tensor]] = defaultdict(list)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            states = record(probed, tokens_BT)
+            states = record_states(probed, tokens_BT)
             updates = [after - before for before, after in itertools.pairwise(states)]
             for name, values in (("states", states), ("updates", updates)):
                 for place, value_BTD in enumerate(values):
@@ -71,23 +71,23 @@ def participation(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_
     )
 
 
-def _spread(sum_D: Tensor, product_DD: Tensor, n_tokens: int) -> Spread:
+def _spread(sum_D: Tensor, product_DD: Tensor, n_tokens: int) -> SpectrumSpread:
     mean_D = sum_D / n_tokens
     covariance_DD = product_DD / n_tokens - torch.outer(mean_D, mean_D)
     trace = covariance_DD.trace()
-    if trace <= 1e-12 * product_DD.trace() / n_tokens:  # what rounding leaves of a stream that does not vary
-        return Spread(ratio=None, rank=None)
+    if trace <= 1e-12 * product_DD.trace() / n_tokens:  # rounding errors of a constant stream
+        return SpectrumSpread(ratio=None, rank=None)
     ratio = (trace**2 / covariance_DD.square().sum()).item()
-    return Spread(ratio=finite(ratio), rank=finite(spectrum_rank(torch.linalg.eigvalsh(covariance_DD))))
+    return SpectrumSpread(ratio=finite(ratio), rank=finite(spectrum_rank(torch.linalg.eigvalsh(covariance_DD))))
 
 
 def spectrum_rank(energy: Tensor) -> float:
-    """exp of the entropy of the shares of a spectrum; what rounding leaves below 0 counts as 0."""
+    """exp of the entropy of the shares of a spectrum; negative rounding errors count as 0."""
     share = energy.clamp(min=0) / energy.clamp(min=0).sum()
     return math.exp(-torch.special.xlogy(share, share).sum().item())
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = participation(context.probed, context.inputs, context.max_tokens)
     ratios, ranks = zip(*((spread.ratio, spread.rank) for spread in result.states), strict=True)
     update_ranks = [spread.rank for spread in result.updates]
@@ -96,5 +96,5 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
         ("effective_rank", ranks, 0),
         ("update_rank", update_ranks, 1),
     ):
-        made.summary[name] = whole_mean(values[1 - first :])
-        made.add_layers(name, values, result.n_tokens, first=first)
+        rows.summary[name] = complete_mean(values[1 - first :])
+        rows.add_layers(name, values, result.n_tokens, first=first)

@@ -1,19 +1,19 @@
-"""Permutation score: how much it matters which block stands where.
+"""Permutation score: how much the order of blocks matters.
 
     effect(a, b) = |loss with blocks a and b swapped - loss| / loss,   a < b
     score = mean of effect(a, b) over the pairs
 
-The blocks in between stay in place. 0: the blocks are interchangeable; high: each has its own task (2603.15389;
-a plot title of its released code says the contrary).
+The blocks in between stay in place. 0: blocks are interchangeable; high: each has its own role (2603.15389; a plot
+title of its released code says the opposite).
 
-Neighbours alone, a control of ours: does a block care whether it runs before or after the next one? Most pairs are far
-apart, and their swap also moves both blocks to a depth that they were not trained at. Neighbours isolate the order of
-computation, and cost L - 1 swaps rather than L (L - 1) / 2, so they are all run where the other pairs are sampled.
+Neighbours only, a control of ours: does the order of two consecutive blocks matter? Most pairs are far apart, and
+swapping them also moves both blocks to depths they were not trained at. Neighbours isolate the order of computation,
+and need L - 1 swaps instead of L (L - 1) / 2, so all are run where other pairs are sampled.
 
-With `n_pairs` the mean is over a sample of the pairs: a systematic one in order of a, at random within an a, so every
-pair is as likely, the mean is unbiased, and each first layer, on which the effect depends most, has its share. The
-interval then holds the choice of pairs as well: mean exp(-+ z r), r the standard error of the sampled mean relative to
-it, sqrt(1 - n/M) sd / (sqrt(n) mean) for n of M pairs; the logarithm, as effects are positive and skewed.
+With `n_pairs` the mean is over a sample of pairs, systematic in order of a and random within an a: every pair is
+equally likely, the mean is unbiased, and each first layer, on which the effect depends most, is represented. The
+interval then includes the sampling of pairs: mean exp(-+ z r), r the relative standard error of the sampled mean,
+sqrt(1 - n/M) sd / (sqrt(n) mean) for n of M pairs; on a log scale, as effects are positive and skewed.
 """
 
 import itertools
@@ -32,8 +32,8 @@ from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedModel
 
 Z_PAIRS = 2.8
-"""Standard errors to each side. 1.96 would do for the mean of many values; of 16 to 50 with a skew like that of
-exp(normal), whose standard deviation is as uncertain, 2.8 covers 95% (simulated in the tests)."""
+"""Half-width in standard errors. 1.96 suffices for the mean of many values; for 16 to 50 with a skew like exp(normal),
+whose standard deviation is uncertain too, 2.8 covers 95% (simulated in the tests)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class PermutationEffect:
     effects: dict[tuple[int, int], float | None]
     """by pair of layers a < b, from 0"""
     score: BootstrapEstimate
-    """None for a single block. The interval is over sequences, and over the choice of pairs where they are sampled"""
+    """None for a single block. The interval is over sequences, and over sampled pairs"""
     n_tokens: int
 
 
@@ -54,7 +54,7 @@ def permutation_effect(
     *,
     neighbours: bool = False,
 ) -> PermutationEffect:
-    """The loss with each pair of blocks swapped, or each of neighbours alone, against the loss."""
+    """The relative change of the loss with each pair of blocks swapped, or only `neighbours`."""
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs], max_tokens)
@@ -62,7 +62,7 @@ def permutation_effect(
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
-        score=score if neighbours else _with_choice_of_pairs(score, effects, math.comb(n_layers, 2)),
+        score=score if neighbours else _with_pair_sampling(score, effects, math.comb(n_layers, 2)),
         n_tokens=scored.n_scored,
     )
 
@@ -77,8 +77,8 @@ def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -
     return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
 
 
-def _with_choice_of_pairs(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
-    """The interval over sequences and that over pairs: independent, so distances from the value add as squares."""
+def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:
+    """Combine the independent intervals over sequences and over pairs: distances from the value add as squares."""
     if score.value is None or len(effects) == n_all:
         return score
     lo, hi = pair_interval(effects, n_all)
@@ -92,7 +92,7 @@ def _with_choice_of_pairs(score: BootstrapEstimate, effects: np.ndarray, n_all: 
 
 
 def pair_interval(effects: np.ndarray, n_all: int) -> tuple[float, float]:
-    """Ends of the 95% interval of the mean over all `n_all` pairs, from a sample of them; NaN for a single pair."""
+    """The 95% interval of the mean over all `n_all` pairs, from a sample of them; NaN for a single pair."""
     n, mean = len(effects), effects.mean()
     if n < 2:
         return math.nan, math.nan
@@ -106,14 +106,14 @@ def _mean_effect(swapped_RP: np.ndarray, base_R: np.ndarray) -> np.ndarray:
     return mean_of_last(np.abs(relative_change(swapped_RP, base_R[:, None])))
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     n_pairs = context.config.permutation_pairs
     result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs, context.max_tokens)
-    made.add_score("permutation_score", result.score)
-    made.add_pairs("permutation_effect", result.effects, result.n_tokens)
+    rows.add_score("permutation_score", result.score)
+    rows.add_pairs("permutation_effect", result.effects, result.n_tokens)
 
 
-def add_neighbour_rows(context: MeasureContext, made: Measurements) -> None:
-    probed, scored, most = context.probed, context.scored, context.max_tokens
-    result = permutation_effect(probed, scored, context.rng(), max_tokens=most, neighbours=True)
-    made.add_score("permutation_neighbours", result.score)
+def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:
+    probed, scored, max_tokens = context.probed, context.scored, context.max_tokens
+    result = permutation_effect(probed, scored, context.rng(), max_tokens=max_tokens, neighbours=True)
+    rows.add_score("permutation_neighbours", result.score)

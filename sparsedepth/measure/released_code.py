@@ -1,8 +1,8 @@
-"""Numbers as the code released with 2603.15389 computes them, where that is not what the paper defines.
+"""Scores as computed by the code released with 2603.15389, where it differs from the paper's definitions.
 
-For comparison with published values, and to see what each difference is worth; no score of the suite uses them. The
-released code counts layers from 0 and reads a library's `hidden_states`, whose last entry is after the final norm. A
-`ProbedModel` has no final norm of its own, so it is passed in (`norm` of our `Decoder`).
+For comparison with published values, and to quantify each difference; no score of the suite uses them. The released
+code counts layers from 0 and reads transformers' `hidden_states`, whose last entry is after the final norm, here passed
+in.
 
 Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers.
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
 from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import fork_losses, relative_change
+from sparsedepth.measure.needed_layers import share_above
 from sparsedepth.measure.permutation import permutation_effect
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine
 from sparsedepth.measure.variance import token_variance
-from sparsedepth.probe.fork import batches, probing, record, replace, skip, stream, walk
+from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, replace, run_forks, skip, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 FinalNorm = Callable[[Tensor], Tensor]
@@ -34,27 +34,27 @@ def causal_misaligned(
 ) -> dict[tuple[int, int], float | None]:
     """Causal effects of dense models: the update of block l + 1 without block s, against that of block l with it.
 
-    A run that skips block s records one state less, so from s on its list is one layer ahead of the unskipped one:
-    effect(s, l) = sum over tokens ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L). Block
-    L drops out. Too large: it compares two different blocks. Ours (`causal`) compares block l with itself.
+    A run that skips block s records one state less, so from s on its list is one layer ahead: effect(s, l) = sum over
+    tokens ||u'_(l+1) - u_l|| / sum ||u_l|| for s < l < L, where u'_L ends in norm(x'_L), and block L is missing. Too
+    large, since it compares different blocks. Ours (`causal`) compares block l with itself.
     """
     n_layers = probed.n_layers
     change_LL = torch.zeros(n_layers, n_layers, dtype=torch.float64)
     update_L = torch.zeros(n_layers, dtype=torch.float64)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            states = record(probed, tokens_BT)
+            states = record_states(probed, tokens_BT)
             for layer, (before, after) in enumerate(itertools.pairwise(states)):
                 update_L[layer] += _sum_of_norms(after - before).cpu()
-            for step in walk(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
-                aligned = step.layer - 1  # the layer whose place the released list gives to this update
-                if aligned == 0:
+            for step in run_forks(probed, states, [skip(layer) for layer in range(1, n_layers + 1)], max_tokens):
+                layer = step.layer - 1  # to which the released code assigns this update
+                if layer == 0:
                     continue
                 after = final_norm(step.after) if step.layer == n_layers else step.after
-                if after.shape != step.after.shape:  # several streams, whose sum is normed: no update of the stream
+                if after.shape != step.after.shape:  # the norm of the sum of several streams: no update
                     return {pair: None for pair in itertools.combinations(range(1, n_layers), 2)}
-                difference = (after - step.before) - (states[aligned] - states[aligned - 1])
-                change_LL[step.forks, aligned - 1] += _sum_of_norms(difference).cpu()
+                difference = (after - step.before) - (states[layer] - states[layer - 1])
+                change_LL[step.forks, layer - 1] += _sum_of_norms(difference).cpu()
     pairs = itertools.combinations(range(1, n_layers), 2)
     return {(s, later): finite((change_LL[s - 1] / update_L)[later - 1].item()) for s, later in pairs}
 
@@ -62,12 +62,12 @@ def causal_misaligned(
 def affine_increase_in_sample(
     probed: ProbedModel, scored: Scored, *, transposed: bool = True, max_tokens: int = MAX_TOKENS
 ) -> list[float | None]:
-    """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, the map's matrix transposed.
+    """Loss increases of usefulness for blocks 1..L, fitted and scored on the same tokens, with the transposed map.
 
-    The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which multiplies by the
-    weight's transpose: x A^T. Such a map can be worse than none at all, so blocks count as useful that are not. With
-    transposed=False only the fit on the scored tokens is left, which flatters the map and makes blocks look less
-    useful. Ours (`usefulness`) fits on other tokens and installs A itself.
+    The least-squares solution A of x A = x_l is installed as the weight of a linear layer, which multiplies by its
+    transpose: x A^T. Such a map can be worse than none, so useless blocks count as useful. With transposed=False only
+    the fit on scored tokens remains, which flatters the map and makes blocks look less useful. Ours (`usefulness`) fits
+    on other tokens and installs A.
     """
     maps = fit_affine(probed, scored.inputs, max_tokens)
     functions = [transpose(affine) for affine in maps] if transposed else maps
@@ -83,31 +83,31 @@ def transpose(affine: AffineUpdate) -> Callable[[Tensor], Tensor]:
 
 
 def permutation_weighted(effects: Mapping[tuple[int, int], float], n_layers: int) -> float | None:
-    """`global_score_weighted` from the permutation effects of all pairs: falls with depth by itself.
+    """`global_score_weighted` from the permutation effects of all pairs: decreases with depth for equal effects.
 
-    Each layer's mean effect is multiplied by 0.9^(l-1) and the mean over layers divided by L, not by the sum of the
-    weights: with equal effects of 1 it is 0.71 at 8 layers and 0.30 at 32. Ours (`permutation`) is the mean over pairs.
+    Each layer's mean effect is multiplied by 0.9^(l-1), and the sum divided by L, not by the sum of weights: equal
+    effects of 1 give 0.71 at 8 layers and 0.30 at 32. Ours (`permutation`) is the mean over pairs.
     """
     by_layer = []
     for layer in range(1, n_layers + 1):
-        own = [effect for pair, effect in effects.items() if layer in pair]
-        by_layer.append(0.9 ** (layer - 1) * sum(own) / len(own) if own else 0.0)
+        effects_of_layer = [effect for pair, effect in effects.items() if layer in pair]
+        by_layer.append(0.9 ** (layer - 1) * sum(effects_of_layer) / len(effects_of_layer) if effects_of_layer else 0.0)
     return sum(by_layer) / n_layers if effects else None
 
 
 def normalised_last_variance(
     probed: ProbedModel, tokens_NT: Tensor, final_norm: FinalNorm, max_tokens: int = MAX_TOKENS
 ) -> float | None:
-    """The logged variance of the last layer: of norm(x_L), which is near the squared gain of the norm at any depth.
+    """The released last-layer variance: of norm(x_L), near the squared gain of the norm at any depth.
 
-    Ours (`variance`) is that of x_L itself.
+    Ours (`variance`) is that of x_L.
     """
-    parts = []
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            *_, x_BTD = stream(probed, tokens_BT)
-            parts.append(token_variance(final_norm(x_BTD)))
-        return finite(torch.cat(parts).mean().item())
+
+    def variance(tokens_BT: Tensor) -> Tensor:
+        *_, x_BTD = stream(probed, tokens_BT)
+        return token_variance(final_norm(x_BTD))
+
+    return finite(by_sequence(probed, tokens_NT, max_tokens, variance).mean().item())
 
 
 def _sum_of_norms(x: Tensor) -> Tensor:
@@ -115,17 +115,17 @@ def _sum_of_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1).sum((-1, -2), dtype=torch.float64)
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
-    """The released code's forms of the scores, whose differences `sparsedepth.measure.released_code` explains."""
-    probed, scored, most = context.probed, context.scored, context.max_tokens
-    effects = list(causal_misaligned(probed, context.inputs, probed.final_norm, most).values())
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The scores as in the released code."""
+    probed, scored, max_tokens = context.probed, context.scored, context.max_tokens
+    effects = list(causal_misaligned(probed, context.inputs, probed.final_norm, max_tokens).values())
     shifted = [effect for effect in effects if effect is not None]
-    pairs = permutation_effect(probed, scored, context.rng(), None, most).effects
+    pairs = permutation_effect(probed, scored, context.rng(), None, max_tokens).effects
     known = {pair: effect for pair, effect in pairs.items() if effect is not None}
-    increases = affine_increase_in_sample(probed, scored, max_tokens=most)
-    made.summary.update(
+    increases = affine_increase_in_sample(probed, scored, max_tokens=max_tokens)
+    rows.summary.update(
         causal_score_released=sum(shifted) / len(shifted) if shifted and len(shifted) == len(effects) else None,
         permutation_score_released=permutation_weighted(known, probed.n_layers),
         usefulness_released=share_above(increases, context.config.usefulness_threshold),
-        residual_variance_last_released=normalised_last_variance(probed, context.inputs, probed.final_norm, most),
+        residual_variance_last_released=normalised_last_variance(probed, context.inputs, probed.final_norm, max_tokens),
     )

@@ -1,14 +1,14 @@
-"""Layer removal: what loss and accuracy pay for leaving out a block, or a contiguous range of blocks.
+"""Layer removal: the loss and accuracy lost by leaving out a block, or a contiguous range of blocks.
 
     drop(i, j) = (loss without blocks i..j - loss) / loss,   1 <= i <= j <= L
-    accuracy lost(i, j) = accuracy - accuracy without blocks i..j, at the positions that count
+    accuracy lost(i, j) = accuracy - accuracy without blocks i..j, at scored positions
     score = mean of drop(i, i) over the L single blocks;   range score = mean over the ranges of two blocks and more
     cosine correlation = Spearman's over blocks of drop(l, l) with 1 - E_tokens cos(x_l, x_(l-1))
 
-Sources: single layers 2502.05795 (performance drop; there in downstream accuracy: `exchange.choices` asks it of
-questions), ranges 2403.17887. Below 0 where the model is better without the blocks. How near a block's output is to its
-input stands for its drop in much pruning; the correlation says how well it does here (2605.14075: poorly). Single
-blocks are always removed; with `n_ranges` the longer ranges are a random sample without replacement.
+Sources: single layers 2502.05795 (performance drop; there in downstream accuracy, as `exchange.choices` measures it),
+ranges 2403.17887. Negative if the model is better without the blocks. Pruning often uses the similarity of a block's
+input and output in place of its drop; the correlation tests this (2605.14075: poorly). Single blocks are always
+removed; with `n_ranges` the longer ranges are a random sample without replacement.
 
 Shapes: B and N sequences, T tokens of one sequence, P ranges, R resamples.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import fork_scores, relative_change
 from sparsedepth.measure.rows import Measurements
@@ -40,11 +40,11 @@ class Removal:
     accuracy_score: BootstrapEstimate
     """mean over single blocks"""
     cosine_correlation: float | None
-    """None for fewer than three blocks, and where all are alike"""
+    """None for fewer than three blocks, or if all are equal"""
     score: BootstrapEstimate
     """over single blocks"""
     range_score: BootstrapEstimate
-    """over the ranges of two blocks and more; None if there is none. The interval leaves out the choice of ranges"""
+    """over ranges of two or more blocks; None if there is none. The interval ignores the sampling of ranges"""
     n_tokens: int
 
 
@@ -55,15 +55,17 @@ def removal(
     n_ranges: int | None = None,
     max_tokens: int = MAX_TOKENS,
 ) -> Removal:
-    """The loss without each single block, and without each of the longer ranges or `n_ranges` of them."""
+    """The loss without each block, and without all longer ranges or `n_ranges` of them."""
     singles = [(layer, layer) for layer in range(1, probed.n_layers + 1)]
     longer = choose_ranges(probed.n_layers, n_ranges, rng)
     forks = [skip_range(first, last) for first, last in (*singles, *longer)]
     base_N2, removed_NP2 = fork_scores(probed, scored, forks, max_tokens)
-    (base_N, right_N), (removed_NP, kept_NP) = (np.moveaxis(both, -1, 0) for both in (base_N2, removed_NP2))
+    (base_N, accuracy_N), (removed_NP, removed_accuracy_NP) = (
+        np.moveaxis(scores, -1, 0) for scores in (base_N2, removed_NP2)
+    )
     drops = [finite(drop) for drop in relative_change(removed_NP.mean(0), base_N.mean())]
-    lost_NP = right_N[:, None] - kept_NP
-    estimate, lost_N = same_resamples(rng), lost_NP[:, : probed.n_layers].mean(1)
+    lost_NP = accuracy_N[:, None] - removed_accuracy_NP
+    estimate, lost_N = shared_resamples(rng), lost_NP[:, : probed.n_layers].mean(1)
     return Removal(
         drops=dict(zip((*singles, *longer), drops, strict=True)),
         accuracy_lost=dict(zip((*singles, *longer), lost_NP.mean(0).tolist(), strict=True)),
@@ -78,7 +80,7 @@ def removal(
 
 
 def block_influence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[float]:
-    """1 - E cos(x_l, x_(l-1)) of blocks 1..L. One pass without the head."""
+    """1 - E cos(x_l, x_(l-1)) of blocks 1..L, in one pass without the head."""
     sums = np.zeros(probed.n_layers)
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
@@ -87,23 +89,23 @@ def block_influence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MA
     return (1 - sums / token_count(tokens_NT)).tolist()
 
 
-def rank_correlation(one: Sequence[float | None], other: Sequence[float | None]) -> float | None:
-    """Spearman's; None with fewer than three values, a missing one, or all alike."""
-    from scipy.stats import spearmanr  # half a second, which few measurements need
+def rank_correlation(x: Sequence[float | None], y: Sequence[float | None]) -> float | None:
+    """Spearman's; None with fewer than three values, a missing one, or all equal."""
+    from scipy.stats import spearmanr  # takes half a second, so imported where needed
 
-    values = np.array([one, other], dtype=float)
+    values = np.array([x, y], dtype=float)
     if values.shape[1] < 3 or not np.isfinite(values).all() or (np.ptp(values, axis=1) == 0).any():
         return None
     return finite(spearmanr(*values).statistic)
 
 
 def skip_range(first: int, last: int) -> Fork:
-    """Leave blocks first..last out: x'_last = x_(first-1)."""
+    """Skip blocks first..last: x'_last = x_(first-1)."""
     return Fork(dict.fromkeys(range(first, last + 1)))
 
 
 def choose_ranges(n_layers: int, n_ranges: int | None, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """All ranges of two layers and more in order, or `n_ranges` at random without replacement (all, if fewer exist)."""
+    """All ranges of two or more layers in order, or `n_ranges` at random without replacement (all, if fewer exist)."""
     layers = range(1, n_layers + 1)
     ranges = [(first, last) for first in layers for last in layers if first < last]
     if n_ranges is None or n_ranges >= len(ranges):
@@ -115,12 +117,12 @@ def _mean_drop(removed_RK: np.ndarray, base_R: np.ndarray) -> np.ndarray:
     return mean_of_last(relative_change(removed_RK, base_R[:, None]))
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     n_ranges = context.config.removal_ranges
     result = removal(context.probed, context.scored, context.rng(), n_ranges, context.max_tokens)
-    made.add_score("removal_score", result.score)
-    made.add_score("removal_range_score", result.range_score)
-    made.add_score("removal_accuracy_lost", result.accuracy_score)
-    made.summary["removal_cosine_correlation"] = result.cosine_correlation
-    made.add_pairs("removal_drop", result.drops, result.n_tokens)
-    made.add_pairs("removal_accuracy_lost", result.accuracy_lost, result.n_tokens)
+    rows.add_score("removal_score", result.score)
+    rows.add_score("removal_range_score", result.range_score)
+    rows.add_score("removal_accuracy_lost", result.accuracy_score)
+    rows.summary["removal_cosine_correlation"] = result.cosine_correlation
+    rows.add_pairs("removal_drop", result.drops, result.n_tokens)
+    rows.add_pairs("removal_accuracy_lost", result.accuracy_lost, result.n_tokens)

@@ -15,10 +15,10 @@ Summary = dict[str, float | int | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """Rows for the store; n is the sample behind a value."""
+    """Rows for the store; n is the sample size of a value."""
 
     step: int
-    """optimiser steps that the model was trained"""
+    """training steps of the model"""
     summary: Summary = field(default_factory=dict)
     """columns of `runs`"""
     layers: list[Row] = field(default_factory=list)
@@ -28,29 +28,29 @@ class Measurements:
     pairs: list[Row] = field(default_factory=list)
     """step, layer, other_layer, metric, value, n (tokens)"""
     tokens: list[Row] = field(default_factory=list)
-    """a sample of tokens: step, sequence, position and the rest of quantities.TOKENS"""
+    """a sample of tokens: step, sequence, position and the other columns of quantities.TOKENS"""
 
     difficulty: list[Row] = field(default_factory=list)
     """of a task: step, difficulty, positions, loss, accuracy"""
 
     def add_score(self, name: str, estimate: BootstrapEstimate) -> None:
-        """A global score and the ends of its interval."""
+        """A model's score with its interval."""
         self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
 
     def add_layers(self, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1) -> None:
-        """One value per layer from `first` on; `n` is the sample behind each, or the one behind all."""
+        """One value per layer from `first` on; `n` is the sample size of each, or of all."""
         sizes = [n] * len(values) if isinstance(n, int) else n
         for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
             self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
 
     def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
-        """One value per layer from 1 on, and the ends of its interval."""
+        """One value per layer from 1 on, with its interval."""
         self.add_layers(metric, [estimate.value for estimate in estimates], n)
         self.add_layers(f"{metric}_lo", [estimate.lo for estimate in estimates], n)
         self.add_layers(f"{metric}_hi", [estimate.hi for estimate in estimates], n)
 
     def add_depth_columns(self, measure: str, n_layers: int) -> None:
-        """Where in depth the scores of this measure come from, by their rows."""
+        """The columns of the depth profiles of this measure's scores, from their rows."""
         for score in PROFILED:
             if score.measure == measure and score.name in self.summary:
                 entries = entries_of(score, self.layers, self.pairs)
@@ -70,25 +70,25 @@ class Measurements:
             self.pairs.append({**place, "metric": metric, "value": value, "n": n})
 
     def tables(self) -> dict[Table, list[Row]]:
-        """The rows by the table that they go to."""
+        """The rows by table."""
         tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
         return {table: getattr(self, table) for table in tables}
 
     def check_records(self, measure: str) -> None:
-        """Whatever a measure makes has a record in `sparsedepth.quantities`, which names this measure."""
-        made: set[tuple[str, str]] = {("runs", name) for name in self.summary}
+        """Asserts that every column and metric of a measure has a record in `sparsedepth.quantities`."""
+        produced: set[tuple[str, str]] = {("runs", name) for name in self.summary}
         for view, rows in (("tokens", self.tokens), ("difficulty", self.difficulty)):
-            made |= {(view, name) for row in rows for name in row}
+            produced |= {(view, name) for row in rows for name in row}
         # A metric of the long tables carries its threshold: weight_sparsity@0.001.
         for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
-            made |= {(view, row["metric"].partition("@")[0]) for row in rows}
-        unknown = made - {(column.view, column.name) for column in ALL if column.measure == measure}
+            produced |= {(view, row["metric"].partition("@")[0]) for row in rows}
+        unknown = produced - {(column.view, column.name) for column in ALL if column.measure == measure}
         assert not unknown, (
-            f"measure {measure!r} makes {sorted(unknown)}, which has no record in sparsedepth.quantities"
+            f"measure {measure!r} produces {sorted(unknown)}, which has no record in sparsedepth.quantities"
         )
 
     def extend(self, other: "Measurements") -> None:
-        """Append the columns and rows of another measure."""
+        """Append another measure's columns and rows."""
         self.summary.update(other.summary)
         for table, rows in self.tables().items():
             rows.extend(other.tables()[table])

@@ -1,11 +1,11 @@
-"""What a measure with a loss reads: inputs, and the targets of the positions that count.
+"""Sequences to score a model on: inputs, and targets with unscored positions marked.
 
-    loss = sum of -log p(target) over the positions that count / their number
+    loss = sum of -log p(target) over the scored positions / their number
 
-A sequence's loss is scaled so that its mean over sequences is this one, whatever their numbers of positions that count:
-its sum / the mean number. Ratios of losses need no more. A mean over positions with an interval is a ratio of two means
-over sequences (`position_mean`), since resampling changes how many positions there are. In text all count, and both
-are the plain means.
+A sequence's loss is its sum / the mean number of scored positions per sequence, so that its mean over sequences is the
+loss above. Ratios of losses need nothing else. The interval of a mean over positions is that of a ratio of two means
+over sequences (`position_mean`), since resampling changes the number of positions. In text all positions are scored,
+and both are plain means.
 
 Shapes: N and B sequences, T tokens of one sequence, S = T + 1 tokens with the last target, R resamples.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimate, itself, ratio
+from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator, identity, ratio
 from sparsedepth.probe.fork import rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -32,9 +32,9 @@ class Scored:
     inputs: Tensor
     """inputs_NT"""
     targets: Tensor
-    """targets_NT; IGNORED where a position does not count"""
+    """targets_NT; IGNORED where not scored"""
     difficulty: Tensor | None = None
-    """difficulty_NT of a task's positions that count"""
+    """difficulty_NT at a task's scored positions"""
 
     @classmethod
     def of(cls, sequences: Sequences) -> "Scored":
@@ -43,7 +43,7 @@ class Scored:
 
     @classmethod
     def text(cls, tokens_NS: Tensor) -> "Scored":
-        """Every position counts; its target is the next token."""
+        """All positions are scored; the target is the next token."""
         return cls(tokens_NS[:, :-1], tokens_NS[:, 1:])
 
     def __len__(self) -> int:
@@ -51,35 +51,35 @@ class Scored:
 
     @property
     def n_scored(self) -> int:
-        """Positions that count."""
+        """Number of scored positions."""
         return int((self.targets != IGNORED).sum())
 
     @cached_property
     def scale(self) -> float:
-        """Tokens / positions that count: 1 in text. A mean over all tokens, 0 where none counts, times this is the mean
-        over those that do. Raises ValueError where none does."""
+        """Tokens / scored positions, 1 in text: a mean over all tokens (0 where unscored) times this is the mean over
+        scored positions. Raises ValueError if there is none."""
         if not self.n_scored:
-            raise ValueError(f"none of the {self.targets.numel():,} targets counts: all are {IGNORED}")
+            raise ValueError(f"none of the {self.targets.numel():,} targets is scored: all are {IGNORED}")
         return self.targets.numel() / self.n_scored
 
     @property
     def weight(self) -> np.ndarray:
-        """weight_N: the positions of a sequence that count / their mean number over sequences; 1 in text."""
-        counted_N = (self.targets != IGNORED).sum(1).double()
-        return (counted_N / self.targets.shape[1] * self.scale).cpu().numpy()
+        """weight_N: a sequence's scored positions / their mean over sequences; 1 in text."""
+        scored_N = (self.targets != IGNORED).sum(1).double()
+        return (scored_N / self.targets.shape[1] * self.scale).cpu().numpy()
 
     def parts(self, probed: ProbedModel, max_tokens: int) -> Iterator["Scored"]:
-        """On the model's device, whole sequences, as `probe.fork.batches` splits tokens with their last target."""
+        """Parts on the model's device, split as `probe.fork.batches` splits tokens with their last target."""
         rows = rows_per_pass(probed, self.inputs.shape[1] + 1, max_tokens)
         for inputs_BT, targets_BT in zip(self.inputs.split(rows), self.targets.split(rows), strict=True):
             yield Scored(inputs_BT.to(probed.device), targets_BT.to(probed.device))
 
 
-def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimate) -> BootstrapEstimate:
-    """The mean over positions of what `value_N` holds by sequence, scaled as above, with its interval."""
-    return estimate(itself, value_N) if (weight_N == 1).all() else estimate(per_position, value_N, weight_N)
+def position_mean(value_N: np.ndarray, weight_N: np.ndarray, estimate: Estimator) -> BootstrapEstimate:
+    """The mean over scored positions of `value_N`, scaled as above, with its interval."""
+    return estimate(identity, value_N) if (weight_N == 1).all() else estimate(per_position, value_N, weight_N)
 
 
 def per_position(value_R: np.ndarray, weight_R: np.ndarray) -> np.ndarray:
-    """Means over positions, from means over resampled sequences [R, ...], scaled as above, and their mean weights."""
+    """Means over positions, from means over resampled sequences [R, ...] of values, scaled as above, and of weights."""
     return ratio(value_R.T, weight_R).T

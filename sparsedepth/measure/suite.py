@@ -1,9 +1,9 @@
-"""The measures of one model that its config asks for, as rows under the names of `sparsedepth.quantities`.
+"""Runs the measures that a config asks for, and returns rows named as in `sparsedepth.quantities`.
 
-Held-out text, or a task's held-out sequences: the scores read the first measure_tokens tokens; usefulness fits its maps
-on the fit_tokens after them, so on no scored token; the validation loss reads the first val_tokens. A loss is taken
-over the positions that count. All at seq_len, the context that the model was trained at; val_loss_common at
-eval_seq_len. Pairs and resamples depend on `seed` alone, so runs are compared on the same draws.
+Data are held-out text or a task's held-out sequences: scores read the first measure_tokens tokens; usefulness fits its
+maps on the next fit_tokens, so on no scored token; the validation loss reads the first val_tokens. Losses are over
+scored positions. Sequences have seq_len tokens, as in training, and eval_seq_len for val_loss_common. Pairs and
+resamples depend only on `seed`, so all runs are compared on the same draws.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -72,8 +72,8 @@ SUITE: dict[str, Callable[[MeasureContext, Measurements], None]] = {
     "composite_gain": composite_gain.add_rows,
     "released_code": released_code.add_rows,
 }
-"""By the names of `sparsedepth.quantities.measured`, in whose order they run. `add_rows`, last in the file of a
-measure, runs it on the context's tokens, and says which names its numbers go by."""
+"""By the names in `sparsedepth.quantities.measured`, whose order they run in. `add_rows`, last in a measure's file,
+runs it on the context's tokens and names its numbers."""
 
 
 def measure_run(
@@ -88,11 +88,11 @@ def measure_run(
     eod: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Measurements:
-    """The measures in config.measures, in fp32; the model is left as it was found.
+    """The measures in config.measures, in fp32; the model is left unchanged.
 
-    `bytes_per_token` is that of the held-out text; without it bits per byte are missing. `eod` ends a document of it;
-    without it the ends are not known. `progress` is given the share of the measures that is done. Raises ValueError
-    where the fit tokens do not exceed d_model + 1.
+    Without `bytes_per_token` of the held-out text bits per byte are missing; without `eod`, which ends a document, ends
+    of documents are unknown. `progress` gets the share of measures done. Raises ValueError unless there are more than
+    d_model + 1 fit tokens.
     """
     context = MeasureContext(
         probed=probed,
@@ -104,21 +104,21 @@ def measure_run(
         eod=eod,
     )
     measurements = Measurements(step=step)
-    wanted = [measure.name for measure in MEASURES if measure.name in config.measures]
-    for done, name in enumerate(wanted, start=1):
-        made = Measurements(step=step)
-        SUITE[name](context, made)
-        made.add_depth_columns(name, probed.n_layers)
-        made.check_records(name)
-        measurements.extend(made)
+    names = [measure.name for measure in MEASURES if measure.name in config.measures]
+    for done, name in enumerate(names, start=1):
+        rows = Measurements(step=step)
+        SUITE[name](context, rows)
+        rows.add_depth_columns(name, probed.n_layers)
+        rows.check_records(name)
+        measurements.extend(rows)
         if progress:
-            progress(done / len(wanted))
+            progress(done / len(names))
     return measurements
 
 
 def observe_variance(probed: ProbedModel, tokens_NT: Tensor, step: int) -> list[Row]:
-    """Layer rows of the residual variance alone: one pass over a small fixed batch, to be called along training."""
-    made = Measurements(step=step)
+    """Layer rows of the residual variance on a small fixed batch: one pass, called during training."""
+    rows = Measurements(step=step)
     by_layer = variance.variance_by_sequence(probed, tokens_NT).mean(0)
-    made.add_layers("residual_variance", [finite(value) for value in by_layer], token_count(tokens_NT), first=0)
-    return made.layers
+    rows.add_layers("residual_variance", [finite(value) for value in by_layer], token_count(tokens_NT), first=0)
+    return rows.layers

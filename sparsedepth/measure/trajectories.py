@@ -1,25 +1,25 @@
-"""Trajectories: how the turn of each token's state is spread over the layers.
+"""Trajectories: how the rotation of each token's state is distributed over the layers.
 
     theta_t = (theta(x_0, x_1), ..., theta(x_(L-1), x_L)) of token t, rad; theta = arccos cos, x_L before the final norm
 
-Of all tokens: the mean, the first two principal components with their share of the variance, and two ideal vectors
+Over all tokens: the mean, the first two principal components with their shares of variance, and two ideal shapes
 (2602.05970). With M = L - 2 middle layers, a = mean angle of the middle layers over the tokens, k = round(6 M / 22):
 
-    early stop   (pi/2, a x k, 0 x (M - k), pi/2)      a few layers do the work, those after them idle
-    even         (pi/2, a x M, pi/2)                   every middle layer does the same share of it
+    early stop   (pi/2, a x k, 0 x (M - k), pi/2)      a few layers do the work, the next ones idle
+    even         (pi/2, a x M, pi/2)                   every middle layer does the same share
 
-With L = 24 and a = 0.45 these are the published ones. Deviates: a is measured, since it changes with depth.
+With L = 24 and a = 0.45 these are the published ones. Deviates: a is measured, since it depends on depth.
 
-A token is near the ideal with which its middle angles, as a vector of M numbers, make an angle of less than half the
-one between the two ideals, arccos sqrt(k / M); else near neither. So a class is about the shape alone, not about how
-far a token turns; it cannot be both; and the outer layers, equal in both ideals, have no say.
+A token is near an ideal if its middle angles, as a vector of M numbers, are within half the angle between the two
+ideals, arccos sqrt(k / M), of it; else near neither. So classes depend only on the shape, not on the total rotation;
+they exclude each other; and the outer layers, equal in both ideals, do not matter.
 
-States are fp32, angles fp64. The last token of a document, which predicts the first of the next one, is left out where
-the end-of-document id is known, as the published code leaves out padding and what precedes it; so is a token with a
-state of length 0, whose angles do not exist. Mean angles, angles of updates and to the end: `geometry`.
+States are fp32, angles fp64. The last token of a document, which predicts the next document's first, is left out if the
+end-of-document id is known (the published code leaves out padding and the token before it); so is a token with a state
+of length 0, whose angles do not exist. For mean angles, angles of updates and to the end see `geometry`.
 
 Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers, M middle layers,
-V tokens that count, C components, P points.
+V valid tokens, C components, P points.
 """
 
 import math
@@ -30,21 +30,21 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements, Row
 from sparsedepth.probe.fork import batches, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 NO_ID = -1
-"""Of a patch of an image, which no table lists."""
+"""Id of image patches, which have none."""
 MIN_LAYERS = 4
-"""With fewer there are no two middle layers for a shape."""
+"""With fewer there are no two middle layers."""
 MAX_POINTS = 2000
-"""Tokens that are kept one by one, drawn at random: as many as in the published figure."""
-LEAST_TURN = 1e-6
-"""rad, root of the sum of squares over layers; below it is the rounding of fp32 states that turns: no shape, and of
-tokens that differ by no more, no principal component."""
+"""Tokens kept individually, drawn at random: as many as in the published figure."""
+MIN_ROTATION = 1e-6
+"""rad, root of the sum of squares over layers; smaller rotations are rounding errors of fp32 states: without a shape,
+and, as differences between tokens, without principal components."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class Trajectories:
     mean: np.ndarray
     """[L], rad"""
     components: np.ndarray
-    """[2, L], unit vectors; the largest entry of each is positive. NaN if all tokens are alike"""
+    """[2, L], unit vectors; the largest entry of each is positive. NaN if all tokens are equal"""
     variance_shares: tuple[float | None, float | None]
     """of the components, from 0 to 1"""
     early_stop: np.ndarray
@@ -60,11 +60,11 @@ class Trajectories:
     """the ideals, [L], rad"""
     early_stop_share: BootstrapEstimate
     even_share: BootstrapEstimate
-    """shares of the tokens near each ideal; the rest is near neither"""
+    """shares of tokens near each ideal; the others are near neither"""
     points: list[Row]
-    """tokens one by one: sequence, position, token_id, document_position, nearest, to_early_stop, to_even, pc1, pc2"""
+    """single tokens: sequence, position, token_id, document_position, nearest, to_early_stop, to_even, pc1, pc2"""
     n_tokens: int
-    """tokens that count"""
+    """valid tokens"""
 
 
 def trajectories(
@@ -75,9 +75,9 @@ def trajectories(
     max_tokens: int = MAX_TOKENS,
     max_points: int = MAX_POINTS,
 ) -> Trajectories | None:
-    """One forward pass. `eod` ends a document; None = not known.
+    """One forward pass. `eod` ends a document; None = unknown.
 
-    None below MIN_LAYERS layers, without a token that counts, and where a state is not a number.
+    None for fewer than MIN_LAYERS layers, without a valid token, and if a state is not finite.
     """
     if probed.n_layers < MIN_LAYERS:
         return None
@@ -86,8 +86,8 @@ def trajectories(
         parts = [_angles(probed, tokens_BT) for tokens_BT in batches(probed, tokens_NT, max_tokens // 2)]
         angles_NTL, exists_NT = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     ids_NT = tokens_NT.numpy(force=True) if tokens_NT.ndim == 2 else np.full(tokens_NT.shape[:2], NO_ID)
-    counts_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
-    angles_VL = angles_NTL[counts_NT]
+    valid_NT = exists_NT & (ids_NT != eod) if eod is not None else exists_NT
+    angles_VL = angles_NTL[valid_NT]
     if not len(angles_VL) or not np.isfinite(angles_VL).all():
         return None
     early_L, even_L = ideals(probed.n_layers, float(angles_VL[:, 1:-1].mean()))
@@ -97,13 +97,13 @@ def trajectories(
     components_2L, shares = _components(angles_VL - mean_L)
     pc_V2 = (angles_VL - mean_L) @ components_2L.T
     chosen_P = np.sort(rng.permutation(len(angles_VL))[:max_points])
-    place_P2 = np.argwhere(counts_NT)[chosen_P]
-    estimate = same_resamples(rng)
+    place_P2 = np.argwhere(valid_NT)[chosen_P]
+    estimate = shared_resamples(rng)
 
     def share(name: str) -> BootstrapEstimate:
-        near_NT = np.zeros(counts_NT.shape, dtype=bool)
-        near_NT[counts_NT] = nearest_V == name
-        return estimate(ratio, near_NT.sum(1), counts_NT.sum(1))
+        near_NT = np.zeros(valid_NT.shape, dtype=bool)
+        near_NT[valid_NT] = nearest_V == name
+        return estimate(ratio, near_NT.sum(1), valid_NT.sum(1))
 
     return Trajectories(
         mean=mean_L,
@@ -135,7 +135,7 @@ def nearest(to_ideals_V2: np.ndarray, n_layers: int) -> np.ndarray:
 
 
 def _n_acting(n_layers: int) -> int:
-    """k: middle layers that turn the state before an early stop."""
+    """k: middle layers that rotate the state before an early stop."""
     assert n_layers >= MIN_LAYERS
     return max(1, round(6 * (n_layers - 2) / 22))
 
@@ -155,23 +155,23 @@ def _angles(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _angles_to(angles_VM: np.ndarray, ideals_2M: np.ndarray) -> np.ndarray:
-    """Angle (rad) of each trajectory's middle with each ideal's: [V, 2]; pi/2, as if across, where it never turns."""
+    """Angle (rad) of each trajectory's middle layers with each ideal's: [V, 2]; pi/2 for a trajectory of length 0."""
     units = [x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30) for x in (angles_VM, ideals_2M)]
     to_ideals_V2 = np.arccos((units[0] @ units[1].T).clip(-1, 1))
-    turns_V = np.linalg.norm(angles_VM, axis=1) > LEAST_TURN
+    turns_V = np.linalg.norm(angles_VM, axis=1) > MIN_ROTATION
     return np.where(turns_V[:, None], to_ideals_V2, math.pi / 2)
 
 
 def _components(centred_VL: np.ndarray) -> tuple[np.ndarray, tuple[float | None, float | None]]:
     """The first two principal components [2, L] and their shares of the variance."""
     values_L, vectors_LL = np.linalg.eigh(centred_VL.T @ centred_VL / len(centred_VL))
-    if values_L.sum() < LEAST_TURN**2:
+    if values_L.sum() < MIN_ROTATION**2:
         return np.full((2, centred_VL.shape[1]), np.nan), (None, None)
-    found_2L = vectors_LL.T[[-1, -2]]
-    largest_2 = np.abs(found_2L).round(6).argmax(1)  # rounded: of two equal entries always the same one
-    found_2L *= np.sign(found_2L[[0, 1], largest_2])[:, None]
+    components_2L = vectors_LL.T[[-1, -2]]
+    largest_2 = np.abs(components_2L).round(6).argmax(1)  # rounded, so that ties are resolved alike
+    components_2L *= np.sign(components_2L[[0, 1], largest_2])[:, None]
     first, second = (max(float(value), 0.0) / float(values_L.sum()) for value in values_L[[-1, -2]])
-    return found_2L, (first, second)
+    return components_2L, (first, second)
 
 
 def _points(
@@ -200,20 +200,20 @@ def _points(
 
 
 def _document_begin(ids_NT: np.ndarray, eod: int | None) -> np.ndarray:
-    """Position at which each token's document begins; 0 = before the sequence, or not known."""
+    """First position of each token's document; 0 = before the sequence, or unknown."""
     begin_NT = np.zeros(ids_NT.shape, dtype=np.int64)
     if eod is not None:
         begin_NT[:, 1:] = np.where(ids_NT[:, :-1] == eod, np.arange(1, ids_NT.shape[1]), 0)
     return np.maximum.accumulate(begin_NT, axis=1)
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
-    """Scores of the model and one row per followed token; nothing of a model in which none can be followed."""
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The model's scores and a row per kept token; nothing without valid tokens."""
     result = trajectories(context.probed, context.inputs, context.rng(), context.eod, context.max_tokens)
     if result is None:
         return
-    made.add_score("early_stop_share", result.early_stop_share)
-    made.add_score("even_share", result.even_share)
+    rows.add_score("early_stop_share", result.early_stop_share)
+    rows.add_score("even_share", result.even_share)
     for name, values in (
         ("trajectory_mean", result.mean),
         ("trajectory_pc1", result.components[0]),
@@ -221,7 +221,7 @@ def add_rows(context: MeasureContext, made: Measurements) -> None:
         ("early_stop_ideal", result.early_stop),
         ("even_ideal", result.even),
     ):
-        made.add_layers(name, [finite(value) for value in values], result.n_tokens)
+        rows.add_layers(name, [finite(value) for value in values], result.n_tokens)
     for i, share in enumerate(result.variance_shares, start=1):
-        made.summary[f"trajectory_pc{i}_share"] = share
-    made.tokens.extend({"step": made.step, **point} for point in result.points)
+        rows.summary[f"trajectory_pc{i}_share"] = share
+    rows.tokens.extend({"step": rows.step, **point} for point in result.points)

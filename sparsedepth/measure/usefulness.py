@@ -1,25 +1,25 @@
-"""Usefulness: how many blocks do more than an affine map could.
+"""Usefulness: the share of blocks that do more than an affine map could.
 
     A_l, b_l = argmin sum over the fit tokens ||x_l - (A x_(l-1) + b)||^2
-    increase(l) = (loss with block l replaced by its affine map - loss) / loss,   on tokens that no map was fitted on
+    increase(l) = (loss with block l replaced by its affine map - loss) / loss,   on tokens not used for the fit
     usefulness = share of blocks with increase(l) > threshold
 
-Source: 2603.15389 (threshold 0.1 from its released code). Beside the count, which moves in steps of 1/L, stands the
-mean increase; the increase with the block left out (the identity for a map) is in `causal`.
+Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so the mean increase is reported
+too; the increase with the block skipped (identity instead of a map) is in `causal`. Ours, in absolute units
+(`needed_layers` counts blocks by the first):
 
     added(l) = loss with block l replaced by its affine map - loss              (nat/token)
     accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
 
-These, ours, are in units that do not depend on the loss; `needed_layers` counts blocks by the first.
-Deviates from its released code, which fits and scores on the same tokens and installs the transposed map (A^T for A).
+Deviates: the released code fits and scores on the same tokens, and installs the transposed map (A^T for A).
 
-The fit is ridge-free, in fp64, on centred data, of the block's update u = x_l - x_(l-1): with C the covariances over
-the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. Where the fit tokens span the stream this is the map above.
-A direction that none of them has (the embeddings of a small vocabulary span few) passes unchanged; the least-norm A
-would set it to 0.
+The fit is least squares without ridge, in fp64, on centred data, of the block's update u = x_l - x_(l-1): with C the
+covariances over the fit tokens, x_l = x + (x - mean x) C_xx^+ C_xu + mean u. If the fit tokens span the stream this is
+the map above. Directions without variance (the embeddings of a small vocabulary span few) pass unchanged; the
+least-norm A would set them to 0.
 
-Shapes: N and B sequences, T tokens of one sequence, n tokens, D width of the residual stream, L layers,
-R resamples, E statistics; 2: loss and accuracy.
+Shapes: N and B sequences, T tokens, n tokens, D width of the residual stream, L layers, R resamples, E statistics; 2:
+loss and accuracy.
 """
 
 import itertools
@@ -33,39 +33,38 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each
 from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.effective_layers import share_above
 from sparsedepth.measure.loss import fork_scores, relative_change
-from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers
+from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers, share_above
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 Statistic = Callable[..., np.ndarray]
-"""Means over sequences, [R, ...] each -> [R, E]."""
+"""Means over sequences, [R, ...] estimates -> [R, E]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usefulness:
     increase: list[BootstrapEstimate]
-    """of blocks 1..L, relative; below 0 where the map does better than the block"""
+    """of blocks 1..L, relative; negative if the map does better than the block"""
     added: list[BootstrapEstimate]
     """the same in nat/token"""
     accuracy_lost: list[BootstrapEstimate]
-    """share of the positions that count"""
+    """share of the scored positions"""
     share: BootstrapEstimate
-    """share of blocks, 0 to 1, over the threshold"""
+    """share of blocks above the threshold, 0 to 1"""
     mean_increase: BootstrapEstimate
     mean_added: BootstrapEstimate
     mean_accuracy_lost: BootstrapEstimate
     needed: BootstrapEstimate
     """number of blocks; None without an interval, which takes two sequences"""
     n_tokens: int
-    """tokens that the losses are measured on"""
+    """scored positions"""
 
     @property
     def affine_increase(self) -> list[float | None]:
-        """`increase` without its intervals"""
+        """`increase` without intervals"""
         return [estimate.value for estimate in self.increase]
 
 
@@ -90,7 +89,7 @@ def usefulness(
     max_tokens: int = MAX_TOKENS,
     needed_threshold: float = NEEDED_THRESHOLD,
 ) -> Usefulness:
-    """Replace each block by its affine map, fitted on `fit_NT`, and score the loss on the others, `scored`.
+    """Replace each block by its affine map, fitted on `fit_NT`, and compute the losses on `scored`.
 
     `threshold` is relative to the loss, `needed_threshold` in nat/token.
     """
@@ -99,9 +98,9 @@ def usefulness(
     forks = [replace(layer, affine) for layer, affine in zip(layers, maps, strict=True)]
     base_N2, affine_NL2 = fork_scores(probed, scored, forks, max_tokens)
     base_N, affine_NL, weight_N = base_N2[:, 0], affine_NL2[..., 0], scored.weight
-    seed = int(rng.integers(2**63))  # one set of resamples for all scores
+    seed = int(rng.integers(2**63))  # the same resamples for all scores
 
-    def each(statistic: Statistic, *per_sequence: np.ndarray) -> list[BootstrapEstimate]:
+    def estimates(statistic: Statistic, *per_sequence: np.ndarray) -> list[BootstrapEstimate]:
         return bootstrap_each(statistic, *per_sequence, rng=np.random.default_rng(seed))
 
     def relative(affine_RL: np.ndarray, base_R: np.ndarray) -> np.ndarray:
@@ -115,16 +114,16 @@ def usefulness(
         return (per_position(added_RL, weight_R) > needed_threshold).sum(-1, keepdims=True)
 
     added_NL, lost_NL = affine_NL - base_N[:, None], base_N2[:, 1:] - affine_NL2[..., 1]
-    added = each(per_position, added_NL, weight_N)
+    added = estimates(per_position, added_NL, weight_N)
     return Usefulness(
-        increase=each(relative, affine_NL, base_N),
+        increase=estimates(relative, affine_NL, base_N),
         added=added,
-        accuracy_lost=each(per_position, lost_NL, weight_N),
-        share=each(share, affine_NL, base_N)[0],
-        mean_increase=each(_mean(relative), affine_NL, base_N)[0],
-        mean_added=each(_mean(per_position), added_NL, weight_N)[0],
-        mean_accuracy_lost=each(_mean(per_position), lost_NL, weight_N)[0],
-        needed=needed_layers(added, needed_threshold, each(count, added_NL, weight_N)[0]),
+        accuracy_lost=estimates(per_position, lost_NL, weight_N),
+        share=estimates(share, affine_NL, base_N)[0],
+        mean_increase=estimates(_mean(relative), affine_NL, base_N)[0],
+        mean_added=estimates(_mean(per_position), added_NL, weight_N)[0],
+        mean_accuracy_lost=estimates(_mean(per_position), lost_NL, weight_N)[0],
+        needed=needed_layers(added, needed_threshold, estimates(count, added_NL, weight_N)[0]),
         n_tokens=scored.n_scored,
     )
 
@@ -134,15 +133,14 @@ def _mean(statistic: Statistic) -> Statistic:
 
 
 def fit_affine(probed: ProbedModel, fit_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[AffineUpdate]:
-    """The map of each block 1..L. Raises ValueError unless there are more than D + 1 fit tokens.
+    """The map of each block 1..L, from one pass. Raises ValueError unless there are more than D + 1 fit tokens.
 
-    One pass over the tokens: means and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They
-    take 16 L D^2 bytes.
+    Means and covariances of the parts are merged exactly (Chan, Golub & LeVeque 1983). They take 16 L D^2 bytes.
     """
     moments = [_Moments() for _ in range(probed.n_layers)]
     with probing(probed):
         for tokens_BT in batches(probed, fit_NT, max_tokens):
-            # Each map is fitted to what enters its block in the whole model, none to what another map gives.
+            # Each map is fitted to its block's input in the unmodified model.
             states = itertools.pairwise(stream(probed, tokens_BT))
             for moment, (x_BTD, after_BTD) in zip(moments, states, strict=True):
                 moment.add(x_BTD.flatten(0, 1), after_BTD.flatten(0, 1))
@@ -150,7 +148,7 @@ def fit_affine(probed: ProbedModel, fit_NT: Tensor, max_tokens: int = MAX_TOKENS
 
 
 class _Moments:
-    """Mean and co-moments of (x, u), u the block's update, over the tokens seen so far, in fp64."""
+    """Mean and co-moments of (x, u), u the block's update, over the tokens so far, in fp64."""
 
     def __init__(self) -> None:
         self.n_tokens = 0
@@ -180,27 +178,27 @@ class _Moments:
                 f"measure_tokens), or hold out more text"
             )
         xx_DD, xu_DD = self.comoment_D2D.chunk(2, dim=1)
-        # pinv drops directions whose variance is below D eps of the largest: there fp32 states hold only rounding.
+        # pinv drops directions whose variance is below D eps of the largest: rounding errors of fp32 states.
         weight_DD = torch.linalg.pinv(xx_DD, hermitian=True) @ xu_DD
         return AffineUpdate(mean_D.float(), weight_DD.float(), bias_D.float())
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
-    """The published score, its absolute forms by layer, and the blocks needed, from one fit of replacements."""
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
+    """The published score, its absolute forms by layer, and needed layers, from one fit."""
     config = context.config
     result = usefulness(
         context.probed, context.fit, context.scored, config.usefulness_threshold, context.rng(), context.max_tokens,
         config.needed_threshold,
     )  # fmt: skip
-    made.add_score("usefulness", result.share)
-    made.add_score("usefulness_loss_increase", result.mean_increase)
+    rows.add_score("usefulness", result.share)
+    rows.add_score("usefulness_loss_increase", result.mean_increase)
     for percent in (2, 5, 20):
-        made.summary[f"usefulness_{percent}pct"] = share_above(result.affine_increase, percent / 100)
+        rows.summary[f"usefulness_{percent}pct"] = share_above(result.affine_increase, percent / 100)
     share = result.share.value
-    made.summary["effective_layers"] = None if share is None else share * context.probed.n_layers
-    made.add_score("affine_loss_added", result.mean_added)
-    made.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
-    made.add_score("needed_layers", result.needed)
-    made.add_layer_scores("affine_loss_increase", result.increase, result.n_tokens)
-    made.add_layer_scores("affine_loss_added", result.added, result.n_tokens)
-    made.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, result.n_tokens)
+    rows.summary["effective_layers"] = None if share is None else share * context.probed.n_layers
+    rows.add_score("affine_loss_added", result.mean_added)
+    rows.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
+    rows.add_score("needed_layers", result.needed)
+    rows.add_layer_scores("affine_loss_increase", result.increase, result.n_tokens)
+    rows.add_layer_scores("affine_loss_added", result.added, result.n_tokens)
+    rows.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, result.n_tokens)

@@ -1,10 +1,10 @@
-"""Residual variance: how much the stream, and what each block adds to it, spreads over its D entries, layer by layer.
+"""Residual variance: the spread of the stream, and of each block's update, over its D entries, by layer.
 
     v_l = mean over tokens of var(x_l over its D entries)   (unbiased: divided by D - 1),   l = 0..L
     growth of layer l = v_l / v_(l-1);   growth = (v_L / v_1)^(1 / (L - 1)), the mean factor per layer
-    the branches: the same variance of a_l and f_l, what attention and the feed-forward part add to the stream
+    branches: the same variance of the updates a_l by attention and f_l by the feed-forward part
 
-x_L is taken before the final norm; the normalised state has a variance near 1 whatever the depth.
+x_L is taken before the final norm; a normed state has a variance near 1 at any depth.
 Sources: 2603.15389 (per-token variance over the dimensions, averaged over tokens); 2502.05795 (growth).
 
 Shapes: B and N sequences, T tokens of one sequence, D width of the residual stream, L layers (L1 = L + 1 states),
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, itself, ratio, same_resamples
+from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, identity, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, stream, token_count
+from sparsedepth.probe.fork import batches, by_sequence, probing, stream, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import updates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BranchVariance:
-    """Of what one branch adds, in squared units of the stream."""
+    """Variance of one branch's update, in squared units of the stream."""
 
     by_layer: list[float | None]
     """layers 1..L, from 0"""
@@ -43,19 +43,19 @@ class ResidualVariance:
     last: BootstrapEstimate
     """v_L"""
     growth_by_layer: list[float | None]
-    """v_l / v_(l-1) for l = 1..L; None where v_(l-1) is 0"""
+    """v_l / v_(l-1) for l = 1..L; None if v_(l-1) is 0"""
     growth_rate: BootstrapEstimate
-    """1/layer; None for a single layer or where v_1 is 0"""
+    """1/layer; None for a single layer or if v_1 is 0"""
     attention: BranchVariance | None
     ffn: BranchVariance | None
-    """None where the model cannot tell its branches"""
+    """None if the model has no known branches"""
     n_tokens: int
 
 
 def residual_variance(
     probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
 ) -> ResidualVariance:
-    """The variance of every state of the stream, the embedding's output (layer 0) included, and of both branches."""
+    """The variance of every state, from the embedding (layer 0) on, and of both branches."""
     state_parts, branch_parts = [], []
     with probing(probed):
         for tokens_BT in batches(probed, tokens_NT, max_tokens):
@@ -65,7 +65,7 @@ def residual_variance(
         variance_NL1 = torch.cat(state_parts).cpu().numpy()
         branch_NL2 = None if branch_parts[0] is None else torch.cat(branch_parts).cpu().numpy()
     by_layer = variance_NL1.mean(0)
-    estimate = same_resamples(rng)
+    estimate = shared_resamples(rng)
 
     def branch(index: int) -> BranchVariance | None:
         if branch_NL2 is None:
@@ -76,7 +76,7 @@ def residual_variance(
 
     return ResidualVariance(
         by_layer=[finite(value) for value in by_layer],
-        last=estimate(itself, variance_NL1[:, -1]),
+        last=estimate(identity, variance_NL1[:, -1]),
         growth_by_layer=[finite(value) for value in ratio(by_layer[1:], by_layer[:-1])],
         growth_rate=estimate(_growth_rate, variance_NL1),
         attention=branch(0),
@@ -86,7 +86,7 @@ def residual_variance(
 
 
 def _variances(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Of each sequence: v_0 .. v_L, and the variances of attention and feed-forward part [B, L, 2] if all are known."""
+    """For each sequence: v_0 .. v_L, and the branches' variances [B, L, 2] if known for all blocks."""
     states, branches = [], []
     for update in updates(probed, tokens_BT):
         if not states:
@@ -99,13 +99,13 @@ def _variances(probed: ProbedModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor |
 
 
 def variance_by_sequence(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> np.ndarray:
-    """variance_NL1: v_0 .. v_L of each sequence. One forward pass without the head: light enough to follow training."""
-    parts = []
-    with probing(probed):
-        for tokens_BT in batches(probed, tokens_NT, max_tokens):
-            variances = [token_variance(x_BTD) for x_BTD in stream(probed, tokens_BT)]
-            parts.append(torch.stack(variances, dim=1))
-        return torch.cat(parts).cpu().numpy()
+    """variance_NL1: v_0 .. v_L of each sequence, in one forward pass without the head: cheap enough for training."""
+    return by_sequence(
+        probed,
+        tokens_NT,
+        max_tokens,
+        lambda tokens_BT: torch.stack([token_variance(x_BTD) for x_BTD in stream(probed, tokens_BT)], dim=1),
+    )
 
 
 def token_variance(x_BTD: Tensor) -> Tensor:
@@ -121,13 +121,13 @@ def _growth_rate(variance_RL1: np.ndarray) -> np.ndarray:
     return ratio(variance_RL1[:, -1], variance_RL1[:, 1]) ** (1 / (n_layers - 1))
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = residual_variance(context.probed, context.inputs, context.rng(), context.max_tokens)
-    made.add_score("residual_variance_last", result.last)
-    made.add_score("residual_variance_growth", result.growth_rate)
-    made.add_layers("residual_variance", result.by_layer, result.n_tokens, first=0)
-    made.add_layers("residual_growth", result.growth_by_layer, result.n_tokens)
+    rows.add_score("residual_variance_last", result.last)
+    rows.add_score("residual_variance_growth", result.growth_rate)
+    rows.add_layers("residual_variance", result.by_layer, result.n_tokens, first=0)
+    rows.add_layers("residual_growth", result.growth_by_layer, result.n_tokens)
     for name, branch in (("attention_variance", result.attention), ("ffn_variance", result.ffn)):
         if branch is not None:
-            made.add_score(name, branch.mean)
-            made.add_layers(name, branch.by_layer, result.n_tokens)
+            rows.add_score(name, branch.mean)
+            rows.add_layers(name, branch.by_layer, result.n_tokens)

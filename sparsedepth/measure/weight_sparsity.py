@@ -1,13 +1,13 @@
-"""Weight sparsity: the share of the blocks' matrix entries that are near zero.
+"""Weight sparsity: the share of the blocks' matrix entries near zero.
 
     absolute: share of entries with |w| < eps                   2603.15389 (its values of eps are not published)
-    relative: share of entries with |w| < c rms(own matrix)     control, ours: blind to a mere rescale of the matrix
+    relative: share of entries with |w| < c rms(own matrix)     control, ours: invariant to the scale of the matrix
 
-The absolute share rises whenever weights shrink, which weight decay makes them do; the relative one does not. For
-entries drawn from one normal distribution the relative share is erf(c / sqrt 2): 0.0797 at c = 0.1.
-Counted are the matrices that transform the stream (`ProbedModel.matrices`): no norm, no router, no embedding, no head.
-A kind is what a matrix does (query, key, value, output, gate, up, down); the experts of a layer are one kind together.
-The released code announces a script for this and has none: definition and thresholds are the paper's text, and ours.
+The absolute share rises when weights shrink, for example by weight decay; the relative one does not. For entries of one
+normal distribution the relative share is erf(c / sqrt 2): 0.0797 at c = 0.1.
+Only matrices that transform the stream are counted (`ProbedModel.matrices`): no norm, router, embedding or head. A kind
+is a matrix's role (query, key, value, output, gate, up, down); the experts of a layer are pooled. The released code
+announces a script for this and has none: definition and thresholds are from the paper's text, and ours.
 """
 
 import math
@@ -28,21 +28,21 @@ from sparsedepth.quantities.measured import MATRICES
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSparsity:
-    """Shares from 0 to 1, by threshold; None where no entry counts."""
+    """Shares from 0 to 1, by threshold; None without entries."""
 
     by_layer: dict[float, list[float | None]]
     """layers 1..L"""
     total: dict[float, float | None]
     """over the entries of all blocks"""
     entries: list[int]
-    """entries that count, by layer; the relative share leaves out a matrix of zeros, which has no scale"""
+    """counted entries, by layer; the relative share leaves out matrices of zeros, which have no scale"""
     by_kind: dict[float, dict[str, list[float | None]]]
-    """layers 1..L of each kind of matrix; None also where a layer has no such matrix"""
+    """layers 1..L of each kind of matrix; None if a layer has none"""
     entries_by_kind: dict[str, list[int]]
 
 
 def weight_sparsity(probed: ProbedModel, thresholds: Sequence[float], *, relative: bool) -> WeightSparsity:
-    """Share of entries below each threshold: in units of a weight, or (`relative`) of the rms of the entry's matrix."""
+    """Share of entries below each threshold, in units of a weight or (`relative`) of the rms of its matrix."""
     with probing(probed):
         counts = [_count(probed.matrices(layer), thresholds, relative) for layer in range(1, probed.n_layers + 1)]
     none = np.zeros(1 + len(thresholds), dtype=np.int64)
@@ -61,12 +61,12 @@ def weight_sparsity(probed: ProbedModel, thresholds: Sequence[float], *, relativ
 
 
 def _count(matrices: Mapping[str, Tensor], thresholds: Sequence[float], relative: bool) -> dict[str, np.ndarray]:
-    """By kind: how many entries of one block are below each threshold, and last how many count."""
+    """By kind: the number of entries of one block below each threshold, and last their total."""
     counts: dict[str, np.ndarray] = {}
     for name, matrix in matrices.items():
         kind = name.rpartition(".")[2]  # expert3.gate is a gate
         counts.setdefault(kind, np.zeros(1 + len(thresholds), dtype=np.int64))
-        # In fp32: a comparison in bf16 would round the threshold, by up to 0.4%, onto weights on its other side.
+        # In fp32: bf16 would round the threshold by up to 0.4%, past some weights.
         size, unit = matrix.float().abs(), 1.0
         if relative:
             unit = torch.linalg.vector_norm(matrix, dtype=torch.float64).item() / math.sqrt(matrix.numel())
@@ -79,14 +79,14 @@ def _share(count: np.ndarray, index: int) -> float | None:
     return int(count[index]) / int(count[-1]) if count[-1] else None
 
 
-def add_rows(context: MeasureContext, made: Measurements) -> None:
+def add_rows(context: MeasureContext, rows: Measurements) -> None:
     for name in ("weight_sparsity", "weight_sparsity_rel"):
         thresholds = getattr(context.config, IN_RUNS[name].threshold)
         result = weight_sparsity(context.probed, thresholds, relative=name.endswith("_rel"))
-        made.summary[name] = result.total[thresholds[0]]
+        rows.summary[name] = result.total[thresholds[0]]
         for threshold, shares in result.by_layer.items():
-            made.add_layers(f"{name}@{threshold:g}", shares, result.entries)
+            rows.add_layers(f"{name}@{threshold:g}", shares, result.entries)
             for kind in MATRICES:
                 if kind in result.by_kind[threshold]:
                     by_layer, n = result.by_kind[threshold][kind], result.entries_by_kind[kind]
-                    made.add_layers(f"{name}_{kind}@{threshold:g}", by_layer, n)
+                    rows.add_layers(f"{name}_{kind}@{threshold:g}", by_layer, n)

@@ -1,13 +1,12 @@
-"""Attention weights of any model, a block of rows at a time.
+"""Attention weights of any model, in chunks of rows.
 
     a_ij = softmax_j(cap(q_i k_j / sqrt(K))),   i - window < j <= i,   cap(s) = c tanh(s / c) or s
 
-Without causality (a ViT) over every j. Plain attention has neither window nor cap. A window (2310.06825, section 2)
-leaves the causal weights outside it at 0, documents in one sequence those of the others; a cap (2408.00118, section 2)
-bounds the scores.
+Without causality (a ViT) over every j. Window and cap are optional. Causal weights outside a window (2310.06825,
+section 2) are 0, as are those of other documents in a packed sequence; a cap (2408.00118, section 2) bounds the scores.
 
-Shapes: B sequences, T tokens, H query heads, G key/value heads, M = H / G heads per group, K width of a head, R rows of
-a block, D width of the residual stream.
+Shapes: B sequences, T tokens, H query heads, G key/value heads, M = H / G heads per group, K head width, R rows of a
+chunk, D width of the residual stream.
 """
 
 import math
@@ -21,10 +20,10 @@ from sparsedepth.probe.probed_model import AttentionForm
 def attention_rows(
     q_BHTK: Tensor, k_BGTK: Tensor, start: int, stop: int, form: AttentionForm | None = None
 ) -> tuple[Tensor, Tensor]:
-    """weight_BHRS of the rows start .. stop - 1 over the S = stop keys before stop, all T without causality, and
-    future_RS, true for j > i where there is causality.
+    """weight_BHRS of rows start .. stop - 1 over the S = stop keys before stop (all T without causality), and
+    future_RS, true for j > i with causality.
 
-    Weights of the future are 0, as are those outside the window and of other documents.
+    Weights of the future, outside the window and of other documents are 0.
     """
     form = form or AttentionForm()
     q_BGMRK = q_BHTK[:, :, start:stop].unflatten(1, (k_BGTK.shape[1], -1))

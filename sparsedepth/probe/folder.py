@@ -1,10 +1,9 @@
-"""Whether a stranger's model folder is safe to load: decided from its names and its JSON, before any of it is used.
+"""Security check of a third-party model folder, from its file names and JSON, before any of it is used.
 
-Accepted is data alone: config.json of a known kind, weights in safetensors, a tokenizer in JSON. Refused, with the
-reason: weights that can run code when read (.bin, .pt, pickle), Python files, anything in the JSON that points to code
-or kernels elsewhere (`auto_map`, `trust_remote_code`, `_attn_implementation_internal` ...: CVE-2026-4372,
-CVE-2026-5241), quantised weights, adapters, links that leave the folder, and headers too large to be honest. There is
-no second way to load what was refused.
+Accepted is data only: config.json of a supported model type, weights in safetensors, a tokenizer in JSON. Refused, with
+the reason: weights in formats that can run code (.bin, .pt, pickle), Python files, JSON that points to code or kernels
+(`auto_map`, `trust_remote_code`, `_attn_implementation_internal` ...: CVE-2026-4372, CVE-2026-5241), quantised weights,
+adapters, links out of the folder, and implausibly large headers. Nothing loads a refused folder.
 """
 
 import json
@@ -29,17 +28,17 @@ _DATA = (".safetensors", ".json", ".yaml")
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")
 _POINTS_TO_CODE = re.compile(r"auto_map|remote_code|custom_(pipelines?|generate)|(attn|experts)_implementation|kernel")
 _PLAIN_PRIVATE_KEYS = {"_name_or_path", "_from_model_config", "_commit_hash", "_attn_implementation_autoset"}
-"""Keys that releases of transformers wrote into configs, and that choose nothing."""
+"""Private keys that transformers wrote into configs, and that select nothing."""
 _POSITIVE = re.compile(r"theta$|^rotary_emb_base$|^query_pre_attn_scalar$")
 _NOT_NEGATIVE = re.compile(r"_(eps|epsilon)$")
-"""Settings whose root or power is taken: beyond these a model computes NaN, or what no model of its family does."""
+"""Settings outside whose range a model computes NaN, or nothing that its family does."""
 _SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 def check_folder(folder: Path, families: Collection[str], root: Path | None = None) -> dict[str, Any]:
     """config.json of a folder that is safe to load. Raises ValueError, one line with the reason, for any other.
 
-    `root` is what links may point into: the folder itself, unless it lies in a cache that keeps its files elsewhere.
+    `root` is the folder that links may point into: the folder itself, or the root of a cache.
     """
     check_names(folder, root or folder)
     config = read_json(folder / CONFIG)
@@ -53,11 +52,11 @@ def check_folder(folder: Path, families: Collection[str], root: Path | None = No
 
 
 def check_config(config: dict[str, Any], source: str, families: Collection[str]) -> None:
-    """Raises ValueError for a config of an unknown kind of model, or one that points to code."""
+    """Raises ValueError for an unsupported model type, or a config that points to code."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in families:
         raise ValueError(
-            f"{source} has model_type={family!r}, which is not measured; known: {', '.join(sorted(families))}"
+            f"{source} has model_type={family!r}, which is not supported; supported: {', '.join(sorted(families))}"
         )
     _check_plain(config, source)
     _check_numbers(config, source)
@@ -77,7 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder: one, or the shards that its index names."""
+    """The safetensors files of a folder: one, or the shards in its index."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
@@ -97,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_weights(path: Path) -> None:
-    """Raises ValueError unless the file's header is sound: its size, its JSON, types, shapes and offsets."""
+    """Raises ValueError unless the file's header is valid: size, JSON, types, shapes and offsets."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -114,7 +113,7 @@ def check_weights(path: Path) -> None:
 
 
 def check_names(folder: Path, root: Path) -> None:
-    """Raises ValueError for a link that leaves `root`, what is no file, code, and an adapter to another model."""
+    """Raises ValueError for a link out of `root`, special files, code, and adapters."""
     inside = root.resolve()
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
@@ -131,7 +130,7 @@ def check_names(folder: Path, root: Path) -> None:
 
 
 def _check_plain(content: Any, source: str) -> None:
-    """Raises ValueError for a key, at any depth, that points to code or to kernels."""
+    """Raises ValueError for a key, at any depth, that points to code or kernels."""
     for key, _ in _entries(content):
         if key == "quantization_config":
             raise ValueError(f"{source} has the key {key!r}: quantised weights are not measured; use the original ones")
@@ -143,26 +142,26 @@ def _check_plain(content: Any, source: str) -> None:
 
 
 def _check_numbers(content: Any, source: str) -> None:
-    """Raises ValueError for a number with which a model computes nothing but NaN."""
+    """Raises ValueError for a number with which a model computes only NaN."""
     for key, value in _entries(content):
         for number in value if isinstance(value, list) else (value,):
             if not isinstance(number, float | int) or isinstance(number, bool):
                 continue
             if not math.isfinite(number):
-                raise ValueError(f"{source} has {key}={number}, which is no finite number; mend it, or copy it again")
+                raise ValueError(f"{source} has {key}={number}, which is not finite; fix it, or copy it again")
             is_positive = bool(_POSITIVE.search(key))
             if (number <= 0 and is_positive) or (number < 0 and _NOT_NEGATIVE.search(key)):
                 least = "above 0" if is_positive else "0 or more"
-                raise ValueError(f"{source} has {key}={number:g}, which must be {least}; mend it, or copy it again")
+                raise ValueError(f"{source} has {key}={number:g}, which must be {least}; fix it, or copy it again")
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of all objects in a JSON value. By a stack, not recursion: depth is the file's choice."""
-    left = [content]
-    while left:
-        value = left.pop()
+    """Keys and values of all objects in a JSON value. Iterative, not recursive: the file may be deeply nested."""
+    stack = [content]
+    while stack:
+        value = stack.pop()
         if isinstance(value, dict):
             yield from value.items()
-            left.extend(value.values())
+            stack.extend(value.values())
         elif isinstance(value, list):
-            left.extend(value)
+            stack.extend(value)

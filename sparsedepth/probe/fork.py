@@ -1,11 +1,12 @@
-"""An intervention is a fork of the residual stream, which leaves the recorded one before the first layer it changes.
+"""Interventions on layers, as forks of the residual stream: a fork leaves the recorded stream at its first changed
+layer.
 
-    x'_(s-1) = x_(s-1),   x'_l = change_l(x'_(l-1)) at the changed layers,   x'_l = block(l, x'_(l-1)) at the others
+    x'_(s-1) = x_(s-1),   x'_l = change_l(x'_(l-1)) at changed layers,   x'_l = block(l, x'_(l-1)) at the others
 
-Forks that stand at the same depth run through a block as one batch, so a score costs a few large passes from the
-changed layers on, rather than one full forward pass per intervention. No weight is ever touched.
+Forks at the same depth run through a block as one batch, so a score costs a few large passes from the changed layers on
+instead of a full forward pass per intervention. Weights are never modified.
 
-Shapes: F forks, B sequences, T tokens of one sequence, D width of the residual stream.
+Shapes: F forks, B sequences, T tokens, D width of the residual stream.
 """
 
 import itertools
@@ -13,23 +14,24 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import CPU_NUMBERS, CPU_TOKENS
 from sparsedepth.probe.probed_model import ProbedModel
 
-GPU_PIECES = 16
-"""How many times larger the pieces of logits, attention weights and cosines are on a GPU, which a small product leaves
-idle: 128 to 256 MiB each. Expected, not yet measured."""
+GPU_CHUNKS = 16
+"""Factor by which chunks of logits, attention weights and cosines are larger on a GPU, which small products leave idle:
+128 to 256 MiB each. An estimate, not yet measured."""
 
 Change = int | Callable[[Tensor], Tensor] | None
-"""What runs in a layer's place: the block of another layer, a function x_BTD -> x_BTD, or (None) nothing."""
+"""What replaces a layer: the block of another layer, a function x_BTD -> x_BTD, or (None) nothing."""
 
 
 @dataclass(frozen=True)
 class Fork:
-    """The layers that differ, by number from 1."""
+    """Changed layers, numbered from 1."""
 
     changes: Mapping[int, Change]
 
@@ -39,12 +41,12 @@ class Fork:
 
 
 def skip(layer: int) -> Fork:
-    """Leave a block out: x'_l = x_(l-1)."""
+    """Skip a block: x'_l = x_(l-1)."""
     return Fork({layer: None})
 
 
 def swap(first: int, second: int) -> Fork:
-    """Run each of two blocks in the other's place; those in between stay where they are."""
+    """Exchange two blocks; those in between stay in place."""
     return Fork({first: second, second: first})
 
 
@@ -55,24 +57,24 @@ def replace(layer: int, function: Callable[[Tensor], Tensor]) -> Fork:
 
 @contextmanager
 def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, None, None]:
-    """Evaluation mode, fp32, no gradients; modes and random state end as they were found, also after an error.
+    """Context in evaluation mode, fp32, without gradients; modes and random state are restored, also after an error.
 
-    With `gradients` the code inside may differentiate a block by its input under `torch.enable_grad`. The weights are
-    frozen meanwhile, so that no graph keeps what only their gradients need.
+    With `gradients` the code inside may differentiate a block by its input under `torch.enable_grad`. Weights are
+    frozen meanwhile, so that graphs keep nothing for their gradients.
     """
     in_training = [module for module in probed.model.modules() if module.training]
     weights = [(weight, weight.requires_grad) for weight in probed.model.parameters()]
     cuda = [probed.device] if probed.device.type == "cuda" else []
     precision = torch.get_float32_matmul_precision()
     try:
-        torch.set_float32_matmul_precision("highest")  # no TF32, whatever the program around it allows itself
+        torch.set_float32_matmul_precision("highest")  # no TF32, whatever the calling program allows
         for module in in_training:
             module.training = False
         if gradients:
             probed.model.requires_grad_(False)
         with (
             torch.random.fork_rng(devices=cuda),
-            # A tensor made in inference mode can never enter a graph.
+            # Tensors made in inference mode can never enter a graph.
             torch.no_grad() if gradients else torch.inference_mode(),
             torch.autocast(probed.device.type, enabled=False),
             probed.exact(),
@@ -82,23 +84,31 @@ def probing(probed: ProbedModel, *, gradients: bool = False) -> Generator[None, 
         torch.set_float32_matmul_precision(precision)
         for module in in_training:
             module.training = True
-        for weight, needed in weights if gradients else []:
-            weight.requires_grad_(needed)
+        for weight, requires_grad in weights if gradients else []:
+            weight.requires_grad_(requires_grad)
 
 
 def batches(probed: ProbedModel, tokens: Tensor, max_tokens: int) -> Iterator[Tensor]:
-    """`tokens` [N, T] on the model's device, in parts of whole sequences: max_tokens tokens each, or one sequence."""
+    """Parts of `tokens` [N, T] on the model's device: whole sequences, max_tokens tokens or one sequence each."""
     for part in tokens.split(rows_per_pass(probed, tokens.shape[1], max_tokens)):
         yield part.to(probed.device)
 
 
+def by_sequence(
+    probed: ProbedModel, tokens_NT: Tensor, max_tokens: int, compute: Callable[[Tensor], Tensor]
+) -> np.ndarray:
+    """compute(tokens_BT) of every batch under `probing`, concatenated over sequences: [N, ...]."""
+    with probing(probed):
+        return torch.cat([compute(tokens_BT) for tokens_BT in batches(probed, tokens_NT, max_tokens)]).cpu().numpy()
+
+
 def token_count(tokens_NT: Tensor) -> int:
-    """N T, of ids and of patches, which have several numbers each."""
+    """N T, for ids and for patches, which have another dimension."""
     return len(tokens_NT) * tokens_NT.shape[1]
 
 
 def rows_per_pass(probed: ProbedModel, length: int, max_tokens: int) -> int:
-    """Sequences of `length` tokens in one pass of max_tokens, one at least."""
+    """Sequences of `length` tokens in a pass of max_tokens, at least one."""
     return max(1, _per_pass(probed, max_tokens) // length)
 
 
@@ -107,13 +117,13 @@ def _per_pass(probed: ProbedModel, max_tokens: int) -> int:
     return min(max_tokens, most) if probed.device.type == "cpu" else max_tokens
 
 
-def piece(device: torch.device, numbers: int) -> int:
-    """So many numbers at a time on a CPU, and on a GPU as many more as it takes to keep it busy."""
-    return numbers if device.type == "cpu" else GPU_PIECES * numbers
+def chunk_size(device: torch.device, numbers: int) -> int:
+    """`numbers` at a time on a CPU, GPU_CHUNKS times as many on a GPU."""
+    return numbers if device.type == "cpu" else GPU_CHUNKS * numbers
 
 
 def stream(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Tensor]:
-    """The states x_0 .. x_L one after the other, each x_BTD, the last before the final norm."""
+    """The states x_0 .. x_L in order, each x_BTD, the last before the final norm."""
     x_BTD = probed.embed(tokens_BT)
     yield x_BTD
     for layer in range(1, probed.n_layers + 1):
@@ -122,56 +132,56 @@ def stream(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Tensor]:
 
 
 def block_inputs(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(l, x_(l-1)) of the blocks l = 1..L; the last state enters none, and is not computed."""
+    """(l, x_(l-1)) of the blocks l = 1..L; x_L is not computed."""
     return enumerate(itertools.islice(stream(probed, tokens_BT), probed.n_layers), start=1)
 
 
-def record(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
-    """The whole stream, x_0 .. x_L: what forks start from."""
+def record_states(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
+    """All states x_0 .. x_L, from which forks start."""
     return list(stream(probed, tokens_BT))
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """Some forks, at one layer."""
+    """The states of some forks at one layer."""
 
     layer: int
     forks: list[int]
-    """indices into the sequence of forks that was asked for"""
+    """indices into the sequence of forks"""
     before: Tensor
     after: Tensor
     """their states x'_(l-1) and x'_l: [F, B, T, D]"""
 
 
-def walk(probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork], max_tokens: int) -> Iterator[Step]:
+def run_forks(probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork], max_tokens: int) -> Iterator[Step]:
     """Run forks of the recorded `states` to the last layer, max_tokens tokens (at least one fork) per pass.
 
     Yields every layer from a fork's start on; each fork is in exactly one step per layer.
     """
     assert all(min(fork.changes) >= 1 and max(fork.changes) <= probed.n_layers for fork in forks)
-    by_start = sorted(range(len(forks)), key=lambda index: forks[index].start)
+    sorted_forks = sorted(range(len(forks)), key=lambda index: forks[index].start)
     per_pass = max(1, _per_pass(probed, max_tokens) // states[0][..., 0].numel())
     for offset in range(0, len(forks), per_pass):
-        yield from _walk_together(probed, states, forks, by_start[offset : offset + per_pass])
+        yield from _run_group(probed, states, forks, sorted_forks[offset : offset + per_pass])
 
 
-def _walk_together(
+def _run_group(
     probed: ProbedModel, states: Sequence[Tensor], forks: Sequence[Fork], group: list[int]
 ) -> Iterator[Step]:
-    """One pass over the forks in `group`, sorted by start: those that have started are the first rows of the batch."""
+    """One pass over the forks in `group`, sorted by start: active forks are the first rows of the batch."""
     x_FBTD = states[0].new_empty(0, *states[0].shape)
     for layer in range(forks[group[0]].start, probed.n_layers + 1):
-        n_joining = sum(forks[index].start == layer for index in group)
-        if n_joining:
-            x_FBTD = torch.cat((x_FBTD, states[layer - 1].expand(n_joining, -1, -1, -1)))
-        running = group[: len(x_FBTD)]
-        after_FBTD = _advance(probed, layer, [forks[index] for index in running], x_FBTD)
-        yield Step(layer, running, x_FBTD, after_FBTD)
+        n_starting = sum(forks[index].start == layer for index in group)
+        if n_starting:
+            x_FBTD = torch.cat((x_FBTD, states[layer - 1].expand(n_starting, -1, -1, -1)))
+        active = group[: len(x_FBTD)]
+        after_FBTD = _advance(probed, layer, [forks[index] for index in active], x_FBTD)
+        yield Step(layer, active, x_FBTD, after_FBTD)
         x_FBTD = after_FBTD
 
 
 def _advance(probed: ProbedModel, layer: int, forks: Sequence[Fork], x_FBTD: Tensor) -> Tensor:
-    """The state of each fork after `layer`: forks that run the same thing there run it as one batch."""
+    """The state of each fork after `layer`: forks with the same change there run as one batch."""
     rows_by_change: dict[Change, list[int]] = {}
     for row, fork in enumerate(forks):
         rows_by_change.setdefault(fork.changes.get(layer, layer), []).append(row)

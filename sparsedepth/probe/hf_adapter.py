@@ -1,14 +1,14 @@
-"""Hugging Face decoders as measures see them: one adapter for every family, made of what the model itself does.
+"""Hugging Face decoders as `ProbedModel`s: one adapter for every family, built on the model's own modules.
 
-Nothing of a family's forward pass is written a second time. The model runs once with its layers standing still, which
-shows x_0 and what it hands to each layer (mask, rotary tables, positions); a layer is then the model's own module,
-called with just that; queries and keys are those that reach its attention function, past norms, clipping and rotation.
+No family's forward pass is re-implemented. The model runs once with layers that return their input, which records x_0
+and the other inputs of each layer (mask, rotary tables, positions); a layer is then the model's own module, called with
+these inputs. Queries and keys are captured at its attention function, after norms, clipping and rotation.
 
-Weights stay in the dtype they were loaded in. A layer below fp32 is computed in fp32 all the same: its weights are
-widened while it runs, so the cost in memory is one layer.
+Weights keep the dtype they were loaded in. Layers below fp32 are still computed in fp32: their weights are cast while
+the layer runs, which costs the memory of one layer.
 
-Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
-K width of a head, F hidden units, E experts, V vocabulary.
+Shapes: B sequences, T tokens, D width of the residual stream, H query heads, G key/value heads, K head width, F hidden
+units, E experts, V vocabulary.
 """
 
 import math
@@ -42,7 +42,7 @@ FAMILIES = frozenset(
         "qwen3_moe",
     }
 )
-"""Values of `model_type` that are measured; each is held to the model's own logits and attention weights by a test."""
+"""Supported values of `model_type`; a test compares each with the model's own logits and attention weights."""
 
 _LAYERS = ("layers", "h")
 _FINAL_NORMS = ("norm", "final_layer_norm", "ln_f")
@@ -53,29 +53,29 @@ _MATRICES = MATRIX_KINDS | {
     "mlp.dense_h_to_4h.weight": "up",
     "mlp.dense_4h_to_h.weight": "down",
 }
-"""Name of a parameter inside its layer -> kind, for those stored as [outputs, inputs]."""
+"""Parameter name inside its layer -> kind, for matrices stored as [outputs, inputs]."""
 
 _TRANSPOSED = {"attn.c_proj.weight": "output", "mlp.c_fc.weight": "up", "mlp.c_proj.weight": "down"}
-"""The same for those that GPT-2 stores as [inputs, outputs]."""
+"""The same for GPT-2's, stored as [inputs, outputs]."""
 
 _ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
-"""They choose experts and transform nothing."""
+"""Routers choose experts and transform nothing."""
 
-_SHOW = "sparsedepth_show"
+_CAPTURE = "sparsedepth_capture"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a model hands to a layer besides the residual stream."""
+"""A layer's inputs besides the residual stream."""
 
 
-class _Reached(Exception):
-    """Attention was reached with these inputs; what would follow is not needed."""
+class _AttentionCaptured(Exception):
+    """Carries the inputs of attention out of the model; what would follow is not needed."""
 
     def __init__(self, q_BHTK: Tensor, k_BGTK: Tensor, mask: Tensor | None, scaling: float, softcap: float | None):
         super().__init__()
         self.q_BHTK, self.k_BGTK, self.mask, self.scaling, self.softcap = q_BHTK, k_BGTK, mask, scaling, softcap
 
 
-def _show(
+def _capture(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -85,19 +85,20 @@ def _show(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function, by the interface of `transformers`, that shows its inputs."""
-    raise _Reached(query, key, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling, softcap)
+    """An attention function of the `transformers` interface that captures its inputs."""
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    raise _AttentionCaptured(query, key, attention_mask, scaling, softcap)
 
 
-AttentionInterface.register(_SHOW, _show)
+AttentionInterface.register(_CAPTURE, _capture)
 
 
 class ProbedHfModel:
     """A causal language model of `transformers`, of a family in FAMILIES, as a `ProbedModel`."""
 
     def __init__(self, model: PreTrainedModel):
-        """Raises ValueError for a model of another family, or in a state in which its numbers would be wrong."""
-        _refuse(model)
+        """Raises ValueError for an unsupported family, or settings that give wrong numbers."""
+        _check_model(model)
         self.model = model
         self._base = model.base_model
         self._layers = list(_first(self._base, _LAYERS).children())
@@ -134,7 +135,7 @@ class ProbedHfModel:
 
     @property
     def max_len(self) -> int:
-        """Tokens of the longest sequence that the model has positions for."""
+        """Maximum sequence length."""
         return self.model.config.max_position_embeddings
 
     def block_module(self, layer: int) -> nn.Module:
@@ -142,23 +143,23 @@ class ProbedHfModel:
         return self._layers[layer - 1]
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """x_0 with all that a family does to it (scale, learned positions). Raises ValueError beyond `max_len`."""
-        return self._stand_still(tokens_BT)[0]
+        """x_0 including the family's scaling and learned positions. Raises ValueError beyond `max_len`."""
+        return self._record_calls(tokens_BT)[0]
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
         module = self.block_module(layer)
-        others, named = self._calls_at(x_BTD.shape[1])[layer - 1]
+        args, named = self._calls_at(x_BTD.shape[1])[layer - 1]
         low = {name: weight.float() for name, weight in module.named_parameters() if weight.dtype != torch.float32}
-        out = functional_call(module, low, (x_BTD, *others), named) if low else module(x_BTD, *others, **named)
+        out = functional_call(module, low, (x_BTD, *args), named) if low else module(x_BTD, *args, **named)
         return out[0] if isinstance(out, tuple) else out
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """The updates a_BTD of attention and f_BTD of the feed-forward part: block(x) = x + a + f, to rounding.
 
-        With the feed-forward part at 0 a layer is x + a, whether norms stand before or after its parts.
+        With the feed-forward part replaced by 0 a layer is x + a, with norms before or after its parts.
         """
         ffn = self.block_module(layer).get_submodule(_FFN)
-        with _in_place_of([ffn], lambda x, *_, **__: torch.zeros_like(x)):
+        with _replaced_forward([ffn], lambda x, *_, **__: torch.zeros_like(x)):
             after_attention_BTD = self.block(layer, x_BTD)
         return after_attention_BTD - x_BTD, self.block(layer, x_BTD) - after_attention_BTD
 
@@ -171,52 +172,52 @@ class ProbedHfModel:
         return self._norm(x_BTD)
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        """What reaches the module that holds the block's matrix 'down', while the block runs."""
+        """The input of the block's matrix 'down'."""
         kinds = _MATRICES | _TRANSPOSED
         names = [name for name, _ in self.block_module(layer).named_parameters() if kinds.get(name) == "down"]
         if not names:
             return None
-        seen: list[Tensor] = []
+        captured: list[Tensor] = []
         down = self.block_module(layer).get_submodule(names[0].removesuffix(".weight"))
-        hook = down.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        hook = down.register_forward_pre_hook(lambda module, args: captured.append(args[0]))
         try:
             self.block(layer, x_BTD)
         finally:
             hook.remove()
-        return seen[0].unflatten(0, x_BTD.shape[:2]) if seen[0].ndim == 2 else seen[0]
+        return captured[0].unflatten(0, x_BTD.shape[:2]) if captured[0].ndim == 2 else captured[0]
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Probabilities and choices of the layer's router, as it gives them while the block runs."""
+        """Probabilities and choices of the layer's router, captured while the block runs."""
         router = getattr(getattr(self.block_module(layer), "mlp", None), "gate", None)
         if router is None or not hasattr(router, "top_k"):
             return None
-        seen: list[tuple[Tensor, Tensor, Tensor]] = []
-        hook = router.register_forward_hook(lambda module, args, output: seen.append(output))
+        captured: list[tuple[Tensor, Tensor, Tensor]] = []
+        hook = router.register_forward_hook(lambda module, args, output: captured.append(output))
         try:
             self.block(layer, x_BTD)
         finally:
             hook.remove()
-        logits_NE, _, choice_NC = seen[0]
+        logits_NE, _, choice_NC = captured[0]
         shape = x_BTD.shape[:2]
         return logits_NE.float().softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> None:
-        """No family that is read has several streams."""
+        """No supported family has several streams."""
         return None
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK, k_BGTK and what stands between q k / sqrt(K) and the softmax; q carries the family's own scale."""
-        with self._attention(_SHOW):
+        """q_BHTK, k_BGTK, and window and cap; q includes the family's own scale."""
+        with self._attention(_CAPTURE):
             try:
                 self.block(layer, x_BTD)
-            except _Reached as error:
-                reached = error
-        scale = reached.scaling * math.sqrt(reached.q_BHTK.shape[-1])
-        q_BHTK = reached.q_BHTK if math.isclose(scale, 1) else reached.q_BHTK * scale
-        return q_BHTK, reached.k_BGTK, AttentionForm(window=_window(reached.mask), softcap=reached.softcap)
+            except _AttentionCaptured as error:
+                inputs = error
+        scale = inputs.scaling * math.sqrt(inputs.q_BHTK.shape[-1])
+        q_BHTK = inputs.q_BHTK if math.isclose(scale, 1) else inputs.q_BHTK * scale
+        return q_BHTK, inputs.k_BGTK, AttentionForm(window=_window(inputs.mask), softcap=inputs.softcap)
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
-        """By the names of `ProbedDecoder.matrices`; a dense expert beside the routed ones is 'shared'."""
+        """Named as in `ProbedDecoder.matrices`; a dense expert next to routed ones is 'shared'."""
         weights: dict[str, Tensor] = {}
         for name, weight in self.block_module(layer).named_parameters():
             if weight.ndim > 1 and weight.numel() and name not in _ROUTERS:  # an expert may be 0 wide: none
@@ -224,7 +225,7 @@ class ProbedHfModel:
         return weights
 
     def _named(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        """The matrices that one parameter of a layer holds."""
+        """The matrices in one parameter of a layer."""
         if name in _MATRICES:
             return {_MATRICES[name]: weight}
         if name in _TRANSPOSED:
@@ -244,7 +245,7 @@ class ProbedHfModel:
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
-        """Mixtures run expert by expert, which every device can do in fp32."""
+        """Context in which mixtures run expert by expert, which every device supports in fp32."""
         before = getattr(self.model.config, "_experts_implementation", None)
         if before in (None, "eager"):
             yield
@@ -256,13 +257,13 @@ class ProbedHfModel:
             self.model.set_experts_implementation(before)
 
     @contextmanager
-    def leaving_out(self, layers: Iterable[int]) -> Generator[None, None, None]:
-        """While it is open the model itself runs without these layers: what each is given is what it hands on."""
+    def without_layers(self, layers: Iterable[int]) -> Generator[None, None, None]:
+        """Context in which the model skips these layers: each returns its input."""
         generate: Any = self.model.generate
-        # A layer that is left out writes nothing to the cache, and by layer 1's positions are counted.
+        # A skipped layer writes nothing to the cache, and layer 1's cache counts positions.
         vars(self.model)["generate"] = lambda *args, **named: generate(*args, **{**named, "use_cache": False})
         try:
-            with _in_place_of(map(self.block_module, layers), lambda *args, **named: _input(args, named)):
+            with _replaced_forward(map(self.block_module, layers), lambda *args, **named: _input(args, named)):
                 yield
         finally:
             del vars(self.model)["generate"]
@@ -277,41 +278,41 @@ class ProbedHfModel:
             self.model.set_attn_implementation(before)
 
     def _calls_at(self, n_tokens: int) -> list[Call]:
-        """What each layer is handed at this length; for one sequence, and it broadcasts over a batch."""
+        """Each layer's other inputs at this length, for one sequence; they broadcast over a batch."""
         key = (n_tokens, self.device)
         if self._calls is None or self._calls[0] != key:
-            # Which tokens does not matter: what a layer is handed depends on their number alone.
+            # They depend only on the number of tokens.
             tokens_1T = torch.zeros(1, n_tokens, dtype=torch.long, device=self.device)
-            self._calls = (key, self._stand_still(tokens_1T)[1])
+            self._calls = (key, self._record_calls(tokens_1T)[1])
         return self._calls[1]
 
-    def _stand_still(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
-        """x_0 and the calls of a forward pass in which every layer returns its input."""
+    def _record_calls(self, tokens_BT: Tensor) -> tuple[Tensor, list[Call]]:
+        """x_0 and the calls of all layers, from a forward pass in which each returns its input."""
         if tokens_BT.shape[1] > self.max_len:
             raise ValueError(
                 f"sequences of {tokens_BT.shape[1]:,} tokens are longer than the {self.max_len:,} positions of this "
                 f"{self.model.config.model_type} model; use a shorter length"
             )
-        seen: list[Tensor] = []
+        inputs: list[Tensor] = []
         calls: list[Call] = []
 
-        def stand_still(*args: Any, **named: Any) -> Tensor:
-            # The first layer is given x_0, and all others too, since none changes it.
+        def return_input(*args: Any, **named: Any) -> Tensor:
+            # Every layer gets x_0, since none changes it.
             x_BTD = _input(args, named)
-            seen.append(x_BTD)
+            inputs.append(x_BTD)
             named.pop("hidden_states", None)
             calls.append((args[1:], named))
             return x_BTD
 
-        # Not in inference mode: what is kept must serve measures that take gradients too.
-        with torch.inference_mode(False), torch.no_grad(), _in_place_of(self._layers, stand_still):
+        # Not in inference mode: the calls are kept, also for measures that take gradients.
+        with torch.inference_mode(False), torch.no_grad(), _replaced_forward(self._layers, return_input):
             self._base(tokens_BT, use_cache=False)
-        return seen[0], calls
+        return inputs[0], calls
 
 
 @contextmanager
-def _in_place_of(modules: Iterable[nn.Module], function: Callable[..., Tensor]) -> Generator[None, None, None]:
-    """`function` runs in place of the modules' forward; what was there is put back."""
+def _replaced_forward(modules: Iterable[nn.Module], function: Callable[..., Tensor]) -> Generator[None, None, None]:
+    """Context in which `function` replaces the modules' forward."""
     forwards = [(module, vars(module).get("forward")) for module in modules]
     try:
         for module, _ in forwards:
@@ -325,12 +326,12 @@ def _in_place_of(modules: Iterable[nn.Module], function: Callable[..., Tensor]) 
 
 
 def _input(args: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-    """x_BTD, as a model hands it to a layer."""
+    """x_BTD among a layer's arguments."""
     return named["hidden_states"] if "hidden_states" in named else args[0]
 
 
 def _window(mask: Tensor | None) -> int | None:
-    """Keys that a token sees, from a mask [1, 1, T, T] (true, or 0 added, where it sees); None = all before it."""
+    """The window of a mask [1, 1, T, T] (true, or 0 added, at visible keys); None = all earlier keys."""
     if mask is None:
         return None
     visible_TT = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
@@ -348,16 +349,16 @@ def _first(module: nn.Module, names: Iterable[str]) -> nn.Module:
     return part
 
 
-def _refuse(model: PreTrainedModel) -> None:
+def _check_model(model: PreTrainedModel) -> None:
     config = model.config
     if config.model_type not in FAMILIES:
-        raise ValueError(f"model_type={config.model_type!r} is not measured; known: {', '.join(sorted(FAMILIES))}")
+        raise ValueError(f"model_type={config.model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
     if getattr(config, "use_bidirectional_attention", None):
         raise ValueError("use_bidirectional_attention=True: tokens see the future, and a decoder's do not")
     softcap = getattr(config, "attn_logit_softcapping", None)
-    able = ("eager",) if softcap else ("sdpa", "eager")
-    if config._attn_implementation not in able:
+    supported = ("eager",) if softcap else ("sdpa", "eager")
+    if config._attn_implementation not in supported:
         raise ValueError(
             f"attn_implementation={config._attn_implementation!r} cannot be measured with softcap={softcap}; "
-            f"load the model with attn_implementation='{able[0]}'"
+            f"load the model with attn_implementation='{supported[0]}'"
         )

@@ -1,7 +1,7 @@
-"""The names of weights: this decoder's and transformers', in one table that reading, exporting and training from use.
+"""Weight names of this decoder and of transformers, in one table for measuring, export and training from a model.
 
-Families laid out as Llama share the names; Gemma-2 has norms after its branches too. Those of GPT-2 and GPT-NeoX, which
-are read only, stand in `probe.hf_adapter`.
+Families with Llama's layout share the names; Gemma-2 also has norms after its branches. GPT-2 and GPT-NeoX, which are
+only measured, are handled in `probe.hf_adapter`.
 """
 
 import re
@@ -29,14 +29,14 @@ IN_BLOCK = {
     "ffn.shared.down": "mlp.shared_expert.down_proj",
 }
 
-OF_GEMMA2 = {
+GEMMA2 = {
     "ffn_norm": "pre_feedforward_layernorm",
     "attention_out_norm": "post_attention_layernorm",
     "ffn_out_norm": "post_feedforward_layernorm",
 }
-"""Where Gemma-2 differs."""
+"""Gemma-2's differences."""
 
-OF_VIT = {
+VIT = {
     "attention_norm": "layernorm_before",
     "ffn_norm": "layernorm_after",
     "attention.query": "attention.q_proj",
@@ -46,24 +46,24 @@ OF_VIT = {
     "ffn.up": "mlp.fc1",
     "ffn.down": "mlp.fc2",
 }
-OUTSIDE_BLOCKS_OF_VIT = {"norm": "vit.layernorm", "head": "classifier"}
-"""Its embedding is of patches, and has other parts there (`exchange.vit`)."""
+OUTSIDE_BLOCKS_VIT = {"norm": "vit.layernorm", "head": "classifier"}
+"""The patch embedding has other parts in transformers (`exchange.vit`)."""
 
-MATRIX_KINDS = {f"{theirs}.weight": ours.partition(".")[2] for ours, theirs in IN_BLOCK.items()}
-"""The name of a parameter inside its layer there -> what `ProbedModel.matrices` calls it."""
+MATRIX_KINDS = {f"{hf}.weight": own.partition(".")[2] for own, hf in IN_BLOCK.items()}
+"""Parameter name inside a transformers layer -> its name in `ProbedModel.matrices`."""
 
 
 def hf_name(name: str, family: str) -> str | None:
-    """What transformers calls a parameter of the decoder in this family; None where it has no such weight."""
+    """A decoder parameter's name in this transformers family; None if the family has no such weight."""
     in_block = re.match(r"blocks\.(\d+)\.", name)
     if in_block is None:
-        return _renamed(name, OUTSIDE_BLOCKS_OF_VIT if family == "vit" else OUTSIDE_BLOCKS)
-    names = {"vit": OF_VIT, "gemma2": IN_BLOCK | OF_GEMMA2}.get(family, IN_BLOCK)
-    theirs = _renamed(name[in_block.end() :], names)
-    return theirs and f"{'vit' if family == 'vit' else 'model'}.layers.{in_block[1]}.{theirs}"
+        return _renamed(name, OUTSIDE_BLOCKS_VIT if family == "vit" else OUTSIDE_BLOCKS)
+    names = {"vit": VIT, "gemma2": IN_BLOCK | GEMMA2}.get(family, IN_BLOCK)
+    name_in_layer = _renamed(name[in_block.end() :], names)
+    return name_in_layer and f"{'vit' if family == 'vit' else 'model'}.layers.{in_block[1]}.{name_in_layer}"
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str | None:
-    """The name of a module's parameter, or of a module without parts of its own."""
+    """The new name of a module's parameter, or of a parameter without a module."""
     module, _, parameter = name.rpartition(".")
     return names.get(name) or (f"{names[module]}.{parameter}" if module in names else None)

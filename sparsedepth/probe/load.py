@@ -1,10 +1,9 @@
-"""A model by its name, to be measured: a run folder, a local Hugging Face folder, or a name on the hub.
+"""Loading a model to measure: a run folder, a local Hugging Face folder, or a name on the hub.
 
-Weights come from safetensors alone, and nothing a folder says is run (`sparsedepth.probe.folder`). A local folder is
-read without any network. Layers keep the dtype of the checkpoint, unless fp32 is asked for, and are computed in fp32
-all the same; embedding, final norm and head, which stand outside the layers, are always held in fp32. The two give the
-same numbers, but for Gemma: its embedding scale is a constant in the checkpoint's dtype (55.5 rather than 55.4256 at
-width 3072 in bf16), as it was in training.
+Weights come from safetensors only, and no code of a folder is run (`sparsedepth.probe.folder`). Local folders need no
+network. Layers keep the checkpoint's dtype unless fp32 is requested, and are computed in fp32; embedding, final norm
+and head are always held in fp32. Both give the same numbers, except for Gemma, whose embedding scale is a constant in
+the checkpoint's dtype, as in training (55.5 instead of 55.4256 at width 3072 in bf16).
 """
 
 import math
@@ -40,19 +39,19 @@ from sparsedepth.store.run_record import RUNS
 RUN_CONFIG = "config.yaml"
 RUN_MARKER = "complete"
 OLDEST_TRANSFORMERS = (5, 17)
-"""Releases before 5.3 can be made to run code by a config.json (CVE-2026-4372); from 5.17 on the adapter is tested."""
+"""Releases before 5.3 can be made to run code by a config.json (CVE-2026-4372); the adapter is tested from 5.17 on."""
 
 Dtype = Literal["checkpoint", "fp32"]
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES = ("*.json", "*.safetensors", "merges.txt")
 _BUFFERS = re.compile(r"(inv_freq|masked_bias|attn\.bias|attention\.bias)$")
-"""Constants that older checkpoints carry and no model reads any more."""
+"""Constants in older checkpoints that models no longer read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a table says of a model beside its scores; None where the model has no such thing."""
+    """A model's properties as shown in tables; None if it has no such property."""
 
     family: str
     """'sparsedepth' for a run folder, else the config's model_type"""
@@ -64,7 +63,7 @@ class Facts:
     """0 = dense"""
     vocab_size: int
     max_len: int | None
-    """tokens of the longest sequence that it has positions for"""
+    """maximum sequence length"""
     params_total: int
     dtype: str
     """of the layers' weights"""
@@ -81,12 +80,12 @@ class LoadedModel:
 
     @cached_property
     def weights_hash(self) -> str:
-        """Of the folder's files, read once."""
+        """A digest of the folder's weight files, computed once."""
         return weights_hash(self.folder)
 
 
 def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype: Dtype = "checkpoint") -> LoadedModel:
-    """The model that `source` names. Raises ValueError, one line with the reason, for what is missing or not safe."""
+    """The model that `source` names. Raises ValueError, one line with the reason, if it is missing or unsafe."""
     folder = Path(source).expanduser()
     if (folder / RUN_CONFIG).exists():
         return _load_run(str(source), folder, device)
@@ -138,12 +137,12 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
 
 
 def _check_sums(folder: Path) -> None:
-    """Raises ValueError where a complete run is not the one that was completed: its marker holds the checksums."""
+    """Raises ValueError if a complete run's files do not match the checksums of its marker."""
     if not (folder / RUN_MARKER).exists():
         return
-    listed = read_json(folder / RUN_MARKER).get("files")
+    recorded = read_json(folder / RUN_MARKER).get("files")
     for name in (RUN_CONFIG, WEIGHTS):
-        entry = listed.get(name) if isinstance(listed, dict) else None
+        entry = recorded.get(name) if isinstance(recorded, dict) else None
         if not isinstance(entry, dict) or entry.get("sha256") != sha256(folder / name):
             raise ValueError(
                 f"run folder {folder} is damaged: {name} is not the file that was written (its checksum differs); "
@@ -152,27 +151,27 @@ def _check_sums(folder: Path) -> None:
 
 
 def weights_hash(folder: Path) -> str:
-    """12 hex digits that name the weights of a model's folder: a digest of its safetensors files."""
+    """12 hex digits: a digest of a folder's safetensors files."""
     return digest([sha256(path) for path in weight_files(folder)])
 
 
 def _read_weights(path: Path, expected: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """The tensors of a run's file. Raises ValueError, before reading, unless names and shapes are the config's."""
+    """The tensors of a run's file. Raises ValueError, before reading, unless names and shapes match the config."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
         shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        wrong = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
-        if wrong:
+        mismatched = sorted(name for name in {*shapes, *expected} if shapes.get(name) != expected.get(name))
+        if mismatched:
             raise ValueError(
-                f"{path} does not hold the model of {RUN_CONFIG}: {wrong[0]} has shape "
-                f"{_shape(shapes.get(wrong[0]))} where the config says {_shape(expected.get(wrong[0]))}"
+                f"{path} does not hold the model of {RUN_CONFIG}: {mismatched[0]} has shape "
+                f"{_shape(shapes.get(mismatched[0]))} where the config says {_shape(expected.get(mismatched[0]))}"
             )
         return {name: file.get_tensor(name) for name in shapes}
 
 
 def _check_finite(model: nn.Module, folder: Path) -> None:
-    """Raises ValueError for weights with which every score would be missing."""
+    """Raises ValueError for NaN or infinite weights, with which no score exists."""
     for name, weight in model.named_parameters():
         if n_bad := int((~weight.isfinite()).sum()):
             raise ValueError(
@@ -205,7 +204,7 @@ def _load_hf(source: str, folder: Path, root: Path | None, device: torch.device 
 
     from sparsedepth.probe.hf_adapter import FAMILIES, ProbedHfModel
 
-    logging.disable_progress_bar()  # its bar over the weights would stand among our lines
+    logging.disable_progress_bar()  # it would mix with our output
 
     values = check_folder(folder, FAMILIES, root)
     config = _hf_config(folder, values)
@@ -250,7 +249,7 @@ def _hf_config(folder: Path, values: dict[str, Any]) -> Any:
 
 
 def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
-    """Raises ValueError for a config that describes more weights than the files can hold: none is made up."""
+    """Raises ValueError for a config with more weights than the files can hold: none is invented."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -269,7 +268,7 @@ def _check_parameters(config: Any, folder: Path, n_bytes: int) -> None:
 def _read_model(config: Any, folder: Path, dtype: Dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    # Only eager knows a softcap, and a family that may have one takes nothing else.
+    # Only eager supports a softcap.
     kernel = "eager" if hasattr(config, "attn_logit_softcapping") else "sdpa"
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -285,25 +284,25 @@ def _read_model(config: Any, folder: Path, dtype: Dtype) -> Any:
     except Exception as error:  # the library raises what its parts raise
         raise ValueError(f"{folder} cannot be loaded: {_line(error)}") from None
     model, report = loaded
-    for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        names = sorted(str(name) for name in report[what] if not _BUFFERS.search(str(name)))
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(str(name) for name in report[kind] if not _BUFFERS.search(str(name)))
         if names:
             raise ValueError(
-                f"the weights of {folder} are not those of its config: {what.replace('_', ' ')} {names[0]}"
+                f"the weights of {folder} are not those of its config: {kind.replace('_', ' ')} {names[0]}"
             )
     widen_outside_layers(model)
     return model.eval()
 
 
 def widen_outside_layers(model: Any) -> None:
-    """Hold embedding, final norm and head in fp32: every position of every fork starts and ends there."""
+    """Cast embedding, final norm and head to fp32: every position of every fork passes through them."""
     for part in (*model.base_model.children(), model.get_output_embeddings()):
         if not isinstance(part, nn.ModuleList):
             part.float()
 
 
 def _download(name: str) -> Path:
-    """The snapshot of a hub model: config first, so that what is not measured is refused before its weights come."""
+    """The snapshot of a hub model: config first, so that unsupported models are refused before downloading weights."""
     check_transformers(version("transformers"))
     from huggingface_hub import snapshot_download
 
@@ -313,7 +312,7 @@ def _download(name: str) -> Path:
         first = Path(snapshot_download(name, allow_patterns=[CONFIG]))
     except Exception as error:  # network, permission and cache each raise their own
         raise ValueError(
-            f"model {name!r} is no local folder, and the hub does not give it ({_line(error)}); "
+            f"model {name!r} is not a local folder and cannot be downloaded from the hub ({_line(error)}); "
             f"check the name and the network, or name a folder"
         ) from None
     check_config(read_json(first / CONFIG), name, FAMILIES)

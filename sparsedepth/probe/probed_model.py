@@ -1,13 +1,12 @@
-"""What a measure sees of a language model, or of a ViT (its tokens are patches): blocks on one residual
-stream.
+"""The interface that measures use: a language model, or a ViT (its tokens are patches), as blocks on a residual stream.
 
     x_0 = embed(tokens),   x_l = block(l, x_(l-1)),   logits = logits(x_L),   l = 1..L
 
-Every measure works on this protocol, so a model of any library is measured by the same code once it has an adapter.
-An adapter calls the model's own modules: it never re-implements one, and never alters a weight.
+All measures use this protocol, so an adapter makes them available for the models of any library. Adapters call the
+model's own modules; they never re-implement one, and never change a weight.
 
-Shapes: B sequences, T tokens of one sequence, D width of the residual stream, H query heads, G key/value heads,
-K width of a head, F hidden units, E experts, C experts chosen per token, V vocabulary, n residual streams.
+Shapes: B sequences, T tokens, D width of the residual stream, H query heads, G key/value heads, K head width, F hidden
+units, E experts, C experts chosen per token, V vocabulary, n residual streams.
 """
 
 from collections.abc import Generator, Mapping
@@ -29,24 +28,24 @@ from sparsedepth.model.stream_start import StreamStart
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionForm:
-    """What stands between the scores q k / sqrt(K) and their softmax, and which it is taken over."""
+    """What is applied to the scores q k / sqrt(K) before the softmax: mask and cap."""
 
     causal: bool = True
-    """whether a token sees those before it alone, or all"""
+    """whether a token sees only earlier ones, or all"""
     window: int | None = None
     """keys that a token sees, itself included; None = all before it"""
     softcap: float | None = None
-    """c; None = scores as they are"""
+    """c; None = no cap"""
     documents: Tensor | None = None
-    """document_BT, the number of each token's document, which is all that it sees; None = no documents"""
+    """document_BT, the index of each token's document, outside which it sees nothing; None = no documents"""
 
 
 class ProbedModel(Protocol):
-    """Layers count from 1 to n_layers. The residual stream goes in and comes out as fp32 on `device`."""
+    """Layers are numbered 1 to n_layers. The residual stream is passed in and out as fp32 on `device`."""
 
     @property
     def model(self) -> nn.Module:
-        """The module itself: the probe sets its mode and puts it back."""
+        """The module itself: `probing` sets its mode and restores it."""
         ...
 
     @property
@@ -67,11 +66,11 @@ class ProbedModel(Protocol):
 
     @property
     def causal(self) -> bool:
-        """Whether a token sees those before it alone, or all."""
+        """Whether a token sees only earlier ones, or all."""
         ...
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """x_0 as x_BTD: what enters the first block."""
+        """x_0 as x_BTD: the input of the first block."""
         ...
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
@@ -83,7 +82,7 @@ class ProbedModel(Protocol):
         ...
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
-        """x_L as the head reads it."""
+        """The final norm of x_L, which the head reads."""
         ...
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
@@ -99,14 +98,14 @@ class ProbedModel(Protocol):
         ...
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """a_BTD and f_BTD, what attention and the feed-forward part add: x_l = x_(l-1) + a + f, from x_(l-1).
+        """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1).
 
-        None where the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
+        None if the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
         """
         ...
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        """h_BTF, what the last product of a dense feed-forward part reads, from x_(l-1); None in a block of experts."""
+        """h_BTF, the input of the down projection of a dense feed-forward part, from x_(l-1); None for experts."""
         ...
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -117,33 +116,33 @@ class ProbedModel(Protocol):
         ...
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
-        """H_BTnn of a block on n streams, from x_(l-1): x_l = H x_(l-1) + what its branches add. None of one stream."""
+        """H_BTnn of a block on n streams, from x_(l-1): x_l = H x_(l-1) + updates. None with a single stream."""
         ...
 
     def exact(self) -> AbstractContextManager[None]:
-        """While it is open the model computes in fp32 with kernels that can; what was set before is put back."""
+        """Context in which the model uses kernels that compute in fp32; the previous ones are restored."""
         ...
 
 
 class ProbedDecoder:
-    """`Decoder` as measures see it.
+    """`Decoder` as a `ProbedModel`.
 
-    With `n_streams` the stream is all of them side by side, which D counts: left out, a block leaves every one unmixed.
-    With `attention_residuals` it is all sources side by side, 0 until written: a block adds at its own.
-    With `loops` each pass through a block is a layer, left out or swapped by itself.
+    With `n_streams` D counts all streams side by side; skipping a block leaves every stream unmixed. With
+    `attention_residuals` D counts all sources, 0 until written; a block adds at its own. With `loops` each pass through
+    a block is a layer, skipped or swapped by itself.
 
-    Calls `Block.forward` itself, past any compiled version: forks come in many batch sizes, each a recompilation.
-    A block may see more of the tokens that were embedded last than the stream: their documents (`mask_documents`), x_0
-    (`residual_scalars`), block 1's values (`value_residual`). What it is given belongs to these tokens, or to several
-    copies of them one after the other, as forks are.
+    Calls `Block.forward` directly, not its compiled version: forks come in many batch sizes, each a recompilation.
+    A block may also read documents (`mask_documents`), x_0 (`residual_scalars`) and block 1's values
+    (`value_residual`). These belong to the tokens embedded last; x may hold several copies of them one after the other,
+    as forks do.
     """
 
     def __init__(self, model: Decoder):
         self.model = model
-        self._kept_contexts: dict[int, tuple[Tensor | None, StreamStart | None]] = {}
-        """document_BT and what x_0 gives, of the tokens embedded last, by number of copies"""
+        self._contexts: dict[int, tuple[Tensor | None, StreamStart | None]] = {}
+        """document_BT and the stream start of the tokens embedded last, by number of copies"""
         self._rotary: tuple[tuple[int, torch.device], Rotary] | None = None
-        """of the length seen last"""
+        """of the last length"""
 
     @property
     def device(self) -> torch.device:
@@ -167,26 +166,26 @@ class ProbedDecoder:
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.model.embed_tokens(tokens_BT)
-        self._kept_contexts = {1: (self.model.documents(tokens_BT), self.model.stream_start(x_BTD))}
+        self._contexts = {1: (self.model.documents(tokens_BT), self.model.stream_start(x_BTD))}
         return x_BTD
 
     def _context(self, x_BTD: Tensor) -> tuple[Rotary, Tensor | None, StreamStart | None]:
-        """What a block is given besides the stream: rotary tables, documents, what x_0 gives."""
-        seen = (x_BTD.shape[1], x_BTD.device)
-        if self._rotary is None or self._rotary[0] != seen:
-            with torch.inference_mode(False):  # what differentiates a block may ask for them after what does not
-                self._rotary = seen, self.model.rotary(x_BTD.shape[1])
+        """The other inputs of a block: rotary tables, documents, stream start."""
+        key = (x_BTD.shape[1], x_BTD.device)
+        if self._rotary is None or self._rotary[0] != key:
+            with torch.inference_mode(False):  # they may be reused where a block is differentiated
+                self._rotary = key, self.model.rotary(x_BTD.shape[1])
         rotary = self._rotary[1]
-        document_BT, start = self._kept_contexts.get(1, (None, None))
-        given = document_BT if start is None else start.x_BTD
-        if given is None:
+        document_BT, start = self._contexts.get(1, (None, None))
+        embedded = document_BT if start is None else start.x_BTD
+        if embedded is None:
             return rotary, None, None
-        copies, rest = divmod(len(x_BTD), len(given))
-        assert not rest and x_BTD.shape[1] == given.shape[1], "the stream is not of the tokens embedded last"
-        if copies not in self._kept_contexts:
+        copies, remainder = divmod(len(x_BTD), len(embedded))
+        assert not remainder and x_BTD.shape[1] == embedded.shape[1], "the stream is not of the tokens embedded last"
+        if copies not in self._contexts:
             repeated = None if document_BT is None else document_BT.repeat(copies, 1)
-            self._kept_contexts[copies] = repeated, None if start is None else start.repeated(copies)
-        return rotary, *self._kept_contexts[copies]
+            self._contexts[copies] = repeated, None if start is None else start.repeated(copies)
+        return rotary, *self._contexts[copies]
 
     def _block(self, layer: int) -> Block:
         block = self.model.blocks[layer - 1]
@@ -204,14 +203,14 @@ class ProbedDecoder:
         return self.model.final_norm(x_BTD)
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
-        """q_BHTK, k_BGTK, and the window and documents that limit what they see."""
+        """q_BHTK, k_BGTK, and their window and documents."""
         block = self._block(layer)
         rotary, document_BT, start = self._context(x_BTD)
         form = AttentionForm(causal=self.causal, window=self.model.config.sliding_window, documents=document_BT)
         return *block.attention.queries_keys(block.attention_input(block.mix_with_start(x_BTD, start)), rotary), form
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
-        """The router is left out: it chooses experts and transforms nothing, and a dense block has none."""
+        """Without the router, which transforms nothing."""
         block = self._block(layer)
         attention, ffn = block.attention, block.ffn
         weights = {name: getattr(attention, name).weight for name in ("query", "key", "value", "output")}
@@ -244,7 +243,7 @@ class ProbedDecoder:
         if not isinstance(block.ffn, Experts):
             return None
         u_BTD = block.after_attention(x_BTD, *self._context(x_BTD))
-        # The router sees what the experts see, not the stream itself.
+        # The router reads the normed stream, as the experts do.
         _, probability_NE, _, choice_NC = block.ffn.route(block.ffn_input(u_BTD).flatten(0, 1))
         shape = x_BTD.shape[:2]
         return probability_NE.unflatten(0, shape), choice_NC.unflatten(0, shape)
@@ -258,23 +257,23 @@ class ProbedDecoder:
             streams.residual_map(part_BTD.unflatten(-1, (n, -1)))[0]
             for streams, part_BTD in ((block.attention_streams, x_BTD), (block.ffn_streams, u_BTD))
         ]
-        # Attention mixes first.
+        # attention mixes first
         return maps[1] @ maps[0]
 
     @contextmanager
     def exact(self) -> Generator[None, None, None]:
         parts = [module for module in self.model.modules() if isinstance(module, Attention | Experts)]
-        used = [part.kernel for part in parts]
-        here = kernels.setting(self.model.config, self.device, torch.float32)
-        self.model.use_kernels(attention="sdpa", experts=kernels.choose("experts", "auto", here).kernel)
+        kernels_before = [part.kernel for part in parts]
+        setting = kernels.setting(self.model.config, self.device, torch.float32)
+        self.model.use_kernels(attention="sdpa", experts=kernels.choose("experts", "auto", setting).kernel)
         try:
             yield
         finally:
-            for part, kernel in zip(parts, used, strict=True):
+            for part, kernel in zip(parts, kernels_before, strict=True):
                 part.kernel = kernel
 
 
 def _weights(ffn: FeedForward) -> dict[str, Tensor]:
-    """A gate that is not there has none."""
+    """The weights of a feed-forward part, without the gate if it has none."""
     parts = {name: getattr(ffn, name) for name in ("gate", "up", "down")}
     return {name: part.weight for name, part in parts.items() if part is not None}

@@ -1,4 +1,4 @@
-"""The residual stream block by block, each block's update split into its branches where the model can tell them.
+"""The residual stream block by block, with each block's update split into branches if the model is such a sum.
 
     x_l = x_(l-1) + a_l + f_l,   u_l = x_l - x_(l-1) = a_l + f_l,   l = 1..L
 
@@ -17,7 +17,7 @@ from sparsedepth.probe.probed_model import ProbedModel
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One block's pass over the stream; every state and update is x_BTD."""
+    """The states before and after one block; each state and update is x_BTD."""
 
     layer: int
     before: Tensor
@@ -25,11 +25,11 @@ class Update:
     after: Tensor
     """x_l"""
     branches: tuple[Tensor, Tensor] | None
-    """(a_l, f_l), or None where the model cannot tell"""
+    """(a_l, f_l), or None if unknown"""
 
 
 def updates(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Update]:
-    """Blocks 1..L one after the other. Where the branches are known x_l is their sum, so that no block runs twice."""
+    """Blocks 1..L in order. With known branches x_l is computed as their sum, so that no block runs twice."""
     before_BTD = probed.embed(tokens_BT)
     for layer in range(1, probed.n_layers + 1):
         branches = probed.branches(layer, before_BTD)

@@ -8,7 +8,7 @@ import torch
 from handmade import HandMadeModel, identity, integers, normal
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import same_resamples
+from sparsedepth.measure.bootstrap import shared_resamples
 from sparsedepth.measure.difficulty import by_difficulty
 from sparsedepth.measure.loss import held_out_loss
 from sparsedepth.measure.scored import Scored
@@ -19,7 +19,7 @@ def rng():
 
 
 def estimate():
-    return same_resamples(rng())
+    return shared_resamples(rng())
 
 
 def solved(accuracy_D, n_sequences=40, first=0):

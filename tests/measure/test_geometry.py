@@ -11,7 +11,7 @@ from handmade import HandMadeModel, brackets, identity, integers, known, normal
 from reference import FAMILIES, angles, branch_updates, cosine, run_config, states
 
 from sparsedepth.measure import geometry as module
-from sparsedepth.measure.geometry import geometry, last_places
+from sparsedepth.measure.geometry import geometry, last_positions
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 
@@ -107,8 +107,8 @@ def test_what_fills_a_sequence_is_not_its_last_token():
     turns = torch.arange(6)[:, None] < 4
     probed = HandMadeModel([lambda x: torch.where(turns, turn(90)(x), x)], PLANE)
     filled = torch.tensor([[0, 0, 2, 1, 1, 1]])
-    assert last_places(filled, 1) == [3] and last_places(filled, 0) == last_places(filled, None) == [5]
-    assert last_places(torch.tensor([[0, 2, 1], [1, 1, 1], [2, 1, 0]]), 1) == [2, 0, 2]
+    assert last_positions(filled, 1) == [3] and last_positions(filled, 0) == last_positions(filled, None) == [5]
+    assert last_positions(torch.tensor([[0, 2, 1], [1, 1, 1], [2, 1, 0]]), 1) == [2, 0, 2]
     assert geometry(probed, filled, rng()).angles_last_token == {(0, 1): 0}
     assert geometry(probed, filled, rng(), eod=1).angles_last_token == pytest.approx({(0, 1): math.pi / 2}, abs=1e-6)
 

@@ -1,7 +1,9 @@
-"""`measure.needed_layers` on blocks whose intervals are given; `test_usefulness` has the models."""
+"""Counts of layers by hand; `test_usefulness` has the models."""
+
+import pytest
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate
-from sparsedepth.measure.needed_layers import needed_layers
+from sparsedepth.measure.needed_layers import needed_layers, share_above
 
 
 def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
@@ -13,3 +15,16 @@ def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():
     needed = needed_layers(blocks, 0.05, counted)
     assert (needed.value, needed.lo, needed.hi) == (1, 1, 3)
     assert needed_layers([block(0.3, None)], 0.05, counted).value is None  # one sequence has no interval
+
+
+INCREASES = [0.5, 0.15, 0.1, 0.06, 0.01, -0.02]
+
+
+@pytest.mark.parametrize(("threshold", "count"), [(0.02, 4), (0.05, 4), (0.1, 2), (0.2, 1), (0.5, 0)])
+def test_strictly_more_than_the_threshold_counts(threshold, count):
+    assert share_above(INCREASES, threshold) == pytest.approx(count / 6)
+
+
+@pytest.mark.parametrize("increases", [[], [0.5, None]])
+def test_an_unknown_increase_makes_the_count_unknown(increases):
+    assert share_above(increases, 0.1) is None

@@ -8,7 +8,7 @@ from handmade import integers
 from reference import run_config
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import same_resamples
+from sparsedepth.measure.bootstrap import shared_resamples
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.measure.loss import fork_losses, held_out_loss
@@ -110,18 +110,18 @@ def assert_close(one, other) -> None:
 
 def test_text_has_the_plain_mean_of_every_resample():
     value_N = np.random.default_rng(1).random(20)
-    even = position_mean(value_N, np.ones(20), same_resamples(rng()))
+    even = position_mean(value_N, np.ones(20), shared_resamples(rng()))
     weight_N = np.where(np.arange(20) < 10, 0.5, 1.5)
-    uneven = position_mean(value_N * weight_N, weight_N, same_resamples(rng()))
+    uneven = position_mean(value_N * weight_N, weight_N, shared_resamples(rng()))
     assert even.value == pytest.approx(value_N.mean())
     assert uneven.value == pytest.approx((value_N * weight_N).sum() / 20)
     assert uneven.lo < uneven.value < uneven.hi
     # Equal values have no spread, however many positions a resample happens to have.
-    flat = position_mean(2 * weight_N, weight_N, same_resamples(rng()))
+    flat = position_mean(2 * weight_N, weight_N, shared_resamples(rng()))
     assert (flat.lo, flat.value, flat.hi) == pytest.approx((2, 2, 2))
 
 
 def test_nothing_that_counts_is_said(model):
     nothing = Scored(integers(40, 2, 16), torch.full((2, 16), IGNORED))
-    with pytest.raises(ValueError, match="none of the 32 targets counts"):
+    with pytest.raises(ValueError, match="none of the 32 targets is scored"):
         held_out_loss(ProbedDecoder(model), nothing, rng())

@@ -234,7 +234,7 @@ def test_the_glossary_knows_which_part_fills_a_column(part):
 def test_the_suite_runs_every_measure_and_none_without_a_record():
     assert set(SUITE) == {measure.name for measure in MEASURES}
     made = Measurements(step=0, summary={"val_loss": 1.0}, layers=[{"metric": "causal_effect"}])
-    with pytest.raises(AssertionError, match=r"measure 'loss' makes .*causal_effect.* no record"):
+    with pytest.raises(AssertionError, match=r"measure 'loss' produces .*causal_effect.* no record"):
         made.check_records("loss")
     with pytest.raises(AssertionError, match=r"new_score"):
         Measurements(step=0, summary={"new_score": 1.0}).check_records("loss")

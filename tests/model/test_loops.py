@@ -9,7 +9,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import record, skip, swap, walk
+from sparsedepth.probe.fork import record_states, run_forks, skip, swap
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train.devices import Devices
 from sparsedepth.train.loop import TrainingState
@@ -53,11 +53,14 @@ def test_forks_change_one_layer_and_not_its_block_in_every_pass():
     looped = Decoder(config(loops=2))
     probed, tokens_BT = ProbedDecoder(looped), integers(12, 2, 8)
     with torch.no_grad():
-        states, (x_BTD, *_) = record(probed, tokens_BT), record(ProbedDecoder(of_own_weights(looped)), tokens_BT)
+        states, (x_BTD, *_) = (
+            record_states(probed, tokens_BT),
+            record_states(ProbedDecoder(of_own_weights(looped)), tokens_BT),
+        )
         for layer in (2, 3, 4):
             x_BTD = ProbedDecoder(of_own_weights(looped)).block(layer, x_BTD)
-        last = {fork: step.after[row] for step in walk(probed, states, [skip(1), swap(1, 3)], 9999) if step.layer == 4
-                for row, fork in enumerate(step.forks)}  # fmt: skip
+        steps = [step for step in run_forks(probed, states, [skip(1), swap(1, 3)], 9999) if step.layer == 4]
+        last = {fork: step.after[row] for step in steps for row, fork in enumerate(step.forks)}
     torch.testing.assert_close(last[0], x_BTD, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(last[1], states[-1], rtol=0, atol=0)
 

@@ -11,7 +11,7 @@ from reference import FAMILIES, run_config, states
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe import fork as module
-from sparsedepth.probe.fork import Fork, batches, probing, record, replace, skip, swap, walk
+from sparsedepth.probe.fork import Fork, batches, probing, record_states, replace, run_forks, skip, swap
 from sparsedepth.probe.probed_model import ProbedDecoder
 
 N_LAYERS = 5
@@ -19,7 +19,7 @@ N_LAYERS = 5
 
 def finals(probed, recorded, forks, max_tokens=8192):
     out = {}
-    for step in walk(probed, recorded, forks, max_tokens):
+    for step in run_forks(probed, recorded, forks, max_tokens):
         if step.layer == probed.n_layers:
             out |= {fork: step.after[row].double() for row, fork in enumerate(step.forks)}
     return [out[index] for index in range(len(forks))]
@@ -48,7 +48,7 @@ def test_forks_are_full_forward_passes_with_another_plan(family):
         "unchanged": (Fork({3: 3}), [1, 2, 3, 4, 5]),
     }
     with probing(probed):
-        recorded = record(probed, tokens)
+        recorded = record_states(probed, tokens)
         found = finals(probed, recorded, [fork for fork, _ in plans.values()])
         for final, (_, plan) in zip(found, plans.values(), strict=True):
             torch.testing.assert_close(final, states(model, tokens, plan)[-1], rtol=1e-5, atol=1e-5)
@@ -77,10 +77,10 @@ def test_any_forks_under_any_budget(forks, max_tokens):
         return run
 
     blocks = [residual_mlp(4, seed) for seed in range(N_LAYERS)]
-    recorded = record(HandMadeModel(blocks, normal(5, 4)), integers(5, 2, 3))
+    recorded = record_states(HandMadeModel(blocks, normal(5, 4)), integers(5, 2, 3))
     probed = HandMadeModel([watched(block) for block in blocks], normal(5, 4))
     visits = {index: [] for index in range(len(forks))}
-    for step in walk(probed, recorded, forks, max_tokens):
+    for step in run_forks(probed, recorded, forks, max_tokens):
         assert step.before.shape == step.after.shape == (len(step.forks), 2, 3, 4)
         for row, index in enumerate(step.forks):
             if not visits[index]:
@@ -100,11 +100,11 @@ def test_layers_in_which_forks_agree_are_one_batch():
         return x
 
     probed = HandMadeModel([block] * 4, normal(5, 4))
-    recorded = record(HandMadeModel([identity] * 4, normal(5, 4)), integers(5, 2, 3))
-    list(walk(probed, recorded, [skip(1), skip(2), skip(3)], 8192))
+    recorded = record_states(HandMadeModel([identity] * 4, normal(5, 4)), integers(5, 2, 3))
+    list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)], 8192))
     assert calls == [2, 4, 6]  # layer 2 for one fork of two sequences, layer 3 for two, layer 4 for all three
     calls.clear()
-    list(walk(probed, recorded, [skip(1), skip(2), skip(3)], 13))
+    list(run_forks(probed, recorded, [skip(1), skip(2), skip(3)], 13))
     assert calls == [2, 4, 4, 2]  # 13 tokens hold two forks of two sequences of three; the third runs alone
 
 
@@ -120,7 +120,7 @@ def test_batches_hold_whole_sequences_within_the_budget():
 def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch, tokens, numbers):
     calls, block = [], residual_mlp(4, 0)
     probed = HandMadeModel([lambda x: calls.append(len(x)) or block(x)] * 3, normal(5, 4))
-    recorded = record(probed, integers(5, 2, 3))
+    recorded = record_states(probed, integers(5, 2, 3))
     forks = [skip(1), skip(2), swap(1, 3)]
     whole = finals(probed, recorded, forks)
     calls.clear()
@@ -133,8 +133,8 @@ def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch, tokens, numbers):
 
 
 def test_a_gpu_is_given_larger_pieces():
-    assert module.piece(torch.device("cpu"), 100) == 100
-    assert module.piece(torch.device("cuda"), 100) == 100 * module.GPU_PIECES > 100
+    assert module.chunk_size(torch.device("cpu"), 100) == 100
+    assert module.chunk_size(torch.device("cuda"), 100) == 100 * module.GPU_CHUNKS > 100
 
 
 def test_gradients_reach_inputs_and_no_weight():
@@ -178,7 +178,7 @@ def test_the_model_is_left_as_it_was_found(fails):
         assert not any(module.training for module in model.modules())
         assert torch.is_inference_mode_enabled()
         torch.rand(5)
-        for step in walk(probed, record(probed, tokens), [skip(1), swap(2, 4)], 8192):
+        for step in run_forks(probed, record_states(probed, tokens), [skip(1), swap(2, 4)], 8192):
             if fails and step.layer == 3:
                 raise RuntimeError("half-way")
         torch.testing.assert_close(step.after[1].double(), final, rtol=1e-5, atol=1e-5)  # no autocast inside

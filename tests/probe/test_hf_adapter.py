@@ -6,7 +6,7 @@ from families import FAMILIES, tiny
 from handmade import integers, normal
 
 from sparsedepth.probe.attention import attention_rows
-from sparsedepth.probe.fork import probing, record
+from sparsedepth.probe.fork import probing, record_states
 from sparsedepth.probe.hf_adapter import FAMILIES as MODEL_TYPES
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.probed_model import AttentionForm
@@ -36,7 +36,7 @@ def test_the_blocks_compose_to_the_model(family, attention):
     for hook in hooks:
         hook.remove()
     with probing(probed):
-        states = record(probed, TOKENS)
+        states = record_states(probed, TOKENS)
         torch.testing.assert_close(states, seen, rtol=0, atol=1e-5)
         torch.testing.assert_close(probed.logits(states[-1]), logits, rtol=0, atol=1e-5)
     assert probed.n_layers == 4 and probed.vocab_size == logits.shape[-1] == 40
@@ -51,7 +51,7 @@ def test_attention_weights_are_the_models(family):
     probed = ProbedHfModel(tiny(family))
     forms = []
     with probing(probed):
-        states = record(probed, TOKENS)
+        states = record_states(probed, TOKENS)
         for layer in range(1, 5):
             q, k, form = probed.attention_inputs(layer, states[layer - 1])
             forms.append(form)
@@ -135,7 +135,7 @@ def test_low_precision_layers_are_computed_in_fp32(family):
     states = []
     for probed in probed_models:
         with probing(probed):
-            states.append(record(probed, TOKENS))
+            states.append(record_states(probed, TOKENS))
             q, k, _ = probed.attention_inputs(3, states[-1][2])
             assert q.dtype == k.dtype == torch.float32
     torch.testing.assert_close(*states, rtol=0, atol=0)
@@ -157,7 +157,7 @@ def test_the_model_runs_and_generates_without_layers(family):
                 x_BTD = probed.block(layer, x_BTD)
             return probed.logits(x_BTD)
 
-    with torch.no_grad(), probed.leaving_out([1, 3]):
+    with torch.no_grad(), probed.without_layers([1, 3]):
         left = model(TOKENS, use_cache=False).logits
         texts = model.generate(TOKENS[:1], max_new_tokens=3, do_sample=False, eos_token_id=None, use_cache=True)
     torch.testing.assert_close(left, without(TOKENS), rtol=0, atol=1e-4)
@@ -173,7 +173,7 @@ def test_the_model_is_left_as_found_also_after_an_error(family):
     settings = (model.config._attn_implementation, model.config._experts_implementation)
     probed = ProbedHfModel(model)
     with pytest.raises(RuntimeError, match="inside"), probing(probed):
-        states = record(probed, TOKENS)
+        states = record_states(probed, TOKENS)
         probed.attention_inputs(1, states[0])
         probed.branches(1, states[0])
         assert not model.training
@@ -190,7 +190,7 @@ def test_the_model_is_left_as_found_also_after_an_error(family):
 def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
     probed = ProbedHfModel(tiny("mistral_window"))
     with probing(probed):
-        record(probed, TOKENS)
+        record_states(probed, TOKENS)
     x = normal(2, 12, 32).requires_grad_()
     probed.block(1, x).sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
@@ -199,9 +199,9 @@ def test_blocks_work_with_gradients_after_a_pass_in_inference_mode():
 def test_a_batch_of_any_size_and_length():
     probed = ProbedHfModel(tiny("gemma2"))
     with probing(probed):
-        whole = record(probed, TOKENS)[-1]
-        one = record(probed, TOKENS[1:2])[-1]
-        short = record(probed, TOKENS[:, :7])[-1]
+        whole = record_states(probed, TOKENS)[-1]
+        one = record_states(probed, TOKENS[1:2])[-1]
+        short = record_states(probed, TOKENS[:, :7])[-1]
     torch.testing.assert_close(whole[1:2], one, rtol=0, atol=1e-5)
     torch.testing.assert_close(whole[:, :7], short, rtol=0, atol=1e-5)
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="longer than the 64 positions"):
         ProbedHfModel(tiny("gpt2")).embed(integers(40, 1, 65))
     for family, field, value, reason in (
-        ("llama", "model_type", "bert", "model_type='bert' is not measured; known: gemma, gemma2"),
+        ("llama", "model_type", "bert", "model_type='bert' is not supported; supported: gemma, gemma2"),
         ("gemma2", "use_bidirectional_attention", True, "tokens see the future"),
         ("gemma2", "_attn_implementation_internal", "sdpa", r"softcap=2\.0.*'eager'"),
         ("llama", "_attn_implementation_internal", "flex_attention", "'flex_attention' cannot be measured"),

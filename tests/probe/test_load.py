@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from sparsedepth.files import sha256
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import probing, record
+from sparsedepth.probe.fork import probing, record_states
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import check_transformers, load_model, weights_hash
 from sparsedepth.probe.probed_model import ProbedDecoder
@@ -54,7 +54,7 @@ def edit(path: Path, **fields) -> None:
 
 def logits(probed):
     with probing(probed):
-        return probed.logits(record(probed, TOKENS)[-1])
+        return probed.logits(record_states(probed, TOKENS)[-1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -206,7 +206,7 @@ def test_names_that_older_releases_wrote_are_no_harm(model):
 @pytest.mark.parametrize("family", ["bert", "llama4", "", None, ["llama"]])
 def test_unknown_kinds_of_models_are_refused(model, family):
     edit(model / "config.json", model_type=family)
-    with pytest.raises(ValueError, match=r"model_type=.* is not measured; known: gemma"):
+    with pytest.raises(ValueError, match=r"model_type=.* is not supported; supported: gemma"):
         load_model(model)
 
 
@@ -261,7 +261,7 @@ def test_configs_that_are_not_the_weights(model, fields, reason):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"rms_norm_eps": float("nan")}, "has rms_norm_eps=nan, which is no finite number"),
+        ({"rms_norm_eps": float("nan")}, "has rms_norm_eps=nan, which is not finite"),
         ({"rms_norm_eps": -1e-5}, "has rms_norm_eps=-1e-05, which must be 0 or more"),
         ({"rope_theta": float("inf")}, "has rope_theta=inf"),
         (
@@ -316,7 +316,7 @@ def test_an_unreachable_hub_is_one_line(monkeypatch):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(ValueError, match=r"^model 'someone/model' is no local folder, and .*no route to host.*$"):
+    with pytest.raises(ValueError, match=r"^model 'someone/model' is not a local folder .*no route to host.*$"):
         load_model("someone/model")
 
 
