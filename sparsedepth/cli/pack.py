@@ -10,14 +10,16 @@ def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="the pack, a new folder; default DIR.pack")] = None,
     weights: Annotated[bool, typer.Option("--weights", help="keep the weights, which `measure` reads")] = False,
-    single_precision: Annotated[
-        bool,
+    digits: Annotated[
+        int | None,
         typer.Option(
-            "--single-precision",
-            help="round curves and the values of layers, heads and pairs to 7 digits, which halves the pack; `runs` is "
-            "kept whole",
+            "--digits",
+            min=3,
+            max=15,
+            help="round curves and the values of layers, heads and pairs to this many significant digits; 5 save about "
+            "a quarter of the size; `runs` is never rounded",
         ),
-    ] = False,
+    ] = None,
 ) -> None:
     """Put all complete records of a results folder into a few files, which are read as the folder is."""
     from sparsedepth.store.packing import check_new
@@ -25,7 +27,7 @@ def pack(
 
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
     check_new(target, folder)
-    packed = write(folder, target, weights, single_precision)
+    packed = write(folder, target, weights, digits)
     print(f"{target}: {packed.records} records in {packed.files} files, {packed.bytes / 1e6:.1f} MB")
 
 

@@ -1,11 +1,13 @@
 """Write a results folder as a pack, and a pack as the folder that it was made from."""
 
+import math
 import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,11 +51,11 @@ def check_new(folder: Path, source: Path | None = None) -> None:
         raise ValueError(f"{str(folder)!r} is not an empty folder; name a new one with -o")
 
 
-def pack(results: Path, out: Path, weights: bool = False, single_precision: bool = False) -> Packed:
+def pack(results: Path, out: Path, weights: bool = False, digits: int | None = None) -> Packed:
     """Write the complete records of a results folder into the new folder `out`, which appears whole or not at all.
 
-    `single_precision` rounds the rows of the views but `runs` to 24 bits, which halves a pack: what they hold was
-    measured in single precision, and digits beyond it are noise that does not compress.
+    `digits` rounds the rows of the views but `runs` to that many significant digits: what they hold was measured in
+    single precision (7 digits), and digits beyond it are noise that does not compress.
 
     Raises DamagedRun, and ValueError where there are none, or one does not lie in a folder of KINDS.
     """
@@ -75,8 +77,8 @@ def pack(results: Path, out: Path, weights: bool = False, single_precision: bool
         contents += [{"place": place, "name": name, "content": files.read(name)} for name in names]
     contents += _unfinished(results, {place for place, _ in records})
     rows = tables.read_rows(stored)
-    if single_precision:
-        rows = replace(rows, tables={name: _rounded(rows.in_memory(name)) for name in rows.tables})
+    if digits is not None:
+        rows = replace(rows, tables={name: _rounded(rows.in_memory(name), digits) for name in rows.tables})
     with atomic_folder(out) as aside:
         _copy_other_files(results, aside, ())
         for run in stored if weights else ():
@@ -87,15 +89,16 @@ def pack(results: Path, out: Path, weights: bool = False, single_precision: bool
     return _packed(out, len(records))
 
 
-def _rounded(rows: pa.Table) -> pa.Table:
-    """Numbers as the nearest of single precision, in the type that they have; beyond its range they stay."""
-    for place, field in enumerate(rows.schema):
+def _rounded(rows: pa.Table, digits: int) -> pa.Table:
+    """Numbers to the nearest of as many bits as the decimal digits take: other bits are 0, and compress."""
+    scale = 2.0 ** math.ceil(digits * math.log2(10))
+    for position, field in enumerate(rows.schema):
         if pa.types.is_floating(field.type):
             exact = rows[field.name]
-            nearest = exact.cast(pa.float32(), safe=False).cast(field.type)
-            finite = [pc.call_function("is_finite", [values]) for values in (exact, nearest)]
-            kept = pc.call_function("equal", finite)
-            rows = rows.set_column(place, field, pc.call_function("if_else", [kept, nearest, exact]))
+            significand, exponent = np.frexp(exact.to_numpy())
+            rounded = np.ldexp(np.round(significand * scale) / scale, exponent)
+            nulls = pc.call_function("is_null", [exact]).to_numpy()
+            rows = rows.set_column(position, field, pa.array(rounded, field.type, mask=nulls))
     return rows
 
 

@@ -5,7 +5,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -142,15 +141,17 @@ def test_tables_that_another_pyarrow_wrote_keep_their_rows_under_new_checksums(r
     assert pq.read_table(tmp_path / "again/runs" / run.name / "layers.parquet").equals(rows)
 
 
-def test_single_precision_rounds_the_rows_and_keeps_the_runs(results, tmp_path):
-    value, beyond = 0.1 + 2.0**-40, 1e300
+@pytest.mark.parametrize(("digits", "bits"), [(7, 24), (3, 10)])  # 7 digits: single precision
+def test_digits_rounds_the_rows_and_keeps_the_runs(results, tmp_path, digits, bits):
     config, row = RunConfig(seed=6), {"step": 1, "metric": "residual_variance", "n": 4}
-    layers = [{**row, "layer": layer, "value": x} for layer, x in ((1, value), (2, beyond))]
+    value, rounded = 1.1, (round(1.1 * 2 ** (bits - 1)) / 2 ** (bits - 1))
+    exact_and_rounded = [(value, rounded), (-value * 2.0**900, -rounded * 2.0**900), (0.0, 0.0), (None, None)]
+    layers = [{**row, "layer": layer, "value": exact} for layer, (exact, _) in enumerate(exact_and_rounded, start=1)]
     make_run(results, config, {"val_loss": value}, layers=layers)
-    pack(results, tmp_path / "pack", single_precision=True)
+    pack(results, tmp_path / "pack", digits=digits)
     query = f"from layers where run_id = '{config.run_id}' order by layer"
     with open_store(tmp_path / "pack") as store:
-        assert store.sql(f"select value {query}").rows == ((float(np.float32(value)),), (beyond,))
+        assert store.sql(f"select value {query}").rows == tuple((expected,) for _, expected in exact_and_rounded)
         assert store.sql(f"select val_loss from runs where run_id = '{config.run_id}'").rows == ((value,),)
     unpacked = unpack(open_pack(tmp_path / "pack"), tmp_path / "again")
     assert unpacked.rewritten >= 1 and rows_of(tmp_path / "again") == rows_of(tmp_path / "pack")
