@@ -1,8 +1,8 @@
-"""Layer by layer and along training, a line per setting of a knob: residual variance, and the scores of the layers.
+"""Values by layer and during training, one line per setting of a knob: residual variance, layer scores, gradients,
+loss.
 
-A row of panels per knob. Its runs are those that moved no other knob from its baseline (where there are none, those
-that moved the fewest); a line is their mean over seeds, the band their range. The deepest runs are drawn in full, the
-shallowest pale.
+One row of panels per knob, with the runs that changed no other knob (or the fewest others, if there are none). A line
+is the mean over seeds, the band the range. The deepest runs are solid, the shallowest pale.
 """
 
 import math
@@ -19,17 +19,17 @@ from sparsedepth.effects.knobs import changed, find_knobs, labels
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, sources, trained_runs
 from sparsedepth.plots.style import (
+    CHANGES_VARIANCE,
     GREY,
-    MOVES_VARIANCE,
     caption,
+    escaped,
     fitting_legend,
     groups,
-    inert,
     layer_ticks,
     line_handle,
     set_layer_scale,
     setting_styles,
-    short,
+    shortened,
 )
 from sparsedepth.quantities import BY_LAYER, IN_RUNS, PROFILED
 from sparsedepth.quantities.record import Quantity
@@ -39,30 +39,30 @@ from sparsedepth.store.degeneracy import degeneracy_caption, sound_layer_metrics
 VARIANCE = "residual_variance"
 SCORES = ("causal_effect", "affine_loss_increase", "affine_loss_added", "skip_loss_increase", "jacobian_deviation")
 GRADIENTS = ("gradient_norm", "stream_gradient")
-"""Of each block's weights at the end of training, and of the stream."""
+"""Of the weights of each block at the end of training, and of the stream."""
 ALONG_TRAINING = {"training": "tokens (last layer)", "train_loss": "tokens"}
-"""Panels along training, with the names of their x axes; the others are over layers."""
+"""Panels over training -> x axis label; the others are over layers."""
 MOST_PANELS = 9
-"""On a page."""
+"""Per page."""
 MOST_MARKERS = 25
-"""On a line: of more points, every second or third has one, and so on."""
-PLACE = " in "
-"""Between a setting and the results folder that it is from, where there are several."""
-MOVED = ["run_id", "n_layers", "lr"]
+"""Per line; with more points, every second or third has a marker, and so on."""
+IN_FOLDER = " in "
+"""Between a setting and its results folder, if there are several."""
+RUN_COLUMNS = ["run_id", "n_layers", "lr"]
 ALL_RUNS = "n_layers"
-"""Names the row of a store in which nothing but depth was varied."""
+"""Name of the only row if nothing but depth was varied."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
     rows: pd.DataFrame
-    """Columns: knob, setting, n_layers, panel, x, mean, low, high, n_runs, lr (NaN where the line's runs differ in it).
-    `panel` is a metric, with x the layer, or 'training', with x the tokens and the residual variance of the last layer,
-    or 'train_loss', with x the tokens."""
+    """Columns: knob, setting, n_layers, panel, x, mean, low, high, n_runs, lr (NaN if the runs of the line differ in
+    it). `panel` is a metric by layer x; or 'training', the residual variance of the last layer, or 'train_loss', both
+    by tokens x."""
     settings: dict[str, tuple[str, ...]]
-    """By knob: its settings, the baseline first."""
+    """Knob -> its settings, the baseline first."""
     degenerate: str = ""
-    """Which of the scores that sum these values up say nothing here, and why: a sentence."""
+    """A sentence: which summary scores of these values are degenerate, and why."""
 
     @property
     def panels(self) -> tuple[str, ...]:
@@ -70,10 +70,10 @@ class Lines:
 
 
 def curves(store: Store) -> Drawing:
-    """Training loss along training. Raises NothingToDraw."""
+    """Training loss during training. Raises NothingToDraw."""
     rows = store.frame("select run_id, tokens as x, train_loss as value from curves where train_loss is not null")
-    moved = single_moves(trained_runs(store))
-    by_setting = _lines(moved, rows.assign(panel="train_loss").merge(_at_ends(moved), on="run_id"))
+    selected = one_knob_runs(trained_runs(store))
+    by_setting = _lines(selected, rows.assign(panel="train_loss").merge(_at_ends(selected), on="run_id"))
     if by_setting.rows.empty:
         raise NothingToDraw("no finished run has a curve of its training loss")
     return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
@@ -88,84 +88,84 @@ def layer_lines(metrics: Sequence[str], store: Store, over_training: bool = Fals
 
 
 def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False) -> Lines:
-    """The numbers, from the rows of `runs` (trained ones) and `layers`, at the shallowest and the deepest depth."""
+    """The numbers at the shallowest and the deepest depth, from the rows of `runs` (trained ones) and `layers`."""
     finished = runs[runs["outcome"] == "ok"]
-    moved = single_moves(runs)
+    selected = one_knob_runs(runs)
     values = layers[(layers["layer"] >= 1) & layers["value"].notna()]
-    drawn_as, divided = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(moved["run_id"])])
-    values = values[values["metric"].isin(drawn_as.values())]
+    drawn_forms, relative = sound_layer_metrics(values["metric"], finished[finished["run_id"].isin(selected["run_id"])])
+    values = values[values["metric"].isin(drawn_forms.values())]
     parts = [at_last_step(values).rename(columns={"metric": "panel", "layer": "x"})]
     if over_training:
         top = values.merge(finished[["run_id", "n_layers", "batch_tokens"]], on="run_id")
         top = top[(top["layer"] == top["n_layers"]) & (top["metric"] == VARIANCE)]
         top = top.assign(panel="training", x=top["step"] * top["batch_tokens"])
         parts.append(top[["run_id", "panel", "x", "value"]])
-    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_at_ends(moved), on="run_id")
+    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_at_ends(selected), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
-    by_setting = _lines(moved, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
+    by_setting = _lines(selected, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
     scores_of = [score.name for score in PROFILED if score.rows in by_setting.panels]
-    return replace(by_setting, degenerate=divided + degeneracy_caption(scores_of, finished))
+    return replace(by_setting, degenerate=relative + degeneracy_caption(scores_of, finished))
 
 
-def _at_ends(moved: pd.DataFrame) -> pd.DataFrame:
+def _at_ends(selected: pd.DataFrame) -> pd.DataFrame:
     """The runs of the shallowest and the deepest depth."""
-    return moved[moved["n_layers"].isin([moved["n_layers"].min(), moved["n_layers"].max()])]
+    return selected[selected["n_layers"].isin([selected["n_layers"].min(), selected["n_layers"].max()])]
 
 
-def _lines(moved: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
-    """Mean and range of the values of each setting; `moved` are the runs of `single_moves`."""
+def _lines(selected: pd.DataFrame, drawn: pd.DataFrame) -> Lines:
+    """Mean and range of the values of each setting; `selected` are the rows of `one_knob_runs`."""
     rows = mean_and_range(drawn, ["knob", "setting", "n_layers", "panel", "x"])
-    settings = {str(knob): tuple(dict.fromkeys(part["setting"])) for knob, part in moved.groupby("knob", sort=False)}
+    settings = {str(knob): tuple(dict.fromkeys(part["setting"])) for knob, part in selected.groupby("knob", sort=False)}
     order = {panel: i for i, panel in enumerate((*SCORES, VARIANCE, "training"))}
     rows = rows.sort_values(["panel", "x"], key=lambda c: c.map(order) if c.name == "panel" else c, kind="stable")
     line = ["knob", "setting", "n_layers"]
-    rates = moved.groupby(line)["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
-    rows = rows.join(rates.astype(float), on=line)
+    lrs = selected.groupby(line)["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
+    rows = rows.join(lrs.astype(float), on=line)
     return Lines(rows=rows.reset_index(drop=True), settings=settings)
 
 
-def single_moves(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per knob, the finished runs that moved no other one: columns run_id, n_layers, lr, knob, setting; settings in the
-    knob's order, each by its folder where there are several. Without a knob, all finished runs, under ALL_RUNS."""
+def one_knob_runs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Per knob, the finished runs that changed no other knob: columns run_id, n_layers, lr, knob, setting; settings in
+    the knob's order, with their folder if there are several. Without a knob, all finished runs as ALL_RUNS."""
     finished = runs[runs["outcome"] == "ok"]
-    places = sources(finished).map(lambda name: f"{PLACE}{name}" if name else "")
+    folders = sources(finished).map(lambda name: f"{IN_FOLDER}{name}" if name else "")
     knobs = find_knobs(runs)
     if not knobs:
         depths = finished.sort_values("n_layers")
-        named = depths["n_layers"].map("n_layers={}".format) + places.loc[depths.index]
-        return depths[MOVED].assign(knob=ALL_RUNS, setting=named)
-    away = changed(finished, knobs)
+        settings = depths["n_layers"].map("n_layers={}".format) + folders.loc[depths.index]
+        return depths[RUN_COLUMNS].assign(knob=ALL_RUNS, setting=settings)
+    changes = changed(finished, knobs)
     parts = []
     for knob in knobs:
-        others = away.map(lambda names, knob=knob: len(set(names) - {knob.name}))
-        kept = finished[others == others.groupby(finished["n_layers"]).transform("min")]
-        part = kept[MOVED].assign(knob=knob.name, setting=labels(kept, knob))
+        n_others = changes.map(lambda names, knob=knob: len(set(names) - {knob.name}))
+        fewest = finished[n_others == n_others.groupby(finished["n_layers"]).transform("min")]
+        part = fewest[RUN_COLUMNS].assign(knob=knob.name, setting=labels(fewest, knob))
         order = {setting: i for i, setting in enumerate(knob.settings)}
         part = part.sort_values("setting", key=lambda column, order=order: column.map(order), kind="stable")
-        parts.append(part.assign(setting=part["setting"] + places.loc[part.index]))
+        parts.append(part.assign(setting=part["setting"] + folders.loc[part.index]))
     return pd.concat(parts, ignore_index=True)
 
 
 def shown_knobs(by_setting: Lines, most: int) -> list[str]:
-    """The knobs with lines, in their order; of many, those whose settings lie furthest apart at the deepest depth: the
-    median over x of the settings' spread, over the median size, in the panel where that is largest."""
+    """The knobs with lines, in order; of too many, those whose settings differ most at the deepest depth: the median
+    over x of the settings' spread, relative to the median size, in the panel where it is largest."""
     rows = by_setting.rows[by_setting.rows["n_layers"] == by_setting.rows["n_layers"].max()]
-    apart: dict[str, float] = {}
+    spread: dict[str, float] = {}
     for (knob, _), part in groups(rows, "knob", "panel"):
         means = part.groupby("x")["mean"]
         size = float(part["mean"].abs().median()) or 1.0
-        apart[knob] = max(apart.get(knob, 0.0), float((means.max() - means.min()).median()) / size)
-    known = [knob for knob in by_setting.settings if (by_setting.rows["knob"] == knob).any()]
-    kept = sorted(known, key=lambda knob: -apart.get(knob, 0.0))[:most]
-    return [knob for knob in known if knob in kept]
+        spread[knob] = max(spread.get(knob, 0.0), float((means.max() - means.min()).median()) / size)
+    drawable = [knob for knob in by_setting.settings if (by_setting.rows["knob"] == knob).any()]
+    widest = sorted(drawable, key=lambda knob: -spread.get(knob, 0.0))[:most]
+    return [knob for knob in drawable if knob in widest]
 
 
 def page_of_lines(by_setting: Lines) -> Figure:
-    """A row of panels for each knob, a line for each of its settings; of many knobs those that tell apart."""
+    """A row of panels for each knob (`shown_knobs`), a line for each of its settings."""
     panels = by_setting.panels
     knobs = shown_knobs(by_setting, MOST_PANELS // len(panels))
     rows = by_setting.rows[by_setting.rows["knob"].isin(knobs)]
-    own_rates = rows.loc[~rows["setting"].str.contains(r"\blr="), "lr"].nunique() > 1
+    own_lrs = rows.loc[~rows["setting"].str.contains(r"\blr="), "lr"].nunique() > 1
     page = Figure(figsize=(max(6.8, 3.1 * len(panels)), 2.6 * len(knobs) + 0.8), layout="constrained")
     axes = page.subplots(len(knobs), len(panels), squeeze=False, sharex="col", sharey="col")
     for i, knob in enumerate(knobs):
@@ -173,9 +173,10 @@ def page_of_lines(by_setting: Lines) -> Figure:
         styles = setting_styles(settings)
         for axis, panel in zip(axes[i], panels, strict=True):
             _draw_panel(axis, panel, of_knob[of_knob["panel"] == panel], styles)
-        rates = _rates(of_knob) if own_rates else {}
+        lrs = _lr_labels(of_knob) if own_lrs else {}
         handles = [
-            line_handle(inert(_named(setting) + rates.get(setting, "")), styles[setting]) for setting in settings
+            line_handle(escaped(_setting_label(setting) + lrs.get(setting, "")), styles[setting])
+            for setting in settings
         ]
         legend, n_columns = fitting_legend(  # on the left, above its row: a narrow window shows it
             page, axes[i][0], handles, 2 if len(settings) < 5 else 3, indent=0.7,
@@ -183,37 +184,37 @@ def page_of_lines(by_setting: Lines) -> Figure:
         )  # fmt: skip
         legend.set_in_layout(False)
         height = -(-len(settings) // n_columns)
-        axes[i][0].set_title("\n".join(" " * height), fontsize=8.5)  # room for the legend, which may be wider
+        axes[i][0].set_title("\n".join(" " * height), fontsize=8.5)  # room for the legend, which can be wider
     for column, panel in zip(axes.T, panels, strict=True):
         shown = rows[rows["panel"] == panel]
-        if len(shown):  # one scale for the column, of all its rows
+        if len(shown):  # one scale for all rows of the column
             set_layer_scale(column[0], _quantity(panel).scale, [*shown["low"], *shown["high"]])
     depths = sorted(set(rows["n_layers"]))
-    ends = f" Full: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
     most = int(rows["n_runs"].max())
-    text = f"Mean and range over up to {most} runs; no other knob moved.{ends}" if most > 1 else f"One run each.{ends}"
-    if own_rates:
-        text += " Each line has its own lr (above, that of the full lines)"
-        text += f"{MOVES_VARIANCE}." if VARIANCE in panels else "."
-    elif len(rates := set(rows["lr"].dropna())) == 1:
-        text += f" lr {rates.pop():g} throughout."
+    text = f"Mean and range over up to {most} runs that changed no other knob." if most > 1 else "One run each."
+    text += f" Solid: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
+    if own_lrs:
+        text += " Each line has its own lr (in the legend: that of the solid lines)"
+        text += f"{CHANGES_VARIANCE}." if VARIANCE in panels else "."
+    elif len(lr := set(rows["lr"].dropna())) == 1:
+        text += f" lr {lr.pop():g} throughout."
     if left_out := [knob for knob in by_setting.settings if knob not in knobs]:
-        text += f" Not shown, since their settings lie closer together: {', '.join(map(inert, left_out))}."
+        text += f" Not shown, since their settings differ less: {', '.join(map(escaped, left_out))}."
     caption(page, text + by_setting.degenerate)
     return page
 
 
-def _rates(of_knob: pd.DataFrame) -> dict[str, str]:
-    """', lr 0.003' of each setting at the deepest depth, unless its name says it."""
+def _lr_labels(of_knob: pd.DataFrame) -> dict[str, str]:
+    """Setting -> ', lr 0.003' at the deepest depth, unless its name has it."""
     deepest = of_knob[of_knob["n_layers"] == of_knob["n_layers"].max()].drop_duplicates("setting").dropna(subset="lr")
     deepest = deepest[~deepest["setting"].str.contains(r"\blr=")]
     return {str(setting): f", lr {lr:g}" for setting, lr in zip(deepest["setting"], deepest["lr"], strict=True)}
 
 
-def _named(setting: str) -> str:
-    """A setting in a legend, cut where it is long; the folder that it is from stays whole."""
-    name, _, place = setting.partition(PLACE)
-    return f"{short(name)}{PLACE}{place}" if place else short(name)
+def _setting_label(setting: str) -> str:
+    """A setting in a legend, shortened; its folder in full."""
+    name, _, folder = setting.partition(IN_FOLDER)
+    return f"{shortened(name)}{IN_FOLDER}{folder}" if folder else shortened(name)
 
 
 def _quantity(panel: str) -> Quantity:
@@ -225,13 +226,13 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tu
     deepest = shown["n_layers"].max()
     for (setting, depth), line in groups(shown, "setting", "n_layers"):
         colour, marker, dashes = styles[setting]
-        full = depth == deepest
+        is_solid = depth == deepest
         axis.plot(
-            line["x"], line["mean"], color=colour, linestyle=dashes, alpha=1 if full else 0.4,
-            linewidth=1.4 if full else 1.0, marker=marker if full else "", markersize=2.8, markeredgewidth=0,
+            line["x"], line["mean"], color=colour, linestyle=dashes, alpha=1 if is_solid else 0.4,
+            linewidth=1.4 if is_solid else 1.0, marker=marker if is_solid else "", markersize=2.8, markeredgewidth=0,
             markevery=-(-len(line) // MOST_MARKERS),
         )  # fmt: skip
-        if full:
+        if is_solid:
             axis.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.14, linewidth=0)
     axis.set_xlabel(ALONG_TRAINING.get(panel, "layer"))
     axis.set_ylabel(quantity.axis_label)

@@ -1,7 +1,7 @@
-"""Layer by layer: residual variance, effect on later layers, and what an affine map in its place would cost.
+"""By layer: residual variance, effect on later layers, and the loss added if an affine map replaces the layer.
 
-One line per depth: the mean over the runs of that depth that changed the fewest knobs (the baseline, where it was run),
-at the last step at which each was measured; the band is their range. Layer l of L stands at l / L.
+One line per depth: the mean over the runs of that depth that changed the fewest knobs (the baseline, if it was run),
+at the last step at which each was measured; the band is their range. Layer l of L is drawn at l / L.
 """
 
 import math
@@ -20,7 +20,7 @@ from sparsedepth.store.degeneracy import ABSOLUTE_ROWS, sound_layer_metrics
 
 METRICS = ("residual_variance", "causal_effect", "affine_loss_increase")
 READ = (*METRICS, *ABSOLUTE_ROWS.values())
-"""With the absolute form, which is drawn where the loss is too small to divide by."""
+"""With the absolute forms, which are drawn if the loss is too small to divide by."""
 LOG = tuple(name for name in READ if BY_LAYER[name].scale == "log")
 
 
@@ -28,13 +28,13 @@ LOG = tuple(name for name in READ if BY_LAYER[name].scale == "log")
 class ByLayer:
     layers: pd.DataFrame
     """Columns: metric, n_layers, layer, position (layer / n_layers), mean, low, high, n_runs, lr
-    (NaN where the depth's runs differ in it)."""
+    (NaN if the runs of the depth differ in it)."""
     dropped: int
-    """Values that are NULL, or not positive where the axis is logarithmic."""
+    """Number of values that are NULL, or not positive on a logarithmic axis."""
     thresholds: tuple[float, ...]
     """usefulness_threshold of these runs."""
     degenerate: str = ""
-    """What is divided by too small a loss, and what is drawn in its place: a sentence."""
+    """A sentence: which score is relative to too small a loss, and what is drawn instead."""
 
     @property
     def metrics(self) -> list[str]:
@@ -47,8 +47,8 @@ class ByLayer:
         return [name for name in METRICS if not {name, ABSOLUTE_ROWS.get(name)} & {*self.metrics}]
 
     @property
-    def rates(self) -> str:
-        """'lr 0.003 at 4, 8 layers, 0.006 at 12', or 'lr 0.003' where it is one."""
+    def lr_text(self) -> str:
+        """'lr 0.003 at 4, 8 layers, 0.006 at 12', or 'lr 0.003' if all have one."""
         depths: dict[float, list[str]] = {}
         for depth, lr in self.layers.drop_duplicates("n_layers")[["n_layers", "lr"]].dropna().itertuples(index=False):
             depths.setdefault(lr, []).append(f"{depth:g}")
@@ -58,14 +58,14 @@ class ByLayer:
 
 
 def chosen_runs(runs: pd.DataFrame, is_search: bool = False) -> pd.DataFrame:
-    """Per depth, the finished runs that moved the fewest knobs from their baseline; of a search, which has none, the
-    run of the lowest loss."""
+    """Per depth, the finished runs that changed the fewest knobs from the baseline; of a search, which has no baseline,
+    the run with the lowest loss."""
     finished = runs[runs["outcome"] == "ok"]
     if is_search:
         loss = pd.to_numeric(finished[loss_of(runs)], errors="coerce")
         return finished[loss == loss.groupby(finished["n_layers"]).transform("min")]
-    away = changed(finished, find_knobs(runs)).map(len).astype(int)
-    return finished[away == away.groupby(finished["n_layers"]).transform("min")]
+    n_changed = changed(finished, find_knobs(runs)).map(len).astype(int)
+    return finished[n_changed == n_changed.groupby(finished["n_layers"]).transform("min")]
 
 
 def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) -> ByLayer:
@@ -81,8 +81,8 @@ def by_layer(runs: pd.DataFrame, layers: pd.DataFrame, is_search: bool = False) 
     drawable = rows["value"].notna() & ((rows["value"] > 0) | ~rows["metric"].isin(LOG))
     lines = mean_and_range(rows[drawable], ["metric", "n_layers", "layer"], sort=True)
     lines.insert(3, "position", lines["layer"] / lines["n_layers"])
-    rates = chosen.groupby("n_layers")["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
-    lines = lines.join(rates.astype(float), on="n_layers")
+    lrs = chosen.groupby("n_layers")["lr"].agg(lambda lr: lr.iloc[0] if lr.nunique() == 1 else math.nan)
+    lines = lines.join(lrs.astype(float), on="n_layers")
     thresholds = tuple(sorted(set(map(float, chosen["usefulness_threshold"].dropna()))))
     return ByLayer(layers=lines, dropped=int((~drawable).sum()), thresholds=thresholds, degenerate=degenerate)
 
@@ -99,7 +99,7 @@ def draw_by_layer(by_depth: ByLayer, axes: Sequence[Any], colours: dict[int, str
             axis.fill_between(x, line["low"], line["high"], alpha=0.18, linewidth=0, **look)
         thresholds = by_depth.thresholds if metric == "affine_loss_increase" else ()
         set_layer_scale(axis, BY_LAYER[metric].scale, [*shown["low"], *shown["high"]])
-        if thresholds and axis.get_yscale() == "linear":  # even where no value needs it, the thresholds do
+        if thresholds and axis.get_yscale() == "linear":  # the thresholds are small
             axis.set_yscale("symlog", linthresh=LINEAR_BELOW)
         for threshold in thresholds:
             axis.axhline(threshold, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))

@@ -1,8 +1,8 @@
-"""The chain in one picture: sparsity -> residual variance -> effectiveness -> validation loss.
+"""The chain: sparsity -> residual variance -> effectiveness -> validation loss.
 
-One panel per link, one point per run; colour is depth, shape the knob that the run moved away from its baseline. Each
-panel states Spearman's rho over all runs and within depth, with its 95% interval, the jackknife's over combinations of
-settings; a line per depth is the least-squares fit on the axes' scales.
+One panel per link, one point per run; the colour is the depth, the shape the changed knob. The title has Spearman's rho
+over all runs and within depth, with its 95% interval (jackknife over combinations of settings); the line of each depth
+is the least-squares fit on the scales of the axes.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from sparsedepth.effects.chain import Link, Scope, link, units_of
-from sparsedepth.plots.runs import moved_kinds, sources
+from sparsedepth.plots.runs import changed_knobs, sources
 from sparsedepth.plots.style import GREY, RunPoints, depth_colours, groups, set_scale
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -24,9 +24,8 @@ WALKS = (
     ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"),
     ("attention_sparsity_rel", "residual_variance_last", "causal_score", "val_loss"),
 )
-"""Two rows, each read from left to right. Usefulness is drawn in its continuous form: the count moves in steps of 1/L
-and is 0 for many small models. val_loss stands for the loss that compares the runs,
-a score that is degenerate here for its sound form."""
+"""Two rows, read from left to right. Usefulness is drawn in its continuous form, since the count has steps of 1/L and
+is 0 for many small models. val_loss is replaced by the comparable loss, a degenerate score by its sound form."""
 PANELS: tuple[tuple[str, str], ...] = tuple(link for walk in WALKS for link in pairwise(walk))
 MIN_POINTS = 4
 """Distinct values of x that a regression line needs."""
@@ -36,54 +35,54 @@ SCOPES: tuple[Scope, ...] = ("pooled", "within depth")
 @dataclass(frozen=True, kw_only=True)
 class Correlations:
     points: pd.DataFrame
-    """Columns: run_id, n_layers, lr, knob, source (of several results folders), and one per quantity of the panels (NaN
-    where not measured or not drawable)."""
+    """Columns: run_id, n_layers, lr, knob, source (for several results folders), and each quantity of the panels (NaN
+    if not measured or not drawable)."""
     links: dict[tuple[str, str], tuple[Link, ...]]
-    """By panel: pooled, and within depth where there is more than one."""
+    """By panel: pooled, and within depth if there are several."""
     dropped: dict[tuple[str, str], int]
-    """Finished runs that a panel cannot show."""
+    """By panel: the number of finished runs that it cannot show."""
     n_diverged: int
     degenerate: str
-    """Which scores say nothing here, and what is drawn in their place: a sentence."""
+    """A sentence: which scores are degenerate, and what is drawn instead."""
 
     @property
     def panels(self) -> list[tuple[str, str]]:
-        """Those that any run can be shown in."""
+        """Those with at least one point."""
         return [panel for panel, n in self.dropped.items() if n < len(self.points)]
 
 
 def correlations(runs: pd.DataFrame, is_search: bool = False) -> Correlations:
-    """The numbers of the figure, from the rows of `runs`; those of a search are all proposals."""
+    """The numbers of the figure, from the rows of `runs`."""
     finished = runs[runs["outcome"] == "ok"]
-    wanted = [with_loss(loss_of(runs), panel) for panel in PANELS]
-    drawn = sound_forms((name for panel in wanted for name in panel), finished)
-    panels = [(drawn[x], drawn[y]) for x, y in wanted]
-    names = list(drawn.values())
+    requested = [with_loss(loss_of(runs), panel) for panel in PANELS]
+    forms = sound_forms((name for panel in requested for name in panel), finished)
+    panels = [(forms[x], forms[y]) for x, y in requested]
+    names = list(forms.values())
     points = finished[["run_id", "n_layers", "lr", "outcome"]].assign(unit=units_of(runs))
-    points["knob"] = moved_kinds(finished, runs, is_search)
+    points["knob"] = changed_knobs(finished, runs, is_search)
     for name in names:
         values = pd.to_numeric(finished[name], errors="coerce").astype(float)
         points[name] = values.where(values > 0) if is_log(name) else values
     points["source"] = sources(finished)
-    shown = ["run_id", "n_layers", "lr", "knob", *(["source"] if points["source"].any() else []), *names]
+    columns = ["run_id", "n_layers", "lr", "knob", *(["source"] if points["source"].any() else []), *names]
     scopes = SCOPES if points["n_layers"].nunique() > 1 else SCOPES[:1]
     return Correlations(
-        points=points[shown].reset_index(drop=True),
+        points=points[columns].reset_index(drop=True),
         links={panel: tuple(link(points, *panel, scope) for scope in scopes) for panel in panels},
         dropped={panel: int(points[list(panel)].isna().any(axis=1).sum()) for panel in panels},
         n_diverged=int((runs["outcome"] == "diverged").sum()),
-        degenerate=degeneracy_caption(drawn, finished, drawn),
+        degenerate=degeneracy_caption(forms, finished, forms),
     )
 
 
 def draw_correlations(chain: Correlations, axes: list[Any]) -> None:
     """Draw into as many axes as there are panels."""
     points = chain.points
-    drawn, colours = RunPoints(points, "knob"), depth_colours(points["n_layers"])
+    markers, colours = RunPoints(points, "knob"), depth_colours(points["n_layers"])
     for axis, panel in zip(axes, chain.panels, strict=True):
         x, y = panel
         shown = points.dropna(subset=list(panel))
-        drawn.draw(axis, shown, x, y, s=36 if len(shown) < 80 else 28, alpha=0.9)
+        markers.draw(axis, shown, x, y, s=36 if len(shown) < 80 else 28, alpha=0.9)
         for (depth,), runs in groups(shown, "n_layers"):
             line = regression(runs[x], runs[y], is_log(x), is_log(y))
             if line is not None:
@@ -105,8 +104,8 @@ def is_log(name: str) -> bool:
 
 
 def regression(x: pd.Series, y: pd.Series, log_x: bool, log_y: bool) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both ends of the least-squares line, fitted on the scale of each axis: x [2], y [2]. None where too few points
-    differ in x."""
+    """The end points of the least-squares line, fitted on the scale of each axis: x [2], y [2]. None with fewer than
+    MIN_POINTS distinct x."""
     if x.nunique() < MIN_POINTS:
         return None
     x_N, y_N = (np.log(values) if is_log else values for values, is_log in ((x, log_x), (y, log_y)))

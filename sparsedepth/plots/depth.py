@@ -1,8 +1,8 @@
-"""Does depth pay? Loss, blocks that are needed and residual variance against the number of layers, a line per setting.
+"""Does depth pay? Loss, needed blocks and residual variance against the number of layers, one line per setting.
 
-A setting is what a configuration has away from the baseline (`store.setting`), each at the values that tuning chose. A
-point is the mean over seeds with Student's 95% interval (from three seeds on), of the logarithm where the quantity is
-compared by ratios; a configuration with a diverged seed has none.
+A setting is how a configuration differs from the baseline (`store.setting`), at its tuned values. A point is the mean
+over seeds with Student's 95% interval (from three seeds on), of the logarithm for quantities compared by ratios.
+Configurations with a diverged seed are left out.
 """
 
 import math
@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs
-from sparsedepth.plots.style import GREY, caption, groups, set_scale, setting_styles, settings_legend
+from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, caption, groups, set_scale, setting_styles, settings_legend
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
@@ -28,10 +28,11 @@ from sparsedepth.store.setting import read_settings
 from sparsedepth.store.small_sample import mean_interval
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
-"""The first of them that the runs have."""
+"""The first that the runs have is drawn."""
 VARIANCE = "residual_variance_last"
 SPREAD = 0.08
-"""How far apart, in shares of the axis, the first and the last setting's points stand, so that all intervals show."""
+"""Horizontal distance of the first and last setting's points, as a share of the axis, so that intervals do not
+overlap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,13 @@ class ByDepth:
     n_diverged: int
     """Configurations with a diverged seed."""
     degenerate: str = ""
-    """Which of the scores say nothing here, and why: a sentence."""
+    """A sentence: which scores are degenerate, and why."""
     sizes: str = ""
-    """What else changes along the axis: 'train_tokens goes with n_layers: 1347584 at 4, 6389760 at 24'."""
+    """What else changes with depth: 'train_tokens goes with n_layers: 1347584 at 4, 6389760 at 24'."""
 
 
 def depth(store: Store) -> Drawing:
-    """Raises NothingToDraw where no setting was run at two depths."""
+    """Raises NothingToDraw if no setting was run at two depths."""
     data, settings = by_depth(trained_runs(store), setting_names(store)), read_settings(store)
     if data.points.empty or settings is None:
         raise NothingToDraw("no setting was run at two depths, so there is no line to draw")
@@ -56,15 +57,15 @@ def depth(store: Store) -> Drawing:
 
 
 def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
-    """The numbers, from the rows of `runs` that stand for a configuration, and each cell_id's setting."""
+    """The numbers, from the result rows of `runs`, and cell_id -> setting."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
-    kept = runs[~runs["cell_id"].isin(diverged)].copy()
-    kept["setting"] = kept["cell_id"].map(dict(settings))
-    kept = kept[kept.groupby("setting")["n_layers"].transform("nunique") > 1]
-    needed = next((name for name in NEEDED if name in kept and kept[name].notna().any()), None)
+    complete = runs[~runs["cell_id"].isin(diverged)].copy()
+    complete["setting"] = complete["cell_id"].map(dict(settings))
+    complete = complete[complete.groupby("setting")["n_layers"].transform("nunique") > 1]
+    needed = next((name for name in NEEDED if name in complete and complete[name].notna().any()), None)
     rows = []
-    for (setting, n_layers), same in kept.groupby(["setting", "n_layers"]):
-        for name in (name for name in (loss_of(runs), needed, VARIANCE) if name is not None and name in kept):
+    for (setting, n_layers), same in complete.groupby(["setting", "n_layers"]):
+        for name in (name for name in (loss_of(runs), needed, VARIANCE) if name is not None and name in complete):
             values = pd.to_numeric(same[name], errors="coerce").dropna().tolist()
             if values:
                 lr = pd.to_numeric(same["lr"]).median()  # one value, unless imported runs vary in it
@@ -81,7 +82,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
 def _mean_interval(values: Sequence[float], name: str) -> tuple[float | None, ...]:
     if not _is_log(values, name):
         return tuple(map(IN_RUNS[name].clipped, mean_interval(values)))
-    return tuple(None if ends is None else math.exp(ends) for ends in mean_interval([*map(math.log, values)]))
+    return tuple(None if value is None else math.exp(value) for value in mean_interval([*map(math.log, values)]))
 
 
 def _is_log(values: Sequence[float], name: str) -> bool:
@@ -89,7 +90,7 @@ def _is_log(values: Sequence[float], name: str) -> bool:
 
 
 def page_of_depths(data: ByDepth) -> Figure:
-    """A panel per quantity."""
+    """One panel per quantity."""
     points = data.points
     names, settings = list(dict.fromkeys(points["quantity"])), list(dict.fromkeys(points["setting"]))
     styles = setting_styles(settings)
@@ -98,17 +99,15 @@ def page_of_depths(data: ByDepth) -> Figure:
     for axis, name in zip(axes, names, strict=True):
         _draw_quantity(axis, points[points["quantity"] == name], styles, name)
     settings_legend(page, styles)
-    text = f"{counted(len(settings), 'setting')}, each at the values that tuning chose, if any: mean over seeds "
+    text = f"{counted(len(settings), 'setting')}, each at its tuned values, if any: mean over seeds "
     is_cut = any(IN_RUNS[row["quantity"]].cut_at((row["lo"], row["hi"])) for row in points.to_dict("records"))
-    text += f"(geometric on a logarithmic axis), 95% interval{', cut where the quantity ends' * is_cut}."
+    text += f"(geometric on a logarithmic axis), 95% interval{', cut at the end of the range' * is_cut}."
     if NEEDED[0] in names:
-        text += " Grey: every block is needed."
-    rates = points["lr"].dropna()
-    if VARIANCE in names and rates.nunique() > 1:
-        text += (
-            f" lr, which moves variance as well, is {rates.min():g} to {rates.max():g}: points of unequal lr (in the "
-        )
-        text += "data) do not show what a setting does to it."
+        text += " Dotted: every block is needed."
+    lrs = points["lr"].dropna()
+    if VARIANCE in names and lrs.nunique() > 1:
+        text += f" lr is {lrs.min():g} to {lrs.max():g}{CHANGES_VARIANCE}: points of unequal lr do not show the effect "
+        text += "of a setting on it."
     text += f" {data.sizes}." * bool(data.sizes)
     if data.n_diverged:
         text += f" Not shown: {counted(data.n_diverged, 'configuration')} with a diverged seed."
@@ -119,13 +118,13 @@ def page_of_depths(data: ByDepth) -> Figure:
 def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[str, str, str]], name: str) -> None:
     depths = sorted(set(points["n_layers"]))
     if name == NEEDED[0]:
-        every = np.geomspace(depths[0], depths[-1], 50)
-        axis.plot(every, every, color=GREY, linestyle=":", linewidth=1.0)
+        diagonal = np.geomspace(depths[0], depths[-1], 50)
+        axis.plot(diagonal, diagonal, color=GREY, linestyle=":", linewidth=1.0)
     spread = (depths[-1] / depths[0]) ** (SPREAD / 2) if len(styles) > 1 else 1.0
-    places = dict(zip(styles, np.geomspace(1 / spread, spread, len(styles)), strict=True))
+    shifts = dict(zip(styles, np.geomspace(1 / spread, spread, len(styles)), strict=True))
     for (setting,), line in groups(points, "setting"):
         colour, marker, dashes = styles[setting]
-        x, mean = line["n_layers"] * places[setting], line["mean"]
+        x, mean = line["n_layers"] * shifts[setting], line["mean"]
         errors = [(mean - line["lo"]).fillna(0.0), (line["hi"] - mean).fillna(0.0)]
         look: Any = {"color": colour, "marker": marker, "linestyle": dashes, "markersize": 4, "linewidth": 1.3}
         axis.errorbar(x, mean, yerr=errors, capsize=2, elinewidth=0.8, zorder=4 if setting == "baseline" else 3, **look)

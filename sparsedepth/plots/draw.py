@@ -1,4 +1,4 @@
-"""Figures of a store, by name: compute the numbers, lay out the page, write picture and numbers whole or not at all."""
+"""Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from sparsedepth.plots.layer_profile_page import one_run
 from sparsedepth.plots.overview import load_overview
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
 from sparsedepth.plots.runs import results_folders
-from sparsedepth.plots.style import caption, inert
+from sparsedepth.plots.style import caption, escaped
 from sparsedepth.plots.trajectories import trajectories
 from sparsedepth.store.comparable_loss import unit_for_stores
 from sparsedepth.store.connection import Store
@@ -26,19 +26,17 @@ BY_TOKEN = "/token"
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A figure that a store may hold the numbers for."""
-
     load: Callable[..., Drawing]
-    """Of a store, and of a run's id or None where the figure is `of_one_run`."""
+    """Takes a store, and if `of_one_run` a run's id or None."""
     meaning: str
     of_one_run: bool = False
     of_grid: bool = False
-    """Compares configurations that a sampler's proposals, which follow the results, are not."""
+    """Compares configurations of a grid; the proposals of a search depend on earlier results."""
 
     def drawing(self, store: Store, run: str | None = None) -> Drawing:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
         if self.of_grid and search_of(store.roots):
-            raise NothingToDraw("a sampler chose these runs by their results: see slices")
+            raise NothingToDraw("a search chose these runs by earlier results; draw --figure slices")
         drawing = self.load(store, run) if self.of_one_run else self.load(store)
         if (unit := unit_for_stores(BY_TOKEN, store)) != BY_TOKEN:
             drawing = replace(drawing, page=partial(_in_unit, drawing.page, unit))
@@ -47,7 +45,7 @@ class FigureKind:
 
 
 def _in_unit(page: Callable[[], Figure], unit: str) -> Figure:
-    """The page, with this unit on its axes and in its titles in place of that by token."""
+    """The page, with `unit` in place of BY_TOKEN on its axes and in its titles."""
     figure = page()
     for text in figure.findobj(Text):
         text.set_text(text.get_text().replace(BY_TOKEN, unit))
@@ -55,23 +53,23 @@ def _in_unit(page: Callable[[], Figure], unit: str) -> Figure:
 
 
 def _with_folders(page: Callable[[], Figure], folders: Sequence[str]) -> Figure:
-    """The page, with the results folders that its runs are from in its caption."""
+    """The page, with the results folders of its runs in its caption."""
     figure = page()
-    text = f"{' '.join(figure.get_supxlabel().split())} From {len(folders)} folders: {', '.join(map(inert, folders))}."
-    caption(figure, text)
+    notes = " ".join(figure.get_supxlabel().split())
+    caption(figure, f"{notes} From {len(folders)} folders: {', '.join(map(escaped, folders))}.")
     return figure
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Figures:
-    """What was drawn. A notebook shows it where it is one figure."""
+    """The figures drawn. A notebook shows a single one."""
 
     drawings: dict[str, Drawing]
-    """By name; `data` of each holds every number that is drawn."""
+    """By name; the `data` of each has every number drawn."""
     left_out: dict[str, str]
-    """Figures that the store does not hold the numbers for, and what is missing."""
+    """Figures without numbers in the store -> what is missing."""
     paths: tuple[Path, ...]
-    """The pictures that were written, each with its numbers in the .csv beside it."""
+    """The pictures written, each with its numbers in the .csv next to it."""
 
     def __repr__(self) -> str:
         return f"Figures({', '.join(self.drawings)})"
@@ -83,12 +81,11 @@ class Figures:
 def draw(
     store: Store, figure: str | None = None, out: Path | None = None, run: str | None = None, format: str = "png"
 ) -> Figures:
-    """Draw a figure of FIGURES, "all" that the store has the numbers for, or (None) the one that says most about it.
+    """Draw a figure of FIGURES, "all" that the store has numbers for, or (None) the default one.
 
-    `out` is a .png, .svg or .pdf file, or a folder for pictures of that `format` named by figure (where None stands for
-    all), with numbers in a .csv beside each. `run` chooses the run of a figure of one run (default: the lowest val_loss
-    at the deepest depth). Raises ValueError for another figure, suffix or run, NothingToDraw where the numbers are
-    absent.
+    `out` is a .png, .svg or .pdf file, or a folder for pictures in `format` named by figure (then None means all), each
+    with its numbers in a .csv next to it. `run` chooses the run of a figure of one run (default: the lowest val_loss at
+    the deepest depth). Raises ValueError for an unknown figure, suffix or run, NothingToDraw if numbers are missing.
     """
     if f".{format}" not in FORMATS:
         raise ValueError(f"--format {format!r} is not one of {', '.join(suffix[1:] for suffix in FORMATS)}")
@@ -109,7 +106,7 @@ def draw(
 
 
 def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Drawing], dict[str, str]]:
-    """The numbers of a figure, or of all; and why each of the others is absent."""
+    """The drawings of a figure, or of all; and why each of the others cannot be drawn."""
     if figure != "all":
         if figure not in FIGURES:
             raise ValueError(
@@ -117,7 +114,7 @@ def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Dra
             )
         if run is not None and not FIGURES[figure].of_one_run:
             of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
-            raise ValueError(f"run={run!r} chooses the run of {of_one}; the figure {figure!r} shows all runs")
+            raise ValueError(f"run={run!r} is for the figures {of_one}; the figure {figure!r} shows all runs")
         return {figure: FIGURES[figure].drawing(store, run)}, {}
     drawings: dict[str, Drawing] = {}
     left_out: dict[str, str] = {}
@@ -132,29 +129,29 @@ def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Dra
 
 
 def default_figure(store: Store) -> str:
-    """The slices of a search; the overview of other trained runs; else a measured model's profile; else the toys."""
+    """The slices of a search, the overview of other trained runs, the profile of a measured model, or the toys."""
     if search_of(store.roots):
         return "slices"
     runs = store.sql("select count(*), count(train_tokens) from runs").rows[0]
     return "overview" if runs[1] else "layer_profile" if runs[0] else "toy"
 
 
-_CHAIN = "how sparsity, residual variance, effectiveness and loss move together, a point per run"
-_BY_LAYER = "layer by layer at the baseline, a line per depth: variance, effect on later layers, usefulness"
-_VARIANCE = "residual variance over depth and over training, a line per setting of each knob"
-_SCORES = "the layers' scores, a line per setting of each knob"
-_GRADIENTS = "gradients by layer, of weights and stream, a line per setting"
-_EFFECTS = "what each setting does at each depth: paired difference, interval, noise floor"
-_DEPTH = "does depth pay: loss, needed layers and residual variance against n_layers, a line per setting"
-_MATRICES = "causal and permutation effects by pair of layers, the baseline beside each setting"
-_ANGLES = "how one run's tokens turn from layer to layer (--run), and the angle against depth"
+_CHAIN = "correlations of sparsity, residual variance, effectiveness and loss, one point per run"
+_BY_LAYER = "variance, effect on later layers and usefulness by layer at the baseline, one line per depth"
+_VARIANCE = "residual variance by layer and during training, one line per setting of each knob"
+_SCORES = "scores by layer, one line per setting of each knob"
+_GRADIENTS = "gradients of weights and stream by layer, one line per setting of each knob"
+_EFFECTS = "effect of each setting at each depth: paired difference, interval, noise floor"
+_DEPTH = "does depth pay: loss, needed layers and residual variance against n_layers, one line per setting"
+_MATRICES = "causal and permutation effects by pair of layers, of the baseline and of each setting"
+_ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
 
 FIGURES: dict[str, FigureKind] = {
-    "overview": FigureKind(partial(load_overview, "overview"), "the chain and by_layer on one page"),
+    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page"),
     "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
     "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
-    "curves": FigureKind(curves, "training loss along training, a line per setting of each knob", of_grid=True),
+    "curves": FigureKind(curves, "training loss during training, one line per setting of each knob", of_grid=True),
     "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),
     "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),
     "gradients": FigureKind(partial(layer_lines, GRADIENTS), _GRADIENTS, of_grid=True),
@@ -162,17 +159,15 @@ FIGURES: dict[str, FigureKind] = {
     "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
     "ladder": FigureKind(
-        forest.recipe_ladder, "the stacked recipe: each change added, the whole, each change left out"
+        forest.recipe_ladder, "the stacked recipe: each change added, all together, each change left out"
     ),
     "learning_rate": FigureKind(
-        learning_rate.learning_rate, "loss against learning rate, a line per configuration", of_grid=True
+        learning_rate.learning_rate, "loss against learning rate, one line per configuration", of_grid=True
     ),
     "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
-    "parallel": FigureKind(search.parallel, "a search: a line per proposal through its values"),
-    "slices": FigureKind(search.slices, "a search: the objective against each axis, and its partial dependence"),
-    "layer_profile": FigureKind(
-        one_run, "every profile by layer and matrix by pair of layers of one run (--run)", True
-    ),
+    "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values"),
+    "slices": FigureKind(search.slices, "a search: the objective against each axis, with its partial dependence"),
+    "layer_profile": FigureKind(one_run, "every quantity by layer and by pair of layers of one run (--run)", True),
     "trajectories": FigureKind(trajectories, _ANGLES, True),
     "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent"),
 }

@@ -1,7 +1,7 @@
-"""Effects with their intervals: every setting against its baseline at every depth, and the recipe's ladder.
+"""Forest plot: every setting against its baseline at every depth, and the ladder of the stacked recipe.
 
-A point is the mean paired difference with its 95% interval, filled where it is distinguishable; the grey bar behind it
-is the noise floor, which two means of as many seeds differ by for no reason (`effects.contrast`, `effects.ladder`).
+A point is the mean paired difference with its 95% interval, filled if it is distinguishable. The grey bar is the noise
+floor, the difference that seeds alone can cause (`effects.contrast`, `effects.ladder`).
 """
 
 import math
@@ -22,7 +22,16 @@ from sparsedepth.effects.ladder import ladder
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, MISSING, MOVES_VARIANCE, caption, depth_colours, depth_legend, inert, short
+from sparsedepth.plots.style import (
+    CHANGES_VARIANCE,
+    GREY,
+    MISSING,
+    caption,
+    depth_colours,
+    depth_legend,
+    escaped,
+    shortened,
+)
 from sparsedepth.quantities import IN_RUNS, axis_label
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.connection import Store
@@ -41,36 +50,37 @@ class Row:
 
 
 def effects(store: Store) -> Drawing:
-    """The forest of every knob's effects. Raises NothingToDraw."""
+    """The effects of every knob. Raises NothingToDraw."""
     runs = trained_runs(store)
     knobs = find_knobs(runs)
-    drawn = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
-    outcomes = drawn.values()
-    measured = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
-    known = [contrast for contrast in measured if contrast.effect.mean is not None]
-    if not known:
+    forms = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
+    outcomes = forms.values()
+    contrasts = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
+    contrasts = [contrast for contrast in contrasts if contrast.effect.mean is not None]
+    if not contrasts:
         raise NothingToDraw("no two finished runs differ in one knob alone, so there is no effect to draw")
     rows = [
-        Row(label=f"{short(contrast.setting)}\nvs {short(contrast.baseline)}", contrast=contrast) for contrast in known
+        Row(label=f"{shortened(contrast.setting)}\nvs {shortened(contrast.baseline)}", contrast=contrast)
+        for contrast in contrasts
     ]
     panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
     panels = {name: rows for name, rows in panels.items() if rows}
-    degenerate = degeneracy_caption(drawn, runs, drawn)
+    degenerate = degeneracy_caption(forms, runs, forms)
     depths = sorted(set(runs["n_layers"]))
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))
 
 
 def recipe_ladder(store: Store) -> Drawing:
-    """The stacked recipe at the deepest depth that has one: rungs, the whole, and each change left out of it."""
+    """The stacked recipe at the deepest depth that has one: rungs, all together, and each change left out."""
     runs = trained_runs(store)
     for depth in sorted(set(runs["n_layers"]), reverse=True):
-        here = runs[runs["n_layers"] == depth]
-        drawn = sound_forms(with_loss(loss_of(runs), LADDER), here)
-        panels = {name: _rungs(here, name, depth) for name in drawn.values()}
+        at_depth = runs[runs["n_layers"] == depth]
+        forms = sound_forms(with_loss(loss_of(runs), LADDER), at_depth)
+        panels = {name: _rungs(at_depth, name, depth) for name in forms.values()}
         panels = {name: rows for name, rows in panels.items() if rows}
         if panels:
             page = partial(
-                page_of_effects, panels, [depth], is_ladder=True, degenerate=degeneracy_caption(drawn, here, drawn)
+                page_of_effects, panels, [depth], is_ladder=True, degenerate=degeneracy_caption(forms, at_depth, forms)
             )
             return Drawing(data=table(panels), page=page)
     raise NothingToDraw("no depth has runs that stack two changes, so there is no ladder to draw")
@@ -80,9 +90,9 @@ def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
     stack = ladder(runs, objective)
     if stack.whole is None:
         return []
-    rungs = [(f"+ {short(contrast.setting)}", contrast) for contrast in stack.rungs]
-    last = [(f"{short(contrast.setting)}\ninto the rest", contrast) for contrast in stack.last_in]
-    rows = [*rungs, ("all together\nvs the foot", stack.whole), *last]
+    rungs = [(f"+ {shortened(contrast.setting)}", contrast) for contrast in stack.rungs]
+    last = [(f"{shortened(contrast.setting)}\nadded last", contrast) for contrast in stack.last_in]
+    rows = [*rungs, ("all together\nvs baseline", stack.whole), *last]
     return [
         Row(label=label, contrast=replace(contrast, n_layers=depth))
         for label, contrast in rows
@@ -91,7 +101,7 @@ def _rungs(runs: pd.DataFrame, objective: str, depth: int) -> list[Row]:
 
 
 def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
-    """A line per point."""
+    """One row per point."""
     return pd.DataFrame(
         [
             {
@@ -117,8 +127,8 @@ def table(panels: dict[str, list[Row]]) -> pd.DataFrame:
     )
 
 
-def rates_of(contrast: Contrast) -> str:
-    """'0.003 → 0.006', baseline first, where either side was at its own lr and these differ."""
+def lr_change(contrast: Contrast) -> str:
+    """'0.003 → 0.006', baseline first; '' unless the sides have different tuned lr."""
     own = re.fullmatch(r"each at its own .+ \((.+) -> (.+)\)", contrast.tuned)
     return f"{own[1]} → {own[2]}" if own and own[1] != own[2] else ""
 
@@ -126,40 +136,42 @@ def rates_of(contrast: Contrast) -> str:
 def page_of_effects(
     panels: dict[str, list[Row]], depths: Sequence[int], is_ladder: bool = False, degenerate: str = ""
 ) -> Figure:
-    """A panel for each outcome: every effect as a point with its interval, over the noise floor's band."""
+    """One panel per outcome: every effect as a point with its interval, over the bar of the noise floor."""
     contrasts = [row.contrast for rows in panels.values() for row in rows]
     colours = depth_colours(depths)
-    of_rows = {depths[-1] if contrast.n_layers is None else contrast.n_layers for contrast in contrasts}
-    depths = [depth for depth in depths if depth in of_rows]
-    shared = not is_ladder  # the ladder's order is each objective's own
+    drawn_depths = {depths[-1] if contrast.n_layers is None else contrast.n_layers for contrast in contrasts}
+    depths = [depth for depth in depths if depth in drawn_depths]
+    shared = not is_ladder  # each objective has its own order of rungs
     labels = list(dict.fromkeys(row.label for rows in panels.values() for row in rows))
     longest = max(len(set(row.label for row in rows)) for rows in panels.values())
     step = 0.16 * max(2.2, len(depths) + 0.6)
     height = step * (len(labels) if shared else longest) + 1.3
     width = max(6.8, 1.9 + 2.35 * len(panels)) if shared else 3.9 * len(panels) + 0.4
-    width += 1.3 * any(rates_of(row.contrast) for row in panels.get(VARIANCE, ()))
+    width += 1.3 * any(lr_change(row.contrast) for row in panels.get(VARIANCE, ()))
     page = Figure(figsize=(width, height), layout="constrained")
     axes = page.subplots(1, len(panels), squeeze=False, sharey=shared)[0]
     for axis, (name, rows) in zip(axes, panels.items(), strict=True):
-        here = labels if shared else list(dict.fromkeys(row.label for row in rows))
-        _draw_forest(axis, rows, here, depths, colours)
+        row_labels = labels if shared else list(dict.fromkeys(row.label for row in rows))
+        _draw_forest(axis, rows, row_labels, depths, colours)
         is_ratio = rows[0].contrast.unit == LOG_UNIT
         axis.set_title(IN_RUNS[name].display_name if is_ratio else axis_label(name), fontsize=8.5)
     depth_legend(page, {depth: colours[depth] for depth in depths}, n_columns=6)
     text = (
-        "Paired difference and 95% interval; filled: beyond the seeds' noise floor (grey bar), with an interval that "
-        "excludes 0 and Holm's p of at most 0.05 among those of its outcome and depth; hollow: not distinguishable."
+        "Paired difference and 95% interval. Filled: significant (beyond the noise floor of seeds, the grey bar; "
+        "interval excludes 0; Holm's p at most 0.05 over the effects on this outcome at this depth). Hollow: not "
+        "distinguishable"
     )
     if any(contrast.verdict_ignoring_tuning != contrast.verdict for contrast in contrasts):
-        text += " Hollow, too, what only uneven tuning keeps from being told apart."
-    if any(rates_of(row.contrast) for row in panels.get(VARIANCE, ())):
-        text += f" Beside the residual variance: the lr of baseline → setting, each its own{MOVES_VARIANCE}."
+        text += ", or withheld because of uneven tuning"
+    text += "."
+    if any(lr_change(row.contrast) for row in panels.get(VARIANCE, ())):
+        text += f" Right of the residual variance: tuned lr of baseline → setting{CHANGES_VARIANCE}."
     if any(contrast.effect.lo is None for contrast in contrasts):
         text += " No line: too few pairs for an interval."
     if is_ladder:
-        text += " '+': added to the changes above it; 'into the rest': the whole against the whole without it."
+        text += " '+': added to the changes above it; 'added last': all together against all without it."
     diverged = sum(row.contrast.n_diverged for row in next(iter(panels.values())))
-    left_out = f" Left out: {counted(diverged, 'pair')} with a diverged run." if diverged else ""
+    left_out = f" Not shown: {counted(diverged, 'pair')} with a diverged run." if diverged else ""
     caption(page, text + left_out + degenerate)
     return page
 
@@ -181,11 +193,11 @@ def _draw_forest(
             axis.plot([contrast.effect.lo, contrast.effect.hi], [y, y], color=colours[depth], linewidth=1.4)
         face = "white" if contrast.verdict == "not distinguishable" else colours[depth]
         if contrast.outcome == VARIANCE:  # at the panel's right end
-            place: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
-            axis.text(1.01, y, rates_of(contrast), **place)
+            position: Any = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 6.5, "color": GREY}
+            axis.text(1.01, y, lr_change(contrast), **position)
         axis.plot(contrast.effect.mean, y, "o", markersize=4.5, color=colours[depth], markerfacecolor=face)
     axis.axvline(0, color="#444444", linewidth=0.8)
-    axis.set_yticks(range(len(labels)), [inert(label) for label in labels], fontsize=7.5)
+    axis.set_yticks(range(len(labels)), [escaped(label) for label in labels], fontsize=7.5)
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(False, axis="y")
     axis.tick_params(axis="y", length=0)
@@ -209,8 +221,8 @@ def _label_x(axis: Any, unit: str) -> None:
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios whose logarithms lie between, at least a sixth of the range apart (a quarter where their names are
-    long), 1 among them if it is there."""
+    """Round ratios with logarithms from `low` to `high`, at least a sixth of the range apart (a quarter if their labels
+    are long), 1 first."""
     apart = (high - low) / (6 if low > math.log(1e-3) else 4)
     digits = (1, 2, 5) if high - low < math.log(1e4) else (1,)
     wide = [digit * 10.0**power for power in range(-9, 10) for digit in digits]

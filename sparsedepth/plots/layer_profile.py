@@ -1,7 +1,7 @@
-"""The numbers of a model's layer profile: every metric by layer and every matrix by pair of layers of one run.
+"""The numbers of a layer profile: every metric by layer and every matrix by pair of layers of one run.
 
-Each metric is taken at the last step at which the run measured it, a thresholded one at its leading threshold. NULL is
-NaN here, and stays missing. Definitions, units and sources of the metrics are in `sparsedepth.quantities`.
+Each metric is taken at the last step at which the run measured it, a thresholded one at its first threshold. NULL is
+NaN here and stays missing. `sparsedepth.quantities` has definitions, units and sources of the metrics.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from sparsedepth.store.connection import Store
 
 @dataclass(frozen=True)
 class Panel:
-    """Drawn if one of its series was measured."""
+    """One plot; drawn if one of its series was measured."""
 
     series: Mapping[str, str]
-    """Metric without threshold -> label."""
+    """metric without threshold -> label"""
     title: str
 
     @property
@@ -32,15 +32,16 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map:
+class HeatMap:
     name: str
     first: int = 1
-    """The first layer that has pairs."""
+    """First layer with pairs."""
     diagonal: bool = False
-    """Whether a layer makes a pair with itself."""
+    """Whether a layer forms a pair with itself."""
     later: str = "later layer"
-    """What `other_layer` is."""
+    """Axis label of `other_layer`."""
     layer: str = "layer"
+    """Axis label of `layer`."""
 
     @property
     def title(self) -> str:
@@ -51,14 +52,14 @@ class Map:
         return BY_PAIR[self.name].scale
 
 
-def _alone(name: str) -> Panel:
+def _single(name: str) -> Panel:
     return Panel({name: ""}, BY_LAYER[name].display_name.replace("\n", " "))
 
 
 _FIRST: tuple[Panel, ...] = (
-    _alone("residual_variance"),
-    Panel({"attention_variance": "attention", "ffn_variance": "feed-forward"}, "variance of what is added"),
-    _alone("residual_growth"),
+    _single("residual_variance"),
+    Panel({"attention_variance": "attention", "ffn_variance": "feed-forward"}, "variance of branch outputs"),
+    _single("residual_growth"),
     Panel(
         {"state_norm": "stream", "update_norm": "update", "attention_norm": "attention", "ffn_norm": "feed-forward"},
         "norms",
@@ -71,13 +72,13 @@ _FIRST: tuple[Panel, ...] = (
         {"update_cosine": "block", "attention_cosine": "attention", "ffn_cosine": "feed-forward"},
         "update cosine: cos(added, stream)",
     ),
-    _alone("block_influence"),
+    _single("block_influence"),
     Panel(
-        {"angular_distance": "layer before", "angle_to_end": "last layer", "update_angle": "next update"},
+        {"angular_distance": "previous layer", "angle_to_end": "last layer", "update_angle": "next update"},
         "angles of the stream",
     ),
-    Panel({"lens_loss": "logit lens", "early_exit_loss": "through last block"}, "loss when leaving early"),
-    _alone("causal_effect"),
+    Panel({"lens_loss": "logit lens", "early_exit_loss": "through last block"}, "early exit loss"),
+    _single("causal_effect"),
     Panel(
         {"affine_loss_increase": "affine map instead", "skip_loss_increase": "left out"},
         "loss increase without the block",
@@ -86,7 +87,7 @@ _FIRST: tuple[Panel, ...] = (
         {"jacobian_deviation": "per token", "jacobian_deviation_averaged": "of the mean"},
         "Jacobian's deviation from identity",
     ),
-    _alone("jacobian_deviation_released"),
+    _single("jacobian_deviation_released"),
     Panel({"weight_sparsity": "|w| <", "weight_sparsity_rel": "|w| / rms <"}, "weight sparsity"),
     Panel({"attention_sparsity": "weight <", "attention_sparsity_rel": "weight / uniform <"}, "attention sparsity"),
 )
@@ -94,29 +95,31 @@ _FIRST: tuple[Panel, ...] = (
 LEFT_OUT = {name for name, quantity in BY_LAYER.items() if quantity.measure in ("weights", "trajectories")} | {
     "state_cosine"
 }
-"""Without a panel of its own: weight sparsity by kind of matrix, seven lines per threshold that `query` tabulates
-better; trajectories, a figure of their own; and `state_cosine`, which is 1 - block influence."""
+"""Without a panel: weight sparsity by kind of matrix (seven lines per threshold, better as a table by `query`),
+trajectories (a separate figure), and `state_cosine`, which is 1 - block influence."""
 PANELS: tuple[Panel, ...] = (
     *_FIRST,
-    *(_alone(name) for name in BY_LAYER if name not in LEFT_OUT.union(*(panel.series for panel in _FIRST))),
+    *(_single(name) for name in BY_LAYER if name not in LEFT_OUT.union(*(panel.series for panel in _FIRST))),
 )
-"""Every metric by layer has its place: a new one comes last, in a panel of its own."""
+"""Every other metric by layer is drawn: a new one comes last, in its own panel."""
 
-_SPECIAL_MAPS = (
-    Map(name="causal_effect", layer="skipped layer"),
-    Map(name="permutation_effect", later="swapped with layer"),
-    Map(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
-    Map(name="angular_distance", first=0),
-    Map(name="angular_distance_last_token", first=0),
-    Map(name="causal_maximum", layer="skipped layer"),
-    Map(name="causal_maximum_current", layer="skipped layer"),
+_SPECIAL_HEAT_MAPS = (
+    HeatMap(name="causal_effect", layer="skipped layer"),
+    HeatMap(name="permutation_effect", later="swapped with layer"),
+    HeatMap(name="removal_drop", diagonal=True, layer="first removed", later="last removed"),
+    HeatMap(name="angular_distance", first=0),
+    HeatMap(name="angular_distance_last_token", first=0),
+    HeatMap(name="causal_maximum", layer="skipped layer"),
+    HeatMap(name="causal_maximum_current", layer="skipped layer"),
 )
-MAPS: dict[str, Map] = {kind.name: kind for kind in _SPECIAL_MAPS}
-MAPS |= {name: Map(name=name) for name in BY_PAIR if name not in MAPS}
-"""Every metric by pair of layers has its place."""
+HEAT_MAPS: dict[str, HeatMap] = {kind.name: kind for kind in _SPECIAL_HEAT_MAPS}
+HEAT_MAPS |= {name: HeatMap(name=name) for name in BY_PAIR if name not in HEAT_MAPS}
+"""Every metric by pair of layers is drawn."""
 
-LEADING: Mapping[str, str] = {name: quantity.threshold for name, quantity in BY_LAYER.items() if quantity.threshold}
-"""Thresholded metric -> config field whose first entry is its leading threshold."""
+THRESHOLD_FIELDS: Mapping[str, str] = {
+    name: quantity.threshold for name, quantity in BY_LAYER.items() if quantity.threshold
+}
+"""Thresholded metric -> config field; its first entry is the threshold that is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,18 +130,18 @@ class LayerProfile:
     profiles: pd.DataFrame
     """Columns: name (metric without threshold), threshold, layer, value, se (standard error); NaN where missing."""
     matrices: dict[str, np.ndarray]
-    """By metric: [L + 1, L + 1], row `other_layer`, column `layer`, layer 0 first; NaN where missing or no pair."""
+    """metric -> [L + 1, L + 1], row `other_layer`, column `layer`, layer 0 first; NaN if missing or no pair"""
 
 
 def pairs_that_exist(name: str, n_layers: int) -> np.ndarray:
-    """Which cells of a matrix are pairs of layers at all: bool [L + 1, L + 1]."""
-    kind = MAPS[name]
+    """Which cells of a matrix are pairs of layers: bool [L + 1, L + 1]."""
+    kind = HEAT_MAPS[name]
     other, layer = np.indices((n_layers + 1, n_layers + 1))
     return (layer >= kind.first) & ((layer <= other) if kind.diagonal else (layer < other))
 
 
 def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
-    """Of a run of the store; by default, of the run with the lowest val_loss among the deepest.
+    """The profile of a run; by default of the one with the lowest val_loss among the deepest.
 
     Raises ValueError for an unknown run, or one without values by layer.
     """
@@ -153,15 +156,15 @@ def load_layer_profile(store: Store, run: str | None = None) -> LayerProfile:
 
 
 def layer_profile(run: Mapping[str, object], layers: pd.DataFrame, pairs: pd.DataFrame) -> LayerProfile:
-    """From a run's row of `runs` and its rows of `layers` and `pairs`."""
+    """The profile, from a run's row of `runs` and its rows of `layers` and `pairs`."""
     n_layers = int(max(0, *layers["layer"], *pairs["other_layer"]))
     last = at_last_step(pairs)
-    measured = [name for name in MAPS if last.loc[last["metric"] == name, "value"].notna().any()]
+    measured = [name for name in HEAT_MAPS if last.loc[last["metric"] == name, "value"].notna().any()]
     return LayerProfile(
         run=run,
         n_layers=n_layers,
         profiles=_profiles(run, layers, n_layers),
-        matrices={name: square(last[last["metric"] == name], n_layers) for name in measured},
+        matrices={name: as_matrix(last[last["metric"] == name], n_layers) for name in measured},
     )
 
 
@@ -172,12 +175,12 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
     rows = rows.assign(
         name=pd.array([name for name, _, _ in named], dtype=object), threshold=np.array(thresholds, float)
     )
-    # The last layer has no later one to affect: its NULL is no missing value.
+    # The last layer has no later layers to affect: its NULL is not a missing value.
     rows = rows[(rows["name"] != "causal_effect") | (rows["layer"] < n_layers)]
-    for name, field in LEADING.items():
-        here = rows["name"] == name
-        leading = _leading(run.get(field), field, rows.loc[here, "threshold"])
-        rows = rows[~here | (rows["threshold"] == leading)]
+    for name, field in THRESHOLD_FIELDS.items():
+        of_metric = rows["name"] == name
+        threshold = _first_threshold(run.get(field), field, rows.loc[of_metric, "threshold"])
+        rows = rows[~of_metric | (rows["threshold"] == threshold)]
     drawn = [name for panel in PANELS for name in panel.series]
     errors = rows[rows["name"].isin([f"{name}_se" for name in drawn])]
     errors = errors.assign(name=errors["name"].str.removesuffix("_se"), se=errors["value"].astype(float))
@@ -187,17 +190,17 @@ def _profiles(run: Mapping[str, object], layers: pd.DataFrame, n_layers: int) ->
     return ordered.reset_index(drop=True)
 
 
-def _leading(chosen: object, field: str, present: pd.Series) -> float | None:
-    """The first threshold of the run's field (of the default where it is NULL), or the largest there is."""
-    thresholds = plain(chosen) or MeasureConfig.model_fields[field].default
+def _first_threshold(value: object, field: str, present: pd.Series) -> float | None:
+    """The first threshold of the run's field (of its default if NULL) if present, else the largest present."""
+    thresholds = plain(value) or MeasureConfig.model_fields[field].default
     first = float(thresholds[0]) if isinstance(thresholds, tuple) else None
     if first in set(present) or present.empty:
         return first
     return float(present.max())
 
 
-def square(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
-    """Rows of one metric as a matrix: [L + 1, L + 1], row `other_layer`, column `layer`; NaN where missing."""
+def as_matrix(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
+    """Rows of one metric as a matrix [L + 1, L + 1], row `other_layer`, column `layer`; NaN if missing."""
     matrix = np.full((n_layers + 1, n_layers + 1), np.nan)
     matrix[pairs["other_layer"], pairs["layer"]] = pairs["value"].astype(float)
     return matrix

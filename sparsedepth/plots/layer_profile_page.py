@@ -1,6 +1,6 @@
-"""A layer profile on a page: a panel per profile, a heat map per matrix, all with the layer on the x axis.
+"""The page of a layer profile: a panel per metric, a heat map per matrix, all with the layer on the x axis.
 
-Grey marks what is missing: a NULL, a pair that was not drawn. White cells are no pairs of layers.
+Grey is missing: a NULL, or a pair that was not sampled. White cells are not pairs of layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,18 +12,18 @@ import pandas as pd
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 
-from sparsedepth.plots.layer_profile import MAPS, PANELS, LayerProfile, Panel, load_layer_profile, pairs_that_exist
+from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, LayerProfile, Panel, load_layer_profile, pairs_that_exist
 from sparsedepth.plots.page import Drawing
 from sparsedepth.plots.style import (
     LINEAR_BELOW,
     MISSING,
     SERIES,
     caption,
-    folded,
-    inert,
+    escaped,
     layer_ticks,
     linear_below,
     set_layer_scale,
+    wrapped,
 )
 from sparsedepth.quantities import BY_LAYER
 from sparsedepth.quantities.record import Scale
@@ -32,11 +32,11 @@ from sparsedepth.store.degeneracy import RELATIVE_ROWS, sound_layer_metrics
 
 COLUMNS = 4
 TITLE = 32
-"""Characters of a panel's title in a line."""
+"""Characters per line of a panel's title."""
 PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
 """Inches."""
 LEGEND_ROW, LEGEND_WIDTH = 0.09, 27
-"""Of a panel's height; characters of two labels side by side."""
+"""Share of a panel's height; characters of two labels side by side."""
 
 
 def one_run(store: Store, run: str | None = None) -> Drawing:
@@ -52,7 +52,7 @@ def one_run(store: Store, run: str | None = None) -> Drawing:
 
 
 def layer_profile_page(profile: LayerProfile) -> Figure:
-    """Rows of profiles, rows of matrices, the run above and how to read it below."""
+    """Rows of panels, then rows of matrices; the run above, notes below."""
     measured = set(profile.profiles.loc[profile.profiles["value"].notna(), "name"])
     panels = [panel for panel in PANELS if measured & set(panel.series)]
     n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
@@ -70,7 +70,7 @@ def layer_profile_page(profile: LayerProfile) -> Figure:
 
 def _title(profile: LayerProfile) -> str:
     model = profile.run.get("model")
-    name = inert(model) if isinstance(model, str) else f"run {profile.run['run_id']}"
+    name = escaped(model) if isinstance(model, str) else f"run {profile.run['run_id']}"
     facts = [name, f"{profile.n_layers} layers"]
     for name, unit in (("val_loss", " nat/token"), ("residual_variance_last", ""), ("usefulness", "")):
         value = profile.run.get(name)
@@ -82,21 +82,21 @@ def _title(profile: LayerProfile) -> str:
 
 
 def _caption(profile: LayerProfile) -> str:
-    text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not drawn at random)."
+    text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not sampled)."
     if profile.profiles["se"].notna().any():
         text += " Band: ± 1 standard error over the random probes."
     logarithmic = {name for panel in PANELS if panel.scale == "log" for name in panel.series}
     relative = RELATIVE_ROWS & {*profile.profiles["name"], *profile.matrices}
     text += sound_layer_metrics(sorted(relative), pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
-    lost = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
-    if lost:
-        text += f" Not shown on logarithmic axes: {lost} values that are not positive."
+    n_hidden = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
+    if n_hidden:
+        text += f" Not shown on logarithmic axes: {n_hidden} values that are not positive."
     return text
 
 
 def _draw_panel(axis: Any, panel: Panel, profile: LayerProfile) -> None:
     lines = list(_lines(panel, profile))
-    axis.set_title(folded(panel.title, TITLE), fontsize=8.5)
+    axis.set_title(wrapped(panel.title, TITLE), fontsize=8.5)
     units = {BY_LAYER[name].unit for name in panel.series} - {"1", "share"}
     axis.set_ylabel(", ".join(sorted(units)), fontsize=8)
     for (label, line), (colour, marker, dashes) in zip(lines, SERIES, strict=False):
@@ -117,7 +117,7 @@ def _draw_panel(axis: Any, panel: Panel, profile: LayerProfile) -> None:
 
 
 def _legend_above(axis: Any, labels: Sequence[str]) -> None:
-    """A legend in room that is made for it above the lines; of two columns where the labels are short."""
+    """A legend above the lines, with space added for it; in two columns if the labels are short."""
     n_columns = 2 if sum(sorted(map(len, labels))[-2:]) <= LEGEND_WIDTH else 1
     scale = axis.yaxis.get_transform()
     low, high = scale.transform(axis.get_ylim())
@@ -127,11 +127,11 @@ def _legend_above(axis: Any, labels: Sequence[str]) -> None:
         fontsize=6.5, handlelength=1.6, borderaxespad=0.1, labelspacing=0.2, columnspacing=1.0, ncols=n_columns,
         loc="upper left", bbox_to_anchor=(-0.02, 1.0),
     )  # fmt: skip
-    legend.set_in_layout(False)  # else a wide one narrows its whole column of panels
+    legend.set_in_layout(False)  # a wide legend would narrow its whole column of panels
 
 
 def _lines(panel: Panel, profile: LayerProfile) -> Iterator[tuple[str, pd.DataFrame]]:
-    """(label, rows) of every measured series; what has no place on a logarithmic axis is NaN."""
+    """(label, rows) of every measured series; NaN for values that a logarithmic axis cannot show."""
     for name, label in panel.series.items():
         line = profile.profiles[profile.profiles["name"] == name]
         if line["value"].notna().any():
@@ -143,13 +143,13 @@ def _lines(panel: Panel, profile: LayerProfile) -> Iterator[tuple[str, pd.DataFr
 def _draw_map(page: Figure, axis: Any, name: str, profile: LayerProfile) -> None:
     exists = pairs_that_exist(name, profile.n_layers)
     drawn = np.where(exists, profile.matrices[name], np.nan)
-    image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], MAPS[name].scale))
-    axis.set_title(folded(MAPS[name].title, TITLE), fontsize=8.5)
+    image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], HEAT_MAPS[name].scale))
+    axis.set_title(wrapped(HEAT_MAPS[name].title, TITLE), fontsize=8.5)
     colour_bar(page, image, axis)
 
 
 def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
-    """A small bar beside a matrix, or beside a row of them."""
+    """A small colour bar next to a matrix, or a row of them."""
     bar = page.colorbar(image, ax=axes, shrink=0.85, aspect=18, pad=0.02)
     bar.ax.tick_params(labelsize=7)
     bar.outline.set_visible(False)
@@ -157,9 +157,9 @@ def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
 
 
 def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
-    """One of MAPS as a heat map, [L + 1, L + 1], row `other_layer`; pairs that exist and are NaN are grey. Returns the
-    image, which a colour bar needs."""
-    kind, n_layers = MAPS[name], len(values) - 1
+    """Draw one of HEAT_MAPS, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
+    image, which the colour bar needs."""
+    kind, n_layers = HEAT_MAPS[name], len(values) - 1
     edge = (kind.first - 0.5, n_layers + 0.5)
     where: Any = {"origin": "lower", "interpolation": "nearest", "aspect": "equal"}
     where["extent"] = (-0.5, n_layers + 0.5) * 2
@@ -175,7 +175,7 @@ def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, no
 
 
 def norm_of(values: np.ndarray, scale: Scale) -> Normalize:
-    """Colours from the lowest to the highest value; angles and effects of one sign start at 0."""
+    """Colour scale from the lowest to the highest value; a linear one includes 0."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if scale == "log" and low > 0:
         return LogNorm(low, high if high > low else 2 * low)

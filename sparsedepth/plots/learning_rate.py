@@ -1,9 +1,9 @@
-"""Was every configuration given its own learning rate? Validation loss against it, a line per configuration.
+"""Validation loss against learning rate, one line per configuration.
 
-A configuration is here a cell (all fields but the seed) less lr, tuned or not; a point is the mean over the seeds that
-every value of its line has, such as those that tuning chose by: the chosen value has others beside them. A ring marks
-the value that tuning chose, or where nothing was tuned that of the lowest loss; a cross one that is the lowest or
-highest tried, so that the true best may lie beyond.
+A configuration here is a cell (all fields but the seed) without lr, tuned or not. A point is the mean over the seeds
+that every lr of its line has, such as the tuning seeds; the chosen lr has further seeds. A ring marks the lr that
+tuning chose, or without tuning that of the lowest loss; a cross instead if it is the lowest or highest tried, so that
+the best may lie beyond.
 """
 
 import math
@@ -33,25 +33,25 @@ COLUMNS = 4
 @dataclass(frozen=True, kw_only=True)
 class Curves:
     points: pd.DataFrame
-    """Columns: configuration (number), n_layers, setting, lr, the loss (mean over those seeds; NaN where one diverged),
-    n_seeds, role (best, edge or empty): of the value that tuning chose, or of the lowest loss where nothing was tuned;
+    """Columns: configuration (number), n_layers, setting, lr, the loss (mean over the shared seeds; NaN if one
+    diverged), n_seeds, role (best or edge, of the chosen lr, or without tuning that of the lowest loss; else empty),
     is_tuned."""
     loss: str
 
 
 def learning_rate(store: Store) -> Drawing:
-    """Raises NothingToDraw where no configuration was run at two learning rates."""
-    by_rate = curves(without_measured_models(read_runs(store)).reset_index(drop=True), setting_names(store, "lr"))
-    if by_rate.points.empty:
+    """Raises NothingToDraw if no configuration was run at two learning rates."""
+    by_lr = curves(without_measured_models(read_runs(store)).reset_index(drop=True), setting_names(store, "lr"))
+    if by_lr.points.empty:
         raise NothingToDraw("no configuration was run at two learning rates, so there is no curve to draw")
-    return Drawing(data=by_rate.points, page=partial(page_of_curves, by_rate))
+    return Drawing(data=by_lr.points, page=partial(page_of_curves, by_lr))
 
 
 def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
-    """The numbers, from the rows of `runs` (trained ones, those that tuning rejected too) and each cell_id's setting,
-    less lr."""
-    held = [name for name in CELL_FIELDS if name != "lr" and name in runs.columns]
-    configuration = pd.Series(pd.factorize(keys(runs, held))[0], runs.index)
+    """The numbers, from the rows of `runs` (trained ones, also those that tuning rejected) and cell_id -> setting
+    without lr."""
+    fields = [name for name in CELL_FIELDS if name != "lr" and name in runs.columns]
+    configuration = pd.Series(pd.factorize(keys(runs, fields))[0], runs.index)
     several = runs.groupby(configuration)["lr"].transform("nunique") > 1
     loss = loss_of(runs)
     tuning = runs["tuning"] if "tuning" in runs.columns else pd.Series(None, runs.index)
@@ -64,8 +64,8 @@ def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
     n_rates = frame.groupby("configuration")["lr"].transform("nunique")
     is_shared = frame.groupby(["configuration", "seed"])["lr"].transform("nunique") == n_rates
     frame = frame[is_shared | ~is_shared.groupby(frame["configuration"]).transform("any")]
-    by = frame.groupby(["configuration", "n_layers", "setting", "lr"])
-    points = by.agg(
+    by_point = frame.groupby(["configuration", "n_layers", "setting", "lr"])
+    points = by_point.agg(
         **{loss: ("loss", lambda losses: losses.mean(skipna=False))},
         n_seeds=("loss", "size"),
         is_chosen=("is_chosen", "any"),
@@ -80,16 +80,16 @@ def curves(runs: pd.DataFrame, settings: Mapping[str, str]) -> Curves:
     return Curves(points=points, loss=loss)
 
 
-def page_of_curves(by_rate: Curves) -> Figure:
-    """A panel per depth."""
-    points = by_rate.points
+def page_of_curves(by_lr: Curves) -> Figure:
+    """One panel per depth."""
+    points = by_lr.points
     depths, styles = sorted(set(points["n_layers"])), setting_styles(settings_in_order(points["setting"]))
     n_rows = -(-len(depths) // COLUMNS)
     n_columns = -(-len(depths) // n_rows)
     page = Figure(figsize=(max(5.2, 2.7 * n_columns + 0.6), 2.7 * n_rows + 1.0), layout="constrained")
     axes = page.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey=True).ravel()
     for axis, depth in zip(axes, depths, strict=False):
-        _draw_depth(axis, points[points["n_layers"] == depth], styles, by_rate.loss)
+        _draw_depth(axis, points[points["n_layers"] == depth], styles, by_lr.loss)
         axis.set_title(f"{depth} layers")
     log_scale(axes[0], "x", points["lr"])
     for axis in axes[len(depths) :]:
@@ -99,16 +99,18 @@ def page_of_curves(by_rate: Curves) -> Figure:
     marked = "chosen by tuning" if is_tuned.all() else "chosen by tuning, else lowest" if is_tuned.any() else "lowest"
     marks = [
         Line2D([], [], linestyle="", marker=mark, markersize=9, markerfacecolor="none", color=GREY, label=label)
-        for mark, label in (("o", marked), ("x", "the same, at an end"))[: 1 + bool(n_edge)]
+        for mark, label in (("o", marked), ("x", "at the end of the grid"))[: 1 + bool(n_edge)]
     ]
     settings_legend(page, styles, 1 + len(depths), marks)
-    lost = int(points[by_rate.loss].isna().sum())
+    n_diverged = int(points[by_lr.loss].isna().sum())
     seeds = counted(most, "seed") if few == most else f"{few} to {most} seeds"
-    more = ", perhaps by more seeds" if is_tuned.any() else ""
-    text = f"A line: one of {counted(n_configurations, 'configuration')} at each learning rate tried, mean over the "
-    text += f"{seeds} that all its points share. Ring: {marked}{more}."
-    text += f" Cross ({n_edge}): so, but at an end of what was tried; the best may lie beyond." if n_edge else ""
-    caption(page, text + (f" Not shown: {counted(lost, 'value')} where a seed diverged." if lost else ""))
+    more = ", perhaps with more seeds" if is_tuned.any() else ""
+    text = (
+        f"Lines: {counted(n_configurations, 'configuration')}, mean over the {seeds} that all points of a line have. "
+    )
+    text += f"Ring: {marked}{more}."
+    text += f" Cross ({n_edge}): {marked}, but at the end of the grid; the best may lie beyond it." if n_edge else ""
+    caption(page, text + (f" Not shown: {counted(n_diverged, 'value')} where a seed diverged." if n_diverged else ""))
     return page
 
 
@@ -117,10 +119,10 @@ def _draw_depth(axis: Any, points: pd.DataFrame, styles: dict[str, tuple[str, st
         colour, marker, dashes = styles[kind]
         axis.plot(line["lr"], line[loss], color=colour, marker=marker, linestyle=dashes, markersize=3.5, linewidth=1.1)
         for role, mark, size in (("best", "o", 90), ("edge", "x", 60)):
-            here = line[line["role"] == role]
+            marked = line[line["role"] == role]
             face: Any = {"facecolor": "none"} if mark == "o" else {}
             colours: Any = {"edgecolor": colour} if mark == "o" else {"color": colour}
-            axis.scatter(here["lr"], here[loss], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
+            axis.scatter(marked["lr"], marked[loss], marker=mark, s=size, linewidth=1.2, zorder=4, **face, **colours)
     axis.set(xlabel="learning rate", ylabel=axis_label(loss))
     axis.xaxis.label.set_color(GREY)
     axis.tick_params(labelleft=True, labelbottom=True)

@@ -1,4 +1,4 @@
-"""What every figure is: its numbers, and how they are laid out on a page; and a page as the bytes of a file."""
+"""A figure: its numbers and its page; and how a page becomes a file."""
 
 import io
 from collections.abc import Callable
@@ -19,7 +19,7 @@ FORMATS = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"Creatio
 
 
 class NothingToDraw(ValueError):
-    """The store does not hold what a figure shows; the message says in one line what is missing."""
+    """The store lacks the numbers of a figure; the message names in one line what is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +27,23 @@ class Drawing:
     data: pd.DataFrame
     """Every number that is drawn."""
     page: Callable[[], Figure]
-    """Lays the numbers out; to be called by `render`, which sets the style."""
+    """Builds the page; called by `render`, which sets the style."""
 
 
 def check_suffix(path: Path) -> None:
-    """Raises ValueError unless `path` ends as a picture does."""
+    """Raises ValueError unless `path` ends in one of FORMATS."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} must end in one of: {', '.join(FORMATS)}")
 
 
 def write(drawing: Drawing, path: Path) -> None:
-    """The picture into `path` (.png, .svg or .pdf), its numbers into the .csv beside it; each whole or not at all."""
+    """Write the picture to `path` (.png, .svg or .pdf) and its numbers to the .csv next to it; each atomically."""
     write_bytes(path, render(drawing.page, path.suffix.lower()))
     write_bytes(path.with_suffix(".csv"), csv_bytes(drawing.data))
 
 
 def render(build: Callable[[], Figure], suffix: str) -> bytes:
-    """A page as the bytes of a file of that kind."""
+    """The page as the bytes of a file with this suffix."""
     with matplotlib.rc_context(RC):
         content = io.BytesIO()
         build().savefig(content, format=suffix[1:], metadata=FORMATS[suffix])
@@ -51,7 +51,7 @@ def render(build: Callable[[], Figure], suffix: str) -> bytes:
 
 
 def csv_bytes(data: pd.DataFrame) -> bytes:
-    """The numbers as CSV: exact, missing ones empty, text that a spreadsheet would take for a formula made inert."""
+    """The numbers as CSV: exact, missing ones empty; text that a spreadsheet would run as a formula is escaped."""
     rows = data.astype(object).where(data.notna(), None).itertuples(index=False, name=None)
     plain = tuple(tuple(getattr(value, "item", lambda value=value: value)() for value in row) for row in rows)
     return f"{to_csv(QueryResult(columns=tuple(map(str, data.columns)), rows=plain))}\n".encode()

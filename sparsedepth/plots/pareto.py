@@ -1,7 +1,7 @@
-"""What is to be had at once: low loss, high usefulness, low cost. A point per configuration, the mean over its seeds.
+"""Pareto front of loss, usefulness and cost. One point per configuration, the mean over its seeds.
 
-A configuration is on the front if no other is at least as good in all three and better in one. In each panel the line
-is the front of its two quantities alone.
+A configuration is on the front if no other is at least as good in all three and better in one. The line in a panel is
+the front of its two quantities alone.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import moved_kinds, sources, trained_runs
+from sparsedepth.plots.runs import changed_knobs, sources, trained_runs
 from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.comparable_loss import loss_of, with_loss
@@ -28,20 +28,20 @@ PANELS = (
     ("train_flops", "usefulness_loss_increase"),
     ("usefulness_loss_increase", "val_loss"),
 )
-"""val_loss stands for the loss that compares the runs, a score that is degenerate here for its sound form."""
+"""val_loss is replaced by the comparable loss, a degenerate score by its sound form."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
     panels: list[tuple[str, str]]
-    """The pairs of quantities that are drawn: of PANELS, those that were measured."""
+    """The pairs of quantities that are drawn: those of PANELS that were measured."""
     cells: pd.DataFrame
-    """Columns: cell_id, n_layers, kind (`moved_kinds`), n_seeds, source (of several results folders), each quantity
+    """Columns: cell_id, n_layers, kind (`changed_knobs`), n_seeds, source (for several results folders), each quantity
     and its standard error (NAME_se, NaN for one seed), on_front."""
     n_diverged: int
-    """Configurations with a diverged seed: not shown."""
+    """Configurations with a diverged seed, which are not shown."""
     degenerate: str = ""
-    """Which of the scores say nothing here, and why: a sentence."""
+    """A sentence: which scores are degenerate, and what is drawn instead."""
 
     @property
     def quantities(self) -> list[str]:
@@ -51,7 +51,7 @@ class Front:
 def pareto(store: Store) -> Drawing:
     """Raises NothingToDraw with fewer than two configurations to compare."""
     search, runs = search_of(store.roots), trained_runs(store)
-    if search is not None:  # a proposal that lacks seeds has those that survived
+    if search is not None:  # of a proposal with pruned seeds only the good ones are left
         runs = runs[runs.groupby("cell_id")["cell_id"].transform("size") >= search.n_seeds]
     best = front(runs, is_search=search is not None)
     if len(best.cells) < 2 or len(best.quantities) < 2:
@@ -60,30 +60,30 @@ def pareto(store: Store) -> Drawing:
 
 
 def front(runs: pd.DataFrame, is_search: bool = False) -> Front:
-    """From the rows of `runs` (trained ones); those of a search are all proposals."""
+    """The numbers, from the rows of `runs` (trained ones)."""
     diverged = set(runs.loc[runs["outcome"] == "diverged", "cell_id"])
-    kept = runs[~runs["cell_id"].isin(diverged)].copy()
-    kept["source"] = sources(kept)
-    kept["kind"] = moved_kinds(kept, runs, is_search)
-    wanted = [with_loss(loss_of(runs), pair) for pair in PANELS]
-    drawn = sound_forms((name for pair in wanted for name in pair), runs)
-    names = list(drawn.values())
-    kept = kept.astype(dict.fromkeys(names, float))
-    by_cell = kept.groupby("cell_id", sort=True)
+    complete = runs[~runs["cell_id"].isin(diverged)].copy()
+    complete["source"] = sources(complete)
+    complete["kind"] = changed_knobs(complete, runs, is_search)
+    requested = [with_loss(loss_of(runs), pair) for pair in PANELS]
+    forms = sound_forms((name for pair in requested for name in pair), runs)
+    names = list(forms.values())
+    complete = complete.astype(dict.fromkeys(names, float))
+    by_cell = complete.groupby("cell_id", sort=True)
     cells = by_cell[["n_layers", "kind"]].first().assign(n_seeds=by_cell.size())
-    if kept["source"].any():
+    if complete["source"].any():
         cells["source"] = by_cell["source"].agg(lambda names: ", ".join(sorted(set(names))))
     for name in names:
         cells[name] = by_cell[name].mean()
         cells[f"{name}_se"] = by_cell[name].sem()
-    named = [name for name in names if cells[name].notna().any()]
-    cells = cells.dropna(subset=named)
-    cells["on_front"] = undominated(cells[named].to_numpy() * [-sign(name) for name in named])
+    measured = [name for name in names if cells[name].notna().any()]
+    cells = cells.dropna(subset=measured)
+    cells["on_front"] = undominated(cells[measured].to_numpy() * [-sign(name) for name in measured])
     return Front(
-        panels=[(drawn[x], drawn[y]) for x, y in wanted if {drawn[x], drawn[y]} <= {*named}],
+        panels=[(forms[x], forms[y]) for x, y in requested if {forms[x], forms[y]} <= {*measured}],
         cells=cells.reset_index(),
         n_diverged=len(diverged),
-        degenerate=degeneracy_caption(drawn, runs, drawn),
+        degenerate=degeneracy_caption(forms, runs, forms),
     )
 
 
@@ -95,7 +95,7 @@ def undominated(costs_NQ: np.ndarray) -> np.ndarray:
 
 
 def page_of_front(best: Front) -> Figure:
-    """A panel for each pair of loss, usefulness and cost; a line along its front, rings where nothing beats all."""
+    """One panel per pair of loss, usefulness and cost; a line along its front, rings on the joint front."""
     cells = best.cells
     panels = best.panels
     page = Figure(figsize=(max(5.2, 3.5 * len(panels)), 4.1), layout="constrained")
@@ -105,11 +105,10 @@ def page_of_front(best: Front) -> Figure:
         _draw_front(axis, cells, x, y, points)
     points.legend(page)
     noun = "proposal" if (cells["kind"] == PROPOSAL).all() else "configuration"
-    over = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
+    spread = "mean ± standard error over seeds" if (cells["n_seeds"] > 1).any() else "one seed each"
     text = (
-        f"{counted(len(cells), noun)}, {over}. Ringed: the "
-        f"{int(cells['on_front'].sum())} that none beats in all of {', '.join(best.quantities)} at once. Line: the "
-        f"front of the panel's two quantities."
+        f"{counted(len(cells), noun)}, {spread}. Ringed: the {int(cells['on_front'].sum())} on the joint Pareto front "
+        f"of {', '.join(best.quantities)}. Line: the Pareto front of the panel's two quantities."
     )
     left_out = f" Not shown: {counted(best.n_diverged, noun)} with a diverged run."
     caption(page, text + (left_out if best.n_diverged else "") + best.degenerate)
@@ -138,7 +137,7 @@ def _draw_front(axis: Any, cells: pd.DataFrame, x: str, y: str, points: RunPoint
 
 
 def _cost_axis(axis: Any, costs: pd.Series) -> None:
-    """Few labels, each another: 1G, 2G, 5G. Costs that are nearly equal stand in the middle, as what they are."""
+    """Few distinct labels (1G, 2G, 5G). Costs that are nearly equal are drawn in the middle."""
     low, high = costs.min(), costs.max()
     if high > 5 * low:
         log_scale(axis, "x", costs)

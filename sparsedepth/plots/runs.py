@@ -1,4 +1,4 @@
-"""What the figures read from a store: the runs that they show, one run alone, rows by layer or by pair of layers."""
+"""Rows that figures read from a store: trained runs, a single run, values by layer or by pair of layers."""
 
 import difflib
 import os
@@ -17,56 +17,56 @@ from sparsedepth.store.setting import read_settings
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 
-def check_comparable(runs: pd.DataFrame) -> None:
-    """Raises NothingToDraw unless a run that finished has a training configuration."""
+def check_finished(runs: pd.DataFrame) -> None:
+    """Raises NothingToDraw unless a finished run has a training configuration."""
     if not len(runs):
         raise NothingToDraw("the store holds no runs")
-    known = without_measured_models(runs)
-    if not len(known):
+    trained = without_measured_models(runs)
+    if not len(trained):
         raise NothingToDraw(
             "no finished run has a training configuration, so there is nothing to compare; draw --figure layer_profile"
         )
-    if not (known["outcome"] == "ok").any():
-        raise NothingToDraw(f"none of the {len(known)} runs finished, so there is nothing to draw")
+    if not (trained["outcome"] == "ok").any():
+        raise NothingToDraw(f"none of the {len(trained)} runs finished, so there is nothing to draw")
 
 
 def read_runs(store: Store) -> pd.DataFrame:
-    """The rows of a store's `runs`. Raises NothingToDraw where none finished."""
+    """The rows of `runs`. Raises NothingToDraw if none finished."""
     runs = store.frame("select * from runs")
-    check_comparable(runs)
+    check_finished(runs)
     return runs
 
 
 def sources(runs: pd.DataFrame) -> pd.Series:
-    """The results folder of each run, as far as it takes to tell the folders apart; '' where there is but one."""
+    """The results folder of each run, without the path that all share; '' for a single folder."""
     if "folder" not in runs:
         return pd.Series("", index=runs.index)
     folders = runs["folder"].map(lambda folder: str(Path(folder).parent.parent) if folder else "")
-    several = sorted(set(folders))
-    if len(several) < 2:
+    distinct = sorted(set(folders))
+    if len(distinct) < 2:
         return pd.Series("", index=runs.index)
-    shared = len(os.path.commonpath(list(map(os.path.abspath, several)))) + 1
-    return folders.map({folder: os.path.abspath(folder)[shared:] or Path(folder).name for folder in several})
+    n_shared = len(os.path.commonpath(list(map(os.path.abspath, distinct)))) + 1
+    return folders.map({folder: os.path.abspath(folder)[n_shared:] or Path(folder).name for folder in distinct})
 
 
 def results_folders(store: Store) -> list[str]:
-    """The results folders that a store's runs lie in."""
+    """The results folders of a store's runs."""
     return sorted(
         {str(Path(folder).parent.parent) for (folder,) in store.sql("select folder from runs").rows if folder}
     )
 
 
 def trained_runs(store: Store) -> pd.DataFrame:
-    """The rows of a store's `runs` that stand for a configuration. Raises NothingToDraw where none finished."""
+    """The result rows of `runs` (`store.tuning_roles`). Raises NothingToDraw if none finished."""
     return result_rows(read_runs(store)).astype({"n_layers": int}).reset_index(drop=True)
 
 
-def moved_kinds(runs: pd.DataFrame, every: pd.DataFrame, is_search: bool) -> pd.Series:
-    """What each of some runs moved away from the baseline of all: nothing, a knob, or several fields, to which none can
-    lend its name; of a search, whose runs are all proposals, that."""
+def changed_knobs(runs: pd.DataFrame, all_runs: pd.DataFrame, is_search: bool) -> pd.Series:
+    """The knob that each run changed from the baseline of all runs: 'baseline', a knob's name, or SEVERAL; in a search
+    always PROPOSAL."""
     if is_search:
         return pd.Series(PROPOSAL, index=runs.index, dtype=object)
-    knobs = find_knobs(every)
+    knobs = find_knobs(all_runs)
     mixed = {knob.name for knob in knobs if not knob.is_pure}
 
     def kind(names: tuple[str, ...]) -> str:
@@ -76,13 +76,13 @@ def moved_kinds(runs: pd.DataFrame, every: pd.DataFrame, is_search: bool) -> pd.
 
 
 def settings_in_order(names: Iterable[str]) -> list[str]:
-    """As a legend has them: the baseline first, those that moved several fields last."""
+    """In the order of a legend: the baseline first, settings of several fields last."""
     return sorted(set(names), key=lambda setting: (setting != "baseline", setting.count(","), setting))
 
 
 def setting_names(store: Store, *without: str) -> dict[str, str]:
-    """By cell_id, what each trained configuration has away from the baseline (`store.setting`), less some
-    fields. Empty where none was trained."""
+    """cell_id -> how the trained configuration differs from the baseline (`store.setting`), without some fields. Empty
+    if none was trained."""
     settings = read_settings(store)
     if settings is None:
         return {}
@@ -98,19 +98,19 @@ def read_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFram
 
 
 def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of rows by metric, those of the last step at which each run measured it."""
-    measured = [name for name in ("run_id", "metric") if name in rows.columns]
-    return rows[rows["step"] == rows.groupby(measured)["step"].transform("max")]
+    """The rows of the last step at which each run measured each metric."""
+    columns = [name for name in ("run_id", "metric") if name in rows.columns]
+    return rows[rows["step"] == rows.groupby(columns)["step"].transform("max")]
 
 
 def mean_and_range(rows: pd.DataFrame, by: list[str], sort: bool = False) -> pd.DataFrame:
-    """`value` over the runs of each group (in order of appearance, unless sorted): mean, low, high, n_runs."""
+    """mean, low, high and n_runs of `value` in each group, in order of appearance unless sorted."""
     values = rows.groupby(by, sort=sort)["value"]
     return values.agg(mean="mean", low="min", high="max", n_runs="count").reset_index()
 
 
 def read_depths(store: Store, text: str) -> dict[str, int]:
-    """By run_id, what a query of (run_id, depth) answers."""
+    """run_id -> depth, by a query that returns both."""
     return {run_id: int(depth) for run_id, depth in store.sql(text).rows}
 
 
@@ -121,14 +121,14 @@ def rows_of_run(store: Store, view: str, run_id: str) -> pd.DataFrame:
 
 
 def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -> str:
-    """The wanted run, or the best one; `depths` holds the number of layers of each run that has values by layer."""
+    """`run`, or by default the best one; `depths` is run_id -> number of layers, of the runs with values by layer."""
     ids = sorted(runs["run_id"])
     if run is None:
-        # Not '== ok': a model that was measured, not trained, has no outcome.
+        # Not '== ok': a measured model that was not trained has no outcome.
         candidates = runs[(runs["outcome"] != "diverged") & runs["run_id"].isin(list(depths))]
         if candidates.empty:
             raise NothingToDraw(
-                f"none of the {len(runs)} runs has values by layer and did not diverge: no layer profile to draw"
+                f"none of the {len(runs)} runs has values by layer without having diverged: no layer profile to draw"
             )
         ranked = candidates.assign(depth=candidates["run_id"].map(depths))
         loss = loss_of(runs)
@@ -139,5 +139,5 @@ def choose_run(runs: pd.DataFrame, depths: Mapping[str, int], run: str | None) -
         near = difflib.get_close_matches(run, ids, n=3, cutoff=0.0)
         raise ValueError(f"run {run!r} is not in this store; the nearest of its {len(ids)} run ids: {', '.join(near)}")
     if run not in depths:
-        raise NothingToDraw(f"run {run!r} has no values by layer; its measures were left out, or it ended before them")
+        raise NothingToDraw(f"run {run!r} has no values by layer: it was not measured, or ended before that")
     return run

@@ -1,7 +1,7 @@
-"""The depth law in one picture: each part of the loss against its predictor, and what the law leaves over.
+"""The fit of the depth law: each term of the loss against its predictor, and the residuals.
 
-Upper row: loss less E and less the other fitted parts, with the fitted part c x^-a as a line and the 95% band of its
-bootstrap refits. Lower row: the residual ln loss - ln L against the same predictor. Colour is depth.
+Upper row: loss minus E and the other fitted terms, with the fitted term c x^-a as a line and the 95% band of its
+bootstrap refits. Lower row: the residual ln loss - ln L against the same predictor. The colour is the depth.
 """
 
 from dataclasses import dataclass
@@ -24,36 +24,36 @@ LABELS = {"d_model": "d_model", "n_layers": "n_layers", "num_tokens": "training 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LawPicture:
+class LawData:
     points: pd.DataFrame
     """d_model, n_layers, num_tokens, loss, fitted, residual (of ln loss), and per term NAME_part (fitted) and
-    NAME_rest (loss less E and the other parts), in nat/token."""
+    NAME_rest (loss minus E and the other terms), in nat/token."""
     curves: dict[str, pd.DataFrame]
-    """By term: its column, the fitted part, and the ends lo and hi of the bootstrap's 95% band (NaN without one)."""
+    """term -> its column, the fitted term, and the bootstrap's 95% band lo, hi (NaN without one)"""
     titles: dict[str, str]
     note: str
 
 
-def law_picture(fitted: Fit, boot: Bootstrap | None = None) -> LawPicture:
+def law_data(fitted: Fit, boot: Bootstrap | None = None) -> LawData:
     """The numbers of the figure."""
     plan, law = fitted.plan, fitted.law
     term_KN = contributions(fitted.theta[None], plan.z)[0][0]
     fitted_N = predict(fitted.theta[None], plan, fitted.points)[0]
     points = fitted.points.assign(fitted=fitted_N, residual=plan.y - np.log(fitted_N))
     curves, titles = {}, {}
-    known = {number.name: number for number in fitted.parameters()}
+    parameters = {number.name: number for number in fitted.parameters()}
     for k, term in enumerate(law.terms):
         points[f"{term.name}_part"] = term_KN[k]
         points[f"{term.name}_rest"] = points["loss"] - fitted_N + term_KN[k]
         curves[term.name] = _curve(fitted, boot, k)
-        exponent = known[f"a_{term.symbol}"]
+        exponent = parameters[f"a_{term.symbol}"]
         ends = boot.intervals.get(exponent.name) if boot else None
         lo, hi = ends if ends else (exponent.lo, exponent.hi)
-        interval = "held" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
+        interval = "fixed" if lo is None or hi is None else f"{lo:.2f} to {hi:.2f}"
         titles[term.name] = f"{term.name}: a_{term.symbol} = {exponent.value:.3f} ({interval})"
     kind = f"95% band and intervals: bootstrap over {plan.units}" if boot else "95% intervals: from the Jacobian"
-    note = f"{law.text()}; E = {known['E'].value:.3f} nat/token. {fitted.n_points} points. {kind}."
-    return LawPicture(points=points, curves=curves, titles=titles, note=note)
+    note = f"{law.text()}; E = {parameters['E'].value:.3f} nat/token. {fitted.n_points} points. {kind}."
+    return LawData(points=points, curves=curves, titles=titles, note=note)
 
 
 def _curve(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
@@ -66,40 +66,40 @@ def _curve(fitted: Fit, boot: Bootstrap | None, k: int) -> pd.DataFrame:
         n_terms = len(fitted.law.terms)
         return np.exp(theta_RP[:, k, None] - theta_RP[:, n_terms + k, None] * z_G)
 
-    nothing = np.full(len(z_G), np.nan)
+    missing_G = np.full(len(z_G), np.nan)
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot and len(boot.theta) else (nothing, nothing)
+    lo, hi = np.quantile(part(boot.theta), tails, axis=0) if boot and len(boot.theta) else (missing_G, missing_G)
     return pd.DataFrame({term.column: column_G, "fitted": part(fitted.theta[None])[0], "lo": lo, "hi": hi})
 
 
 def draw_law(fitted: Fit, boot: Bootstrap | None, path: Path) -> Path:
-    """Draw into a .png, .svg or .pdf file, with the points' numbers as CSV beside it; returns the CSV's path.
+    """Draw into a .png, .svg or .pdf file, with the numbers as CSV next to it; returns the CSV's path.
 
     Raises ValueError for another suffix.
     """
     check_suffix(path)
-    picture = law_picture(fitted, boot)
-    write(Drawing(data=picture.points, page=partial(law_page, picture, fitted)), path)
+    data = law_data(fitted, boot)
+    write(Drawing(data=data.points, page=partial(law_page, data, fitted)), path)
     return path.with_suffix(".csv")
 
 
-def law_page(picture: LawPicture, fitted: Fit) -> Figure:
+def law_page(data: LawData, fitted: Fit) -> Figure:
     """Two rows, one column per term."""
     terms = fitted.law.terms
     page = Figure(figsize=(3.4 * len(terms) + 0.4, 5.2), layout="constrained")
     axes = page.subplots(2, len(terms), squeeze=False, sharex="col", height_ratios=(2, 1))
-    shades = [_draw_term(axes[:, k], picture, term.name, term.column) for k, term in enumerate(terms)]
-    axes[0, 0].set_ylabel("loss less E and the other parts\n(nat/token)")
+    shades = [_draw_term(axes[:, k], data, term.name, term.column) for k, term in enumerate(terms)]
+    axes[0, 0].set_ylabel("loss minus E and the other terms\n(nat/token)")
     axes[1, 0].set_ylabel("ln loss - ln fitted")
     page.colorbar(shades[-1], ax=axes[:, -1], label="n_layers", aspect=40, pad=0.02)
-    caption(page, picture.note)
+    caption(page, data.note)
     return page
 
 
-def _draw_term(axes: Any, picture: LawPicture, name: str, column: str) -> Any:
-    """The part above, the residuals below; returns what has the colours."""
-    part, rest = axes
-    points, curve = picture.points, picture.curves[name]
+def _draw_term(axes: Any, data: LawData, name: str, column: str) -> Any:
+    """Draw the term above and the residuals below; returns the points, which the colour bar needs."""
+    part, residuals = axes
+    points, curve = data.points, data.curves[name]
     shown = points[points[f"{name}_rest"] > 0]
     style = {"cmap": depth_map(), "vmin": points["n_layers"].min(), "vmax": points["n_layers"].max(), "linewidth": 0}
     part.fill_between(curve[column], curve["lo"], curve["hi"], color=GREY, alpha=0.25, linewidth=0)
@@ -112,9 +112,9 @@ def _draw_term(axes: Any, picture: LawPicture, name: str, column: str) -> Any:
             part.xaxis.set_major_locator(LogLocator())
     if len(shown):
         log_scale(part, "y", shown[f"{name}_rest"])
-    hidden = len(points) - len(shown)
-    part.set_title(picture.titles[name] + (f"\n{hidden} points at or below 0 not shown" if hidden else ""), fontsize=8)
-    rest.axhline(0, color="black", linewidth=0.8)
-    rest.scatter(points[column], points["residual"], c=points["n_layers"], s=8, **style)
-    rest.set_xlabel(LABELS[column])
+    n_hidden = len(points) - len(shown)
+    part.set_title(data.titles[name] + (f"\n{n_hidden} points at or below 0 not shown" if n_hidden else ""), fontsize=8)
+    residuals.axhline(0, color="black", linewidth=0.8)
+    residuals.scatter(points[column], points["residual"], c=points["n_layers"], s=8, **style)
+    residuals.set_xlabel(LABELS[column])
     return shades

@@ -1,4 +1,4 @@
-"""A search: how the best came down (history), which values went together (parallel), each axis by itself (slices)."""
+"""A search: the best value so far (history), values combined in each proposal (parallel), each axis alone (slices)."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sparsedepth.effects.surrogate import MIN_SKILL, Axis, axes_of, proposals, surrogate
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
-from sparsedepth.plots.style import GREY, caption, inert, legend_above, log_scale, short
+from sparsedepth.plots.style import GREY, caption, escaped, legend_above, log_scale, shortened
 from sparsedepth.quantities import axis_label, sign
 from sparsedepth.store.connection import Store
 from sparsedepth.store.search import Search, search_of
@@ -20,11 +20,11 @@ COLOURS = "viridis_r"
 COLUMNS = 3
 
 
-def _searched(store: Store) -> tuple[Search, pd.DataFrame]:
-    """Raises NothingToDraw for a folder that no sampler filled, or with fewer than two finished proposals."""
+def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame]:
+    """Raises NothingToDraw for a folder without a search, or with fewer than two finished proposals."""
     search = search_of(store.roots)
     if search is None:
-        raise NothingToDraw("no sampler filled this folder alone, so there is no search to draw")
+        raise NothingToDraw("this is not the folder of one search")
     frame = proposals(trained_runs(store), search)
     if frame[search.objectives[0]].notna().sum() < 2:
         raise NothingToDraw("fewer than two proposals finished")
@@ -32,8 +32,8 @@ def _searched(store: Store) -> tuple[Search, pd.DataFrame]:
 
 
 def history(store: Store) -> Drawing:
-    """Each proposal's objective in the order of their starts, and the best so far."""
-    search, frame = _searched(store)
+    """The objectives of each proposal in order of start, and the best so far."""
+    search, frame = _search_and_proposals(store)
     data = frame[["cell_id", *search.objectives, "n_seeds", "on_front"]].assign(proposal=np.arange(1, len(frame) + 1))
     for name in search.objectives:
         best = data[name].cummax() if sign(name) > 0 else data[name].cummin()
@@ -42,7 +42,7 @@ def history(store: Store) -> Drawing:
 
 
 def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
-    """A panel per objective over the order of the proposals' starts."""
+    """One panel per objective."""
     page = Figure(figsize=(6.4, 2.4 * len(search.objectives) + 0.6), layout="constrained")
     panels = page.subplots(len(search.objectives), 1, squeeze=False, sharex=True)[:, 0]
     for axes, name in zip(panels, search.objectives, strict=True):
@@ -52,52 +52,52 @@ def page_of_history(search: Search, data: pd.DataFrame) -> Figure:
         if len(search.objectives) > 1:
             axes.scatter(front["proposal"], front[name], s=30, facecolors="none", edgecolors="C3", label="on the front")
         axes.set_ylabel(axis_label(name))
-    panels[-1].set_xlabel("proposal, by its start")
+    panels[-1].set_xlabel("proposal, in order of start")
     legend_above(page, panels[0].get_legend_handles_labels()[0])
-    caption(page, "The best of many is lucky, too: run it again with other seeds before it is believed.")
+    caption(page, "Selection bias: the best of many is optimistic. Run it again with new seeds.")
     return page
 
 
 def parallel(store: Store) -> Drawing:
-    """A line per proposal through its values, coloured by the first objective."""
-    search, frame = _searched(store)
+    """One line per proposal through its values, coloured by the first objective."""
+    search, frame = _search_and_proposals(store)
     axes = axes_of(frame, search)
     if len(axes) < 2:
         raise NothingToDraw("fewer than two axes vary, so there are no parallel coordinates")
     data = frame[["cell_id", *(axis.name for axis in axes), *search.objectives]].copy()
     for axis in axes:
-        data[f"{axis.name}_place"] = _places(axis, frame[axis.name])
+        data[f"{axis.name}_place"] = _positions(axis, frame[axis.name])
     return Drawing(data=data, page=partial(page_of_parallel, search, axes, data))
 
 
-def _places(axis: Axis, values: pd.Series) -> np.ndarray:
-    """Where values stand on an axis, 0 to 1."""
+def _positions(axis: Axis, values: pd.Series) -> np.ndarray:
+    """Positions of values on an axis, 0 to 1."""
     if axis.is_range:
         return axis.columns(values.tolist())[:, 0]
     return _indices(axis, values) / max(1, len(axis.values) - 1)
 
 
 def _indices(axis: Axis, values: pd.Series) -> np.ndarray:
-    """Which of a choice's options each value is, from 0; a missing value is the option None."""
+    """The index of each value among the options of a choice; a missing value is the option None."""
     return np.array([axis.values.index(value if value in axis.values else None) for value in values])
 
 
 def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Figure:
-    """An upright line per axis, its values from low to high; the better the first objective, the later it is drawn."""
+    """One vertical line per axis, values from low to high; better proposals are drawn on top."""
     objective = search.objectives[0]
     page = Figure(figsize=(1.5 * len(axes) + 2.2, 3.6), layout="constrained")
     panel = page.subplots()
-    known = data.dropna(subset=[objective]).sort_values(objective, ascending=sign(objective) > 0)
-    colours = ScalarMappable(Normalize(known[objective].min(), known[objective].max()), COLOURS)
-    for _, row in known.iterrows():
-        places = [row[f"{axis.name}_place"] for axis in axes]
-        panel.plot(range(len(axes)), places, color=colours.to_rgba(row[objective]), linewidth=1)
+    finished = data.dropna(subset=[objective]).sort_values(objective, ascending=sign(objective) > 0)
+    colours = ScalarMappable(Normalize(finished[objective].min(), finished[objective].max()), COLOURS)
+    for _, row in finished.iterrows():
+        positions = [row[f"{axis.name}_place"] for axis in axes]
+        panel.plot(range(len(axes)), positions, color=colours.to_rgba(row[objective]), linewidth=1)
     for x, axis in enumerate(axes):
         panel.axvline(x, color=GREY, linewidth=0.6)
-        for place, option in zip(np.linspace(0, 1, len(axis.values)), axis.values, strict=True):
+        for position, option in zip(np.linspace(0, 1, len(axis.values)), axis.values, strict=True):
             text = f"{option:g}" if isinstance(option, float) else str(option)
             panel.annotate(
-                inert(text), (x, place), xytext=(4, 0), textcoords="offset points", fontsize="small", va="center",
+                escaped(text), (x, position), xytext=(4, 0), textcoords="offset points", fontsize="small", va="center",
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
             )  # fmt: skip
     panel.set_xticks(range(len(axes)), [axis.name for axis in axes])
@@ -108,8 +108,8 @@ def page_of_parallel(search: Search, axes: list[Axis], data: pd.DataFrame) -> Fi
 
 
 def slices(store: Store) -> Drawing:
-    """The first objective against each axis, with the surrogate's partial dependence where it is believed."""
-    search, frame = _searched(store)
+    """The first objective against each axis, with the surrogate's partial dependence if its skill suffices."""
+    search, frame = _search_and_proposals(store)
     axes, objective = axes_of(frame, search), search.objectives[0]
     if not axes:
         raise NothingToDraw("no axis varies among the proposals")
@@ -129,7 +129,7 @@ def slices(store: Store) -> Drawing:
 
 
 def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: str) -> Figure:
-    """A panel per axis: the proposals' objective at each value, and the partial dependence."""
+    """One panel per axis: the objective of each proposal, and the partial dependence."""
     n_rows = -(-len(axes) // COLUMNS)
     page = Figure(figsize=(3.2 * min(COLUMNS, len(axes)), 2.6 * n_rows + 0.5), layout="constrained")
     panels = page.subplots(n_rows, min(COLUMNS, len(axes)), squeeze=False, sharey=True)
@@ -137,17 +137,17 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: 
         of_axis = data[data["axis"] == axis.name]
         for kind, rows in of_axis.groupby("kind"):
             mean = rows["mean"].astype(float)
-            at = rows["value"].astype(float) if axis.is_range else _indices(axis, rows["value"])
+            x = rows["value"].astype(float) if axis.is_range else _indices(axis, rows["value"])
             if kind == "proposal":
-                panel.scatter(at, mean, s=16, color=GREY)
+                panel.scatter(x, mean, s=16, color=GREY)
             else:
                 panel.plot(
-                    at, mean, color="black", marker="" if axis.is_range else "_", linestyle="-" if axis.is_range else ""
+                    x, mean, color="black", marker="" if axis.is_range else "_", linestyle="-" if axis.is_range else ""
                 )
         if axis.is_log:
             log_scale(panel, "x", of_axis["value"].astype(float))
         if not axis.is_range:
-            panel.set_xticks(range(len(axis.values)), [inert(short(str(option))) for option in axis.values])
+            panel.set_xticks(range(len(axis.values)), [escaped(shortened(str(option))) for option in axis.values])
             panel.set_xlim(-0.5, len(axis.values) - 0.5)
         panel.set_xlabel(axis.name)
     for panel in panels.flat[len(axes) :]:
@@ -155,6 +155,6 @@ def page_of_slices(axes: list[Axis], data: pd.DataFrame, objective: str, skill: 
     for row in panels:
         row[0].set_ylabel(axis_label(objective))
     has_line = (data["kind"] != "proposal").any()
-    text = "Line (of a choice: dash): partial dependence of a Gaussian process; " if has_line else "No line: "
-    caption(page, f"A dot per proposal. {text}{skill}.")
+    text = "Lines (dashes for a choice): partial dependence of a Gaussian process; " if has_line else "No line: "
+    caption(page, f"Dots: proposals. {text}{skill}.")
     return page

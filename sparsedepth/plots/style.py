@@ -1,6 +1,6 @@
-"""How every figure looks: colours for every eye and for a grey printer, type for a column's width.
+"""The look of every figure: colours that work for colour-blind readers and in grey, type for a column's width.
 
-Depth is ordered, so it has an ordered colour scale (viridis: lightness alone tells it apart). Knobs are unordered and
+Depth is ordered, so it has an ordered colour scale (viridis, readable by lightness alone). Knobs are unordered and
 few, so they have marker shapes.
 """
 
@@ -26,41 +26,40 @@ from sparsedepth.quantities.record import Scale
 
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 PROPOSAL = "proposal"
-"""What a sampler chose: of a search none is a baseline, and none moved one knob alone."""
+"""Kind of every run of a search: none is a baseline, and none changes one knob alone."""
 SEVERAL = "several"
-"""Kind of a run that moved more than one field."""
+"""Kind of a run that changed more than one field."""
 FIXED_MARKERS = {"baseline": "o", SEVERAL: "d", PROPOSAL: "o"}
 Fill = Literal["full", "none", "left", "right", "top", "bottom"]
 FILLS: tuple[Fill, ...] = ("full", "none", "left", "right", "top", "bottom")
-"""How much of a point is filled says which results folder it is from, where there are several."""
+"""The fill of a point shows its results folder, if there are several."""
 GREY = "#666666"
 MISSING = "#c8c8c8"
 SERIES = (("#0072b2", "o", "-"), ("#d55e00", "s", "--"), ("#009e73", "^", "-."), ("#444444", "D", ":"))
-"""Colour (Okabe and Ito's, for every eye), marker and dashes (for a grey printer) of the lines of one panel."""
+"""Colour (Okabe and Ito's, for colour-blind readers), marker and dashes (for grey print) of the lines of a panel."""
 BASELINE = ("#222222", "o", "-")
-"""The setting that others are compared with."""
 SETTINGS = (
     *(*SERIES[:3], ("#cc79a7", "D", ":"), ("#e69f00", "v", "--"), ("#56b4e9", "P", "-")),
     *(("#882255", "X", "-."), ("#999933", "<", ":"), ("#332288", ">", "--")),
 )
 """Okabe and Ito's colours, then three of Tol's muted ones: names have no order, so their colours have none."""
 LINEAR_BELOW = 0.01
-"""A relative loss increase may be negative and spans decades: logarithmic above this, linear below."""
+"""A relative loss increase can be negative and spans decades: logarithmic above this, linear below."""
 STANDS_OUT = 5
-"""A value this many times the median one sets a linear axis' scale alone: the first layer's, above all."""
+"""A value this many times the median would hide the others on a linear axis; most often the first layer's."""
 DECADES = 4
-"""Of a symlog axis above its linear part, at most."""
+"""Most decades of a symlog axis above its linear part."""
 NARROW, WIDEST = 358, 640
-"""CSS pixels of a figure that a window of 390 shows at once, and that it has there at most (`report/page.css`)."""
-MOVES_VARIANCE = ", which moves residual variance as well"
-"""Of lr, which tuning may have chosen for each setting: said wherever settings' variances stand side by side."""
+"""CSS pixels of a figure in a window of 390: visible at once, and the largest width there (`report/page.css`)."""
+CHANGES_VARIANCE = ", which also changes residual variance"
+"""Caution about a tuned lr, wherever a figure compares the variances of settings."""
 LONGEST = 30
-"""Characters of a setting's name beside an axis."""
+"""Characters of a setting's name next to an axis."""
 
 RC: dict[Any, Any] = {
     "axes.edgecolor": "#444444",
     "axes.axisbelow": True,
-    "axes.formatter.limits": (-8, 7),  # a power of ten beside the axis would lie on its label
+    "axes.formatter.limits": (-8, 7),  # a power of ten next to the axis would overlap its label
     "axes.grid": True,
     "axes.linewidth": 0.8,
     "axes.spines.right": False,
@@ -84,7 +83,7 @@ RC: dict[Any, Any] = {
 
 
 def depth_map() -> ListedColormap:
-    """Shallow is light, deep is dark; the palest yellow, lost on paper, is left out."""
+    """Shallow is light, deep is dark; without the palest yellow, which is lost on paper."""
     return ListedColormap(matplotlib.colormaps["viridis_r"](np.linspace(0.12, 0.95, 256)))
 
 
@@ -98,25 +97,25 @@ def depth_colours(depths: Iterable[int]) -> dict[int, str]:
 
 
 def knob_markers(names: Sequence[str]) -> dict[str, str]:
-    """One shape per knob; the runs that moved several are thin, since they are most of a grid."""
+    """One shape per knob; thin for runs that changed several, since they are most of a grid."""
     knobs = [name for name in names if name not in FIXED_MARKERS]
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(knobs)}
     return {name: FIXED_MARKERS.get(name) or shapes[name] for name in names}
 
 
 def kinds_in_order(kinds: Iterable[str]) -> list[str]:
-    """As a legend has them: the baseline first, several last."""
+    """In the order of a legend: the baseline first, several last."""
     return sorted(set(kinds), key=lambda kind: (kind != "baseline", kind == SEVERAL, kind))
 
 
 def folder_fills(folders: Iterable[str]) -> dict[str, Fill]:
-    """One of FILLS for each folder; of a single one nothing is said."""
+    """One of FILLS for each folder; empty for a single folder."""
     names = sorted(set(folders))
     return {name: FILLS[i % len(FILLS)] for i, name in enumerate(names)} if len(names) > 1 else {}
 
 
-def point(marker: str, colour: str, fill: Fill = "full") -> dict[str, Any]:
-    """How `scatter` draws a point: filled, with a thin white rim, or, being from another folder, hollow or half."""
+def point_style(marker: str, colour: str, fill: Fill = "full") -> dict[str, Any]:
+    """Arguments of `scatter`: filled with a thin white rim; hollow or half-filled for further folders."""
     if fill == "full":
         return {"marker": marker, "color": colour, "edgecolor": "white", "linewidth": 0.3}
     if fill == "none":
@@ -149,23 +148,22 @@ def depth_legend(
     n_columns: int = 4,
     fills: dict[str, Fill] | None = None,
 ) -> None:
-    """Above the page: a colour for each depth, a shape for each knob, a fill for each of several folders. On the left,
-    where a narrow window shows it."""
+    """Above the page: a colour for each depth, a shape for each knob, a fill for each of several folders."""
     swatches: dict[str, tuple[str, str, Fill]]
     swatches = {f"{depth} layer{'s' * (depth != 1)}": (colour, "o", "full") for depth, colour in colours.items()}
     swatches |= {name: ("#444444", marker, "full") for name, marker in (markers or {}).items()}
     swatches |= {f"in {name}": ("#444444", "o", fill) for name, fill in (fills or {}).items()}
-    plain: Any = {"linestyle": "", "markersize": 6, "markerfacecoloralt": "none"}
+    look: Any = {"linestyle": "", "markersize": 6, "markerfacecoloralt": "none"}
     handles = [
-        Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=inert(label), **plain)
+        Line2D([], [], marker=marker, color=colour, fillstyle=fill, label=escaped(label), **look)
         for label, (colour, marker, fill) in swatches.items()
     ]
     legend_above(page, handles, n_columns, handletextpad=0.1, columnspacing=1.2)
 
 
 class RunPoints:
-    """Runs, or configurations, as points: colour is depth, shape what they moved (a column of `moved_kinds`), and how
-    much is filled the results folder, where there are several."""
+    """Runs, or configurations, as points: the colour is the depth, the shape the changed knob (a column of
+    `changed_knobs`), the fill the results folder, if there are several."""
 
     def __init__(self, rows: pd.DataFrame, kind: str) -> None:
         self._kind = kind
@@ -174,10 +172,10 @@ class RunPoints:
         self._fills = folder_fills(rows.get("source", ()))
 
     def draw(self, axis: Any, rows: pd.DataFrame, x: str, y: str, **options: Any) -> None:
-        """One column against another."""
+        """Draw column `y` against column `x`."""
         source = ["source"] if self._fills else []
         for (depth, kind, *folder), part in groups(rows, "n_layers", self._kind, *source):
-            style = point(self._markers[kind], self._colours[depth], *(self._fills[name] for name in folder))
+            style = point_style(self._markers[kind], self._colours[depth], *(self._fills[name] for name in folder))
             axis.scatter(part[x], part[y], **options, **style)
 
     def legend(self, page: Figure) -> None:
@@ -185,23 +183,23 @@ class RunPoints:
 
 
 def legend_above(page: Figure, handles: Sequence[Line2D], n_columns: int = 4, **options: Any) -> None:
-    """Above the page, on the left, in as many columns as a narrow window shows at once."""
+    """Above the page, on the left, where a narrow window shows it, in as many columns as fit there."""
     fitting_legend(page, page, handles, n_columns, loc="outside upper left", **options)
 
 
 def settings_legend(
-    page: Figure, styles: Mapping[str, tuple[str, str, str]], n_columns: int = 4, more: Sequence[Line2D] = ()
+    page: Figure, styles: Mapping[str, tuple[str, str, str]], n_columns: int = 4, extra: Sequence[Line2D] = ()
 ) -> None:
-    """Above the page: the line of each setting (`setting_styles`), and more."""
-    handles = [line_handle(inert(folded_settings(setting)), style) for setting, style in styles.items()]
-    legend_above(page, [*handles, *more], n_columns)
+    """Above the page: the line of each setting (`setting_styles`), then `extra` entries."""
+    handles = [line_handle(escaped(wrapped_settings(setting)), style) for setting, style in styles.items()]
+    legend_above(page, [*handles, *extra], n_columns)
 
 
 def fitting_legend(
     page: Figure, owner: Any, handles: Sequence[Line2D], n_columns: int, indent: float = 0.0, **options: Any
 ) -> tuple[Legend, int]:
-    """A legend of the page, or of one of its axes, and its columns: at most `n_columns`, fewer where it would end
-    beyond what a narrow window shows; `indent` is where it begins (inches)."""
+    """A legend of `owner` (the page or one of its axes), and its number of columns: at most `n_columns`, fewer if it
+    would not fit into a narrow window; `indent` is where it begins (inches)."""
     renderer = FigureCanvasAgg(page).get_renderer()
     room = page.dpi * (NARROW / 96 * max(1.0, 96 * float(page.get_size_inches()[0]) / WIDEST) - indent)
     for columns in range(min(n_columns, len(handles)), 0, -1):
@@ -213,50 +211,52 @@ def fitting_legend(
 
 
 def groups(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, pd.DataFrame]]:
-    """The rows that share the values of several columns, with those values, in order of appearance."""
+    """(values, rows) of each combination of values of these columns, in order of appearance."""
     yield from frame.groupby(list(names), sort=False)
 
 
-def inert(text: str) -> str:
-    """Text from a store as it stands: between dollar signs, matplotlib would take it for a formula."""
+def escaped(text: str) -> str:
+    """Text shown literally: matplotlib reads text between dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 
-def short(text: str) -> str:
-    """A setting's name with as many of its fields as fit, and how many there are beside them."""
+def shortened(text: str) -> str:
+    """A setting's name with as many fields as fit, and the number of further ones."""
     if len(text) <= LONGEST:
         return text
     fields = text.split(", ")
-    kept = [i for i in range(1, len(fields)) if len(", ".join(fields[:i])) + 4 <= LONGEST]
-    return f"{', '.join(fields[: kept[-1]])}, {len(fields) - kept[-1]} more" if kept else text[: LONGEST - 1] + "…"
+    fitting = [n for n in range(1, len(fields)) if len(", ".join(fields[:n])) + 4 <= LONGEST]
+    if not fitting:
+        return text[: LONGEST - 1] + "…"
+    return f"{', '.join(fields[: fitting[-1]])}, {len(fields) - fitting[-1]} more"
 
 
-def folded(text: str, width: int = LONGEST) -> str:
+def wrapped(text: str, width: int = LONGEST) -> str:
     """A long name over several lines."""
     return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
 
 
-def folded_settings(text: str) -> str:
+def wrapped_settings(text: str) -> str:
     """'n_kv_heads=1, weight_decay=1' over several lines, broken between settings."""
-    return folded(re.sub(r"(?<!,) ", "\u00a0", text))
+    return wrapped(re.sub(r"(?<!,) ", "\u00a0", text))
 
 
 def caption(page: Figure, *paragraphs: str) -> None:
-    """What a reader must know, in grey below the page."""
+    """Notes for the reader, in grey below the page."""
     width = int(17.5 * page.get_size_inches()[0])
     lines = [line for text in paragraphs for line in textwrap.wrap(text, width)]
     page.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7.5, color=GREY)
 
 
 def layer_ticks(axis: Any) -> None:
-    """Whole layers, few of them."""
+    """A few ticks at whole layers."""
     axis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 4, 5, 10]))
 
 
 def linear_below(values: Iterable[float]) -> float | None:
-    """Where a symlog axis of values by layer turns linear: the decade of the median size, so that what is typical is
-    seen beside what stands out; or of nine tenths of the negative ones, if that is higher: an increase of that size is
-    noise. None where a linear axis shows all."""
+    """Where a symlog axis of values by layer becomes linear: the decade of the median size, so that typical values are
+    visible next to outliers; or of the 0.9 quantile of the negative ones, if that is higher, since increases of that
+    size are noise. None if a linear axis shows all values."""
     shown = np.array([value for value in values if value])
     sizes = np.abs(shown)
     if not len(sizes) or sizes.max() <= STANDS_OUT * np.median(sizes):
@@ -267,7 +267,7 @@ def linear_below(values: Iterable[float]) -> float | None:
 
 
 def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequence[float]) -> None:
-    """The scale of a quantity's axis; `values` are those shown, without NaN."""
+    """Set the scale of a quantity's axis; `values` are those shown, without NaN."""
     if scale == "log" and len(values):
         log_scale(axes, which, values)
     elif scale == "symlog" and max(map(abs, values), default=0.0) > 10 * LINEAR_BELOW:
@@ -275,8 +275,8 @@ def set_scale(axes: Any, which: Literal["x", "y"], scale: Scale, values: Sequenc
 
 
 def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
-    """The y scale of a quantity by layer: the first layer may be a thousand times the others, whose differences are the
-    question. Logarithmic then, where no value is negative or 0."""
+    """Set the y scale of a quantity by layer. The first layer can be a thousand times the others, whose differences
+    matter: then logarithmic, or symlog if a value is negative or 0."""
     threshold = None if scale == "log" else linear_below(values)
     if threshold is None:
         set_scale(axis, "y", scale, values)
@@ -287,14 +287,14 @@ def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
 
 
 def log_scale(axes: Any, which: Literal["x", "y"], values: Iterable[float]) -> None:
-    """A logarithmic axis of positive values with few labels: round numbers where the range is narrow, 1, 2 and 5 of
-    each decade where it is wider, then 1 and 3, whole decades where it is wide."""
+    """A logarithmic axis of positive values with few labels: round numbers for a narrow range; 1, 2 and 5 of each
+    decade, then 1 and 3, then whole decades for wider ones."""
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     shown = list(values)
     span = max(shown) / min(shown)
-    of_decade = (1, 2, 5) if span < 30 else (1, 3) if span < 300 else (1,)
-    axis.set_major_locator(MaxNLocator(3) if span < 5 else LogLocator(subs=of_decade))
+    steps = (1, 2, 5) if span < 30 else (1, 3) if span < 300 else (1,)
+    axis.set_major_locator(MaxNLocator(3) if span < 5 else LogLocator(subs=steps))
     axis.set_minor_formatter(NullFormatter())
     if span < 300:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

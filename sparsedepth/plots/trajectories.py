@@ -1,8 +1,8 @@
-"""How tokens turn from layer to layer, and how the turn per layer shrinks with depth (2602.05970).
+"""Angles between the states of neighbouring layers, and how they shrink with depth (2602.05970).
 
-Left: the mean angle of one run's layers, and the two ideals. Middle: a sample of its tokens on the first two principal
-components of their angles, with the ideals projected, (ideal - mean) . component. Right: the mean middle angle of every
-run against depth, with the fitted power of each family (`effects.regime`).
+Left: the mean angle at each layer of one run, and the two ideals. Middle: a sample of its tokens on the first two
+principal components of their angles, with the ideals projected, (ideal - mean) . component. Right: the mean angle of
+the middle layers of every run against depth, with the power law fitted to each family (`effects.regime`).
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 from sparsedepth.effects.regime import ANGLE, TurnLaw, angles_by_depth, turn_law
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import choose_run, read_depths, rows_of_run, setting_names, settings_in_order
-from sparsedepth.plots.style import MISSING, SERIES, caption, folded, inert, log_scale, setting_styles
+from sparsedepth.plots.style import MISSING, SERIES, caption, escaped, log_scale, setting_styles, wrapped
 from sparsedepth.store.connection import Store
 
 IDEALS = {"early_stop_ideal": "early stop", "even_ideal": "even"}
@@ -27,39 +27,39 @@ COLOURS = {"early stop": SERIES[1][0], "even": SERIES[0][0], "neither": "#aaaaaa
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunPicture:
-    """One run's tokens."""
+class RunTrajectories:
+    """Layers and tokens of one run."""
 
     run_id: str
     vectors: pd.DataFrame
     """Index layer, columns VECTORS."""
     tokens: pd.DataFrame
-    """The run's rows of `tokens`, less those without components."""
+    """The run's rows of `tokens` that have components."""
     ideals: dict[str, tuple[float, float]]
-    """(pc1, pc2) by class."""
+    """class -> (pc1, pc2)"""
     shares: dict[str, float]
-    """Of tokens by class, and of variance by component ('pc1', 'pc2')."""
+    """Share of tokens by class, and of variance by component ('pc1', 'pc2')."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectories:
-    run: RunPicture | None
-    """None where no run has trajectories."""
+    run: RunTrajectories | None
+    """None if no run has trajectories."""
     angles: pd.DataFrame
-    """Columns run_id, family (its setting, where that tells the families apart), n_layers, angular_distance_middle:
-    runs of families with two depths."""
+    """Columns run_id, family (named by its setting if these are unique), n_layers, angular_distance_middle: runs of
+    families with two depths."""
     laws: dict[str, TurnLaw]
-    """By family."""
+    """family -> its power law"""
 
-    def data(self) -> pd.DataFrame:
-        """Everything drawn: panel (layers, tokens, ideals, depth, fit), series, run_id, x, y."""
+    def table(self) -> pd.DataFrame:
+        """Every number drawn: panel (layers, tokens, ideals, depth, fit), series, run_id, x, y."""
         parts = []
         if self.run is not None:
             by_layer = self.run.vectors[["trajectory_mean", *IDEALS]].rename_axis("x").reset_index()
             parts.append(by_layer.melt("x", var_name="series", value_name="y").assign(panel="layers"))
             tokens = self.run.tokens.rename(columns={"nearest": "series", "pc1": "x", "pc2": "y"})
             parts.append(tokens[["series", "x", "y"]].assign(panel="tokens"))
-            ideals = [(name, *place) for name, place in self.run.ideals.items()]
+            ideals = [(name, *point) for name, point in self.run.ideals.items()]
             parts.append(pd.DataFrame(ideals, columns=["series", "x", "y"]).assign(panel="ideals"))
             parts = [part.assign(run_id=self.run.run_id) for part in parts]
         names = {"family": "series", "n_layers": "x", ANGLE: "y"}
@@ -73,40 +73,40 @@ class Trajectories:
 
 
 def trajectories(store: Store, run: str | None = None) -> Drawing:
-    """The figure of a run's tokens and of all runs' angles. Raises as `load_picture` does."""
-    picture = load_picture(store, run)
-    return Drawing(data=picture.data(), page=partial(page_of_trajectories, picture))
+    """The figure of a run's tokens and of all runs' angles. Raises as `load_trajectories` does."""
+    data = load_trajectories(store, run)
+    return Drawing(data=data.table(), page=partial(page_of_trajectories, data))
 
 
-def load_picture(store: Store, run: str | None = None) -> Trajectories:
-    """The figure's numbers; `run` chooses the run whose tokens are shown (default: the lowest val_loss at the deepest
-    depth). Raises ValueError for a run without trajectories, and where there is neither a panel of tokens nor of depth.
+def load_trajectories(store: Store, run: str | None = None) -> Trajectories:
+    """The numbers; `run` chooses the run whose tokens are shown (default: the lowest val_loss at the deepest depth).
+    Raises ValueError for a run without trajectories, or if there is neither a panel of tokens nor of depth.
     """
     runs = store.frame("select * from runs")
     text = "select run_id, max(layer) from layers where metric = 'trajectory_mean' group by run_id"
     depths = read_depths(store, text)
     settings = setting_names(store)
     if not depths and run is None:
-        return picture(runs, None, settings)
+        return trajectory_data(runs, None, settings)
     run_id = choose_run(runs, depths, run)
     row, layers, tokens = (rows_of_run(store, view, run_id) for view in ("runs", "layers", "tokens"))
-    return picture(runs, run_picture(row.iloc[0].to_dict(), layers, tokens), settings)
+    return trajectory_data(runs, run_trajectories(row.iloc[0].to_dict(), layers, tokens), settings)
 
 
-def picture(runs: pd.DataFrame, run: RunPicture | None, settings: Mapping[str, str]) -> Trajectories:
-    """From the rows of `runs` and each cell_id's setting. Raises ValueError where there is nothing to draw."""
+def trajectory_data(runs: pd.DataFrame, run: RunTrajectories | None, settings: Mapping[str, str]) -> Trajectories:
+    """The numbers, from the rows of `runs` and cell_id -> setting. Raises ValueError if there is nothing to draw."""
     angles = angles_by_depth(runs)
     angles = angles[pd.to_numeric(angles[ANGLE], errors="coerce") > 0]
     if run is None and angles.empty:
         raise NothingToDraw(
-            "no run has trajectories, and no two finished runs that differ in n_layers alone have an angle; "
+            "no run has trajectories, and no two finished runs that differ only in n_layers have an angle; "
             "measure 'trajectories', or 'geometry' at two depths"
         )
     if angles["family"].nunique() > 1:
-        named = angles["cell_id"].map(dict(settings))
-        pairs = pd.DataFrame({"family": angles["family"], "setting": named}).drop_duplicates()
+        names = angles["cell_id"].map(dict(settings))
+        pairs = pd.DataFrame({"family": angles["family"], "setting": names}).drop_duplicates()
         if pairs["family"].is_unique and pairs["setting"].is_unique:
-            angles = angles.assign(family=named)
+            angles = angles.assign(family=names)
     fits = {str(family): turn_law(members) for family, members in angles.groupby("family", sort=False)}
     return Trajectories(
         run=run,
@@ -115,8 +115,8 @@ def picture(runs: pd.DataFrame, run: RunPicture | None, settings: Mapping[str, s
     )
 
 
-def run_picture(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame) -> RunPicture:
-    """One run's part, from its row of `runs` and its rows of `layers` and `tokens`."""
+def run_trajectories(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame) -> RunTrajectories:
+    """The numbers of one run, from its row of `runs` and its rows of `layers` and `tokens`."""
     rows = layers[layers["metric"].isin(VECTORS)]
     vectors = rows.pivot(index="layer", columns="metric", values="value").reindex(columns=list(VECTORS))
     components_L2 = vectors[["trajectory_pc1", "trajectory_pc2"]].to_numpy()
@@ -126,7 +126,7 @@ def run_picture(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame)
         ideals[name] = (float(pc1), float(pc2))
     early, even = float(run["early_stop_share"]), float(run["even_share"])
     shares = {"early stop": early, "even": even, "neither": 1 - early - even}
-    return RunPicture(
+    return RunTrajectories(
         run_id=str(run["run_id"]),
         vectors=vectors,
         tokens=tokens[tokens["pc1"].notna()],
@@ -135,27 +135,31 @@ def run_picture(run: dict[Any, Any], layers: pd.DataFrame, tokens: pd.DataFrame)
     )
 
 
-def page_of_trajectories(picture: Trajectories) -> Figure:
+def page_of_trajectories(data: Trajectories) -> Figure:
     """Up to three panels in a row."""
-    n_panels = 2 * (picture.run is not None) + (not picture.angles.empty)
+    n_panels = 2 * (data.run is not None) + (not data.angles.empty)
     width = max(4.8, 3.6 * n_panels)
-    n_families = picture.angles["family"].nunique()
+    n_families = data.angles["family"].nunique()
     page = Figure(figsize=(width, 3.7 + 0.25 * n_families), layout="constrained")
     axes = list(page.subplots(1, n_panels, squeeze=False)[0])
     notes = []
-    if picture.run is not None:
-        _draw_layers(axes.pop(0), picture.run)
-        _draw_tokens(axes.pop(0), picture.run)
-        n_tokens = f"{len(picture.run.tokens):,} tokens"
-        notes.append(f"Run {picture.run.run_id}: mean over tokens and the two ideals; {n_tokens} by nearest ideal.")
-    if not picture.angles.empty:
-        _draw_depth(axes.pop(0), picture)
-        notes.append("Mean middle angle of each run; line: b of angle ~ depth^-b with 95% interval; grey: b = 1.")
+    if data.run is not None:
+        _draw_layers(axes.pop(0), data.run)
+        _draw_tokens(axes.pop(0), data.run)
+        n_tokens = f"{len(data.run.tokens):,} tokens"
+        notes.append(
+            f"Run {data.run.run_id}: mean over tokens and the two ideals; {n_tokens}, coloured by nearest ideal."
+        )
+    if not data.angles.empty:
+        _draw_depth(axes.pop(0), data)
+        notes.append(
+            "Points: mean angle of a run's middle layers. Lines: fit angle ~ depth^-b, 95% interval of b. Grey: b = 1."
+        )
     caption(page, *notes)
     return page
 
 
-def _draw_layers(axis: Any, run: RunPicture) -> None:
+def _draw_layers(axis: Any, run: RunTrajectories) -> None:
     for metric, name in IDEALS.items():
         axis.plot(
             run.vectors[metric], color=COLOURS[name], linewidth=1.1, linestyle=(0, (4, 2)), label=f"ideal: {name}"
@@ -165,12 +169,12 @@ def _draw_layers(axis: Any, run: RunPicture) -> None:
     axis.legend()
 
 
-def _draw_tokens(axis: Any, run: RunPicture) -> None:
+def _draw_tokens(axis: Any, run: RunTrajectories) -> None:
     for name in ("neither", "even", "early stop"):
         shown = run.tokens[run.tokens["nearest"] == name]
         label = f"{name}: {run.shares[name]:.1%}"
         axis.scatter(shown["pc1"], shown["pc2"], s=6, alpha=0.5, color=COLOURS[name], linewidth=0, label=label)
-    for name, size in (("even", 180), ("early stop", 60)):  # one may lie on the other
+    for name, size in (("even", 180), ("early stop", 60)):  # they can overlap
         pc1, pc2 = run.ideals[name]
         axis.scatter(pc1, pc2, s=size, marker="*", color=COLOURS[name], edgecolor="black", linewidth=0.8, zorder=3)
     axis.set_xlabel(f"pc1 (rad), {run.shares['pc1']:.0%} of variance")
@@ -179,20 +183,20 @@ def _draw_tokens(axis: Any, run: RunPicture) -> None:
     axis.legend(markerscale=2, handletextpad=0.1)
 
 
-def _draw_depth(axis: Any, picture: Trajectories) -> None:
-    styles = setting_styles(settings_in_order(picture.angles["family"]))
+def _draw_depth(axis: Any, data: Trajectories) -> None:
+    styles = setting_styles(settings_in_order(data.angles["family"]))
     for index, (family, (colour, marker, dashes)) in enumerate(styles.items()):
-        front = 4 + len(styles) - index  # the first, the baseline, in front
-        shown = picture.angles[picture.angles["family"] == family]
-        label = inert(family)
-        if (law := picture.laws.get(family)) is not None:
+        front = 4 + len(styles) - index  # the baseline, which is first, in front
+        shown = data.angles[data.angles["family"] == family]
+        label = escaped(family)
+        if (law := data.laws.get(family)) is not None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b = {law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
             axis.plot(depths, law(family, depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
-        label = folded(label, 44)
+        label = wrapped(label, 44)
         axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=front)
-    depths, angles = sorted(set(picture.angles["n_layers"])), picture.angles[ANGLE].astype(float)
+    depths, angles = sorted(set(data.angles["n_layers"])), data.angles[ANGLE].astype(float)
     reference = angles.max() * depths[0] / np.array([depths[0], depths[-1]])
     axis.plot([depths[0], depths[-1]], reference, color=MISSING, linewidth=2.5, zorder=0)
     log_scale(axis, "x", depths)

@@ -1,1 +1,1 @@
-"""What results folders say, in one HTML file."""
+"""The report: results folders as one HTML file."""

@@ -1,4 +1,4 @@
-"""What to use at each depth that was run, a line per depth, and what depth itself does at the baseline."""
+"""The recipe of each depth, one row per depth, and the effect of depth itself at the baseline."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,31 +19,31 @@ from sparsedepth.report.tables import Table, table_of
 from sparsedepth.store.tuning_roles import result_rows
 
 UNEVEN = " ‡"
-"""Marks a depth with uneven tuning of a setting."""
+"""Marks a depth at which a setting was tuned unevenly."""
 
 
 def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
-    """The recipe of each depth, from the same rows of `runs` as the card, and what its columns say."""
+    """The recipe of each depth, from the same rows of `runs` as the card, and the caption of the table."""
     recipes = [derive(runs, int(depth), objective) for depth in sorted(set(result_rows(runs)["n_layers"].dropna()))]
     lines = [(recipe, comparison_rows(runs, recipe)) for recipe in recipes]
     columns = [
         ("n_layers", ""),
-        ("use", "what was shown to help, else the baseline"),
-        ("lr", "in brackets: other values, not ruled out as equal or better"),
+        ("use", "changes shown to help, else the baseline"),
+        ("lr", "in brackets: other values that could be as good or better"),
         ("seeds", ""),
         (objective, "mean over seeds, with its 95% interval"),
         ("gain", "against the baseline of this depth, with its 95% interval"),
-        ("detectable", f"the least gain of a setting found with a power of {POWER:.0%}"),
-        ("training FLOPs", "of a run; x: over the baseline's"),
-        ("time", "of a run, measured: as noisy as its machine was"),
+        ("detectable", f"the smallest gain of a setting that {POWER:.0%} of such sweeps would have detected"),
+        ("training FLOPs", "of a run; x: relative to the baseline"),
+        ("time", "of a run, as measured: depends on the load of its machine"),
         ("best measured", BEST_MEASURED),
     ]
     text = f"What to use at each depth, by {objective}"
     if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tried(recipe)):
         text += f"; baseline: {', '.join(baselines)}"
-    text += f"; detectable: the least gain found with a power of {POWER:.0%}"
+    text += f"; detectable: the smallest gain that {POWER:.0%} of such sweeps would have detected"
     if any(row.rivals for _, measured in lines for row in measured):
-        text += "; lr in brackets: not ruled out as equal or better"
+        text += "; lr in brackets: could be as good or better"
     if cut := cut_text((row for _, measured in lines for row in measured), objective):
         text += f"; intervals of {objective} are{cut.removeprefix(',')}"
     if any(_is_uneven(recipe) for recipe in recipes):
@@ -76,7 +76,7 @@ def _interval(row: MeasuredConfiguration) -> str:
 
 
 def _gain(recipe: Recipe) -> str:
-    """Of the changes together where they were run so, else of each; 'none shown' of settings that were tried."""
+    """The gain of all changes together if they were run together, else of each; 'none shown' without changes."""
     if not recipe.changes:
         return "none shown" if tried(recipe) else "nothing tried"
     together = recipe.stack.against_baseline if recipe.stack else None
@@ -85,7 +85,7 @@ def _gain(recipe: Recipe) -> str:
 
 
 def _detectable(recipe: Recipe) -> str | None:
-    """Of the settings tried of which nothing can be told."""
+    """The range over the settings without a verdict."""
     text = " to ".join(dict.fromkeys(size_text(size, recipe.unit) for size in detectable_sizes(recipe)))
     return f"{text}{UNEVEN if _is_uneven(recipe) else ''}" if text else None
 
@@ -94,21 +94,22 @@ def _is_uneven(recipe: Recipe) -> bool:
     return any(candidate.contrast.verdict_blocked_by for candidate in tried(recipe))
 
 
-def depth_sentence(known: pd.DataFrame, loss: str) -> str:
-    """What a doubling of n_layers does to the loss at the baseline; '' where no line of runs has two depths."""
-    finished = known[known["outcome"] == "ok"]
-    baseline = finished[changed(finished, find_knobs(known)).map(len) == 0]
+def depth_sentence(trained: pd.DataFrame, loss: str) -> str:
+    """The effect of doubling n_layers on the loss at the baseline; '' if no line of runs has two depths."""
+    finished = trained[trained["outcome"] == "ok"]
+    baseline = finished[changed(finished, find_knobs(trained)).map(len) == 0]
     along = depth_slope(baseline, loss) if len(baseline) else None
     if along is None or along.slope.mean is None:
         return ""
-    own = ", each depth at its own lr, whose choice is not in the interval" if "lr" in tuned_fields(known) else ""
-    size = estimate_text(along.slope, f"{unit_of(loss, known)} per doubling of n_layers")
+    own = ", each depth at its own tuned lr (the interval leaves out the error of choosing it)"
+    own = own if "lr" in tuned_fields(trained) else ""
+    size = estimate_text(along.slope, f"{unit_of(loss, trained)} per doubling of n_layers")
     seeds = range_text(baseline.groupby("n_layers")["seed"].nunique())
     return f"Depth at the baseline: {loss} {size} over {', '.join(map(str, along.depths))}, {seeds} seeds each{own}."
 
 
 def range_text(counts: pd.Series) -> str:
-    """'6 to 16', '6' where all are equal, '0' of none."""
+    """'6 to 16'; '6' if all are equal; '0' without counts."""
     if counts.empty:
         return "0"
     return " to ".join(dict.fromkeys(map(str, (counts.min(), counts.max()))))

@@ -1,4 +1,4 @@
-"""What the report says, before it is a page: sentences and tables, computed from the rows of the store."""
+"""The sentences and tables of the report, computed from the rows of the store."""
 
 import shlex
 from collections import Counter
@@ -36,11 +36,11 @@ from sparsedepth.sweep.status import scan
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
 SHOWS = {
-    "causes": "an intervention on the one alone moved the other",
-    "predicts": "depths that were held out are predicted, which shows no cause",
-    "associated": "an association, which shows no cause",
+    "causes": "an intervention on the first alone changed the second",
+    "predicts": "it predicts held-out depths, which does not show a cause",
+    "associated": "an association, which does not show a cause",
 }
-"""Word of a link -> what it says; the strongest first."""
+"""Verdict on a link -> its meaning; the strongest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,13 @@ class Content:
     definitions: tuple[SweepDefinition, ...]
     summary: tuple[str, ...]
     card: Card | None
-    """Of the recipe, verified where it was; None where no run was trained, and of a search."""
+    """The recipe's card, the verified one if there is one; None without trained runs, and for a search."""
     by_depth: tuple[Table, str] | None
-    """The recipe of each depth, and what the table says; None as `card`."""
+    """The recipe of each depth, and the caption of the table; None as `card`."""
     runs: Table
     effects: Table | None
     links: tuple[tuple[str, tuple[str, ...]], ...]
-    """(cause -> effect: word, what the word rests on)"""
+    """('cause -> effect: verdict', lines of evidence)"""
     failures: Table
     methods: Table
     provenance: Table
@@ -63,36 +63,40 @@ class Content:
 
 
 def content(
-    store: Store, folders: Sequence[Path], depth: int | None = None, objective: str = "loss", tried: Card | None = None
+    store: Store,
+    folders: Sequence[Path],
+    depth: int | None = None,
+    objective: str = "loss",
+    verified: Card | None = None,
 ) -> Content:
-    """Everything but the pictures; `tried` is the recipe's card after it was verified.
+    """Everything but the pictures; `verified` is the card of the recipe after `recipe verify`.
 
-    Raises ValueError for an objective without a better direction, and for a card that does not verify this very recipe.
+    Raises ValueError for an objective without a better direction, and for a card that verifies another recipe.
     """
     runs = store.frame("select * from runs order by run_id")
-    definitions = tuple(one for folder in folders if (one := read_definition(folder)) is not None)
-    known = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
+    definitions = tuple(found for folder in folders if (found := read_definition(folder)) is not None)
+    trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
-    search = search_of(folders) if tried is None else None
-    searched = search_sentences(store, search, folders, depth, objective) if search and known is not None else ()
+    search = search_of(folders) if verified is None else None
+    searched = search_sentences(store, search, folders, depth, objective) if search and trained is not None else ()
     objective = loss if objective == "loss" else objective
-    compared = None if search else known  # no proposal of a search is a baseline
+    compared = None if search else trained  # a search has no baseline
     effects = [] if compared is None else all_contrasts(without_measured_models(runs))
     links = [] if compared is None else [link for link in weigh(compared) if link.within.rho is not None]
-    card = None if compared is None else card_of(runs, compared, folders, depth, objective, tried)
+    card = None if compared is None else recipe_card(runs, folders, depth, objective, verified)
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
     names = [column.name for column in runs_table.columns]
     skipped = (f"{damage_text(store.damaged)}.",) if store.damaged else ()
     return Content(
-        title=", ".join(one.name for one in definitions) or ", ".join(map(str, folders)),
+        title=", ".join(definition.name for definition in definitions) or ", ".join(map(str, folders)),
         definitions=definitions,
-        summary=(*searched, *summarise(runs, known, card, effects, links, failures), *skipped),
+        summary=(*searched, *summarise(runs, trained, card, effects, links, failures), *skipped),
         card=card,
         by_depth=None if compared is None else recipes_by_depth(runs, objective),
         runs=runs_table,
         effects=table_of_effects(effects) if effects else None,
-        links=tuple((heading_of(one), tuple(evidence_lines(one))) for one in links),
+        links=tuple((heading_of(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
         methods=table_of_methods(
             [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
@@ -103,32 +107,28 @@ def content(
     )
 
 
-def card_of(
-    runs: pd.DataFrame,
-    known: pd.DataFrame,
-    folders: Sequence[Path],
-    depth: int | None,
-    objective: str,
-    tried: Card | None = None,
+def recipe_card(
+    runs: pd.DataFrame, folders: Sequence[Path], depth: int | None, objective: str, verified: Card | None = None
 ) -> Card:
-    """The recipe's card, from the rows of `runs` and the trained, chosen ones among them, with the trial beside the
-    folders, if any; or the verified one that was `tried`.
-    Raises ValueError where that tried another recipe, or none."""
+    """The recipe's card: `verified`, or one built from the rows of `runs`, with the verification that lies next to the
+    folders, if any. Raises ValueError if `verified` holds another recipe, or no verification."""
     recipe = derive(runs, depth, objective)
-    if tried is None:
+    if verified is None:
         return with_trial(build_card(runs, recipe, folders=folders), folders)
-    if tried.held_out.verification is None:
-        raise ValueError("this card holds no verification: give the one that `sparsedepth recipe verify` wrote")
-    theirs, ours = claim_of(tried.recipe), claim_of(recipe)
-    if theirs != ours:
-        raise ValueError(f"this card tried {theirs}, but these runs recommend {ours}")
-    return tried
+    if verified.held_out.verification is None:
+        raise ValueError("this card holds no verification; give the one that `sparsedepth recipe verify` wrote")
+    of_card, of_runs = claim_of(verified.recipe), claim_of(recipe)
+    if of_card != of_runs:
+        raise ValueError(
+            f"this card verified {of_card}, but these runs recommend {of_runs}; give the card of their recipe"
+        )
+    return verified
 
 
 def search_sentences(
     store: Store, search: Search, folders: Sequence[Path], depth: int | None, objective: str
 ) -> tuple[str, ...]:
-    """The best proposal of a search, what that is worth, and what tells more. Raises ValueError as `best` does."""
+    """The best proposal of a search, a caution, and the commands for more. Raises ValueError as `best` does."""
     ranking = best(store, None if objective == "loss" else objective, depth, top=1)
     row = ranking.table.records()[0]
     folder = shlex.join(map(str, folders))
@@ -143,65 +143,65 @@ def search_sentences(
 
 def summarise(
     runs: pd.DataFrame,
-    known: pd.DataFrame | None,
+    trained: pd.DataFrame | None,
     card: Card | None,
     effects: Sequence[Contrast],
     links: Sequence[LinkEvidence],
     failures: Table,
 ) -> list[str]:
-    """What these runs say, in plain sentences, the most important first."""
+    """The findings as sentences, the most important first."""
     sentences = [rule_with_verification(card)] if card else []
-    sure = headline(card) if card else []  # how much, how sure, at what cost; verification stands with the rule
-    sentences += [f"{heading}: {text}." for heading, text in sure if heading != "Verification"]
-    if card and known is not None and (along := depth_sentence(known, loss_of(runs))):
+    statements = headline(card) if card else []
+    sentences += [f"{heading}: {text}." for heading, text in statements if heading != "Verification"]  # in the rule
+    if card and trained is not None and (along := depth_sentence(trained, loss_of(runs))):
         sentences.append(along)
-    sentences.append(counts_text(runs, known))
+    sentences.append(counts_text(runs, trained))
     distinct = [effect for effect in effects if effect.verdict != "not distinguishable"]
     if effects:
-        barred = sum(effect.verdict_ignoring_tuning != effect.verdict for effect in effects)
-        uneven = f"; {barred} more do, but with uneven tuning" if barred else ""
+        withheld = sum(effect.verdict_ignoring_tuning != effect.verdict for effect in effects)
+        uneven = f"; {withheld} more do, but the verdict is withheld because of uneven tuning" if withheld else ""
         sentences.append(
             f"{len(distinct)} of {counted(len(effects), 'effect')} exceed the noise of seeds after Holm's "
-            f"correction over all that were tested on an outcome at a depth{uneven}."
+            f"correction over the effects on one outcome at one depth{uneven}."
         )
     on_loss = [effect for effect in distinct if effect.outcome in (OWN, COMMON)]
     deepest = max((effect.n_layers or 0 for effect in on_loss), default=0)
     at_depth = [effect for effect in on_loss if (effect.n_layers or 0) == deepest]
     at_depth.sort(key=lambda effect: -abs(effect.effect.mean or 0.0))
     sentences += [f"{contrast_sentence(effect)}." for effect in at_depth[:MOST_IN_SUMMARY]]
-    named = [effect for effect in distinct if effect not in at_depth[:MOST_IN_SUMMARY]]
-    if others := _named(named):
-        own = any(effect.tuned.startswith("each") for effect in named)
+    others = [effect for effect in distinct if effect not in at_depth[:MOST_IN_SUMMARY]]
+    if text := _effects_text(others):
+        own = any(effect.tuned.startswith("each") for effect in others)
         sentences.append(
-            f"{'The others' if at_depth else 'They are'}: {others}."
-            f"{' Each setting has its own lr, which moves these as well.' if own else ''}"
+            f"{'The others' if at_depth else 'They are'}: {text}."
+            f"{' Each setting has its own tuned lr, which also changes these.' if own else ''}"
         )
-    earned = sorted((link for link in links if link.word in SHOWS), key=lambda link: list(SHOWS).index(link.word))
-    sentences += [_together(link) for link in earned[:MOST_IN_SUMMARY]]
-    sentences += [f"{caution}." for caution in ([] if known is None else cautions(known))]
+    linked = sorted((link for link in links if link.word in SHOWS), key=lambda link: list(SHOWS).index(link.word))
+    sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
+    sentences += [f"{caution}." for caution in ([] if trained is None else cautions(trained))]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
     if n_failed:
         sentences.append(f"{counted(n_failed, 'run')} diverged, failed or ended early; their causes are listed below.")
     return sentences
 
 
-def _named(effects: Sequence[Contrast]) -> str:
+def _effects_text(effects: Sequence[Contrast]) -> str:
     """'residual_variance_last lower with depth_scale=lns at n_layers 4, 12; usefulness ...'."""
     depths: dict[str, dict[str, list[str]]] = {}
     for effect in effects:
         of_setting = depths.setdefault(effect.outcome, {}).setdefault(f"{effect.verdict} with {effect.setting}", [])
         of_setting += [] if effect.n_layers is None else [str(effect.n_layers)]
 
-    def places(at: Sequence[str]) -> str:
-        return f" at n_layers {', '.join(at)}" if at else ""
+    def depths_text(at_depths: Sequence[str]) -> str:
+        return f" at n_layers {', '.join(at_depths)}" if at_depths else ""
 
     return "; ".join(
-        f"{outcome} {', '.join(text + places(at) for text, at in by_setting.items())}"
+        f"{outcome} {', '.join(text + depths_text(at_depths) for text, at_depths in by_setting.items())}"
         for outcome, by_setting in depths.items()
     )
 
 
-def _together(evidence: LinkEvidence) -> str:
+def _link_sentence(evidence: LinkEvidence) -> str:
     link = evidence.within
     assert link.rho is not None and link.lo is not None and link.hi is not None
     return (
@@ -212,13 +212,13 @@ def _together(evidence: LinkEvidence) -> str:
     )
 
 
-def counts_text(runs: pd.DataFrame, known: pd.DataFrame | None) -> str:
-    """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and what else is here."""
+def counts_text(runs: pd.DataFrame, trained: pd.DataFrame | None) -> str:
+    """'200 runs of 23 configurations finished, at n_layers 4, 8, with 6 to 16 seeds each', and measured models."""
     n_models = int(runs["model"].notna().sum())
     parts = []
-    if known is not None:
-        finished = known[known["outcome"] == "ok"]
-        depths = ", ".join(map(str, sorted(set(known["n_layers"]))))
+    if trained is not None:
+        finished = trained[trained["outcome"] == "ok"]
+        depths = ", ".join(map(str, sorted(set(trained["n_layers"]))))
         seeds = range_text(finished.groupby("cell_id")["seed"].nunique())
         parts.append(
             f"{counted(len(finished), 'run')} of {counted(finished['cell_id'].nunique(), 'configuration')} finished, "
@@ -230,26 +230,26 @@ def counts_text(runs: pd.DataFrame, known: pd.DataFrame | None) -> str:
 
 
 def table_of_failures(folders: Sequence[Path], runs: pd.DataFrame) -> Table:
-    """How many runs have no result, by state and cause: diverged ones of the store, others of the sweeps' folders."""
+    """Number of runs without a result by state and cause: diverged ones from the store, others from the folders."""
     diverged = runs[runs["outcome"] == "diverged"]
     causes = Counter(("diverged", str(cause)) for cause in diverged["diverged_cause"].fillna("cause unknown"))
     for folder in folders:
         if (folder / "work").is_dir() or is_pack(folder):
             states = scan(folder, read_definition(folder))
-            causes.update((one.state, one.reason or "no reason given") for one in states if one.state in UNFINISHED)
+            causes.update((run.state, run.reason or "no reason given") for run in states if run.state in UNFINISHED)
     columns = [("runs", ""), ("state", ""), ("cause", "")]
     return table_of(columns, ((n, state, cause) for (state, cause), n in causes.most_common()))
 
 
 def table_of_methods(names: Sequence[str], corpora: Iterable[object]) -> Table:
-    """The definition of every measured quantity that the page names, its unit on these corpora."""
-    named = [column for column in quantities.RUNS if column.name in names]
+    """The definition of every measured quantity on the page, with its unit for these corpora."""
+    on_page = [column for column in quantities.RUNS if column.name in names]
     columns = [("quantity", ""), ("unit", ""), ("definition", ""), ("source", "")]
-    return table_of(columns, ((q.name, unit_for(q.unit, corpora), q.meaning, q.source or "–") for q in named))
+    return table_of(columns, ((q.name, unit_for(q.unit, corpora), q.meaning, q.source or "–") for q in on_page))
 
 
 def table_of_provenance(runs: pd.DataFrame) -> Table:
-    """What the runs' manifests say, each distinct value with its number of runs."""
+    """The facts in the runs' manifests, each distinct value with its number of runs."""
     facts: dict[str, Counter[str]] = {}
     for row in runs[["folder", "device", "packages"]].itertuples(index=False):
         for name, value in (("device", row.device), *manifest_facts(manifest_of(row.folder)).items()):

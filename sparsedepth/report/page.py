@@ -1,7 +1,7 @@
 """The report as one HTML file: no external asset, no network, the same file for the same results.
 
-Pictures are data URIs (SVG, or PNG where the SVG would be large), their numbers CSV links. Names from the store are
-escaped by the template; the page's content policy lets nothing be loaded and no script run but its own.
+Pictures are data URIs (SVG, or PNG if the SVG would be large), their numbers CSV links. The template escapes names from
+the store; the content policy of the page allows no script but its own, and loads nothing.
 """
 
 import base64
@@ -33,12 +33,12 @@ from sparsedepth.store.render import without_empty
 LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""
 LEFT_OUT = ("overview",)
-"""Its two parts stand by themselves."""
+"""Its two parts are figures of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A figure as the bytes of an SVG, or of a PNG where the SVG would be large."""
+    """A figure as an SVG, or as a PNG if the SVG would be large."""
 
     content: bytes
     kind: str
@@ -70,32 +70,36 @@ def write_report(
     card: Path | None = None,
     skip_damaged: bool = False,
 ) -> int:
-    """Write the page, whole or not at all; returns its size in bytes. `card` is the recipe's, verified or not.
+    """Write the page atomically; returns its size in bytes. `card` is that of a verified recipe.
 
     Raises ValueError as `open_store`, `read_card` and `content` do.
     """
-    tried = read_card(card) if card else None
+    verified = read_card(card) if card else None
     with open_store(*folders, skip_damaged=skip_damaged) as store:
-        page = html(store, folders, depth, objective, tried)
+        page = html(store, folders, depth, objective, verified)
     text = page.encode()
     write_bytes(out, text)
     return len(text)
 
 
 def html(
-    store: Store, folders: Sequence[Path], depth: int | None = None, objective: str = "loss", tried: Card | None = None
+    store: Store,
+    folders: Sequence[Path],
+    depth: int | None = None,
+    objective: str = "loss",
+    verified: Card | None = None,
 ) -> str:
-    """The page of an open store; `folders` are where it came from."""
-    here = files("sparsedepth.report")
-    script = (here / "tables.js").read_text()
+    """The page of an open store, which was read from `folders`."""
+    package = files("sparsedepth.report")
+    script = (package / "tables.js").read_text()
     pictures, not_drawn = draw_pictures(store)
-    report = content(store, folders, depth, objective, tried)
+    report = content(store, folders, depth, objective, verified)
     return fill_template(
         "sparsedepth.report",
         report=report,
         pictures=pictures,
         not_drawn=not_drawn,
-        style=(here / "page.css").read_text(),
+        style=(package / "page.css").read_text(),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         advice=advice_of(report.card) if report.card else None,
@@ -104,7 +108,7 @@ def html(
 
 
 def fill_template(package: str, **values: Any) -> str:
-    """A package's page.html.j2; what stands in it from the store is text, never markup."""
+    """A package's page.html.j2; values from the store are text, never markup."""
     environment = Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,
@@ -116,7 +120,7 @@ def fill_template(package: str, **values: Any) -> str:
 
 
 def advice_of(card: Card) -> dict[str, Any]:
-    """The recipe card as the page shows it."""
+    """The parts of the recipe card that the template shows."""
     config = to_yaml(card) if card.recipe.config is not None else None
     measured = without_empty(measured_table(card))
     return {
@@ -130,8 +134,8 @@ def advice_of(card: Card) -> dict[str, Any]:
 
 
 def card_html(card: Card) -> Markup:
-    """The card's Markdown page as HTML, its headings below those of the report. Names in it are others' text: no HTML,
-    no link, no image."""
+    """The card's Markdown as HTML, with headings below those of the report. Names in it are untrusted: no HTML, links
+    or images."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "image", "autolink"])
     tokens = reader.parse(card_markdown(card))
     for token in tokens:
@@ -141,7 +145,7 @@ def card_html(card: Card) -> Markup:
 
 
 def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
-    """Every figure that the store has the numbers for, and why each of the others is absent."""
+    """Every figure that the store has numbers for, and why each of the others is missing."""
     pictures: list[PageFigure] = []
     absent: dict[str, str] = {}
     for name, kind in FIGURES.items():
@@ -155,7 +159,7 @@ def draw_pictures(store: Store) -> tuple[list[PageFigure], dict[str, str]]:
 
 
 def draw_image(drawing: Drawing) -> Image:
-    """The figure, drawn."""
+    """Draw the figure."""
     sizes: list[tuple[float, float]] = []
 
     def page() -> Figure:

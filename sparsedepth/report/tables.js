@@ -1,5 +1,5 @@
 "use strict";
-/* Tables sort by a click (or Enter) on a column's name, and show the rows that hold every word of the filter. */
+/* Tables sort by a click (or Enter) on a column's name; a filter shows the rows that contain all its words. */
 for (const frame of document.querySelectorAll("[data-table]")) {
   const table = frame.querySelector("table");
   const body = table.tBodies[0];
@@ -8,7 +8,7 @@ for (const frame of document.querySelectorAll("[data-table]")) {
 
   const compare = (column, numeric, sign) => (a, b) => {
     const x = a.cells[column].dataset.key, y = b.cells[column].dataset.key;
-    if (x === "" || y === "") return (x === "") - (y === ""); // what is missing comes last either way
+    if (x === "" || y === "") return (x === "") - (y === ""); // missing values come last in both directions
     return sign * (numeric ? x - y : x.localeCompare(y, undefined, { numeric: true }));
   };
   heads.forEach((head, column) => {

@@ -1,4 +1,4 @@
-"""The report's tables: named columns, and cells that carry the words for people and the value to sort by."""
+"""Tables of the report: named columns, and cells with a text to show and a value to sort by."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ RESULTS = (
     "train_flops",
     "seconds",
 )
-"""Columns of the table of runs, where any run has them."""
+"""Columns of the table of runs that are shown if any run has them."""
 DEGENERATE = "†"
 
 
@@ -43,7 +43,7 @@ DEGENERATE = "†"
 class TableCell:
     text: str
     key: float | str
-    """What the column is sorted by; empty where the value is missing, which sorts last."""
+    """Sort key; empty for a missing value, which sorts last."""
     is_number: bool
 
 
@@ -61,7 +61,8 @@ class Table:
 
 
 def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Table:
-    """From (name, meaning) of each column and plain values; a column of numbers and missing values is numeric."""
+    """A table from (name, meaning) of each column and plain values; a column of numbers and missing values is
+    numeric."""
     cells = [tuple(cell(value) for value in row) for row in rows]
     numeric = [
         any(row[i].is_number for row in cells) and all(row[i].is_number or row[i].key == "" for row in cells)
@@ -75,7 +76,7 @@ def table_of(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[Any]]) 
 
 
 def cell(value: Any) -> TableCell:
-    """A plain value as a cell; a TableCell stays what it is."""
+    """A plain value as a cell; a TableCell is returned unchanged."""
     if isinstance(value, TableCell):
         return value
     value = plain(value)
@@ -91,35 +92,35 @@ def cell(value: Any) -> TableCell:
 
 
 def table_of_runs(runs: pd.DataFrame) -> Table:
-    """One row per run: what was varied, then what came of it; columns in which nothing is known are left out."""
+    """One row per run: the varied fields, then the results; empty columns are left out."""
     varied = [name for name in chosen_fields(runs) if name != "seed"] if len(without_measured_models(runs)) else []
-    first = [name for name in ("model", "tuning") if runs[name].notna().any()]
-    same = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
+    roles = [name for name in ("model", "tuning") if runs[name].notna().any()]
+    depth = ["n_layers"] if "n_layers" not in varied and runs["n_layers"].notna().any() else []
     results = [name for name in RESULTS if runs[name].notna().any() and not _repeats(runs, name)]
-    names = ["run_id", *first, *same, *varied, "seed", "outcome", *results]
+    names = ["run_id", *roles, *depth, *varied, "seed", "outcome", *results]
     columns = [(name, meaning_of(name, runs["corpus"].dropna())) for name in names]
-    said = {name: [reasons_in(name, run) for run in score_rows(runs, name)] for name in names if name in SCORES}
+    marks = {name: [reasons_in(name, run) for run in score_rows(runs, name)] for name in names if name in SCORES}
     rows = [
-        [_with_mark(value, said[name][i]) if name in said else value for name, value in zip(names, row, strict=True)]
+        [_with_mark(value, marks[name][i]) if name in marks else value for name, value in zip(names, row, strict=True)]
         for i, row in enumerate(runs[names].itertuples(index=False))
     ]
     return table_of(columns, rows)
 
 
 def _with_mark(value: Any, reasons: Sequence[str]) -> TableCell:
-    """A score, marked where it says nothing of its run."""
+    """A score, marked if it is degenerate."""
     score = cell(value)
     return replace(score, text=f"{score.text} {DEGENERATE}") if reasons and score.key != "" else score
 
 
 def _repeats(runs: pd.DataFrame, name: str) -> bool:
-    """Whether a column says the same as another one that is shown."""
+    """Whether a column equals another one that is shown."""
     other = {"params_active": "params_total", "val_loss_common": "val_loss"}.get(name)
     return other is not None and runs[name].equals(runs[other])
 
 
 def meaning_of(name: str, corpora: Iterable[object]) -> str:
-    """One line on a column of `runs`, with its unit on these corpora."""
+    """One line on a column of `runs`, with its unit for these corpora."""
     column = next((column for column in quantities.RUNS if column.name == name), None)
     if column is not None:
         unit = f" [{unit_for(column.unit, corpora)}]" if column.unit not in ("", "1") else ""
@@ -129,12 +130,12 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
 
 
 def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
-    """Every setting of every knob at every depth, on the outcomes of the forest plot, with a degenerate score in its
-    sound form; `runs` are trained ones."""
+    """Every setting of every knob at every depth, on the outcomes of the forest plot, degenerate scores in their sound
+    form; `runs` are trained ones."""
     knobs = find_knobs(runs)
     outcomes = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
-    every = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
-    return [contrast for contrast in every if contrast.effect.mean is not None]
+    contrasts = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
+    return [contrast for contrast in contrasts if contrast.effect.mean is not None]
 
 
 def table_of_effects(effects: Sequence[Contrast]) -> Table:
@@ -144,15 +145,15 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
         ("setting", ""),
         ("baseline", ""),
         ("n_layers", ""),
-        ("effect", "mean paired difference, setting less baseline; with ×: their ratio"),
+        ("effect", "mean paired difference, setting minus baseline; ×: ratio"),
         ("95% interval", ""),
         ("unit", ""),
         ("verdict", "lower or higher: the interval excludes 0, the effect exceeds the noise floor, Holm's p <= 0.05"),
-        ("detectable", f"the effect that {POWER:.0%} of such sweeps would have told apart"),
-        ("noise floor", "the smallest difference (ratio) that seeds do not explain"),
-        ("pairs", "pairs of runs that differ in nothing else"),
+        ("detectable", f"the effect that {POWER:.0%} of such sweeps would have detected"),
+        ("noise floor", "the smallest difference (ratio) that seeds alone do not explain"),
+        ("pairs", "pairs of runs that differ in this setting only"),
         ("seeds", ""),
-        ("diverged", "pairs left out, since the setting's run diverged"),
+        ("diverged", "pairs left out because the run of the setting diverged"),
     ]
 
     def row(contrast: Contrast) -> list[Any]:
@@ -168,5 +169,5 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
 
 
 def _size(value: float | None, unit: str, sign: str = "") -> TableCell:
-    """A difference, or the ratio whose logarithm it is; sorted as it is compared."""
+    """A difference, or for a logarithmic unit the ratio; sorted by the difference."""
     return cell(None) if value is None else TableCell(text=size_text(value, unit, sign, "×"), key=value, is_number=True)

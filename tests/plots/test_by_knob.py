@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 from frames import grid
 
-from sparsedepth.plots.by_knob import ALL_RUNS, lines, page_of_lines, shown_knobs, single_moves
+from sparsedepth.plots.by_knob import ALL_RUNS, lines, one_knob_runs, page_of_lines, shown_knobs
 
 AXES = {"n_layers": [2, 4, 8], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
@@ -34,7 +34,7 @@ def runs():
 
 
 def test_a_knob_has_the_runs_that_moved_no_other(runs):
-    moved = single_moves(runs).merge(runs, on="run_id", suffixes=("", "_run"))
+    moved = one_knob_runs(runs).merge(runs, on="run_id", suffixes=("", "_run"))
     assert set(moved["knob"]) == {"weight_decay", "n_kv_heads"}
     assert set(moved.loc[moved["knob"] == "weight_decay", "n_kv_heads"]) == {4}
     assert set(moved.loc[moved["knob"] == "n_kv_heads", "weight_decay"]) == {0.0}
@@ -43,7 +43,7 @@ def test_a_knob_has_the_runs_that_moved_no_other(runs):
 
 def test_a_setting_of_two_folders_is_two_lines(runs):
     folders = runs["seed"].map("/x/sweep{}/runs/a".format)
-    moved = single_moves(runs.assign(folder=folders))
+    moved = one_knob_runs(runs.assign(folder=folders))
     settings = set(moved.loc[moved["knob"] == "weight_decay", "setting"])
     assert settings == {f"weight_decay={value} in sweep{seed}" for value in ("0", "0.3") for seed in (0, 1)}
 
@@ -97,7 +97,7 @@ def test_of_many_knobs_those_whose_settings_lie_apart_are_shown():
     found = lines(runs, rows, over_training=True)
     assert shown_knobs(found, 4) == [knob for knob in found.settings if knob != "beta2"]
     page = page_of_lines(found)
-    assert len(page.axes) == 8 and "closer together: beta2." in page.get_supxlabel()
+    assert len(page.axes) == 8 and "differ less: beta2." in page.get_supxlabel()
 
 
 def test_the_lr_of_each_line_is_named_where_tuning_chose_them_apart(runs):
@@ -110,7 +110,7 @@ def test_the_lr_of_each_line_is_named_where_tuning_chose_them_apart(runs):
     tuned["tuned_fields"] = "lr"
     page = page_of_lines(lines(tuned, rows_of(runs)))
     assert legend_of(page).startswith("weight_decay=0, lr 0.003|weight_decay=0.3, lr 0.001|n_kv_heads=4, lr 0.003")
-    assert "which moves residual variance as well" in " ".join(page.get_supxlabel().split())
+    assert "which also changes residual variance" in " ".join(page.get_supxlabel().split())
 
 
 def legend_of(page):

@@ -83,9 +83,9 @@ def test_a_metric_that_no_run_has_by_layer_has_no_panel():
 def test_the_lr_of_the_lines_is_said():
     """Depths may have been tuned apart, and lr moves the variance that is shown."""
     runs, layers = runs_and_layers()
-    assert by_layer(runs.assign(lr=0.003), layers).rates == "lr 0.003"
+    assert by_layer(runs.assign(lr=0.003), layers).lr_text == "lr 0.003"
     tuned = runs.assign(lr=[0.003 if n_layers == 2 else 0.001 for n_layers in runs["n_layers"]])
-    assert by_layer(tuned, layers).rates == "lr 0.003 at 2 layers; 0.001 at 4 layers"
+    assert by_layer(tuned, layers).lr_text == "lr 0.003 at 2 layers; 0.001 at 4 layers"
 
 
 @pytest.mark.parametrize("outcome", ["diverged"])

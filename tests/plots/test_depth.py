@@ -68,8 +68,8 @@ def test_the_caption_warns_of_variance_at_unequal_lr():
     captions = [
         "".join(text.get_text() for text in page_of_depths(by_depth(runs, WORDS)).texts) for runs in (RUNS, tuned)
     ]
-    assert "lr, which moves variance" not in captions[0]
-    assert "lr, which moves variance as well, is 0.0015 to 0.006" in captions[1].replace("\n", " ")
+    assert "which also changes" not in captions[0]
+    assert "lr is 0.0015 to 0.006, which also changes residual variance" in captions[1].replace("\n", " ")
 
 
 def test_only_a_score_that_is_drawn_is_called_degenerate():

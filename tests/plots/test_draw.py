@@ -13,7 +13,7 @@ from sparsedepth.plots import overview
 from sparsedepth.plots.draw import FIGURES, default_figure, draw
 from sparsedepth.plots.overview import page_of_runs, parts_of
 from sparsedepth.plots.page import NothingToDraw, render
-from sparsedepth.plots.runs import check_comparable
+from sparsedepth.plots.runs import check_finished
 from sparsedepth.store.connection import open_store
 
 START = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -144,7 +144,7 @@ def test_what_cannot_be_drawn_is_refused(store, tmp_path):
         draw(store, "pie", tmp_path / "a.png")
     with pytest.raises(
         ValueError,
-        match="run='abc' chooses the run of layer_profile or trajectories; the figure 'chain' shows all runs",
+        match="run='abc' is for the figures layer_profile or trajectories; the figure 'chain' shows all runs",
     ):
         draw(store, "chain", tmp_path / "a.png", run="abc")
     with pytest.raises(ValueError, match=r"must end in one of: \.png, \.svg, \.pdf"):
@@ -163,7 +163,7 @@ def test_a_store_of_measured_models_alone_has_layer_profiles_only(tmp_path):
     with open_store(tmp_path) as store:
         runs = store.frame("select * from runs").assign(train_tokens=np.nan, model="a model")
     with pytest.raises(ValueError, match=r"no finished run has a training configuration.* --figure layer_profile"):
-        check_comparable(runs)
+        check_finished(runs)
 
 
 def test_a_loss_is_of_an_image_where_all_runs_are_of_images(tmp_path):

@@ -111,9 +111,9 @@ def test_the_lr_of_both_sides_stands_beside_the_variance_where_it_differs(store)
     """lr moves the variance as well, so its ratio is no evidence of the setting alone."""
     contrast = next(each for each in effects_of(store.runs, find_knobs(store.runs), forest.VARIANCE))
     apart, same = (replace(contrast, tuned=f"each at its own lr ({lr} -> 0.006)") for lr in (0.003, 0.006))
-    assert (forest.rates_of(contrast), forest.rates_of(apart), forest.rates_of(same)) == ("", "0.003 → 0.006", "")
+    assert (forest.lr_change(contrast), forest.lr_change(apart), forest.lr_change(same)) == ("", "0.003 → 0.006", "")
     for shown, is_named in ((apart, True), (same, False)):
         rows = [forest.Row(label="lns", contrast=shown)]
         page = forest.page_of_effects({forest.VARIANCE: rows}, [12, 24])
         assert ("0.003 → 0.006" in [text.get_text() for text in page.axes[0].texts]) == is_named
-        assert ("moves residual variance" in " ".join(page.get_supxlabel().split())) == is_named
+        assert ("changes residual variance" in " ".join(page.get_supxlabel().split())) == is_named

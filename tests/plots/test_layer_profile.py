@@ -7,7 +7,7 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth import quantities
-from sparsedepth.plots.layer_profile import MAPS, PANELS, layer_profile, load_layer_profile, pairs_that_exist
+from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, load_layer_profile, pairs_that_exist
 from sparsedepth.plots.runs import choose_run
 from sparsedepth.plots.trajectories import VECTORS
 from sparsedepth.store.connection import open_store
@@ -32,7 +32,7 @@ def test_every_layer_metric_is_in_the_profile_or_left_out_for_a_reason():
     errors = {f"jacobian_deviation{form}_se" for form in ("", "_averaged", "_released")}
     ends = {column.name for column in quantities.LAYERS if column.part in ("lo", "hi")}
     assert left_out == explained | errors | ends | set(VECTORS) | {"state_cosine"}  # VECTORS: a figure of their own
-    assert set(MAPS) == {quantity.name for quantity in quantities.PAIRS}
+    assert set(HEAT_MAPS) == {quantity.name for quantity in quantities.PAIRS}
 
 
 def test_the_last_step_of_each_metric():

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 
-from sparsedepth.plots.layer_profile import MAPS, PANELS, layer_profile, pairs_that_exist
+from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, pairs_that_exist
 from sparsedepth.plots.layer_profile_page import layer_profile_page
 from sparsedepth.plots.style import MISSING
 
@@ -21,7 +21,7 @@ def full_profile(n_layers):
         threshold = "@0.1" if "sparsity" in name else ""
         rows += [(1, layer, name + threshold, 0.5 + layer / 8) for layer in range(1, n_layers + 1)]
     rows += [(1, layer, "jacobian_deviation_se", 0.1) for layer in range(1, n_layers + 1)]
-    for name in MAPS:
+    for name in HEAT_MAPS:
         places = zip(*np.nonzero(pairs_that_exist(name, n_layers)), strict=True)
         pairs += [(1, layer, other, name, 0.1 * other + 0.01 * layer) for other, layer in places]
     return layer_profile(
@@ -42,7 +42,7 @@ def test_every_score_has_its_place_at_any_depth(n_layers):
         page = layer_profile_page(full_profile(n_layers))
         page.canvas.draw()
     wanted = {panel.title for panel in PANELS} | {
-        kind.title for name, kind in MAPS.items() if pairs_that_exist(name, n_layers).any()
+        kind.title for name, kind in HEAT_MAPS.items() if pairs_that_exist(name, n_layers).any()
     }
     if n_layers == 1:
         wanted.remove("causal effect on later layers")  # there is none
@@ -53,7 +53,7 @@ def test_every_score_has_its_place_at_any_depth(n_layers):
 
 def test_lines_and_maps_carry_the_numbers():
     axes = axes_by_title(layer_profile_page(full_profile(4)))
-    lines = axes["loss when leaving early"].get_lines()
+    lines = axes["early exit loss"].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[0.625, 0.75, 0.875, 1.0]] * 2
     assert [text.get_text() for text in axes["weight sparsity"].get_legend().get_texts()] == [
         "|w| < 0.1",
@@ -92,7 +92,7 @@ def test_missing_is_grey_and_no_pair_is_white():
     grey = axes["permutation: loss increase"].get_images()[0]
     assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
     assert tuple(grey.cmap(0)) == to_rgba(MISSING)
-    (span,) = axes["loss when leaving early"].patches
+    (span,) = axes["early exit loss"].patches
     assert (span.get_x(), span.get_width()) == (1.5, 1.0)
     assert not axes["block influence"].patches
 

@@ -28,7 +28,7 @@ def test_best_and_edge():
     roles = {(row.setting, row.lr): row.role for row in points.itertuples() if row.role}
     assert roles == {("baseline", 3e-3): "best", ("lns", 1e-2): "edge"}
     assert points.loc[points["role"] == "best", "val_loss"].tolist() == [3.05]
-    assert marks_explained(runs) == ["lowest", "the same, at an end"]
+    assert marks_explained(runs) == ["lowest", "at the end of the grid"]
     assert marks_explained(runs[runs["depth_scale"] == "none"]) == ["lowest"]
 
 
@@ -56,7 +56,7 @@ def test_a_line_has_the_seeds_of_all_its_values_and_the_ring_what_was_chosen():
     chosen = grid({"lr": [3e-3], "seed": [5, 6]}, lambda config: {"val_loss": 9.0}, n_layers=4)
     runs = pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True)
     found, caption = numbers(runs).points, page_of_curves(numbers(runs)).get_supxlabel()
-    assert "the 1 seed that all its points share. Ring: chosen by tuning, perhaps by more seeds." in " ".join(
+    assert "the 1 seed that all points of a line have. Ring: chosen by tuning, perhaps with more seeds." in " ".join(
         caption.split()
     )
     assert found["val_loss"].tolist() == [summary_of(lr) for lr in RATES] and set(found["n_seeds"]) == {1}

@@ -4,7 +4,7 @@ import pandas as pd
 from frames import grid
 
 from sparsedepth.plots.overview import data_of, page_of_runs, parts_of
-from sparsedepth.plots.style import MOVES_VARIANCE
+from sparsedepth.plots.style import CHANGES_VARIANCE
 
 
 def page_of(figure, runs, layers):
@@ -29,7 +29,7 @@ def test_what_no_run_has_gets_no_panel_and_is_named():
     text = " ".join(page.get_supxlabel().split())
     absent = "weight_sparsity, attention_sparsity_rel, causal_score, causal_effect, affine_loss_increase"
     assert f"Not measured: {absent}." in text
-    assert f"lr{MOVES_VARIANCE}, is not the same: 0.001 to 0.003 (in the data)." in text
+    assert f"Runs differ in lr (0.001 to 0.003){CHANGES_VARIANCE}." in text
 
 
 def test_one_lr_is_no_news():

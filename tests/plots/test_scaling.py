@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from laws import grid, planted
 
-from sparsedepth.plots.scaling import draw_law, law_page, law_picture
+from sparsedepth.plots.scaling import draw_law, law_data, law_page
 from sparsedepth.scaling.fit import fit
 from sparsedepth.scaling.uncertainty import bootstrap
 
@@ -16,7 +16,7 @@ def found():
 
 
 def test_parts_and_residuals_add_up_to_the_loss(found):
-    points = law_picture(found).points
+    points = law_data(found).points
     e = np.exp(found.theta[-1])
     parts = points["width_part"] + points["depth_part"] + points["data_part"]
     assert (parts + e).to_numpy() == pytest.approx(points["fitted"].to_numpy())
@@ -26,21 +26,21 @@ def test_parts_and_residuals_add_up_to_the_loss(found):
 
 
 def test_the_curve_runs_through_the_fit_inside_its_band(found):
-    picture = law_picture(found, bootstrap(found, 100))
+    picture = law_data(found, bootstrap(found, 100))
     curve = picture.curves["depth"]
     assert (curve["n_layers"].iloc[0], curve["n_layers"].iloc[-1]) == pytest.approx((4, 64))
     slope = np.diff(np.log(curve["fitted"])) / np.diff(np.log(curve["n_layers"]))
     assert slope == pytest.approx(-found.exponent("a_l"))
     assert ((curve["lo"] < curve["fitted"]) & (curve["fitted"] < curve["hi"])).all()
     assert picture.titles["depth"].startswith(f"depth: a_l = {found.exponent('a_l'):.3f} (")
-    assert law_picture(found).curves["depth"]["lo"].isna().all()
+    assert law_data(found).curves["depth"]["lo"].isna().all()
 
 
 def test_a_point_below_zero_is_counted_not_drawn(found):
     points = found.points.copy()
     points.loc[79, "loss"] *= 0.8
     low = fit(points)
-    picture = law_picture(low)
+    picture = law_data(low)
     below = [name for name in picture.titles if (picture.points[f"{name}_rest"] <= 0).sum() == 1]
     page = law_page(picture, low)
     said = [axis.get_title() for axis in page.axes if "1 points at or below 0 not shown" in axis.get_title()]

@@ -21,7 +21,7 @@ from sparsedepth.plots.style import (
     log_scale,
     set_layer_scale,
     setting_styles,
-    short,
+    shortened,
 )
 from sparsedepth.quantities import axis_label
 
@@ -98,9 +98,9 @@ def test_a_legend_ends_where_a_narrow_window_does(width):
 
 
 def test_a_long_name_keeps_whole_fields_and_counts_the_rest():
-    assert short("task_group=A5, seq_len=8, vocab_size=62, tracked=element") == "task_group=A5, seq_len=8, 2 more"
-    assert short("n_experts=8, top_k=2") == "n_experts=8, top_k=2"
-    assert short("corpus=" + "a" * 40) == "corpus=" + "a" * 22 + "…"
+    assert shortened("task_group=A5, seq_len=8, vocab_size=62, tracked=element") == "task_group=A5, seq_len=8, 2 more"
+    assert shortened("n_experts=8, top_k=2") == "n_experts=8, top_k=2"
+    assert shortened("corpus=" + "a" * 40) == "corpus=" + "a" * 22 + "…"
 
 
 @pytest.mark.parametrize("values", [[4e-4, 0.024], [7.5e-4, 0.012], [1e-4, 1.0], [0.001, 0.003]])

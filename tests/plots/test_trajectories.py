@@ -9,7 +9,7 @@ from frames import config_of
 from synthetic import make_run
 
 from sparsedepth.plots.draw import draw
-from sparsedepth.plots.trajectories import load_picture, page_of_trajectories
+from sparsedepth.plots.trajectories import load_trajectories, page_of_trajectories
 from sparsedepth.store.connection import open_store
 
 MEAN = {4: [1.5, 0.4, 0.2, 1.5], 8: [1.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 1.5]}
@@ -58,7 +58,7 @@ def store(tmp_path_factory):
 
 
 def test_the_numbers_of_the_best_deepest_run(store):
-    found = load_picture(store)
+    found = load_trajectories(store)
     assert found.run is not None
     assert found.run.run_id == config_of(n_layers=8, seed=0).run_id
     assert found.run.vectors["trajectory_mean"].tolist() == MEAN[8]
@@ -67,7 +67,7 @@ def test_the_numbers_of_the_best_deepest_run(store):
     assert found.run.shares["neither"] == pytest.approx(0.25)
     assert found.laws["all runs"].b == pytest.approx(1)
     other = config_of(n_layers=4, seed=1).run_id
-    chosen = load_picture(store, other).run
+    chosen = load_trajectories(store, other).run
     assert chosen is not None and chosen.run_id == other and len(chosen.vectors) == 4
 
 
@@ -112,7 +112,7 @@ def test_families_are_named_by_their_settings(tmp_path):
             config = config_of(n_layers=n_layers, **fields)
             make_run(tmp_path / folder, config, {"val_loss": 3.0, "angular_distance_middle": 2 / n_layers})
     with open_store(tmp_path / "a", tmp_path / "b") as store:
-        found = load_picture(store)
+        found = load_trajectories(store)
         assert {*found.laws} == {*found.angles["family"]} == {"baseline", "depth_scale=lns, batch_tokens=16384"}
         (axis,) = page_of_trajectories(found).axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]

@@ -120,7 +120,7 @@ def card(results):
 
 def test_a_verification_stands_with_its_recipe(results, card):
     with open_store(results) as store:
-        said = content(store, [results], tried=verified(card, "not confirmed"))
+        said = content(store, [results], verified=verified(card, "not confirmed"))
     verification = f"on the fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
     assert f"Its verification {verification}" in said.summary[0] and "use depth_scale=lns" in said.summary[0]
     advice = advice_of(said.card)
@@ -135,10 +135,10 @@ def test_a_verification_of_another_recipe_is_refused(results, card):
     other = change.model_copy(update={"contrast": replace(change.contrast, setting="weight_decay=1")})
     stranger = card.model_copy(update={"recipe": card.recipe.model_copy(update={"candidates": (other,)})})
     with open_store(results) as store:
-        with pytest.raises(ValueError, match=r"tried weight_decay=1 .* recommend depth_scale=lns instead"):
-            content(store, [results], tried=verified(stranger, "confirmed"))
+        with pytest.raises(ValueError, match=r"verified weight_decay=1 .* recommend depth_scale=lns instead"):
+            content(store, [results], verified=verified(stranger, "confirmed"))
         with pytest.raises(ValueError, match="holds no verification"):
-            content(store, [results], tried=card)
+            content(store, [results], verified=card)
 
 
 def test_the_tables_hold_the_rows(said):

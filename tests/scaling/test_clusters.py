@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from laws import grid, planted, theta_of
 
-from sparsedepth.plots.scaling import law_picture
+from sparsedepth.plots.scaling import law_data
 from sparsedepth.scaling.fit import fit
 from sparsedepth.scaling.law import ClusterEffect, Law, cluster_effect, design, jacobian, predict
 from sparsedepth.scaling.points import read_points
@@ -87,7 +87,7 @@ def test_resampled_clusters_give_the_width_that_rows_hide():
         widths.append(hi - lo)
         assert held_out(fitted, 4).rmse > 0
         units = "clusters" if fitted is runs else "points"
-        assert f"bootstrap over {units}." in law_picture(fitted, bootstrap(fitted, 20)).note
+        assert f"bootstrap over {units}." in law_data(fitted, bootstrap(fitted, 20)).note
     assert widths[1] > 1.2 * widths[0]
     with pytest.raises(ValueError, match=r"16 clusters in 40 folds .* --folds 16 leaves out one at a time, --folds 0"):
         held_out(runs, 40)
