@@ -1,9 +1,9 @@
-"""What the commands do, as calls: `import sparsedepth as sd; sd.best("results/mine")`. The commands read words, make
-these calls and print what they return.
+"""The Python interface: `import sparsedepth as sd; sd.best("results/mine")`. The commands call these functions and
+print what they return.
 
-Names and defaults are those of the command line's options, progress is shown on stderr as there, and what would be exit
-code 2 is a ValueError with the same line. What the command line takes as KEY=VALUE may be a mapping, a YAML file the
-mapping that it holds. To queue on Slurm, to price, and `best --again` are the command line's alone.
+Names and defaults are those of the command-line options. Progress goes to stderr. User errors (exit code 2) are
+ValueErrors with the same text. KEY=VALUE options may be a mapping, and so may the content of a YAML file. Only the
+command line offers `plan`, --on slurm and `best --again`.
 """
 
 import shlex
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparsedepth.exchange.start import Start
     from sparsedepth.plots.draw import Figures
     from sparsedepth.recipe.card import Card
-    from sparsedepth.run.measure_existing_model import MeasuringResult
+    from sparsedepth.run.measure_existing_model import MeasurementResult
     from sparsedepth.store.run_record import Run
     from sparsedepth.sweep.driver import Driver, SweepResult
     from sparsedepth.sweep.machine import Machine
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class StoppedAtCheckpoint(KeyboardInterrupt):
-    """A signal stopped the call, or another process has taken the run; the same call continues."""
+    """A signal stopped the call, or another process took over the run; the same call resumes."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -51,19 +51,19 @@ def train(
     compile: bool = False,
     from_: "Folder | None" = None,
 ) -> "Run":
-    """Train and measure one model: the record of the complete run, `summary`, `config`, `tables`, `folder`; `from_` is
-    the run or Hugging Face folder whose weights it starts from, in place of initial ones.
+    """Train and measure one model; returns the complete run's `summary`, `config`, `tables` and `folder`. `from_` is a
+    run or Hugging Face folder with the initial weights.
 
-    The same call continues a run that was stopped. Raises ValueError for what must be mended, StoppedAtCheckpoint.
+    The same call resumes a stopped run. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.start import check_tokenizers, leaving_nothing, warn_of_slips
+    from sparsedepth.cli.start import check_tokenizers, warn_of_unlikely_values, with_cleanup
     from sparsedepth.cli.sweep_args import run_config
 
     start = start_of(from_)
-    config, results = run_config(file, set, start), Path(out)  # a mistake is told before torch is imported
-    warn_of_slips([{"lr": config.lr, "train_tokens": config.train_tokens}])
+    config, results = run_config(file, set, start), Path(out)  # errors are reported before torch is imported
+    warn_of_unlikely_values([{"lr": config.lr, "train_tokens": config.train_tokens}])
     check_tokenizers([{"tokenizer": config.tokenizer, "corpus": config.corpus}], results)
-    chosen = runtime_of(runtime, device=device, threads=threads, compile=compile)
+    runtime_settings = runtime_config(runtime, device=device, threads=threads, compile=compile)
 
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.run.execute import execute
@@ -73,13 +73,13 @@ def train(
     from sparsedepth.train.devices import LostError
     from sparsedepth.train.loop import Interrupted
 
-    with bar(config.run_id) as report, _signal_handlers_kept():
+    with bar(config.run_id) as report, _restored_signal_handlers():
         stop = stop_on_signals(is_announced=True)
-        options = Options(runtime=chosen, stop=stop, report=report, start=start)
+        options = Options(runtime=runtime_settings, stop=stop, report=report, start=start)
         try:
-            folder = leaving_nothing(results, lambda: execute(config, results, options))
+            folder = with_cleanup(results, lambda: execute(config, results, options))
         except Interrupted:
-            text = "stopped at a checkpoint; the same command continues"
+            text = "stopped at a checkpoint; run the same command again to resume"
             raise StoppedAtCheckpoint(text, stop.exit_code if stop() else 1) from None
         except (Infeasible, LostError) as failure:
             raise ValueError(str(failure)) from None
@@ -88,7 +88,7 @@ def train(
 
 
 def start_of(model: "Folder | None") -> "Start | None":
-    """The model of --from. Raises ValueError for what is none."""
+    """The model of --from. Raises ValueError if it is not a model."""
     if model is None:
         return None
     from sparsedepth.exchange.start import open_start
@@ -116,51 +116,52 @@ def sweep(
     max_attempts: int = 2,
     retry_failed: bool = False,
 ) -> "list[RunState]":
-    """Run every configuration and seed of a definition into the folder `out`: the state of each run.
+    """Run every configuration and seed of a sweep into the folder `out`; returns the state of each run.
 
-    The same call continues where it stopped. Raises ValueError for what must be mended, StoppedAtCheckpoint.
+    The same call resumes. Raises ValueError for user errors, StoppedAtCheckpoint.
     """
-    from sparsedepth.cli.start import check_tokenizers, values_of
-    from sparsedepth.cli.sweep_args import define
+    from sparsedepth.cli.start import check_tokenizers, field_values
+    from sparsedepth.cli.sweep_args import sweep_definition
 
-    definition = define(file, scale, set, vary, seeds, base)  # a mistake is told before torch is imported
-    check_tokenizers(values_of(definition), Path(out))
-    wanted = runtime_of(runtime, device=device, compile=compile, stack=stack)
-    machine = machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
+    definition = sweep_definition(file, scale, set, vary, seeds, base)  # errors are reported before torch is imported
+    check_tokenizers(field_values(definition), Path(out))
+    runtime_settings = runtime_config(runtime, device=device, compile=compile, stack=stack)
+    machine = machine_of(runtime_settings, workers, gpus, gpus_per_run, max_attempts)
     driver = make_driver(definition, Path(out), machine, storage)
     result = run_driver(driver, retry_failed=retry_failed)
     if result.stop():
-        raise StoppedAtCheckpoint("stopped at a checkpoint; the same call continues", result.stop.exit_code)
+        raise StoppedAtCheckpoint("stopped at a checkpoint; the same call resumes", result.stop.exit_code)
     return result.states
 
 
 def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine", storage: str | None) -> "Driver":
-    """A sweep that is checked and priced, and not started."""
-    from sparsedepth.cli.cost import pricing_setup_here
-    from sparsedepth.cli.start import values_of, warn_of_slips
+    """A sweep that is checked and priced, but not started."""
+    from sparsedepth.cli.cost import local_pricing_setup
+    from sparsedepth.cli.start import field_values, warn_of_unlikely_values
     from sparsedepth.plan.planned_vs_actual import measured_peaks
     from sparsedepth.plan.price import expected_runs, price, with_peaks
     from sparsedepth.sweep.driver import Driver
-    from sparsedepth.sweep.storage import hide
+    from sparsedepth.sweep.storage import hide_url
 
     if storage:
-        hide(storage)
+        hide_url(storage)
     driver = Driver(definition, results, machine, lambda states: None, storage)
-    warn_of_slips(values_of(definition))
-    setup = pricing_setup_here(definition, machine)
+    warn_of_unlikely_values(field_values(definition))
+    setup = local_pricing_setup(definition, machine)
     setup = with_peaks(setup, measured_peaks(results, expected_runs(definition)[0], setup.place.device))
     driver.price = price(definition, setup)
     return driver
 
 
 def run_driver(driver: "Driver", *, retry_failed: bool = False) -> "SweepResult":
-    """Run what is missing, and show it; returns after a stop, too. A start that fails leaves nothing."""
-    from sparsedepth.cli.progress import Watcher
-    from sparsedepth.cli.start import leaving_nothing
+    """Run the missing runs and show progress. Also returns after a stop."""
+    from sparsedepth.cli.progress import ProgressDisplay
+    from sparsedepth.cli.start import with_cleanup
 
-    with Watcher(driver.definition, driver.plan.expected, driver.results) as watcher, _signal_handlers_kept():
-        driver.on_progress = watcher
-        return leaving_nothing(driver.results, lambda: driver.run(retry_failed=retry_failed))
+    display = ProgressDisplay(driver.definition, driver.plan.expected, driver.results)
+    with display, _restored_signal_handlers():
+        driver.on_progress = display
+        return with_cleanup(driver.results, lambda: driver.run(retry_failed=retry_failed))
 
 
 def measure(
@@ -177,10 +178,11 @@ def measure(
     out: "Folder | None" = None,
     device: str = "auto",
     fp32: bool = False,
-) -> "MeasuringResult":
-    """Measure a run, a local Hugging Face folder or a hub's model: `measurements` (`summary`, `layers`, `pairs`).
+) -> "MeasurementResult":
+    """Measure a run, a local Hugging Face folder or a hub model; the result's `measurements` have `summary`, `layers`
+    and `pairs`.
 
-    Raises ValueError for two sources of text, a model that is missing or not safe, and settings that do not fit.
+    Raises ValueError for two sources of text, a missing or unsafe model, and incompatible settings.
     """
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
@@ -191,11 +193,11 @@ def measure(
     arrays = {"--tokens": tokens, "--targets": targets, "--fit-tokens": fit_tokens, "--fit-targets": fit_targets}
     paths = {option: None if path is None else Path(path) for option, path in arrays.items()}
     _check_source(data, paths)
-    chosen = parse_settings(set or [])
+    settings = parse_settings(set or [])
     scored, *others = (paths[option] for option in ("--tokens", "--fit-tokens", "--targets", "--fit-targets"))
     request = MeasureRequest(
         model=str(model),
-        settings={**({} if seq_len is None else {"seq_len": seq_len}), **chosen, **_measures(measures, chosen)},
+        settings={**({} if seq_len is None else {"seq_len": seq_len}), **settings, **_measures(measures, settings)},
         data=data,
         given=None if scored is None else given_tokens(scored, *others),
         out=None if out is None else Path(out),
@@ -214,10 +216,10 @@ def best(
     top: int = 5,
     skip_damaged: bool = False,
 ) -> "pd.DataFrame":
-    """Configurations ranked by their mean over seeds, with interval, the baseline beside them: `store.best.Ranking`'s
-    table with `setting`, which says what a row has away from the baseline; `attrs["heading"]` says what is shown.
+    """Configurations ranked by their mean over seeds, with interval and baseline: the table of `store.best.Ranking`
+    plus `setting`, the differences from the baseline. `attrs["heading"]` describes the table.
 
-    Raises ValueError for an unknown quantity, a wrong SQL condition, and where no run is left.
+    Raises ValueError for an unknown quantity, a wrong SQL condition, or if no run matches.
     """
     import pandas as pd
 
@@ -243,8 +245,8 @@ def recipe(
     holdout: Literal["params", "tokens"] | None = None,
     skip_damaged: bool = False,
 ) -> "Card":
-    """Derive a configuration from paired effects: its card; `out` also writes the RunConfig (YAML) and, beside it, the
-    card's page and data. Raises ValueError where there is neither a recipe nor a baseline to fall back on."""
+    """Recommend a configuration from paired effects; returns its card. `out` also writes the RunConfig (YAML) and the
+    card (.md, .json). Raises ValueError if there is neither a recommendation nor a baseline."""
     from sparsedepth.recipe.build_card import derive_card
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import write_page
@@ -255,18 +257,18 @@ def recipe(
     from sparsedepth.store.search import search_of
 
     if out is not None and Path(out).exists() and not card_path(Path(out)).exists():
-        raise ValueError(f"{out} exists and is no recipe, whose card lies beside it; name another file")
-    places = [Path(folder) for folder in folders]
-    with open_store(*places, skip_damaged=skip_damaged) as store:
+        raise ValueError(f"{out} already exists and is not a recipe (it has no card); give another file name")
+    paths = [Path(folder) for folder in folders]
+    with open_store(*paths, skip_damaged=skip_damaged) as store:
         runs = store.frame("select * from runs")
         search = search_of(store.roots)
         if runs.empty:
             raise ValueError(no_runs(store))
     if search is not None:
-        shown = shlex.join(map(str, folders))
-        raise ValueError(f"{shown} holds {search.text}; see sparsedepth best {shown} for how to run the best again")
+        names = shlex.join(map(str, folders))
+        raise ValueError(f"{names} holds {search.text}; sparsedepth best {names} shows how to rerun the best points")
     objective = loss_of(runs) if objective == "loss" else objective
-    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, holdout=holdout, folders=places)
+    card = derive_card(runs, depth, objective, matched, holdout_depth=holdout_depth, holdout=holdout, folders=paths)
     if card.recipe.config is None:
         raise ValueError(f"{' '.join(map(str, folders))}: no recipe: {card.recipe.abstained}")
     if out is not None:
@@ -283,9 +285,9 @@ def plot(
     run: str | None = None,
     skip_damaged: bool = False,
 ) -> "Figures":
-    """Draw one figure (default: the overview), or 'all'; with `out` into a picture, or a folder of pictures.
+    """Draw one figure (default: the overview) or 'all'; `out` is an image or a folder of images.
 
-    Raises ValueError for an unknown figure, suffix or run, and where there is nothing to draw.
+    Raises ValueError for an unknown figure, suffix or run, or if there is nothing to draw.
     """
     from sparsedepth.plots.draw import draw
     from sparsedepth.store.connection import open_store
@@ -294,13 +296,13 @@ def plot(
         return draw(store, figure, None if out is None else Path(out), run, format)
 
 
-def runtime_of(settings: "Settings | None", **given: object) -> "RuntimeConfig":
-    """--runtime KEY=VALUE laid over the options that have a name of their own."""
+def runtime_config(settings: "Settings | None", **options: object) -> "RuntimeConfig":
+    """The runtime of --device, --compile, ..., overridden by --runtime KEY=VALUE."""
     from sparsedepth.config.load import build, parse_settings
     from sparsedepth.config.runtime import RuntimeConfig
 
-    given |= {} if given.get("compile") else {"compile": "auto"}
-    return build(RuntimeConfig, {**given, **parse_settings(settings or [], "--runtime")}, "--runtime")
+    options |= {} if options.get("compile") else {"compile": "auto"}
+    return build(RuntimeConfig, {**options, **parse_settings(settings or [], "--runtime")}, "--runtime")
 
 
 def machine_of(
@@ -311,15 +313,15 @@ def machine_of(
     max_attempts: int = 2,
     nodes: int = 1,
 ) -> "Machine":
-    """What the workers of a command may use. Raises ValueError for GPUs that are not there."""
+    """The devices and workers of a command. Raises ValueError for GPUs that do not exist."""
     from sparsedepth.sweep.machine import machine, parse_gpus
 
     return machine(workers, runtime, max_attempts, parse_gpus(gpus) if gpus else None, gpus_per_run, nodes)
 
 
 @contextmanager
-def _signal_handlers_kept() -> Generator[None]:
-    """A call ends with the caller's handlers, as it began."""
+def _restored_signal_handlers() -> Generator[None]:
+    """Restores the caller's signal handlers at the end."""
     from sparsedepth.run.signals import CAUGHT
 
     before = {number: signal.getsignal(number) for number in CAUGHT}
@@ -331,27 +333,27 @@ def _signal_handlers_kept() -> Generator[None]:
 
 
 def _check_source(data: str | None, arrays: Mapping[str, Path | None]) -> None:
-    """Raises ValueError for two sources, and for an array without the one it belongs to."""
+    """Raises ValueError for two sources, and for an array without the one it requires."""
     if data is not None and arrays["--tokens"] is not None:
         raise ValueError("--data and --tokens are two sources; give one of them")
-    for option, owner, what in (
-        ("--targets", "--tokens", "the sequences they belong to"),
-        ("--fit-tokens", "--tokens", "the sequences to score"),
-        ("--fit-targets", "--fit-tokens", "the sequences they belong to"),
-        ("--fit-targets", "--targets", "those of the sequences to score"),
+    for option, required in (
+        ("--targets", "--tokens"),
+        ("--fit-tokens", "--tokens"),
+        ("--fit-targets", "--fit-tokens"),
+        ("--fit-targets", "--targets"),
     ):
-        if arrays[option] is not None and arrays[owner] is None:
-            raise ValueError(f"{option} needs {owner}, {what}")
+        if arrays[option] is not None and arrays[required] is None:
+            raise ValueError(f"{option} needs {required}; give both")
 
 
-def _measures(measures: str | Sequence[str] | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _measures(measures: str | Sequence[str] | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """--measures as the field `measures`."""
     from sparsedepth.quantities.measured import MEASURES
 
     if measures is None:
         return {}
-    if "measures" in chosen:
-        raise ValueError("--measures and --set measures=... say the same; give one of them")
+    if "measures" in settings:
+        raise ValueError("--measures and --set measures=... set the same field; give one of them")
     known = [measure.name for measure in MEASURES]
     names = [name.strip() for name in measures.split(",")] if isinstance(measures, str) else measures
     names = known if measures == "all" else names

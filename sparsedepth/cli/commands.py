@@ -1,4 +1,4 @@
-"""`sparsedepth`: what each command is, and the example that its --help ends with."""
+"""The table of commands, each with the example that its --help ends with."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from sparsedepth.cli import (
 
 app = typer.Typer(
     name="sparsedepth",
-    help="Which kinds of sparsity make the deep layers of a language model worth their cost?",
+    help="Measure which kinds of sparsity make the deep layers of a language model worth their cost.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -83,22 +83,22 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "scaling plot": (scaling.plot, "scaling plot results/mine -o law.png"),
     "scaling optimum": (scaling.optimum, "scaling optimum results/mine --params 1e8"),
 }
-"""By their words: what each does, and the example that its --help ends with."""
+"""Command -> (function, example)."""
 
 
 def _summary(text: str | None) -> str:
-    """The first paragraph, which lists of commands wrap; left to itself typer cuts it."""
+    """The whole first paragraph; typer would cut it to one line."""
     return inspect.cleandoc(text or "").partition("\n\n")[0].replace("\n", " ")
 
 
-for _name, _group in {"recipe": recipe.app, "scaling": scaling.app}.items():
+_groups = {"recipe": recipe.app, "scaling": scaling.app}
+for _name, _group in _groups.items():
     app.add_typer(_group, name=_name, short_help=_summary(_group.info.help))
-for _words, (_command, _example) in COMMANDS.items():
-    _place, _, _name = _words.rpartition(" ")
-    _group = {"": app, "recipe": recipe.app, "scaling": scaling.app}[_place]
-    _group.command(
+for _full_name, (_function, _example) in COMMANDS.items():
+    _group_name, _, _name = _full_name.rpartition(" ")
+    _groups.get(_group_name, app).command(
         _name,
-        cls=query.QueryCommand if _words == "query" else None,
+        cls=query.QueryCommand if _name == "query" else None,
         epilog=f"Example: sparsedepth {_example}",
-        short_help=_summary(_command.__doc__),
-    )(_command)
+        short_help=_summary(_function.__doc__),
+    )(_function)

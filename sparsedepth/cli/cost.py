@@ -1,4 +1,4 @@
-"""A price, as it is printed: by `plan`, by `sweep --dry-run`, and in one line before a sweep starts."""
+"""Print the estimated cost of a sweep: a table for `plan` and --dry-run, one line before a sweep starts."""
 
 import json
 import sys
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from sparsedepth.toy.config import ToyDefinition
 
 TOY_SHARE = 0.25
-"""Of a device's fp32 rate, that the small products of a toy reach."""
+"""Share of a device's fp32 rate that a toy's small matrix products reach."""
 
 
-def pricing_setup_here(
+def local_pricing_setup(
     definition: "SweepDefinition", machine: "Machine", *, calibrated: bool = False
 ) -> "PricingSetup":
-    """This machine with what was timed on it; with `calibrated` every shape of the sweep is timed now if it was not.
+    """This machine and its cached timings; `calibrated` times the shapes of the sweep that are not cached.
     Raises ValueError for a kernel or a number of threads that a CPU does not have."""
     from sparsedepth.plan import price as pricing
     from sparsedepth.sweep.calibrate import calibrate, device_name_of, known_timings
     from sparsedepth.train.runtime import resolve
 
-    if not machine.gpus:  # a GPU is asked by the run's own process, since asking takes of its memory
+    if not machine.gpus:  # on a GPU the run's process checks, since the check allocates GPU memory
         for config in pricing.expected_runs(definition)[0]:
             resolve(config, machine.runtime)
     name = "cpu" if not machine.gpus else pricing.named_device(device_name_of(machine))
@@ -42,24 +42,24 @@ def pricing_setup_here(
     if not missing:
         return setup
 
-    def progress(made: int) -> None:
-        print(f"\rtimed {made} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
+    def progress(done: int) -> None:
+        print(f"\rtimed {done} of {len(missing) * machine.workers}", end="", file=sys.stderr, flush=True)
 
     timings = calibrate(missing, machine, progress)
     print(file=sys.stderr)
     return pricing.with_timings(setup, timings)
 
 
-def show(
+def print_price(
     definition: "SweepDefinition",
     setup: "PricingSetup",
     budget: "Budget",
     format: str = "table",
     results: Path | None = None,
-    more: Mapping[str, Any] | None = None,
+    extra_json: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print the price; with `results` that of what they lack; `more` goes into the JSON. Raises ValueError, with the
-    ways to fit, where it is beyond the budget."""
+    """Print the price of a sweep and, with `results`, of its remaining runs. Raises ValueError above the budget, after
+    printing changes that would fit."""
     from sparsedepth.plan.budget import budget_fixes
     from sparsedepth.plan.gpu_shapes import slow_shapes
     from sparsedepth.plan.price import as_json, expected_runs, price
@@ -68,55 +68,54 @@ def show(
     total = price(definition, setup)
     for line in slow_shapes(expected_runs(definition)[0]) if setup.place.device == "cuda" else ():
         print(f"note: {line}", file=sys.stderr)
-    shortage = _shortage(definition, total)
-    left = price_left(definition, setup, results) if results else None
+    shortage = _memory_shortage(definition, total)
+    remaining = remaining_price(definition, setup, results) if results else None
     if format == "json":
-        of_left = {} if left is None else {"left": as_json(left)}
-        parts = {"sweep": definition.name, **as_json(total), "shortage": shortage, **of_left, **(more or {})}
-        print(json.dumps(parts, indent=1))
+        remaining_json = {} if remaining is None else {"left": as_json(remaining)}
+        content = {"sweep": definition.name, **as_json(total), "shortage": shortage, **remaining_json}
+        print(json.dumps({**content, **(extra_json or {})}, indent=1))
     else:
         print(*_table(definition, total), *([shortage] if shortage else []), sep="\n")
-        if left is not None:
-            print(wrapped([f"left: {one_line(left)}"]), end="")
+        if remaining is not None:
+            print(wrapped([f"remaining: {price_line(remaining)}"]), end="")
         elif results:
-            print(f"left: nothing, every run is in {results} or ended without a result")
+            print(f"remaining: nothing; every run in {results} is complete or ended without a result")
     excess = budget.excess(total)
     if not excess:
         return
-    fits = budget_fixes(definition, setup, budget)
-    for number, way in enumerate(fits, start=1):
-        print(f"to fit, {number}: {way.change}: {one_line(way.price)}", file=sys.stderr)
+    fixes = budget_fixes(definition, setup, budget)
+    for number, fix in enumerate(fixes, start=1):
+        print(f"option {number}: {fix.change}: {price_line(fix.price)}", file=sys.stderr)
     raise ValueError(
-        f"sweep {definition.name!r} is beyond the budget: {' and '.join(excess)}; "
-        + ("change it as above, or raise the budget" if fits else "no single change makes it fit")
+        f"sweep {definition.name!r} exceeds the budget: {' and '.join(excess)}; "
+        + ("choose an option above, or raise the budget" if fixes else "no single change makes it fit")
     )
 
 
-def price_left(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
-    """The price of the runs that the folder lacks and that did not end without a result; None where there are none."""
+def remaining_price(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
+    """The price of the runs that have not ended; None if there are none."""
     from sparsedepth.plan.price import price_of
     from sparsedepth.sweep.runs_left import runs_left
 
-    left = runs_left(definition, results)
-    return price_of(left, setup) if left else None
+    runs = runs_left(definition, results)
+    return price_of(runs, setup) if runs else None
 
 
-def _shortage(definition: "SweepDefinition", price: "Price") -> str | None:
-    """Where the largest run is beyond its share of the device's memory: that, and the micro-batch that fits."""
+def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | None:
+    """If the largest run exceeds its share of the device's memory: by how much, and the micro-batch that fits."""
     from sparsedepth.plan.budget import Budget, fitting_micro_batch
 
-    whole = price.setup.assumed.memory
-    if whole is None or price.memory_bytes <= (memory := whole / price.setup.place.sharing):
+    device_memory = price.setup.assumed.memory
+    if device_memory is None or price.memory_bytes <= (memory := device_memory / price.setup.place.sharing):
         return None
-    fitting = fitting_micro_batch(definition, price.setup, Budget(gigabytes=memory / 1e9))
-    fix = f"micro_batch={fitting} does (--runtime micro_batch={fitting})"
-    if fitting is None:
-        fix = "nor does micro_batch=1; take more devices a run (--gpus-per-run, --runtime parallel=fsdp)"
-    return f"{_bytes(price.memory_bytes)} does not fit {_bytes(memory)}: {fix}"
+    micro_batch = fitting_micro_batch(definition, price.setup, Budget(gigabytes=memory / 1e9))
+    fix = f"use --runtime micro_batch={micro_batch}"
+    if micro_batch is None:
+        fix = "even micro_batch=1 does not fit; use more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
+    return f"{_bytes(price.memory_bytes)} does not fit into {_bytes(memory)}: {fix}"
 
 
-def show_toy(definition: "ToyDefinition", device: str, format: str = "table") -> None:
-    """Print what a toy costs."""
+def print_toy_price(definition: "ToyDefinition", device: str, format: str = "table") -> None:
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.plan.duration import DEVICES, FACTOR
 
@@ -125,35 +124,29 @@ def show_toy(definition: "ToyDefinition", device: str, format: str = "table") ->
     seconds = flops / (TOY_SHARE * DEVICES[device].fp32_rate)
     if format == "json":
         amounts = {"groups": len(groups), "students": students, "train_flops": flops, "device": device}
-        print(
-            json.dumps({"toy": definition.name, **amounts, "seconds": {"value": seconds, "factor": FACTOR}}, indent=1)
-        )
+        time = {"seconds": {"value": seconds, "factor": FACTOR}}
+        print(json.dumps({"toy": definition.name, **amounts, **time}, indent=1))
         return
     print(f"{definition.name}: {definition.question}")
-    print(
-        f"{students} students in {len(groups)} groups, {flops:.2g} FLOP, {duration(seconds)} on 1 x {device} ", end=""
-    )
-    print(f"(uncalibrated: within a factor of {FACTOR:.3g})")
+    size = f"{students} students in {len(groups)} groups, {flops:.2g} FLOP"
+    print(f"{size}, {duration(seconds)} on 1 x {device} (uncalibrated: within a factor of {FACTOR:.3g})")
 
 
-def one_line(price: "Price") -> str:
+def price_line(price: "Price") -> str:
     """A price in one line."""
     from sparsedepth.cli.run_progress import duration
 
     bound = f"{price.bound} " if price.bound else ""
+    accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
     parts = [
         f"{bound}{price.runs} runs",
         f"{price.train_flops:.2g} FLOP",
-        f"{_bytes(price.memory_bytes)} at the peak of a run",
+        f"{_bytes(price.memory_bytes)} peak memory per run",
         f"{_bytes(price.disk_bytes)} on disk",
-        f"{duration(price.seconds.value)} with {price.setup.workers} at a time ({_trust(price)})",
+        f"{duration(price.seconds.value)} with {price.setup.workers} in parallel "
+        f"({accuracy}: within a factor of {price.seconds.factor:.3g})",
     ]
     return ", ".join(parts)
-
-
-def _trust(price: "Price") -> str:
-    state = "calibrated" if price.is_calibrated else "uncalibrated"
-    return f"{state}: within a factor of {price.seconds.factor:.3g}"
 
 
 def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
@@ -163,7 +156,7 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     from sparsedepth.store.setting import assignment
 
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
-    telling = [name for name in price.kinds[0].varied if name != "n_layers" and _tells(name, price)]
+    shown = [name for name in price.kinds[0].varied if name != "n_layers" and _has_two_values(name, price)]
     rows: list[tuple[Any, ...]] = [
         (
             kind.varied.get("n_layers"),
@@ -175,43 +168,39 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
             _bytes(kind.memory_bytes),
             _bytes(kind.disk_bytes),
             duration(kind.seconds.value),
-            ", ".join(assignment(name, kind.varied[name]) for name in telling if kind.varied[name] is not None) or None,
+            ", ".join(assignment(name, kind.varied[name]) for name in shown if kind.varied[name] is not None) or None,
         )
         for kind in price.kinds
     ]
     amounts = ("runs", "params_total", "params_active", "tokens", "train_flops", "memory", "disk", "time per run")
     yield compact(QueryResult(("n_layers", *amounts, "setting"), tuple(rows)), ("tokens", "disk", "params_total"))
-    yield wrapped([f"in all {one_line(price)}", *_remarks(definition, price)]).rstrip()
+    yield wrapped([f"total: {price_line(price)}", *_assumptions(definition, price)]).rstrip()
 
 
-def _tells(name: str, price: "Price") -> bool:
-    """Whether a field's value is more than whether it has one: with experts, top_k may be 2 everywhere."""
+def _has_two_values(name: str, price: "Price") -> bool:
+    """Whether a field has two values other than None: top_k, say, may be 2 in all runs with experts."""
     return len({kind.varied[name] for kind in price.kinds} - {None}) > 1
 
 
-def _remarks(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
-    """What the numbers rest on."""
+def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     from sparsedepth.cli.run_progress import duration
 
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
     place = price.setup.place
-    where = (
-        f"{price.setup.device}, {place.threads} thread{'s' * (place.threads != 1)} a run"
-        if place.device == "cpu"
-        else price.setup.device
-    )
-    each = f", {place.processes} devices a run" if place.processes > 1 else ""
-    yield f"time: {duration(low)} to {duration(high)} on {price.setup.workers} x {where}{each}"
+    threads = f", {place.threads} thread{'s' * (place.threads != 1)} per run" if place.device == "cpu" else ""
+    processes = f", {place.processes} devices per run" if place.processes > 1 else ""
+    devices = f"{price.setup.workers} x {price.setup.device}{threads}{processes}"
+    yield f"time: {duration(low)} to {duration(high)} on {devices}"
     if not price.is_calibrated:
-        yield f"      assumed {price.setup.assumed.rate:.2g} FLOP/s each; --calibrate times real steps instead"
+        yield f"      assumes {price.setup.assumed.rate:.2g} FLOP/s each; --calibrate times real steps instead"
     if price.data_bytes is None:
-        yield "disk: without the tokenised text, whose length is not known before it is read"
+        yield "disk: excludes the tokenised text, whose length is unknown until it is read"
     if definition.tune:
         seeds = ", ".join(map(str, definition.tuning_seeds))
-        apart = "some of them results too" if definition.reuse_tuning_seeds else "which are no results"
-        yield f"runs: tuned with seeds {seeds}, {apart}; a best value on the edge of its grid adds runs"
+        use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
+        yield f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs"
     elif definition.adaptive:
-        yield "runs: proposals as if spread evenly over the space; equal ones share their runs, pruned ones end early"
+        yield "runs: assumes proposals spread evenly over the space; equal proposals share runs, pruned runs end early"
 
 
 def _bytes(number: float) -> str:

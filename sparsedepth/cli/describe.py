@@ -1,4 +1,4 @@
-"""Commands that explain: what is measured, what can be configured, and the models of the papers."""
+"""`sparsedepth metrics`, `schema` and `presets`: measured quantities, configuration fields and the papers' models."""
 
 import itertools
 import json
@@ -15,15 +15,15 @@ from sparsedepth.quantities.record import Table
 def metrics(
     name: Annotated[str | None, typer.Argument(help="only quantities whose name contains this")] = None,
 ) -> None:
-    """List every measured quantity: definition, unit, source."""
+    """List all measured quantities: definition, unit, source."""
     columns = [column for column in quantities.ALL if name is None or name in column.name]
     if not columns:
-        raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists them all")
+        raise ValueError(f"no quantity is called {name!r}; `sparsedepth metrics` lists all")
     for view in get_args(Table):
-        shown = [column for column in columns if column.view == view]
-        if shown:
+        view_columns = [column for column in columns if column.view == view]
+        if view_columns:
             print(view)
-        for column in shown:
+        for column in view_columns:
             unit = f" [{column.unit}]" if column.unit not in ("", "1") else ""
             source = f" ({column.source})" if column.source else ""
             print(f"  {column.name}{unit}: {column.meaning}{source}")
@@ -31,9 +31,9 @@ def metrics(
 
 def schema(
     kind: Annotated[
-        Literal["run", "sweep", "toy"], typer.Argument(help="a run's configuration, a sweep's, or a toy group's")
+        Literal["run", "sweep", "toy"], typer.Argument(help="run configuration, sweep definition, or toy group")
     ] = "run",
-    as_json: Annotated[bool, typer.Option("--json", help="the JSON schema instead of a table")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON schema instead of a table")] = False,
 ) -> None:
     """List the fields of a run, a sweep definition or a toy group: type, default, meaning."""
     from sparsedepth.config.run import RunConfig
@@ -48,43 +48,42 @@ def schema(
     required = content.get("required", [])
     rows = [("field", "type", "default", "meaning")]
     for name, field in content["properties"].items():
-        default = "needed" if name in required else _short(field.get("default"))
+        value = field.get("default")
+        default = "required" if name in required else value if isinstance(value, str) and value else json.dumps(value)
         rows.append((name, _type(field, content.get("$defs", {})), default, field.get("description", "")))
     _print_wrapped(rows)
 
 
-def _type(field: dict[str, Any], parts: dict[str, Any]) -> str:
-    """A field's type in a word or two: 'int or null', 'pre | post', 'list of float'."""
+def _type(field: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """A field's type: 'int or null', 'pre | post', 'list of float'."""
     if "$ref" in field:
-        return _type(parts[field["$ref"].rpartition("/")[2]], parts)
+        return _type(definitions[field["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(kind, parts) for kind in field["anyOf"]))
+        return " or ".join(dict.fromkeys(_type(kind, definitions) for kind in field["anyOf"]))
     if "enum" in field or "const" in field:
         return " | ".join(map(str, field.get("enum", [field.get("const")])))
     if field.get("type") == "array" and "items" in field:
-        return f"list of {_type(field['items'], parts)}"
-    names = {"integer": "int", "number": "float", "boolean": "bool", "string": "text", "object": "keys and values"}
+        return f"list of {_type(field['items'], definitions)}"
+    names = {"integer": "int", "number": "float", "boolean": "bool", "string": "text", "object": "mapping"}
     kind = field.get("type", "any")
     return names.get(kind, kind)
 
 
-def _short(value: object) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
-
-
 def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
-    """A table as wide as the terminal, whose cells go over several lines where they must."""
-    width = shutil.get_terminal_size(fallback=(100, 24)).columns
-    sizes = [max(len(row[0]) for row in rows), 16, 12]
-    sizes.append(max(20, width - sum(sizes) - 6))
+    """Print a table as wide as the terminal, with wrapped cells."""
+    terminal_width = shutil.get_terminal_size(fallback=(100, 24)).columns
+    widths = [max(len(row[0]) for row in rows), 16, 12]
+    widths.append(max(20, terminal_width - sum(widths) - 6))
     for row in rows:
-        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, sizes, strict=True)]
+        cells = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
         for line in itertools.zip_longest(*cells, fillvalue=""):
-            print("  ".join(cell.ljust(size) for cell, size in zip(line, sizes, strict=True)).rstrip())
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def presets(name: Annotated[str | None, typer.Argument(help="print this one's fields, as a run file")] = None) -> None:
-    """List the papers' models, for `preset: NAME` in a run file or a sweep's base."""
+def presets(
+    name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None,
+) -> None:
+    """List models from the papers, for `preset: NAME` in a run file or a sweep's base."""
     from sparsedepth.config.load import yaml_text
     from sparsedepth.config.presets import find
 
@@ -109,9 +108,9 @@ def _print_presets() -> None:
     rows: list[tuple[Any, ...]] = []
     for name, preset in PRESETS.items():
         config = build(RunConfig, preset.fields, f"preset {name}")
-        counted = cost(config)
+        params = cost(config)
         tokens = config.train_tokens if "train_tokens" in preset.fields else None
-        sizes = (config.n_layers, config.d_model, counted.params_total, counted.params_active)
+        sizes = (config.n_layers, config.d_model, params.params_total, params.params_active)
         rows.append((name, *sizes, tokens, config.lr, preset.source))
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
     print(render(QueryResult(columns, tuple(rows))))

@@ -1,6 +1,7 @@
-"""`sparsedepth doctor`: what is installed, what works on this machine, what 'auto' chooses and why, and what fixes it.
+"""`sparsedepth doctor`: check the installation: packages, devices, and which kernels run and which 'auto' chooses.
 
-Each kernel takes a real step, forward and backward, on a tiny input. Nothing is fetched, and no environment is shown.
+Each kernel runs one forward and backward pass on a tiny input. Nothing is downloaded, and no environment variables are
+printed.
 """
 
 import importlib
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sparsedepth.model.kernels import Part, Setting
 
 IMPORTED = ("torch", "transformers", "datasets", "optuna", "duckdb", "pyarrow")
-"""Packages that are imported to see that they load; of the others the version is enough."""
+"""Packages that are imported as a check; of the others only the version is checked."""
 
 _REINSTALL = "pip install --force-reinstall --no-deps"
 
@@ -40,17 +41,16 @@ class Finding:
     fact: str = ""
     """Version, size, or the reason why it does not work."""
     fix: str = ""
-    """The command, or the setting, that changes the state."""
+    """Command or setting that fixes it."""
     chosen: bool = False
-    """Whether 'auto' takes this kernel."""
+    """Whether 'auto' chooses this kernel."""
     needed: bool = False
-    """Whether the workbench does not run without it."""
+    """Whether sparsedepth does not run without it."""
 
 
-def doctor(format: Annotated[str, typer.Option(help="table or json")] = "table") -> None:
-    """Say what is installed, what works here, what 'auto' chooses and why; exit code 1 if the core does not work."""
-    if format not in ("table", "json"):
-        raise ValueError(f"--format {format!r} is not one of table, json")
+def doctor(format: Annotated[Literal["table", "json"], typer.Option(help="output format")] = "table") -> None:
+    """Check the installation: packages, devices, and which kernels run and which 'auto' chooses. Exit code 1 if a
+    required part does not work."""
     findings = list(examine())
     healthy = not any(finding.needed and finding.state != "ok" for finding in findings)
     if format == "json":
@@ -61,7 +61,7 @@ def doctor(format: Annotated[str, typer.Option(help="table or json")] = "table")
 
 
 def examine() -> Iterator[Finding]:
-    """Everything, in the order in which it is shown."""
+    """All findings, in the order of the printed report."""
     yield Finding(group="system", name="sparsedepth", fact=__version__)
     yield Finding(group="system", name="python", fact=platform.python_version())
     yield from _machine()
@@ -76,7 +76,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
     yield Finding(group="system", name="cpu", fact=f"{os.cpu_count()} cores, {usable} usable by this process")
     free = shutil.disk_usage(".").free
@@ -86,20 +86,20 @@ def _machine() -> Iterator[Finding]:
 
 def _git() -> Finding:
     try:
-        answer = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
+        output = subprocess.run(["git", "--version"], capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return Finding(group="optional", name="git", state="missing", fact="manifests then name no commit")
-    return Finding(group="optional", name="git", fact=answer.strip().removeprefix("git version "))
+        return Finding(group="optional", name="git", state="missing", fact="run manifests will not record the commit")
+    return Finding(group="optional", name="git", fact=output.strip().removeprefix("git version "))
 
 
 def _packages() -> Iterator[Finding]:
-    """The packages that ours declares as needed, against the versions it declares."""
+    """Required packages and their installed versions."""
     from packaging.requirements import Requirement
 
     try:
         declared = importlib.metadata.requires("sparsedepth") or []
     except importlib.metadata.PackageNotFoundError:
-        fix = "pip install -e . (in its checkout)"
+        fix = "pip install -e . (in the checkout)"
         yield Finding(group="package", name="sparsedepth", state="missing", fact="not installed", fix=fix, needed=True)
         return
     for text in declared:
@@ -108,12 +108,12 @@ def _packages() -> Iterator[Finding]:
             yield _package(requirement.name, requirement.specifier)
 
 
-def _package(name: str, wanted: "SpecifierSet") -> Finding:
-    version, state, fix = _version(name), "ok", f"pip install '{name}{wanted}'"
+def _package(name: str, required: "SpecifierSet") -> Finding:
+    version, state, fix = _version(name), "ok", f"pip install '{name}{required}'"
     if version is None:
         state, fact = "missing", "not installed"
-    elif not wanted.contains(version, prereleases=True):
-        state, fact = "broken", f"{version}, and {wanted} is needed"
+    elif not required.contains(version, prereleases=True):
+        state, fact = "broken", f"{version}; {required} is required"
     elif name in IMPORTED and (error := _import_error(name)):
         state, fact, fix = "broken", f"{version} does not load: {error}", f"{_REINSTALL} '{name}=={version}'"
     else:
@@ -132,18 +132,18 @@ def _import_error(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken package may raise anything
-        return _line(error)
+        return _one_line(error)
     return None
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200)
 
 
 def _optional(torch_works: bool) -> Iterator[Finding]:
-    """What is never required, and what it is for."""
+    """Optional packages and their use."""
     yield _extra("lm-eval", "evaluate", "pip install 'lm-eval>=0.4.13'")
-    yield _extra("psycopg", "sweeps over many machines", "pip install 'psycopg[binary]'")
+    yield _extra("psycopg", "sweeps on several machines", "pip install 'psycopg[binary]'")
     yield _extra("triton", "torch.compile on a GPU, and megablocks", "pip install triton")
     if torch_works:
         from sparsedepth.model import flash, kernels, megablocks
@@ -154,7 +154,7 @@ def _optional(torch_works: bool) -> Iterator[Finding]:
         yield package
         if package.state == "ok":
             compiled = megablocks.load().compiled
-            fact = "compiled" if compiled else "PyTorch replaces megablocks' compiled functions"
+            fact = "compiled" if compiled else "PyTorch fallback for megablocks' compiled functions"
             yield Finding(group="optional", name="megablocks_ops", state="ok" if compiled else "missing", fact=fact)
 
 
@@ -168,7 +168,7 @@ def _extra(
         if load:
             load()
     except Exception as error:  # a build for another torch fails in many ways
-        fact = f"{version} does not load: {_line(error)}"
+        fact = f"{version} does not load: {_one_line(error)}"
         return Finding(group="optional", name=name, state="broken", fact=fact, fix=rebuild or fix)
     return Finding(group="optional", name=name, fact=version)
 
@@ -176,50 +176,51 @@ def _extra(
 def _devices() -> Iterator[Finding]:
     import torch
 
-    threads = f"{torch.get_num_threads()} threads in torch"
-    yield Finding(group="system", name="threads", fact=threads)
+    yield Finding(group="system", name="threads", fact=f"{torch.get_num_threads()} threads in torch")
     if not torch.cuda.is_available():
-        built, driver = torch.version.cuda, shutil.which("nvidia-smi")
-        fact = f"torch is built for CUDA {built}, and finds no GPU" if built else "torch is built without CUDA"
-        fix = ("nvidia-smi" if built else f"{_REINSTALL} torch") if driver else ""
+        cuda_version, driver = torch.version.cuda, shutil.which("nvidia-smi")
+        fact = f"torch is built for CUDA {cuda_version} but finds no GPU"
+        if not cuda_version:
+            fact = "torch is built without CUDA"
+        fix = ("nvidia-smi" if cuda_version else f"{_REINSTALL} torch") if driver else ""
         yield Finding(group="system", name="cuda", state="missing", fact=fact, fix=fix)
     for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
+        gpu = torch.cuda.get_device_properties(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
-        fact = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, sm_{facts.major}{facts.minor}, {bf16}"
+        fact = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}, {bf16}"
         yield Finding(group="system", name=f"cuda:{index}", fact=f"{fact}, CUDA {torch.version.cuda}")
 
 
 def _kernels() -> Iterator[Finding]:
-    """Each kernel at the precision that 'auto' takes here."""
+    """Each kernel at the precision that 'auto' chooses on this machine."""
     import torch
 
     from sparsedepth.model.kernels import OBSTACLES, Setting, choose
 
     on_gpu = torch.cuda.is_available()
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
-    here = Setting(device=torch.device("cuda" if on_gpu else "cpu"), dtype=torch.bfloat16 if bf16 else torch.float32)
+    setting = Setting(device=torch.device("cuda" if on_gpu else "cpu"), dtype=torch.bfloat16 if bf16 else torch.float32)
     for part, obstacles in OBSTACLES.items():
-        choice = choose(part, "auto", here)
+        choice = choose(part, "auto", setting)
         for kernel, obstacle in obstacles.items():
-            problem, is_chosen = obstacle(here), kernel == choice.kernel
+            problem, is_chosen = obstacle(setting), kernel == choice.kernel
             if problem:
                 yield Finding(group=part, name=kernel, state="cannot run", fact=problem.reason, fix=problem.fix)
                 continue
-            error = _step(part, kernel, here)
-            fact = error or (choice.reason if is_chosen else "runs, if asked for by name")
+            error = _kernel_error(part, kernel, setting)
+            fact = error or (choice.reason if is_chosen else "available by name")
             state: State = "broken" if error else "ok"
             yield Finding(group=part, name=kernel, state=state, fact=fact, chosen=is_chosen, needed=is_chosen)
 
 
-def _step(part: "Part", kernel: str, here: "Setting") -> str | None:
-    """The error of a forward and backward pass, or None."""
+def _kernel_error(part: "Part", kernel: str, setting: "Setting") -> str | None:
+    """The error of a kernel's forward and backward pass, or None."""
     import torch
 
     from sparsedepth.model import attention, fused, moe_kernels
 
     def ones(*shape: int) -> torch.Tensor:
-        return torch.ones(shape, device=here.device, dtype=here.dtype, requires_grad=True)
+        return torch.ones(shape, device=setting.device, dtype=setting.dtype, requires_grad=True)
 
     try:
         if part == "attention":
@@ -227,20 +228,20 @@ def _step(part: "Part", kernel: str, here: "Setting") -> str | None:
         elif part == "products":
             out = fused.product(ones(512, 64), ones(64, 64), kernel)
         else:
-            choice_NC = torch.arange(16, device=here.device).view(8, 2) % 4
+            choice_NC = torch.arange(16, device=setting.device).view(8, 2) % 4
             out = moe_kernels.KERNELS[kernel](ones(8, 16), ones(8, 2), choice_NC, ones(4, 32, 16), ones(4, 16, 16))
         out.float().square().sum().backward()
         if not out.isfinite().all():
             return "its result is not finite"
-    except Exception as error:  # whatever a kernel raises is the answer
-        return _line(error)
+    except Exception as error:  # a kernel may raise anything
+        return _one_line(error)
     return None
 
 
 def _print(findings: list[Finding], healthy: bool) -> None:
-    groups = {"system": "This machine", "package": "Needed packages", "optional": "Optional"}
-    groups |= {"attention": "Attention (auto takes *)", "experts": "Experts (auto takes *)"}
-    groups |= {"products": "Matrix products (auto takes *)"}
+    groups = {"system": "This machine", "package": "Required packages", "optional": "Optional"}
+    groups |= {"attention": "Attention (* = auto)", "experts": "Experts (* = auto)"}
+    groups |= {"products": "Matrix products (* = auto)"}
     for group, title in groups.items():
         rows = [finding for finding in findings if finding.group == group]
         if rows:
@@ -251,4 +252,4 @@ def _print(findings: list[Finding], healthy: bool) -> None:
             print(f" {mark} {row.name:16} {state}{row.fact}")
             if row.fix:
                 print(f"     fix: {row.fix}")
-    print("sparsedepth can run here." if healthy else "sparsedepth cannot run here: fix what is missing or broken.")
+    print("sparsedepth is ready." if healthy else "sparsedepth cannot run: fix the missing or broken parts above.")

@@ -1,4 +1,4 @@
-"""`sparsedepth export` and `sparsedepth evaluate`: models for other tools, and other people's tasks for models."""
+"""`sparsedepth export` and `evaluate`: convert a run to a Hugging Face model, and score a model on downstream tasks."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 def export(
     run: Annotated[Path, typer.Argument(help="folder of a complete run")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder to make")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="new folder")],
 ) -> None:
-    """Write a run as a Hugging Face folder (Llama, Mixtral ...), checked against it logit by logit."""
+    """Export a run as a Hugging Face model (Llama, Mixtral, ...), and check that its logits agree."""
     from sparsedepth.exchange.export import export as export_run
 
     exported = export_run(run, out)
@@ -33,28 +33,26 @@ def evaluate(
     tasks: Annotated[
         list[str],
         typer.Option(
-            help="NAME,NAME: files of questions (.jsonl: question, choices, answer), or tasks, groups or tags of "
-            "lm-evaluation-harness; repeatable"
+            help="NAME,NAME: files of multiple-choice questions (.jsonl: question, choices, answer), or tasks, groups "
+            "or tags of lm-evaluation-harness; repeatable"
         ),
     ],
     include_path: Annotated[
         Path | None,
-        typer.Option(help="folder of tasks of your own; Python that their YAML names is run: only what you trust"),
+        typer.Option(help="folder of custom harness tasks; their YAML may run Python code: use only trusted ones"),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="documents of each task, from its first; default all")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="use only the first N documents per task")] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="results folder to keep the scores in; default the run's own, else none"),
+        typer.Option("-o", "--out", help="results folder for the scores; default the run's own, else not stored"),
     ] = None,
     device: Device = "auto",
     without: Annotated[
-        str | None, typer.Option(help="leave layers out: 5, or 5-8, or several: 1,2,5-8; beside the whole model")
+        str | None, typer.Option(help="also score the model without these layers: 5, or 5-8, or several: 1,2,5-8")
     ] = None,
 ) -> None:
-    """Score a model on questions of a file, or by lm-evaluation-harness, and keep it for `query`; what is kept is not
-    evaluated again. With --without, what each task loses."""
+    """Score a model on a file of questions or with lm-evaluation-harness, and store the scores for `query`. Stored
+    scores are reused. With --without, also show the score lost per task."""
     from sparsedepth.exchange.choices import SUFFIXES, Questions, read_questions
     from sparsedepth.exchange.evaluate import check_harness, keys_of, layers_left, load_tasks
     from sparsedepth.exchange.evaluate import evaluate as evaluate_task
@@ -64,7 +62,7 @@ def evaluate(
 
     names = [name.strip() for name in ",".join(tasks).split(",") if name.strip()]
     files = [Path(name) for name in names if name.endswith(SUFFIXES)]
-    asked = [
+    question_files = [
         Questions(name=re.sub(r"\.jsonl?(\.gz)?$", "", file.name), questions=read_questions(file, limit))
         for file in files
     ]
@@ -79,14 +77,14 @@ def evaluate(
     if out is None and loaded.config is not None:
         out = results
     evaluations: list[Evaluation] = []
-    for task in [*asked, *(load_tasks(names, include_path, limit) if names else ())]:
+    for task in [*question_files, *(load_tasks(names, include_path, limit) if names else ())]:
         keys = keys_of(task, loaded, ranges)
-        kept = [key for key in keys if out is not None and is_evaluated(out, key)]
-        for key in kept:
+        stored = [key for key in keys if out is not None and is_evaluated(out, key)]
+        for key in stored:
             assert out is not None
             evaluations.append(read_evaluation(eval_folder(out, key)))
-            _print_evaluation(evaluations[-1], "kept")
-        for evaluation in evaluate_task(loaded, results / "data", task, keys, kept):
+            _print_evaluation(evaluations[-1], "stored")
+        for evaluation in evaluate_task(loaded, results / "data", task, keys, stored):
             evaluations.append(evaluation)
             _print_evaluation(evaluation, "" if out is None else f"written: {save_evaluation(out, evaluation)}")
     if ranges:
@@ -94,7 +92,7 @@ def evaluate(
 
 
 def _print_losses(evaluations: "list[Evaluation]") -> None:
-    """One row for each task, metric and range of layers left out."""
+    """Print a row for each task, metric and range of removed layers."""
     from sparsedepth.exchange.evaluate import LOST
     from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import table
@@ -113,13 +111,14 @@ def _print_losses(evaluations: "list[Evaluation]") -> None:
             rows.append((evaluation.task, name, evaluation.without, before, after, drop.value, drop.lo, drop.hi))
     if rows:
         print()
-        print(table(QueryResult(("task", "metric", "without", "whole", "left", "lost", "lo", "hi"), tuple(rows))))
+        columns = ("task", "metric", "without", "full", "reduced", "lost", "lo", "hi")
+        print(table(QueryResult(columns, tuple(rows))))
 
 
-def _print_evaluation(evaluation: "Evaluation", where: str) -> None:
+def _print_evaluation(evaluation: "Evaluation", note: str) -> None:
     task = f"{evaluation.task} (version {evaluation.task_version})"
     without = "" if evaluation.without is None else f" without layers {evaluation.without}"
-    print(f"{task}{without}: {evaluation.n} documents  {where}".rstrip())
+    print(f"{task}{without}: {evaluation.n} documents  {note}".rstrip())
     for result in evaluation.results:
         value = "-" if result.value is None else f"{result.value:.4g}"
         error = "" if result.stderr is None else f" +- {result.stderr:.2g}"
@@ -127,4 +126,4 @@ def _print_evaluation(evaluation: "Evaluation", where: str) -> None:
         name = result.metric if result.filter == "none" else f"{result.metric}, {result.filter}"
         print(f"  {name:26} {value}{error}")
     if evaluation.n_truncated:
-        print(f"  {evaluation.n_truncated} requests were longer than {evaluation.max_len} tokens and lost their start")
+        print(f"  {evaluation.n_truncated} requests exceeded {evaluation.max_len} tokens; their start was cut off")

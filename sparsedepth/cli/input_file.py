@@ -1,5 +1,5 @@
-"""The YAML file, or in Python the mapping, that a command is given: a run, a sweep, a toy or a map, told apart by their
-keys, so that a mix-up is one line that names the right command and not a wall of unknown keys."""
+"""Read a command's YAML file (in Python: mapping). Its keys tell whether it is a run, a sweep, a toy or an import map,
+so the wrong kind of file gives one line that names the right command."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,46 +12,45 @@ from sparsedepth.toy.config import ToyConfig, ToyDefinition
 
 Input = Path | str | Mapping[str, Any]
 Kind = Literal["run", "sweep", "toy", "import"]
-CALLED: Mapping[Kind, str] = {
+KIND_NAMES: Mapping[Kind, str] = {
     "run": "run configuration",
     "sweep": "sweep definition",
     "toy": "toy definition",
-    "import": "map of an import",
+    "import": "import map",
 }
 COMMANDS: Mapping[Kind, str] = {"run": "train", "sweep": "sweep", "toy": "toy", "import": "import TABLE --map"}
-DEFINING = ("question", "hypothesis", "base", "space", "zip", "variants", "cells")
-"""Keys that a run configuration never holds, not even by a slip."""
-OF_MAPS = ("source", "fields")
+SWEEP_KEYS = ("question", "hypothesis", "base", "space", "zip", "variants", "cells")
+"""Keys that a run configuration never has."""
+MAP_KEYS = ("source", "fields")
 
 
 def name_of(file: Input) -> str:
-    """What messages call it."""
+    """How messages name the file."""
     return "the given mapping" if isinstance(file, Mapping) else str(file)
 
 
-def read_input(file: Input, wanted: Kind) -> dict[str, Any]:
-    """The mapping of a file of this kind. Raises ValueError naming the right command for a file of another kind."""
+def read_input(file: Input, expected: Kind) -> dict[str, Any]:
+    """The content of a file. Raises ValueError for another kind of file, with the command that takes it."""
     values = dict(file) if isinstance(file, Mapping) else read_extended(Path(file))
     kind = kind_of(values)
-    if kind in (None, wanted):
+    if kind in (None, expected):
         return values
-    shown = {"run": RunConfig, "sweep": DEFINING, "toy": ("n_layers", *DEFINING), "import": OF_MAPS}[kind]
-    known = shown.model_fields if isinstance(shown, type) else shown
-    keys = ", ".join([name for name in known if name in values][:3])
+    typical = {"run": RunConfig.model_fields, "sweep": SWEEP_KEYS, "toy": ("n_layers", *SWEEP_KEYS), "import": MAP_KEYS}
+    keys = ", ".join([name for name in typical[kind] if name in values][:3])
     raise ValueError(
-        f"{name_of(file)} is a {CALLED[kind]} (it holds {keys}) and no {CALLED[wanted]}; use: "
+        f"{name_of(file)} is a {KIND_NAMES[kind]} (it has {keys}), not a {KIND_NAMES[expected]}; use: "
         f"sparsedepth {COMMANDS[kind]} {name_of(file)}"
     )
 
 
 def kind_of(values: Mapping[str, Any]) -> Kind | None:
-    """What a file's keys make it; None where no key is known."""
-    if all(name in values for name in OF_MAPS):
+    """The kind of file by its keys; None if no key is known."""
+    if all(name in values for name in MAP_KEYS):
         return "import"
-    if not any(name in values for name in DEFINING):
+    if not any(name in values for name in SWEEP_KEYS):
         return "run" if any(name in values for name in (*RunConfig.model_fields, "preset")) else None
-    for_sweeps = set(SweepDefinition.model_fields) - set(ToyDefinition.model_fields)
-    for_toys = set(ToyConfig.model_fields) - set(RunConfig.model_fields)
+    sweep_only = set(SweepDefinition.model_fields) - set(ToyDefinition.model_fields)
+    toy_only = set(ToyConfig.model_fields) - set(RunConfig.model_fields)
     base = values.get("base")
-    is_toy = "n_layers" in values or (isinstance(base, dict) and any(name in for_toys for name in base))
-    return "toy" if is_toy and not any(name in values for name in for_sweeps) else "sweep"
+    is_toy = "n_layers" in values or (isinstance(base, dict) and any(name in toy_only for name in base))
+    return "toy" if is_toy and not any(name in values for name in sweep_only) else "sweep"

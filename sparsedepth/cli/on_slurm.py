@@ -1,4 +1,4 @@
-"""`sweep --on slurm`, `plan --on slurm` and `stop`: the sweep as an array of tasks on a cluster."""
+"""`sweep --on slurm`, `plan --on slurm` and `stop`: run a sweep as a Slurm job array."""
 
 import sys
 import time
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.status import RunState
 
 On = Annotated[
-    str | None, typer.Option("--on", help="slurm: as an array of tasks on the cluster of this login node; default here")
+    str | None,
+    typer.Option("--on", help="slurm: submit a job array from this login node; default run locally"),
 ]
 Partition = Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")]
 TimeLimit = Annotated[
-    str | None, typer.Option("--time", help="--on slurm: limit of a task, such as 4:00:00; default the partition's")
+    str | None, typer.Option("--time", help="--on slurm: time limit per task, such as 4:00:00; default the partition's")
 ]
-Array = Annotated[int | None, typer.Option(min=1, help="--on slurm: tasks; default one for each run, at most 64")]
+Array = Annotated[int | None, typer.Option(min=1, help="--on slurm: number of tasks; default one per run, at most 64")]
 Account = Annotated[str | None, typer.Option(help="--on slurm: account")]
-Nodes = Annotated[int, typer.Option(min=1, help="--on slurm: nodes of one run, with --gpus-per-run on each")]
+Nodes = Annotated[int, typer.Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")]
 Sbatch = Annotated[
-    list[str] | None, typer.Option(help="--on slurm: further option of sbatch, --sbatch qos=low; repeatable")
+    list[str] | None, typer.Option(help="--on slurm: another sbatch option: --sbatch qos=low; repeatable")
 ]
 
-LOOK_SECONDS = 2.0
-"""Between two looks at the results folder, and at the queue."""
+POLL_SECONDS = 2.0
+"""Interval between checks of the results folder and the queue."""
 
 END_SECONDS = 20.0
-"""How long the tasks of a sweep that is complete are waited for, to count what they have used."""
+"""How long to wait for the tasks of a complete sweep to end, so that their usage is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
-    """What the command line asks for."""
+    """Command-line options of a job array."""
 
     request: "Request"
     array: int | None
@@ -54,15 +55,15 @@ class ArrayOptions:
     storage: str | None
 
     @property
-    def at_a_time(self) -> int:
-        """Runs that a task computes beside each other."""
+    def runs_in_parallel(self) -> int:
+        """Runs that one task computes in parallel."""
         from sparsedepth.cluster.script import cpus_of
 
-        places = self.request.gpu_count or cpus_of(self.request)
-        return self.workers or max(1, places // self.gpus_per_run)
+        devices = self.request.gpu_count or cpus_of(self.request)
+        return self.workers or max(1, devices // self.gpus_per_run)
 
     def arguments(self) -> list[str]:
-        """Of `work`."""
+        """Arguments of `work` in each task."""
         arguments = ["--max-attempts", str(self.max_attempts)]
         if self.workers:
             arguments += ["--workers", str(self.workers)]
@@ -75,12 +76,12 @@ class ArrayOptions:
         return arguments
 
     def pricing_setup(self, tasks: int) -> "PricingSetup":
-        """The array as places for runs; the GPU's kind is taken from --gpus h100:1, and else assumed."""
+        """The setup for pricing; the GPU model is that of --gpus h100:1, else assumed."""
         from sparsedepth.plan.price import named_device, pricing_setup
 
         device = named_device(self.request.gpus or "") if self.request.gpu_count else "cpu"
         processes = self.gpus_per_run * self.request.nodes
-        return pricing_setup(self.runtime, device=device, workers=tasks * self.at_a_time, processes=processes)
+        return pricing_setup(self.runtime, device=device, workers=tasks * self.runs_in_parallel, processes=processes)
 
 
 def array_options(
@@ -99,19 +100,19 @@ def array_options(
     max_attempts: int = 2,
     storage: str | None = None,
 ) -> ArrayOptions | None:
-    """The options of --on slurm; None where it is not given. Raises ValueError for those that go without it."""
+    """The options of --on slurm, or None without it. Raises ValueError for a Slurm option without --on slurm."""
     from sparsedepth.cluster.script import Request
-    from sparsedepth.sweep.storage import database_url, hide
+    from sparsedepth.sweep.storage import database_url, hide_url
 
     if on is None:
-        given = {"partition": partition, "time": time, "array": array, "account": account, "sbatch": sbatch}
-        if wrong := next((name for name, value in given.items() if value), "nodes" if nodes > 1 else None):
-            raise ValueError(f"--{wrong} asks a cluster for something; add --on slurm")
+        options = {"partition": partition, "time": time, "array": array, "account": account, "sbatch": sbatch}
+        if option := next((name for name, value in options.items() if value), "nodes" if nodes > 1 else None):
+            raise ValueError(f"--{option} is only for clusters; add --on slurm")
         return None
     if on != "slurm":
-        raise ValueError(f"--on {on!r} is not known; slurm is, other engines start `sparsedepth work DIR`")
+        raise ValueError(f"--on {on!r} is not supported; use slurm, or start `sparsedepth work DIR` on other clusters")
     if storage:
-        hide(storage)
+        hide_url(storage)
         database_url(storage)
     request = Request(
         partition=partition, account=account, gpus=gpus, nodes=nodes, time=time, extra=tuple(sbatch or ())
@@ -129,17 +130,17 @@ def array_options(
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPlan:
-    """An array before it is submitted."""
+    """A job array before submission."""
 
     tasks: int
     price: "Price"
-    """of what the folder lacks"""
+    """of the remaining runs"""
     lines: list[str]
-    """what should be known of it"""
+    """printed description and warnings"""
 
 
-def planned(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
-    """The size of the array, and the time of a task beside the queue's limits. Raises ValueError as `array.check`."""
+def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
+    """The size of the array, and the time per task against the queue's limits. Raises ValueError as `array.check`."""
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.cluster import array
     from sparsedepth.plan.price import expected_runs, price_of
@@ -147,46 +148,49 @@ def planned(definition: "SweepDefinition", options: ArrayOptions, results: Path 
 
     exists = results is not None and results.exists()
     runs = runs_left(definition, results) if results and exists else expected_runs(definition)[0]
-    tasks = min(options.array or array.default_tasks(len(runs), options.at_a_time), max(1, len(runs)))
-    queue = array.check(options.request, results, tasks, options.runtime.checkpoint_seconds)
+    tasks = min(options.array or array.default_tasks(len(runs), options.runs_in_parallel), max(1, len(runs)))
+    partition = array.check(options.request, results, tasks, options.runtime.checkpoint_seconds)
     setup = options.pricing_setup(tasks)
-    cost = price_of(runs or expected_runs(definition)[0], setup)
-    each = -(-len(runs) // tasks)
-    low, high = (cost.seconds.value * factor for factor in (1 / cost.seconds.factor, cost.seconds.factor))
-    limit = options.request.seconds or (queue.default_seconds if queue.default_seconds < float("inf") else None)
-    shown = duration(limit) if limit else "none"
+    price = price_of(runs or expected_runs(definition)[0], setup)
+    runs_per_task = -(-len(runs) // tasks)
+    low, high = (price.seconds.value * factor for factor in (1 / price.seconds.factor, price.seconds.factor))
+    limit = options.request.seconds
+    if limit is None and partition.default_seconds < float("inf"):
+        limit = partition.default_seconds
+    limit_text = duration(limit) if limit else "none"
     lines = [
-        f"array: {tasks} tasks, {options.at_a_time} runs at a time in each, {each} runs a task; "
-        f"{duration(cost.seconds.value)} a task ({duration(low)} to {duration(high)}, assumed of {setup.device})",
-        f"queue: partition {queue.name}, {queue.nodes} nodes{f' with {queue.gpus}' if queue.gpus else ''}, "
-        f"time limit {shown}" + ("" if options.request.seconds else " (the partition's; --time sets a task's)"),
+        f"array: {tasks} tasks, {runs_per_task} runs per task, {options.runs_in_parallel} in parallel; "
+        f"{duration(price.seconds.value)} per task ({duration(low)} to {duration(high)}, assuming {setup.device})",
+        f"queue: partition {partition.name}, {partition.nodes} nodes"
+        f"{f' with {partition.gpus}' if partition.gpus else ''}, time limit {limit_text}"
+        + ("" if options.request.seconds else " (the partition's default; set with --time)"),
     ]
-    longest = max(kind.seconds.value * kind.seconds.factor for kind in cost.kinds)
+    longest = max(kind.seconds.value * kind.seconds.factor for kind in price.kinds)
     if limit and longest > limit:
         lines.append(
-            f"note: one run may take {duration(longest)}, longer than the limit: its task is told to leave "
-            f"{options.request.warning_seconds} s before, writes a checkpoint, and goes on when it is queued again"
+            f"note: one run may take {duration(longest)}, longer than the limit: its task writes a checkpoint "
+            f"{options.request.warning_seconds} s before the limit, and resumes when it is requeued"
         )
-    if results and exists and (stuck := array.TaskArray(sweep=definition.name, results=results).without_progress()):
-        lines.append(f"note: {stuck}")
-    return ArrayPlan(tasks=tasks, price=cost, lines=lines)
+    if results and exists and (warning := array.TaskArray(sweep=definition.name, results=results).stuck_tasks_text()):
+        lines.append(f"note: {warning}")
+    return ArrayPlan(tasks=tasks, price=price, lines=lines)
 
 
 def sweep_on_slurm(
     definition: "SweepDefinition", results: Path, options: ArrayOptions, *, retry_failed: bool, dry_run: bool
 ) -> None:
-    """Submit what the folder lacks, unless its array is queued already, and follow it. Raises Exit as `sweep` does."""
-    from sparsedepth.cli.cost import one_line
-    from sparsedepth.cli.progress import print_head
-    from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
+    """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
+    from sparsedepth.cli.cost import price_line
+    from sparsedepth.cli.progress import print_header
+    from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.plan.tasks import Plan
 
     plan = Plan(definition)
-    warn_of_slips(values_of(definition))
-    array_plan = planned(definition, options, results)
-    print_head(definition, plan.notes())
-    print(f"price: {one_line(array_plan.price)}", *array_plan.lines, sep="\n")
+    warn_of_unlikely_values(field_values(definition))
+    array_plan = plan_array(definition, options, results)
+    print_header(definition, plan.notes())
+    print(f"cost: {price_line(array_plan.price)}", *array_plan.lines, sep="\n")
     array = TaskArray(
         sweep=definition.name,
         results=results,
@@ -197,25 +201,25 @@ def sweep_on_slurm(
     if dry_run:
         print(array.script(array_plan.tasks), end="")
         return
-    job = leaving_nothing(results, lambda: _submit(definition, plan, array, array_plan, retry_failed))
+    job = with_cleanup(results, lambda: _submit(definition, plan, array, array_plan, retry_failed))
     try:
         if job:
             print(f"submitted {array_plan.tasks} tasks as job {job} ({array.name}); script: {array.path}", flush=True)
         states = _follow(definition, plan.expected, array)
     except KeyboardInterrupt:
         print(
-            f"\nthe array {array.name} goes on without this command; the same command attaches again, "
-            f"`sparsedepth stop {quote(str(results))}` ends it",
+            f"\nthe array {array.name} keeps running; run the same command again to follow it, "
+            f"or `sparsedepth stop {quote(str(results))}` to stop it",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
-    _print_end(definition, states, array, plan.expected)
+    _print_result(definition, states, array, plan.expected)
 
 
 def _submit(
     definition: "SweepDefinition", plan: "Plan", array: "TaskArray", array_plan: ArrayPlan, retry_failed: bool
 ) -> str | None:
-    """Make the folder the sweep's, and submit the array if anything is missing: its number."""
+    """Claim the folder and submit the array if runs are missing; returns the job id."""
     from sparsedepth.plan.planned_vs_actual import write_plan
     from sparsedepth.run.scratch import Scratch
     from sparsedepth.sweep.results_folder import claim
@@ -228,17 +232,17 @@ def _submit(
     states = scan(results, definition, runs)
     if retry_failed:
         for state in states:
-            Scratch(results, state.run_id).forget_failures()
+            Scratch(results, state.run_id).clear_failures()
     if is_settled(definition, states, plan.expected):
         return None
     job = array.submit(array_plan.tasks)
     if job is None:
-        print(f"attached to the array {array.name}, which is queued already", flush=True)
+        print(f"following the array {array.name}, which is already queued", flush=True)
     return job
 
 
 def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected: int) -> bool:
-    """Whether nothing is left to run, as far as the folder tells: of a sampler's proposals several may share a run."""
+    """Whether no run is left, judging by the folder; a sampler's proposals may share runs."""
     if definition.tune and not definition.adaptive and len(states) < expected:
         return False
     settled = bool(states) and all(state.state in ("complete", "pruned", "infeasible") for state in states)
@@ -246,65 +250,65 @@ def is_settled(definition: "SweepDefinition", states: "list[RunState]", expected
 
 
 def _follow(definition: "SweepDefinition", expected: int, array: "TaskArray") -> "list[RunState]":
-    """Show the runs until no task is left, or none is needed; how they then stand."""
-    from sparsedepth.cli.progress import Watcher
-    from sparsedepth.cluster.array import counted
+    """Show progress until no task is left or no run is missing; returns the final states."""
+    from sparsedepth.cli.progress import ProgressDisplay
+    from sparsedepth.cluster.array import task_counts
     from sparsedepth.sweep.status import known_runs, scan
 
     out = array.results
     runs = known_runs(definition, out)
-    said = None
-    with Watcher(definition, expected, out) as watcher:
+    printed = None
+    with ProgressDisplay(definition, expected, out) as display:
         while True:
-            active = _active(array)
-            if active is not None and (line := counted(active)) != said:
+            active = _active_tasks(array)
+            if active is not None and (line := task_counts(active)) != printed:
                 print(f"tasks: {line}", file=sys.stderr, flush=True)
-                said = line
-            if definition.tune:  # what is finished says what comes next
+                printed = line
+            if definition.tune:  # finished tuning runs determine the next runs
                 runs = known_runs(definition, out)
             states = scan(out, definition, runs)
-            watcher(states)
+            display(states)
             if active == []:
                 return states
             if is_settled(definition, states, expected):
-                array.cancel_waiting()
-                until = time.monotonic() + END_SECONDS
-                while _active(array) and time.monotonic() < until:
-                    time.sleep(LOOK_SECONDS)
+                array.cancel_pending()
+                deadline = time.monotonic() + END_SECONDS
+                while _active_tasks(array) and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
                 return states
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
-def _active(array: "TaskArray") -> "list[QueuedTask] | None":
-    """The tasks that have not ended; None while the controller gives no answer."""
+def _active_tasks(array: "TaskArray") -> "list[QueuedTask] | None":
+    """The tasks that have not ended; None while Slurm does not answer."""
     try:
         return [task for task in array.queued() if task.is_active]
     except ValueError as error:
-        print(f"sparsedepth: warning: {error}; the tasks go on", file=sys.stderr)
+        print(f"sparsedepth: warning: {error}; the tasks keep running", file=sys.stderr)
         return None
 
 
-def _print_end(definition: "SweepDefinition", states: "list[RunState]", array: "TaskArray", expected: int) -> None:
-    """The ranking, or why runs are missing. Raises Exit unless all that can be is complete."""
-    from sparsedepth.cli.progress import print_ended, print_results
+def _print_result(definition: "SweepDefinition", states: "list[RunState]", array: "TaskArray", expected: int) -> None:
+    """Print the ranking, and why runs are missing. Raises Exit if runs are missing."""
+    from sparsedepth.cli.progress import print_failures, print_ranking
 
-    print_ended(states, array.results)
+    print_failures(states, array.results)
     counts = Counter(state.state for state in states)
     missing = sum(counts[state] for state in ("failed", "interrupted", "planned", "running", "damaged"))
     ended = Counter(task.state.lower() for task in array.queued() if task.state != "COMPLETED")
-    if used := array.account():
-        print(used)
+    if usage := array.record_usage():
+        print(usage)
     if counts["complete"]:
-        print_results(definition, array.results)
+        print_ranking(definition, array.results)
     if missing:
-        if stuck := array.without_progress():
-            print(stuck, file=sys.stderr)
+        if warning := array.stuck_tasks_text():
+            print(warning, file=sys.stderr)
         elif any(task.state == "TIMEOUT" for task in array.queued()):
-            print(f"a task was cut off by its time limit; {array.request.longer}", file=sys.stderr)
-        why = f" ({', '.join(f'{count} tasks {state}' for state, count in ended.items())})" if ended else ""
+            print(f"a task reached its time limit; {array.request.longer_time_advice}", file=sys.stderr)
+        reasons = f" ({', '.join(f'{count} tasks {state}' for state, count in ended.items())})" if ended else ""
         print(
-            f"no task is left, and {missing} of {expected} runs are missing{why}; the tasks' logs are "
-            f"{array.folder}/*.log; the same command continues",
+            f"no task is left and {missing} of {expected} runs are missing{reasons}; see the logs in "
+            f"{array.folder}/*.log, and run the same command again to resume",
             file=sys.stderr,
         )
         raise typer.Exit(1)
@@ -313,17 +317,17 @@ def _print_end(definition: "SweepDefinition", states: "list[RunState]", array: "
 def stop(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs on Slurm")],
 ) -> None:
-    """End a sweep on Slurm in order: what waits is cancelled, what runs writes a checkpoint. `sweep` continues it."""
+    """Stop a sweep on Slurm: cancel queued tasks, checkpoint running ones. `sweep --on slurm` resumes it."""
     from sparsedepth.cluster import slurm
     from sparsedepth.cluster.array import TaskArray
     from sparsedepth.config.sweep import read_definition
 
     definition = read_definition(folder) if folder.is_dir() else None
     if definition is None:
-        raise ValueError(f"{folder} is no folder of a sweep; name the results folder of one that runs on Slurm")
+        raise ValueError(f"{folder} holds no sweep; give the results folder of a sweep on Slurm")
     slurm.check_present()
     array = TaskArray(sweep=definition.name, results=folder)
     count = array.stop()
     if not count:
-        raise ValueError(f"{folder} has no task on Slurm; a sweep in a terminal ends with Ctrl-C")
-    print(f"ended: {count} tasks of {array.name}; the same `sparsedepth sweep ... --on slurm` continues")
+        raise ValueError(f"{folder} has no Slurm task; to stop a sweep in a terminal, press Ctrl-C there")
+    print(f"stopped {count} tasks of {array.name}; run the same `sparsedepth sweep ... --on slurm` to resume")

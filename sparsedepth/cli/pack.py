@@ -1,4 +1,4 @@
-"""`sparsedepth pack` and `unpack`: a results folder as a few files, and back. Neither imports torch."""
+"""`sparsedepth pack` and `unpack`: convert a results folder to a few files, and back. Neither imports torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,20 +8,20 @@ import typer
 
 def pack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a finished sweep")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="the pack, a new folder; default DIR.pack")] = None,
-    weights: Annotated[bool, typer.Option("--weights", help="keep the weights, which `measure` reads")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="new folder for the pack; default DIR.pack")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="include weights, which `measure` needs")] = False,
     digits: Annotated[
         int | None,
         typer.Option(
             "--digits",
             min=3,
             max=15,
-            help="round curves and the values of layers, heads and pairs to this many significant digits; 5 save about "
-            "a quarter of the size; `runs` is never rounded",
+            help="round curves, layers, heads and pairs (not `runs`) to this many significant digits; 5 save about a "
+            "quarter of the size",
         ),
     ] = None,
 ) -> None:
-    """Put all complete records of a results folder into a few files, which are read as the folder is."""
+    """Pack the complete runs of a results folder into a few files. Commands that read the folder also read the pack."""
     from sparsedepth.store.packing import check_new
     from sparsedepth.store.packing import pack as write
 
@@ -32,18 +32,18 @@ def pack(
 
 
 def unpack(
-    folder: Annotated[Path, typer.Argument(metavar="PACK", help="what `pack` wrote")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="the results folder, a new one")],
+    folder: Annotated[Path, typer.Argument(metavar="PACK", help="folder written by `pack`")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="new results folder")],
 ) -> None:
-    """Make a pack the results folder it was: to measure or export its models, or to continue its sweep."""
+    """Restore the results folder from a pack, to measure or export its models or to resume its sweep."""
     from sparsedepth.store.pack import is_pack, open_pack
     from sparsedepth.store.packing import check_new
     from sparsedepth.store.packing import unpack as write
 
     if not is_pack(folder):
-        raise ValueError(f"{str(folder)!r} is no pack: it holds no pack.json")
+        raise ValueError(f"{str(folder)!r} is not a pack: it has no pack.json; give a folder written by `pack`")
     check_new(out, folder)
     unpacked = write(open_pack(folder), out)
     print(f"{out}: {unpacked.records} records in {unpacked.files} files, {unpacked.bytes / 1e6:.1f} MB")
     if unpacked.rewritten:
-        print(f"{unpacked.rewritten} of them have new checksums: their tables are another pyarrow's, or were rounded")
+        print(f"{unpacked.rewritten} of them have new checksums: rounded, or written by another version of pyarrow")

@@ -1,4 +1,4 @@
-"""`sparsedepth plan`: what a sweep costs, before anything runs."""
+"""`sparsedepth plan`: estimate what a sweep costs, and which effects it can detect."""
 
 import sys
 from dataclasses import asdict
@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sparsedepth.cli import calls
-from sparsedepth.cli.cost import pricing_setup_here, show, show_toy
-from sparsedepth.cli.on_slurm import Account, Array, Nodes, Partition, Sbatch, TimeLimit, array_options, planned
-from sparsedepth.cli.train_sweep import Compile, Device, Gpus, GpusPerRun, Runtime, Scale, Settings, Workers
+from sparsedepth.cli.cost import local_pricing_setup, print_price, print_toy_price
+from sparsedepth.cli.on_slurm import Account, Array, Nodes, Partition, Sbatch, TimeLimit, array_options, plan_array
+from sparsedepth.cli.train_sweep import (
+    Base,
+    Compile,
+    Device,
+    Gpus,
+    GpusPerRun,
+    Runtime,
+    Scale,
+    Seeds,
+    Settings,
+    Vary,
+    Workers,
+)
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -18,29 +30,29 @@ if TYPE_CHECKING:
 
 def plan(
     file: Annotated[
-        Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or give --vary")
+        Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or use --vary")
     ] = None,
     scale: Scale = None,
     settings: Settings = None,
-    vary: Annotated[list[str] | None, typer.Option(help="a sweep without a file: --vary n_kv_heads=1,2,4")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="with --vary: replicates")] = None,
-    base: Annotated[Path | None, typer.Option(help="with --vary: run configuration (YAML)")] = None,
+    vary: Vary = None,
+    seeds: Seeds = None,
+    base: Base = None,
     calibrated: Annotated[
-        bool, typer.Option("--calibrate", help="time a few real steps of each shape; kept for this machine")
+        bool, typer.Option("--calibrate", help="time a few real steps of each model shape; cached for this machine")
     ] = False,
-    budget_hours: Annotated[float | None, typer.Option(min=0, help="refuse a sweep that takes longer")] = None,
-    budget_gpu_gb: Annotated[float | None, typer.Option(min=0, help="refuse a run that needs more memory")] = None,
+    budget_hours: Annotated[float | None, typer.Option(min=0, help="error if the sweep takes longer")] = None,
+    budget_gpu_gb: Annotated[float | None, typer.Option(min=0, help="error if a run needs more memory")] = None,
     pilot: Annotated[
-        Path | None, typer.Option(help="results whose noise tells which effects the design can detect")
+        Path | None, typer.Option(help="earlier results, whose seed noise determines which effects are detectable")
     ] = None,
     seed_sd: Annotated[
-        float | None, typer.Option(help="in its place, an assumed standard deviation between seeds, such as 0.05")
+        float | None, typer.Option(help="instead of --pilot: assumed standard deviation between seeds, such as 0.05")
     ] = None,
     effect: Annotated[
-        float | None, typer.Option(help="with either, the effect that is wanted: how many seeds does it need?")
+        float | None, typer.Option(help="with --pilot or --seed-sd: print the seeds needed to detect this effect")
     ] = None,
     on: Annotated[
-        str | None, typer.Option(help="assume another machine's devices: cpu, a100, h100, h200, or slurm: a cluster")
+        str | None, typer.Option(help="estimate for another device: cpu, a100, h100, h200; or slurm for a cluster")
     ] = None,
     workers: Workers = None,
     gpus: Gpus = None,
@@ -49,7 +61,7 @@ def plan(
     device: Device = "auto",
     compiled: Compile = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="results folder of the sweep: what it lacks is priced too")
+        Path | None, typer.Option("-o", "--out", help="results folder of the sweep; prints the remaining cost too")
     ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
     partition: Partition = None,
@@ -59,11 +71,11 @@ def plan(
     nodes: Nodes = 1,
     sbatch: Sbatch = None,
 ) -> None:
-    """Say what a sweep costs before anything runs: runs, parameters, FLOPs, tokens, memory, disk and time; and with
-    --pilot or --seed-sd what it will tell: the effect of each setting that it can detect."""
+    """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
+    effect of each setting that it can detect."""
     from sparsedepth.cli.input_file import kind_of
-    from sparsedepth.cli.start import check_corpora, values_of, warn_of_slips
-    from sparsedepth.cli.sweep_args import define, define_run, define_toy
+    from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
+    from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition, toy_definition
     from sparsedepth.config.load import read_extended
     from sparsedepth.config.plain_text import visible
     from sparsedepth.plan import price as pricing
@@ -72,26 +84,25 @@ def plan(
 
     kind = kind_of(read_extended(file)) if file else None
     if kind in ("toy", "run") and (pilot, seed_sd, effect) != (None, None, None):
-        raise ValueError(f"{file} is a {kind}; --pilot, --seed-sd and --effect ask what a sweep can detect")
+        raise ValueError(f"{file} is a {kind}; --pilot, --seed-sd and --effect are for sweeps")
+    if on not in (None, "slurm", *pricing.DEVICES) or (kind == "toy" and on == "slurm"):
+        raise ValueError(f"--on {on!r} is not one of: {', '.join(pricing.DEVICES)}")
     if kind == "toy" and file:
-        if on is not None and on not in pricing.DEVICES:
-            raise ValueError(f"--on {on!r} is not known; choose of: {', '.join(pricing.DEVICES)}")
-        show_toy(define_toy(file, scale, settings), on or "cpu", format)
+        print_toy_price(toy_definition(file, scale, settings), on or "cpu", format)
         return
     if kind == "run" and file:
         if scale or vary or seeds or base:
-            raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base belong to sweeps")
-        definition = define_run(file, settings)
+            raise ValueError(f"{file} is a run; --scale, --vary, --seeds and --base are for sweeps")
+        definition = single_run_sweep(file, settings)
     else:
-        definition = define(file, scale, settings, vary, seeds, base)
-    warn_of_slips(values_of(definition))
+        definition = sweep_definition(file, scale, settings, vary, seeds, base)
+    warn_of_unlikely_values(field_values(definition))
     if on in (None, "slurm"):  # another machine may have the text
-        check_corpora(values_of(definition), out)
-    lines, more = power_of(definition, pilot, seed_sd, effect)
-    on_cluster = "slurm" if on == "slurm" else None
-    wanted = calls.runtime_of(runtime, device=device, compile=compiled)
+        check_corpora(field_values(definition), out)
+    power_lines, power_json = detectable_effects(definition, pilot, seed_sd, effect)
+    runtime_config = calls.runtime_config(runtime, device=device, compile=compiled)
     options = array_options(
-        on_cluster,
+        "slurm" if on == "slurm" else None,
         partition=partition,
         time=time,
         array=array,
@@ -99,48 +110,47 @@ def plan(
         nodes=nodes,
         sbatch=sbatch,
         gpus=gpus,
-        runtime=wanted,
+        runtime=runtime_config,
         workers=workers,
         gpus_per_run=gpus_per_run,
     )
+    array_lines: list[str] = []
     if options:
-        array_plan = planned(definition, options, out)
-        setup, lines = options.pricing_setup(array_plan.tasks), [*lines, *array_plan.lines]
+        array_plan = plan_array(definition, options, out)
+        setup, array_lines = options.pricing_setup(array_plan.tasks), array_plan.lines
     elif on is not None:
         if calibrated or gpus:
-            raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus are about this one")
-        if on not in pricing.DEVICES:
-            raise ValueError(f"--on {on!r} is not known; choose of: {', '.join(pricing.DEVICES)}")
+            raise ValueError(f"--on {on} assumes another machine; --calibrate and --gpus apply to this one")
         setup = pricing.pricing_setup(
-            calls.runtime_of(runtime, compile=compiled), device=on, workers=workers or 1, processes=gpus_per_run
+            calls.runtime_config(runtime, compile=compiled), device=on, workers=workers or 1, processes=gpus_per_run
         )
     else:
-        machine = calls.machine_of(wanted, workers, gpus, gpus_per_run)
-        setup = pricing_setup_here(definition, machine, calibrated=calibrated)
+        machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run)
+        setup = local_pricing_setup(definition, machine, calibrated=calibrated)
     for note in Plan(definition).notes():
         print(f"note: {visible(note)}", file=sys.stderr)
-    show(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, more)
-    if format == "table" and lines:
+    print_price(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, power_json)
+    if format == "table" and (lines := [*power_lines, *array_lines]):
         from sparsedepth.store.render import wrapped
 
         print(wrapped(lines), end="")
 
 
-def power_of(
+def detectable_effects(
     definition: "SweepDefinition", pilot: Path | None, seed_sd: float | None, effect: float | None
 ) -> tuple[list[str], dict[str, Any]]:
-    """What the sweep can detect at the noise of a pilot, or at one that is assumed, as lines and for JSON; nothing
-    where neither is given."""
+    """The smallest effects that the sweep can detect, given a pilot's noise or an assumed one: lines, and JSON. Empty
+    without either."""
     if pilot is None and seed_sd is None:
         if effect is not None:
-            raise ValueError(f"--effect {effect:g} needs the noise of a run: --pilot RESULTS, or --seed-sd 0.05")
+            raise ValueError(f"--effect {effect:g} needs the noise between seeds: --pilot RESULTS or --seed-sd 0.05")
         return [], {}
     if pilot is not None and seed_sd is not None:
-        raise ValueError(f"--pilot {pilot} and --seed-sd {seed_sd:g} both tell the noise of a run; give one")
+        raise ValueError(f"--pilot {pilot} and --seed-sd {seed_sd:g} both set the noise between seeds; give one")
     if definition.sampler != "grid":
         raise ValueError(
-            f"sampler {definition.sampler!r} proposes points of which no two differ in one choice alone: such a sweep "
-            "has no effects to detect; use sampler 'grid'"
+            f"sampler {definition.sampler!r} proposes points that differ in several settings at once, so no single "
+            "effect can be estimated; use sampler 'grid'"
         )
     from sparsedepth.effects.power import Noise, choice_text, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.plan.price import expected_runs
@@ -156,11 +166,13 @@ def power_of(
     configs = [config for config in expected_runs(definition)[0] if config.seed in definition.result_seeds]
     powers = measure_power(configs, objective, noise, tuned, effect)
     if not powers:
-        raise ValueError(f"no two runs of sweep {definition.name!r} differ in one choice alone: no effect to detect")
+        raise ValueError(
+            f"no two runs of sweep {definition.name!r} differ in a single setting, so there is no effect to detect; "
+            "vary a field in 'space'"
+        )
     table = compact(power_table(powers, objective, effect), ("baseline",))
     values = {name: len(grid) for name, grid in definition.tune.items()}
     n_seeds = len(definition.tuning_seeds), len(definition.seeds)
     choice = [choice_text(noise, objective, values, *n_seeds)] if tuned else []
-    return [power_text(noise, source, objective, tuned, effect), *choice, table], {
-        "power": [asdict(one) for one in powers]
-    }
+    lines = [power_text(noise, source, objective, tuned, effect), *choice, table]
+    return lines, {"power": [asdict(power) for power in powers]}

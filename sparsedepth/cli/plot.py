@@ -1,4 +1,4 @@
-"""`sparsedepth plot`: figures of results folders, with their numbers. Imports no torch."""
+"""`sparsedepth plot`: figures of results folders, with their data. Imports no torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,19 +14,20 @@ def plot(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="picture (.png, .svg or .pdf), or a folder for pictures named by figure"),
+        typer.Option("-o", "--out", help="image (.png, .svg or .pdf), or a folder for images named by figure"),
     ] = None,
     figure: Annotated[
-        str | None, typer.Option(help="a name of --list, or all; default: the overview, or all into a folder")
+        str | None, typer.Option(help="name from --list, or all; default the overview, or all for a folder")
     ] = None,
-    format: Annotated[str, typer.Option(help="of pictures in a folder: png, svg or pdf")] = "png",
+    format: Annotated[str, typer.Option(help="image format in a folder: png, svg or pdf")] = "png",
     run: Annotated[
-        str | None, typer.Option(help="run_id of a figure of one run; default the lowest val_loss at the deepest depth")
+        str | None,
+        typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth"),
     ] = None,
     skip_damaged: SkipDamaged = False,
-    show_list: Annotated[bool, typer.Option("--list", help="name every figure, and what it shows")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="list all figures and what they show")] = False,
 ) -> None:
-    """Draw how sparsity, variance and effectiveness move together, with the numbers as CSV beside each picture."""
+    """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
     from sparsedepth.cli import calls
     from sparsedepth.plots.draw import FIGURES
 
@@ -35,9 +36,9 @@ def plot(
         print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
         return
     if not folders or out is None:
-        raise ValueError("name a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
+        raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
     figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run, skip_damaged=skip_damaged)
     for path in figures.paths:
-        print(f"{path} ({path.stat().st_size // 1024} KiB), numbers in {path.with_suffix('.csv').name}")
+        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv').name}")
     for name, reason in figures.left_out.items():
-        print(f"left out {name}: {reason}")
+        print(f"skipped {name}: {reason}")

@@ -1,4 +1,4 @@
-"""A sweep while it runs: a live table on a terminal, a line per event elsewhere; and how it ended."""
+"""Progress of a running sweep: a live table on a terminal, a line per event elsewhere; and its final summary."""
 
 import sys
 import time
@@ -17,20 +17,20 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.allocation import Allocation
-from sparsedepth.sweep.status import Best, RunState, State, is_silent, varied
+from sparsedepth.sweep.status import BestSoFar, RunState, State, is_silent, varied_fields
 
 
-def counted(states: list[RunState], *, is_grid: bool = True) -> str:
-    """How many runs are in each state; what a sampler has not proposed yet is not known."""
+def run_counts(states: list[RunState], *, is_grid: bool = True) -> str:
+    """'3 complete, 1 running, 0 interrupted, 0 failed, 5 planned'; of a sampler without 'planned', which is unknown."""
     counts = Counter(state.state for state in states)
-    named: list[State] = ["complete", "running", "interrupted", "failed"]
+    shown: list[State] = ["complete", "running", "interrupted", "failed"]
     rare: tuple[State, ...] = ("infeasible", "pruned", "damaged")
-    named += [state for state in rare if counts[state]] + ["planned"] * is_grid
-    return ", ".join(f"{counts[state]} {state}" for state in named)
+    shown += [state for state in rare if counts[state]] + ["planned"] * is_grid
+    return ", ".join(f"{counts[state]} {state}" for state in shown)
 
 
 def running_line(state: RunState, name: str) -> str:
-    """How a running run stands: its phase, share done, loss and estimated time left."""
+    """A running run's phase, share done, loss and estimated time left."""
     if state.progress is None:
         return f"{name}: starting"
     parts = [state.progress.phase, f"{state.progress.done:.0%}"]
@@ -38,27 +38,27 @@ def running_line(state: RunState, name: str) -> str:
         parts.append(f"loss {state.progress.loss:.3f}")
     if state.progress.left is not None:
         parts.append(f"about {duration(state.progress.left)} left")
-    return f"{name}: {', '.join(parts)}" + " (silent for minutes)" * is_silent(state.progress)
+    return f"{name}: {', '.join(parts)}" + " (no output for minutes)" * is_silent(state.progress)
 
 
-def on_task(starts: Sequence[Allocation]) -> str:
-    """' (task 12_3 on n1)' for a run that a cluster's task has, or had, in hand."""
+def task_text(starts: Sequence[Allocation]) -> str:
+    """' (task 12_3 on n1)': the Slurm task that computes, or last computed, a run."""
     return f" (task {starts[-1].task} on {starts[-1].node})" if starts else ""
 
 
-class Watcher:
-    """Shows the states that the driver passes a few times a second."""
+class ProgressDisplay:
+    """Shows the run states that the driver passes a few times a second."""
 
     def __init__(self, definition: SweepDefinition, expected: int, results: Path):
         self.definition, self.expected = definition, expected
-        self.best = Best(results, definition.objective)
+        self.best = BestSoFar(results, definition.objective)
         self.console = Console(stderr=True)
         self.live = Live(console=self.console, refresh_per_second=4, transient=True)
-        self.started = self.said_at = time.monotonic()
-        self.begun_with: float | None = None
+        self.started = self.printed_at = time.monotonic()
+        self.initial_share: float | None = None
         self.complete: set[str] | None = None
 
-    def __enter__(self) -> "Watcher":
+    def __enter__(self) -> "ProgressDisplay":
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -69,31 +69,32 @@ class Watcher:
 
     def __call__(self, states: list[RunState]) -> None:
         self.expected = max(self.expected, len(states))  # tuning may have extended a grid
-        finished = {state.run_id for state in states if state.state == "complete"}
-        newly = finished - self.complete if self.complete is not None else set()
-        self.complete = finished
+        complete = {state.run_id for state in states if state.state == "complete"}
+        newly_complete = complete - self.complete if self.complete is not None else set()
+        self.complete = complete
         share = self._share(states)
-        if self.begun_with is None:
-            self.begun_with = share
+        if self.initial_share is None:
+            self.initial_share = share
         eta = self._eta(share)
         if self.console.is_terminal:
             self.live.update(self._table(states, share, eta))
             return
         now = time.monotonic()
+        count = f"[{len(complete)}/{self.expected}]"
         for state in states:
-            if state.run_id in newly:
-                what = f"[{len(finished)}/{self.expected}] complete: {self._name(state)}{self._value_text(state)}"
-                print(f"{what}  ({eta})", file=sys.stderr, flush=True)
-                self.said_at = now
-        if now - self.said_at > QUIET_SECONDS:
-            print(f"[{len(finished)}/{self.expected}] {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
+            if state.run_id in newly_complete:
+                run = f"{self._name(state)}{self._value_text(state)}"
+                print(f"{count} complete: {run}  ({eta})", file=sys.stderr, flush=True)
+                self.printed_at = now
+        if now - self.printed_at > QUIET_SECONDS:
+            print(f"{count} {share:.0%} done  ({eta})", file=sys.stderr, flush=True)
             for state in states:
                 if state.state == "running":
                     print(f"  {running_line(state, self._name(state))}", file=sys.stderr, flush=True)
-            self.said_at = now
+            self.printed_at = now
 
     def _share(self, states: list[RunState]) -> float:
-        """Done share of the whole sweep, each run weighted with its FLOPs where its config is known."""
+        """Share of the sweep that is done; runs with a known config are weighted by their FLOPs."""
         done = total = 0.0
         for state in states:
             weight = cost(state.config).flops_per_token * state.config.train_tokens if state.config else 1.0
@@ -103,8 +104,8 @@ class Watcher:
 
     def _eta(self, share: float) -> str:
         elapsed = time.monotonic() - self.started
-        gained = share - (self.begun_with or 0.0)
-        left = f"about {duration(elapsed * (1 - share) / gained)} left" if gained > 0.005 else "estimating"
+        progress = share - (self.initial_share or 0.0)
+        left = f"about {duration(elapsed * (1 - share) / progress)} left" if progress > 0.005 else "estimating"
         return f"{duration(elapsed)} elapsed, {left}"
 
     def _table(self, states: list[RunState], share: float, eta: str) -> Table:
@@ -126,23 +127,23 @@ class Watcher:
         return table
 
     def _value_text(self, state: RunState) -> str:
-        """', val_loss 2.815' of a complete run that has one."""
+        """', val_loss 2.815', or '' if the run has none."""
         value = self.best.value(state.run_id)
         return "" if value is None else f", {self.definition.objective} {value:.4g}"
 
     def _name(self, state: RunState) -> str:
-        return varied(self.definition, state.config) if state.config else state.run_id
+        return varied_fields(self.definition, state.config) if state.config else state.run_id
 
 
-def print_head(definition: SweepDefinition, notes: Iterable[str], where: str | None = None) -> None:
-    """What a sweep asks, what it makes and where, and what should be known of it before it starts."""
+def print_header(definition: SweepDefinition, notes: Iterable[str], where: str | None = None) -> None:
+    """Print a sweep's question and hypothesis, what it runs where, and the plan's notes."""
     print(f"{definition.name}: {definition.question}\nhypothesis: {definition.hypothesis}")
     for line in [*([where] if where else []), *notes]:
         print(visible(line))
 
 
-def print_ended(states: list[RunState], out: Path) -> None:
-    """The runs that have no result, with the reason."""
+def print_failures(states: list[RunState], out: Path) -> None:
+    """Print the pruned and failed runs with the reason."""
     for state in states:
         if state.state == "pruned":
             print(f"run {state.run_id} {state.reason}")
@@ -151,8 +152,8 @@ def print_ended(states: list[RunState], out: Path) -> None:
             print(f"failed: run {state.run_id}: {state.reason} (log: {log})", file=sys.stderr)
 
 
-def print_results(definition: SweepDefinition, out: Path) -> None:
-    """The ranking of the complete runs, and what to do next."""
+def print_ranking(definition: SweepDefinition, out: Path) -> None:
+    """Print the ranking of the complete runs, and the next commands."""
     from sparsedepth.cli.query import print_best
 
     print()

@@ -1,6 +1,6 @@
-"""Commands that ask the store: query, best and compare. None of them imports torch.
+"""`sparsedepth query`, `best` and `compare`. None of them imports torch.
 
-What a user asks in SQL runs in a process of its own (`store.sandbox`); our own questions need no fence.
+SQL given by the user runs in a separate, restricted process (`store.sandbox`); saved questions do not.
 """
 
 import os
@@ -13,21 +13,23 @@ from typer.core import TyperCommand
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")]
 Format = Annotated[
     str | None,
-    typer.Option(help="table, csv, json, markdown, latex or parquet; default by the ending of -o, else table"),
+    typer.Option(help="table, csv, json, markdown, latex or parquet; default by the suffix of -o, else table"),
 ]
-Out = Annotated[Path | None, typer.Option("-o", "--out", help="write the answer here")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", help="write the output to this file")]
 Objective = Annotated[
-    str, typer.Option("--objective", "--by", help="what to improve: loss (that which compares the runs), ...")
+    str, typer.Option("--objective", "--by", help="quantity to improve: loss (the comparable validation loss), ...")
 ]
-SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="leave damaged runs out, and say how many")]
+SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]
 
 LIST = "list"
-"""What `--ask` without a name asks for."""
-EFFECTS_ASK = "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
+"""The value of `--ask` without a name."""
+EFFECTS_QUESTION = (
+    "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
+)
 
 
 class QueryCommand(TyperCommand):
-    """`--ask` without a name, at the end or before another option, lists the questions, and so does `--list`."""
+    """`--ask` without a name, and `--list`, list the saved questions."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = ["--ask" if word == "--list" else word for word in args]
@@ -38,7 +40,7 @@ class QueryCommand(TyperCommand):
 
 
 def query(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="DIR... [SQL]",
@@ -47,52 +49,52 @@ def query(
         ),
     ] = None,
     ask: Annotated[
-        str | None, typer.Option(help="answer a saved question; without a name (or --list), list them")
+        str | None, typer.Option(help="answer a saved question; without a name (or with --list), list them")
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="list every column with its unit and meaning (... | grep WORD)")
+        bool, typer.Option("--schema", help="list all columns with unit and meaning (filter with | grep WORD)")
     ] = False,
     format: Format = None,
     out: Out = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="seconds that a SELECT may take")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="time limit of a SELECT, in seconds")] = 60.0,
     skip_damaged: SkipDamaged = False,
 ) -> None:
-    """Ask the complete runs anything, in read-only SQL, or one of the saved questions."""
+    """Query complete runs with read-only SQL, or answer a saved question."""
     from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
-    sql = words[-1] if words and _is_sql(words[-1]) else None
-    folders = (words or [])[: None if sql is None else -1]
+    sql = arguments[-1] if arguments and _is_sql(arguments[-1]) else None
+    folders = (arguments or [])[: None if sql is None else -1]
     if not folders and ask != LIST:
-        raise ValueError("name a results folder, before a query: sparsedepth query DIR SQL")
+        raise ValueError("give a results folder before the query: sparsedepth query DIR SQL")
     if (sql is not None) + (ask is not None) + schema != 1:
         raise ValueError('give one of: a query, such as "select * from runs"; --ask NAME (--ask alone lists); --schema')
-    chosen = choose_format(format, out)
+    format = choose_format(format, out)
     if sql is not None:
-        content = sandbox.ask(folders, {"sql": sql}, chosen, timeout, skip_damaged)
+        content = sandbox.ask(folders, {"sql": sql}, format, timeout, skip_damaged)
     else:
-        content = _ours(folders, None if schema else ask, chosen, skip_damaged)
-    show(content, out)
+        content = _saved_answer(folders, None if schema else ask, format, skip_damaged)
+    write(content, out)
 
 
-def _is_sql(word: str) -> bool:
-    """Whether a word is a query: it is no path that exists, and holds a blank (or nothing)."""
-    return not os.path.exists(word) and (not word or any(character.isspace() for character in word))
+def _is_sql(argument: str) -> bool:
+    """Whether an argument is a query: not an existing path, and with a space (or empty)."""
+    return not os.path.exists(argument) and (not argument or any(character.isspace() for character in argument))
 
 
-def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
-    """The schema, the list of questions, or the answer to one."""
+def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged: bool) -> bytes:
+    """The list of saved questions, the answer to one, or the schema (`ask` None)."""
     from sparsedepth.store import questions
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import encode
 
     if ask == LIST:
-        asks = {question.name: question.asks for question in questions.QUESTIONS.values()}
-        asks[questions.EFFECTS] = EFFECTS_ASK
+        texts = {question.name: question.asks for question in questions.QUESTIONS.values()}
+        texts[questions.EFFECTS] = EFFECTS_QUESTION
         if format != "table":
-            return encode(QueryResult(columns=("name", "question"), rows=tuple(asks.items())), format)
-        return "".join(f"{name}: {text}\n" for name, text in asks.items()).encode()
+            return encode(QueryResult(columns=("name", "question"), rows=tuple(texts.items())), format)
+        return "".join(f"{name}: {text}\n" for name, text in texts.items()).encode()
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         if ask == questions.EFFECTS:
             from sparsedepth.effects.all_effects import effects_table, measure_effects
@@ -108,12 +110,12 @@ def _ours(folders: list[str], ask: str | None, format: str, skip_damaged: bool) 
             if format == "table":
                 return f"{questions.text(store, ask)}\n".encode()
             return encode(questions.ask(store, ask), format)
-        answer = store.schema()
+        schema = store.schema()
     if format != "table":
-        return encode(answer, format)
-    return "".join(  # meanings are sentences: a line each, whole
+        return encode(schema, format)
+    return "".join(  # one line per column, for `grep`
         f"{view}.{name} {sql_type}{f' [{unit}]' if unit not in ('', '1') else ''}: {meaning}\n"
-        for view, name, sql_type, unit, meaning in answer.rows
+        for view, name, sql_type, unit, meaning in schema.rows
     ).encode()
 
 
@@ -121,36 +123,36 @@ def best(
     folders: Folders,
     by: Annotated[
         str | None,
-        typer.Option("--by", "--objective", help="what ranks: loss (that which compares the runs, the default), ..."),
+        typer.Option("--by", "--objective", help="quantity to rank by; default loss (the comparable validation loss)"),
     ] = None,
-    depth: Annotated[int | None, typer.Option(help="only runs of this n_layers")] = None,
+    depth: Annotated[int | None, typer.Option(help="only runs with this n_layers")] = None,
     where: Annotated[
-        str | None, typer.Option(help='only runs that meet this SQL condition: "params_active < 5e7"')
+        str | None, typer.Option(help='only runs that satisfy this SQL condition: "params_active < 5e7"')
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="how many configurations")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="number of configurations")] = 5,
     again: Annotated[
-        Path | None, typer.Option(help="of a search: write the sweep of the --top with new seeds into this YAML file")
+        Path | None, typer.Option(help="for a search: write a sweep of the --top configurations with new seeds (YAML)")
     ] = None,
     skip_damaged: SkipDamaged = False,
     format: Format = None,
     out: Out = None,
 ) -> None:
-    """Rank configurations by their mean over seeds, with interval, the baseline beside them; of a search, its front."""
+    """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
     from sparsedepth.store import sandbox
     from sparsedepth.store.render import choose_format
 
     options = {"by": None if by == "loss" else by, "depth": depth, "where": where, "top": top}
     if again is not None:
-        write_again(folders, options, again, skip_damaged)
+        write_rerun_sweep(folders, options, again, skip_damaged)
         return
-    chosen = choose_format(format, out)
-    show(sandbox.ask(folders, {"best": options}, chosen, skip_damaged=skip_damaged), out)
-    if chosen == "table" and out is None:
-        print_trials(folders)
+    format = choose_format(format, out)
+    write(sandbox.ask(folders, {"best": options}, format, skip_damaged=skip_damaged), out)
+    if format == "table" and out is None:
+        print_verifications(folders)
 
 
-def write_again(folders: list[Path], options: dict[str, Any], out: Path, skip_damaged: bool) -> None:
-    """Write the sweep that runs the best proposals of a search again. Raises ValueError for another folder."""
+def write_rerun_sweep(folders: list[Path], options: dict[str, Any], out: Path, skip_damaged: bool) -> None:
+    """Write a sweep that reruns the best proposals of a search. Raises ValueError if the folder is not a search."""
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.search import rerun_definition
@@ -158,52 +160,52 @@ def write_again(folders: list[Path], options: dict[str, Any], out: Path, skip_da
     with open_store(*folders, skip_damaged=skip_damaged) as store:
         ranking = rank(store, **options)
     if ranking.search is None:
-        raise ValueError("--again is for one folder that a sampler filled; a grid has its seeds in its definition")
+        raise ValueError("--again needs the folder of one search; for a grid, add seeds to its definition")
     definition = rerun_definition(ranking.search, ranking.knobs[: options["top"]], out)
     print(f"{out}: {len(definition.cells)} configurations, seeds {', '.join(map(str, definition.seeds))}")
 
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="a results folder")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="another")],
-    by: Annotated[str, typer.Option("--by", "--objective", help="what is compared: loss (the default), ...")] = "loss",
+    second: Annotated[Path, typer.Argument(metavar="B", help="another results folder")],
+    by: Annotated[str, typer.Option("--by", "--objective", help="quantity to compare: loss, ...")] = "loss",
     skip_damaged: SkipDamaged = False,
     format: Format = None,
     out: Out = None,
 ) -> None:
-    """Lay two results folders side by side: the same configurations' differences, and what only one has."""
+    """Compare two results folders: differences between equal configurations, and configurations in only one."""
     from sparsedepth import quantities
     from sparsedepth.store.comparable_loss import unit_for_stores
-    from sparsedepth.store.compare import compare as lay_beside
     from sparsedepth.store.compare import counts, disjoint_fields
+    from sparsedepth.store.compare import compare as compare_folders
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, columns_of, compact, encode, wrapped
 
-    chosen = choose_format(format, out)
+    format = choose_format(format, out)
     with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:
-        quantity, table = lay_beside(left, right, None if by == "loss" else by)
+        quantity, table = compare_folders(left, right, None if by == "loss" else by)
         unit = unit_for_stores(quantities.rankable(quantity).unit, left, right)
-    if chosen != "table":
-        show(encode(table, chosen), out)
+    if format != "table":
+        write(encode(table, format), out)
         return
     both, only_first, only_second, differ = counts(table)
     fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting"}
     head = (
-        f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) less {first} (first), with its "
-        "95% interval, over the pairs of one seed if there are any",
-        f"{both} configurations in both, {differ} of them with an interval without 0 (by chance alone one in 20); "
-        f"{only_first} in the first alone, {only_second} in the second alone",
+        f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) minus {first} (first) with 95% "
+        "interval, over pairs of equal seed if there are any",
+        f"{both} configurations in both, {differ} of them with an interval that excludes 0 (expected by chance: one in "
+        f"20); {only_first} only in the first, {only_second} only in the second",
         *(f"the folders have no {text}" for text in disjoint_fields(table)),
     )
-    show(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
+    write(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
     if out is None:
-        print_trials([first, second])
+        print_verifications([first, second])
 
 
-def print_trials(folders: list[Path]) -> None:
-    """What trials beside these folders found of their recipes."""
+def print_verifications(folders: list[Path]) -> None:
+    """Print the results of `recipe verify` for the recipes of these folders."""
     if not any(any(folder.resolve().parent.glob("*/*.card.json")) for folder in folders):
-        return  # most have none: pandas and the card's schema need not be imported
+        return  # most have none: saves importing pandas and the card's schema
     from sparsedepth.recipe.card_text import trial_text
     from sparsedepth.recipe.trial import trials_of
 
@@ -212,7 +214,7 @@ def print_trials(folders: list[Path]) -> None:
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:
-    """The ranking at the end of a sweep."""
+    """Print the ranking at the end of a sweep."""
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.best import heading, text
     from sparsedepth.store.connection import open_store
@@ -222,7 +224,8 @@ def print_best(folders: list[Path], by: str, top: int) -> None:
     print(f"{heading(ranking)}\n{text(ranking)}")
 
 
-def show(content: bytes, out: Path | None) -> None:
+def write(content: bytes, out: Path | None) -> None:
+    """Write to a file, or print."""
     if out is None:
         print(content.decode(), end="")
         return

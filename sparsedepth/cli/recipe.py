@@ -1,4 +1,4 @@
-"""`sparsedepth recipe`: from results to a configuration with its card; its verification; its place in the literature.
+"""`sparsedepth recipe`: recommend a configuration from results, verify it, and compare it with published tables.
 
 `sparsedepth recipe DIR...` is short for `sparsedepth recipe derive DIR...`. Only `verify` imports torch.
 """
@@ -18,11 +18,11 @@ from sparsedepth.cli.train_sweep import Device, Gpus, MaxAttempts, Out, RetryFai
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
 
-CardFile = Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe beside it")]
+CardFile = Annotated[Path, typer.Argument(metavar="CARD", help="recipe card (.card.json), or the recipe YAML")]
 
 
 class _DeriveByDefault(TyperGroup):
-    """Arguments that begin with no command are those of `derive`."""
+    """`derive` is the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
@@ -33,8 +33,8 @@ class _DeriveByDefault(TyperGroup):
 app = typer.Typer(
     cls=_DeriveByDefault,
     rich_markup_mode=None,
-    help="Derive a configuration from results, with its evidence; verify it on fresh seeds; compare it with papers. "
-    "`recipe DIR` is short for `recipe derive DIR`, whose --help has its options.",
+    help="Recommend a configuration from results, verify it on fresh seeds, or compare it with papers. "
+    "`recipe DIR` means `recipe derive DIR`; see `recipe derive --help` for its options.",
 )
 
 
@@ -42,35 +42,43 @@ def derive(
     folders: Folders,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="write the RunConfig here (YAML), its card (.md, .json) beside it"),
+        typer.Option("-o", "--out", help="write the run configuration here (YAML), with its card (.md, .json)"),
     ] = None,
-    depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
+    depth: Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")] = None,
     objective: Objective = "loss",
-    matched: Annotated[str, typer.Option(help="a setting may spend no more of this than its baseline")] = "tokens",
+    matched: Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")] = "tokens",
     holdout_depth: Annotated[
-        int | None, typer.Option(help="fit on smaller n_layers only, predict this one, and score against its runs")
+        int | None, typer.Option(help="test the recipe: fit on smaller n_layers, predict this one, compare")
     ] = None,
     holdout: Annotated[
         Literal["params", "tokens"] | None,
-        typer.Option(help="fit on the smaller widths (params) or budgets (tokens), predict the largest, and score"),
+        typer.Option(help="test the recipe: fit on smaller widths (params) or budgets (tokens), predict the largest"),
     ] = None,
     skip_damaged: SkipDamaged = False,
 ) -> None:
-    """Derive a configuration from paired effects, with its evidence; or abstain and say why."""
+    """Recommend a configuration from paired effects, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
     from sparsedepth.recipe.card_markdown import page_path
     from sparsedepth.recipe.card_text import card_text
 
-    advice: dict[str, Any] = {"depth": depth, "objective": objective, "matched": matched, "holdout": holdout}
-    card = calls.recipe(*folders, out=out, **advice, holdout_depth=holdout_depth, skip_damaged=skip_damaged)
+    card = calls.recipe(
+        *folders,
+        out=out,
+        depth=depth,
+        objective=objective,
+        matched=matched,
+        holdout_depth=holdout_depth,
+        holdout=holdout,
+        skip_damaged=skip_damaged,
+    )
     print(card_text(card))
     if out is None:
-        print("\nWith -o recipe.yaml: the configuration, and its card with each setting's evidence in full")
+        print("\n-o recipe.yaml writes the configuration, and a card with the full evidence for each setting")
     else:
         data, page = card_path(out), page_path(out)
-        kind = "the baseline" if card.recipe.abstained else "the recipe"
+        kind = "baseline" if card.recipe.abstained else "recipe"
         command = shlex.join(["sparsedepth", "train", str(out), "--out", str(folders[0])])
-        print(f"\n{kind} is in {out}: {command}\nits card: {page} and {data}")
+        print(f"\n{kind}: {out}; train it with: {command}\ncard: {page} and {data}")
         if not card.recipe.abstained:
             print(f"verify it on fresh seeds: sparsedepth recipe verify {shlex.quote(str(data))} --out DIR")
 
@@ -86,32 +94,32 @@ def verify(
     max_attempts: MaxAttempts = 2,
     retry_failed: RetryFailed = False,
 ) -> None:
-    """Train baseline, recipe, and recipe less each change on fresh seeds; write the verified card into --out."""
+    """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.recipe.card import card_path, read_card
     from sparsedepth.recipe.card_markdown import write_page
     from sparsedepth.recipe.verify import configurations
 
-    claimed = read_card(card)  # a mistake is told before torch is imported
-    names = list(configurations(claimed))
+    derived = read_card(card)  # errors are reported before torch is imported
+    names = list(configurations(derived))
 
-    from sparsedepth.cli.progress import Watcher
+    from sparsedepth.cli.progress import ProgressDisplay
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.verify import verification_sweep
     from sparsedepth.sweep.verify import verify as run_verification
 
-    definition = verification_sweep(claimed, seeds)
-    used = calls.machine_of(calls.runtime_of(runtime, device=device), workers, gpus, max_attempts=max_attempts)
+    definition = verification_sweep(derived, seeds)
+    machine = calls.machine_of(calls.runtime_config(runtime, device=device), workers, gpus, max_attempts=max_attempts)
     expected = Plan(definition).expected
     print(f"{definition.question}\n{expected} runs into {out}: {', '.join(names)}; seeds {definition.seeds}")
-    with Watcher(definition, expected, out) as watcher:
-        result = run_verification(claimed, definition, out, used, watcher, retry_failed=retry_failed)
+    with ProgressDisplay(definition, expected, out) as display:
+        result = run_verification(derived, definition, out, machine, display, retry_failed=retry_failed)
     if result.card is None:
         complete = sum(state.state == "complete" for state in result.states)
-        print(f"{complete} of {expected} runs complete; the same command continues", file=sys.stderr)
+        print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code if result.stop() else 1)
-    _print_verification(claimed, result.card)
+    _print_verification(derived, result.card)
     data, page = write_page(out / card_path(card).name, result.card)
-    print(f"the verified card: {page} and {data}; {card_path(card)} is as it was")
+    print(f"verified card: {page} and {data}; {card_path(card)} is unchanged")
 
 
 def _print_verification(before: "Card", after: "Card") -> None:
@@ -119,11 +127,9 @@ def _print_verification(before: "Card", after: "Card") -> None:
 
     verification = after.held_out.verification
     assert verification is not None
-    print(f"recipe against baseline: {verification.outcome}: {after.recipe.objective} {gain_text(verification.gain)}")
+    print(f"recipe vs baseline: {verification.outcome}: {after.recipe.objective} {gain_text(verification.gain)}")
     for ingredient in verification.ingredients:
-        print(
-            f"recipe against recipe without {ingredient.left_out}: {ingredient.verdict}: {gain_text(ingredient.gain)}"
-        )
+        print(f"recipe vs recipe without {ingredient.left_out}: {ingredient.verdict}: {gain_text(ingredient.gain)}")
     print(f"grade {before.grade} -> {after.grade}: {grade_text(after)}")
 
 
@@ -131,12 +137,12 @@ def compare(
     card: CardFile,
     literature: Annotated[str, typer.Argument(metavar="papers", help="papers: the published tables")] = "papers",
 ) -> None:
-    """Lay a card beside the published tables: agrees, contradicts, or not comparable, with the reason."""
+    """Compare a card with published tables: agrees, contradicts, or not comparable, with the reason."""
     from sparsedepth.recipe.card import read_card
     from sparsedepth.recipe.card_text import literature_lines
     from sparsedepth.recipe.literature import compare_with_papers
 
     if literature != "papers":
-        raise ValueError(f"{literature!r} is nothing to compare with; give papers")
+        raise ValueError(f"cannot compare with {literature!r}; give papers")
     for line in literature_lines(compare_with_papers(read_card(card).recipe)):
         print(line)

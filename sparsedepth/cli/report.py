@@ -1,4 +1,4 @@
-"""`sparsedepth report`: everything that results folders say, in one HTML file. Imports no torch."""
+"""`sparsedepth report`: one HTML file with all results. Imports no torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,17 +13,15 @@ def report(
     out: Annotated[
         Path,
         typer.Option(
-            "-o", "--out", help="the page (.html), or a folder for report.html: one file, readable without a network"
+            "-o", "--out", help="the page (.html), or a folder for report.html; self-contained, works offline"
         ),
     ],
-    depth: Annotated[int | None, typer.Option(help="n_layers to advise on; default the deepest")] = None,
+    depth: Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")] = None,
     objective: Objective = "loss",
-    card: Annotated[
-        Path | None, typer.Option(help="the recipe's card after its trial, which `recipe verify` wrote: shown with it")
-    ] = None,
+    card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
     skip_damaged: SkipDamaged = False,
 ) -> None:
-    """Write summary, recipe, runs, figures with their data, effects, failures, methods and provenance as a page."""
+    """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
     from sparsedepth.report.page import write_report
 
     if out.is_dir():

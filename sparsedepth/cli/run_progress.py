@@ -1,4 +1,4 @@
-"""One run while it runs, a bar on a terminal; and what it measured."""
+"""A progress bar for one run, and its printed summary."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ YEAR = 365 * DAY
 
 
 def duration(seconds: float) -> str:
-    """12s, 3m05s, 1h02m; from two days on 3d04h, from two years on 4.5 years."""
+    """'12s', '3m05s', '1h02m'; from two days '3d04h', from two years '4.5 years'."""
     whole = max(0, round(seconds))
     if whole >= 2 * YEAR:
         return f"{whole / YEAR:,.{0 if whole >= 10 * YEAR else 1}f} years"
@@ -31,30 +31,30 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def bar(title: str) -> Generator[Callable[..., None], None, None]:
-    """A progress bar with the time left, on stderr, a line now and then where that is no terminal; yields report(phase,
-    share done, loss=None)."""
+    """A progress bar on stderr, or a line every QUIET_SECONDS without a terminal; yields report(phase, share done,
+    loss=None)."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn())
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
-        said_at = time.monotonic()
+        printed_at = time.monotonic()
 
         def report(phase: str, done: float, loss: float | None = None) -> None:
-            nonlocal said_at
+            nonlocal printed_at
             text = f"{phase}, loss {loss:.3f}" if loss is not None else phase
             progress.update(task, completed=done, description=text)
-            if not console.is_terminal and time.monotonic() - said_at > QUIET_SECONDS:
+            if not console.is_terminal and time.monotonic() - printed_at > QUIET_SECONDS:
                 print(f"{title}: {text}, {done:.0%} done", file=sys.stderr, flush=True)
-                said_at = time.monotonic()
+                printed_at = time.monotonic()
 
         yield report
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """What was measured, with units and intervals; missing values are left out."""
+    """Print the measured quantities with units and intervals; missing values are omitted."""
     for column, value, ends in quantities.with_intervals(summary):
         interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
-        shown = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         unit = f" {column.unit}" if column.unit not in ("", "1") else ""
-        print(f"  {column.name:26} {shown}{unit}{interval}")
+        print(f"  {column.name:26} {text}{unit}{interval}")

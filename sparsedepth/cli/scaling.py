@@ -1,4 +1,4 @@
-"""`sparsedepth scaling`: fit the depth law, draw it, and ask it for a shape. Imports no torch."""
+"""`sparsedepth scaling`: fit the depth law, plot it, and find the best width and depth. Imports no torch."""
 
 import json
 import sys
@@ -17,22 +17,20 @@ if TYPE_CHECKING:
 
 COLUMNS = "model_size, num_tokens, d_model, n_layers, loss"
 Source = Annotated[Path, typer.Argument(metavar="SOURCE", help=f"results folder, or CSV with columns {COLUMNS}")]
-MinusLayers = Annotated[float, typer.Option(help="layers that do not count: 2 fits (l - 2)^-a_l")]
-Fixed = Annotated[list[str] | None, typer.Option("--fix", help="hold an exponent: --fix a_l=1; repeatable")]
-Without = Annotated[list[str] | None, typer.Option(help="leave a term out: width, depth or data; repeatable")]
-Exclude = Annotated[int, typer.Option(min=0, help="leave out this many of the highest losses, with ties")]
-Where = Annotated[str | None, typer.Option(help="of a folder, only runs that meet this SQL condition")]
+MinusLayers = Annotated[float, typer.Option(help="layers to subtract: 2 fits (l - 2)^-a_l")]
+Fixed = Annotated[list[str] | None, typer.Option("--fix", help="fix an exponent: --fix a_l=1; repeatable")]
+Without = Annotated[list[str] | None, typer.Option(help="omit a term: width, depth or data; repeatable")]
+Exclude = Annotated[int, typer.Option(min=0, help="exclude this many of the highest losses, with ties")]
+Where = Annotated[str | None, typer.Option(help="for a folder: only runs that satisfy this SQL condition")]
 Replicates = Annotated[int, typer.Option("--bootstrap", min=0, help="bootstrap refits; 0 for none")]
-Seed = Annotated[int, typer.Option(min=0, help="draws starts, bootstrap and folds")]
+Seed = Annotated[int, typer.Option(min=0, help="random seed of starts, bootstrap and folds")]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        help="columns of which equal values are resampled as one, with a random effect: run; d_model,n_layers"
-    ),
+    typer.Option(help="columns that define a cluster, resampled together, with a random effect: run; d_model,n_layers"),
 ]
 Format = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")]
 
-app = typer.Typer(help="The depth law: how loss falls with width, depth and data.", no_args_is_help=True)
+app = typer.Typer(help="Fit the depth law: how loss falls with width, depth and data.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class Fitted:
     fit: "Fit"
     boot: "Bootstrap | None"
     all_points: "pd.DataFrame"
-    """With those that were left out."""
+    """Including excluded points."""
 
 
 def fit(
@@ -52,8 +50,8 @@ def fit(
     where: Where = None,
     cluster: Cluster = None,
     bootstrap: Replicates = 1000,
-    folds: Annotated[int, typer.Option(min=0, help="folds of the held-out error; 0 for none")] = 10,
-    scan: Annotated[bool, typer.Option("--scan", help="fit again without the 0, 1, 10, .. 100 highest losses")] = False,
+    folds: Annotated[int, typer.Option(min=0, help="cross-validation folds; 0 for none")] = 10,
+    scan: Annotated[bool, typer.Option("--scan", help="refit without the 0, 1, 10, .. 100 highest losses")] = False,
     starts: Annotated[int, typer.Option(min=1, help="random starts")] = 60,
     seed: Seed = 0,
     format: Format = "table",
@@ -81,7 +79,7 @@ def fit(
 def plot(
     source: Source,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="picture: .png, .svg or .pdf; its numbers go beside it, .csv")
+        Path, typer.Option("-o", "--out", help="image: .png, .svg or .pdf; its data is written next to it (.csv)")
     ],
     minus_layers: MinusLayers = 0.0,
     fixed: Fixed = None,
@@ -92,7 +90,7 @@ def plot(
     bootstrap: Replicates = 200,
     seed: Seed = 0,
 ) -> None:
-    """Draw the parts of the law, each with the points less the other parts, and the residuals."""
+    """Draw each term of the law with the partial residuals of the points, and the residuals."""
     from sparsedepth.plots.scaling import draw_law
 
     fitted = _fitted(source, minus_layers, fixed, without, exclude_highest, where, cluster, bootstrap, seed)
@@ -104,8 +102,8 @@ def plot(
 
 def optimum(
     source: Source,
-    params: Annotated[float, typer.Option(help="parameter budget, vocabulary tables included: 1e8")],
-    tokens: Annotated[float | None, typer.Option(help="training tokens, for the loss")] = None,
+    params: Annotated[float, typer.Option(help="parameter budget, embeddings included: 1e8")],
+    tokens: Annotated[float | None, typer.Option(help="training tokens, to predict the loss")] = None,
     minus_layers: MinusLayers = 0.0,
     fixed: Fixed = None,
     without: Without = None,
@@ -116,7 +114,7 @@ def optimum(
     seed: Seed = 0,
     format: Format = "table",
 ) -> None:
-    """The width and depth that the fitted law puts lowest at a parameter budget."""
+    """Find the width and depth with the lowest predicted loss at a parameter budget."""
     from sparsedepth.scaling.optimum import optimum as best_shape
     from sparsedepth.scaling.tables import optimum_table
     from sparsedepth.store.render import render
@@ -127,17 +125,14 @@ def optimum(
     aside, sizes = _aside(format), shape.sizes
     print(
         f"{fitted.fit.law.text()}\nat {params:.4g} parameters = {sizes.block:.3g} d_model^2 n_layers + "
-        f"{sizes.table:.4g} d_model (from the points, to {sizes.worst:.1%} at worst)",
+        f"{sizes.table:.4g} d_model (fitted to the points, largest error {sizes.worst:.1%})",
         file=aside,
     )
     print(render(optimum_table(shape), format))
     if shape.loss is None:
         print("loss: give --tokens, since the law has a data term", file=aside)
     if shape.n_at_edge:
-        print(
-            f"{shape.n_at_edge} bootstrap refits have no best shape; they stand in the intervals at the edge",
-            file=aside,
-        )
+        print(f"{shape.n_at_edge} bootstrap refits have no optimum; the intervals count them at the edge", file=aside)
     for warning in (*shape.warnings, *fitted.fit.warnings):
         print(f"warning: {warning}", file=aside)
 
@@ -154,24 +149,24 @@ def _fitted(
     seed: int,
     starts: int = 60,
 ) -> Fitted:
-    """The law of the options at the source's points."""
+    """The law fitted to the source's points."""
     from sparsedepth.scaling.fit import fit as fit_law
     from sparsedepth.scaling.law import TERMS, Law
     from sparsedepth.scaling.points import exclude_highest, other_differences, read_points
     from sparsedepth.scaling.uncertainty import bootstrap
 
-    left_out = set(without or ())
-    if unknown := left_out - {term.name for term in TERMS}:
-        raise ValueError(f"--without {sorted(unknown)[0]!r} is no term; choose width, depth or data")
+    omitted = set(without or ())
+    if unknown := omitted - {term.name for term in TERMS}:
+        raise ValueError(f"--without {sorted(unknown)[0]!r} is not a term; choose width, depth or data")
     law = Law(
-        terms=tuple(term for term in TERMS if term.name not in left_out),
+        terms=tuple(term for term in TERMS if term.name not in omitted),
         fixed=_exponents(fixed or []),
         minus_layers=minus_layers,
     )
     points = read_points(source, where, cluster)
     law_fit = fit_law(exclude_highest(points, n_excluded), law, starts, seed)
     if source.is_dir() and (names := other_differences(source, where)):
-        warning = f"runs also differ in {', '.join(names)}, which the law does not know; narrow with --where"
+        warning = f"runs also differ in {', '.join(names)}, which the law ignores; filter with --where"
         law_fit = replace(law_fit, warnings=(*law_fit.warnings, warning))
     return Fitted(fit=law_fit, boot=bootstrap(law_fit, n_replicates, seed) if n_replicates else None, all_points=points)
 
@@ -217,5 +212,5 @@ def _print_report(report: "Report", format: str) -> None:
 
 
 def _aside(format: str) -> TextIO:
-    """Where the remarks go: away from a table for programs."""
+    """Stream for remarks: stderr if stdout carries data for programs."""
     return sys.stdout if format == "table" else sys.stderr

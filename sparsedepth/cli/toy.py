@@ -1,4 +1,4 @@
-"""`sparsedepth toy`: the teacher-student networks that tell the regimes of depth apart."""
+"""`sparsedepth toy`: teacher-student networks that show how loss falls with depth in known regimes."""
 
 import sys
 from collections.abc import Sequence
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 def toy(
     file: Annotated[Path, typer.Argument(help="toy definition (YAML), such as sweeps/toy.yaml")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="results folder; made if missing")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="results folder; created if missing")],
     scale: Scale = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="override a field: --set n_steps=2000; repeatable")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Train teacher-student networks and fit how their loss falls with depth. The same command continues; started
-    twice at a time, it shares the work."""
-    from sparsedepth.cli.start import leaving_nothing
-    from sparsedepth.cli.sweep_args import define_toy
+    """Train teacher-student networks and fit how their loss falls with depth. Run the same command again to resume, or
+    in parallel to share the work."""
+    from sparsedepth.cli.start import with_cleanup
+    from sparsedepth.cli.sweep_args import toy_definition
 
-    definition = define_toy(file, scale, settings)
+    definition = toy_definition(file, scale, settings)
     groups = definition.groups()
     print(f"{definition.name}: {definition.question}")
     print(f"hypothesis: {definition.hypothesis}")
     print(f"{sum(group.n_students for group in groups)} students in {len(groups)} groups into {out}")
-    busy = leaving_nothing(out, lambda: _train(definition, groups, out, device))
+    busy = with_cleanup(out, lambda: _train(definition, groups, out, device))
     if busy:
-        print(f"{busy} groups are being trained by another process; ask again later", file=sys.stderr)
+        print(f"{busy} groups are being trained by another process; run this again later", file=sys.stderr)
         raise typer.Exit(1)
     print()
     print_exponents(out)
@@ -47,7 +47,7 @@ def toy(
 
 
 def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path, device: str) -> int:
-    """Train what is not complete, group after group; how many another process is training."""
+    """Train the incomplete groups; returns how many another process is training."""
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.run.signals import stop_on_signals
     from sparsedepth.store.checksums import is_complete
@@ -56,15 +56,15 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     from sparsedepth.train.loop import Interrupted
     from sparsedepth.train.runtime import find_device
 
-    where, stop = find_device(device), stop_on_signals(is_announced=True)
-    facts = _facts(definition, where)
-    work = sum(group.flops for group in groups)
+    torch_device, stop = find_device(device), stop_on_signals(is_announced=True)
+    facts = _manifest_facts(definition, torch_device)
+    total = sum(group.flops for group in groups)
     done = busy = 0
     losses: list[float] = []
     with bar(definition.name) as report:
 
         def progress(step: int, loss: float | None) -> None:
-            report(name, (done + group.flops * step / group.n_steps) / work, loss)
+            report(name, (done + group.flops * step / group.n_steps) / total, loss)
             losses.extend([] if loss is None else [loss])
 
         for number, group in enumerate(groups, start=1):
@@ -75,9 +75,9 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
                     busy += 1
                 else:
                     try:
-                        make_group(group, out, where, facts, progress=progress, stop=stop)
+                        make_group(group, out, torch_device, facts, progress=progress, stop=stop)
                     except Interrupted:
-                        print("interrupted; the same command continues", file=sys.stderr)
+                        print("interrupted; run the same command again to resume", file=sys.stderr)
                         raise typer.Exit(130) from None
                     loss = f", loss {losses[-1]:.3g}" if losses else ""
                     print(f"{name}: {group.n_students} students complete{loss}", file=sys.stderr)
@@ -85,8 +85,7 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     return busy
 
 
-def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:
-    """What the manifests say beside the times."""
+def _manifest_facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:
     import torch
 
     from sparsedepth.run.manifest import code_version, package_versions
@@ -103,16 +102,16 @@ def _facts(definition: "ToyDefinition", device: Any) -> dict[str, Any]:
 
 
 def print_exponents(results: Path) -> None:
-    """A line per setting: its exponent with interval, and the plain slope."""
+    """Print a line per setting: its fitted exponent with interval, and the slope of a fit without a constant."""
     from sparsedepth.store.connection import open_store
     from sparsedepth.toy.exponents import MIN_DEPTHS, exponents, varied
 
     with open_store(results) as store:
         fitted = exponents(store.frame("select * from toys"))
     if not fitted:
-        print(f"no exponent: it takes {MIN_DEPTHS} depths of a setting")
+        print(f"no exponent: the fit needs {MIN_DEPTHS} depths per setting")
         return
-    print("test loss = c / n_layers^alpha + rest; [95% interval over teachers]; slope: alpha if rest = 0")
+    print("test loss = c / n_layers^alpha + constant; [95% interval over teachers]; slope: alpha if constant = 0")
     names = varied(fitted)
     for exponent in fitted:
         print(f"  {exponent_line(exponent, names)}")
@@ -120,13 +119,13 @@ def print_exponents(results: Path) -> None:
 
 def exponent_line(exponent: "Exponent", names: Sequence[str]) -> str:
     """'rho=1, integrator=euler: alpha 2.1 [1.5, 2.7], slope ... (3 teachers, depths 3 to 12)'."""
-    label = ", ".join(f"{name}={_shown(exponent.setting[name])}" for name in names) or "all students"
+    label = ", ".join(f"{name}={_value_text(exponent.setting[name])}" for name in names) or "all students"
     alpha = _interval(exponent.alpha) if exponent.alpha.mean is not None else "not identified"
     depths = f"depths {exponent.depths[0]} to {exponent.depths[-1]}"
     return f"{label}: alpha {alpha}, slope {_interval(exponent.slope)} ({len(exponent.teachers)} teachers, {depths})"
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -1,9 +1,8 @@
-"""Commands that make runs."""
+"""`sparsedepth sweep`, `train` and `work`: commands that train models."""
 
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,46 +22,53 @@ if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.sweep.driver import SweepResult
 
-Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; made if missing")]
+Out = Annotated[Path, typer.Option("-o", "--out", help="results folder; created if missing")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="override a field, or a key of a sweep: --set n_layers=24; repeatable")
+    list[str] | None, typer.Option("--set", help="override a field or a sweep key: --set n_layers=24; repeatable")
 ]
-Scale = Annotated[str | None, typer.Option(help="a size that the definition offers, such as micro")]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(help="sweep without a file: --vary n_kv_heads=1,2,4; repeatable, all combinations run"),
+]
+Seeds = Annotated[int | None, typer.Option(min=1, help="with --vary: number of seeds per configuration")]
+Base = Annotated[Path | None, typer.Option(help="with --vary: run configuration (YAML) shared by all runs")]
+Scale = Annotated[str | None, typer.Option(help="size preset from the definition's `scales`, such as micro")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0")]
 Compile = Annotated[bool, typer.Option("--compile", help="compile each block with torch.compile")]
 Runtime = Annotated[
     list[str] | None,
-    typer.Option(help="how to compute, not what: --runtime micro_batch=4, checkpoint_seconds=60, ...; repeatable"),
+    typer.Option(
+        help="setting that does not change results: --runtime micro_batch=4, checkpoint_seconds=60; repeatable"
+    ),
 ]
-Workers = Annotated[int | None, typer.Option(help="runs at a time; default one for each GPU, or core")]
+Workers = Annotated[int | None, typer.Option(help="runs in parallel; default one per GPU or core")]
 Gpus = Annotated[
     str | None,
-    typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all; --on slurm: how many a task has, 1 or h100:2"),
+    typer.Option(help="GPUs to use, such as 0-7 or 0,2; default all. With --on slurm: GPUs per task, 1 or h100:2"),
 ]
-GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) of one run, under torchrun")]
+GpusPerRun = Annotated[int, typer.Option(min=1, help="GPUs (on a CPU: processes) per run, with torchrun")]
 Storage = Annotated[
     str | None,
     typer.Option(
         envvar="SPARSEDEPTH_STORAGE",
-        help="postgresql://USER@HOST/DATABASE that holds the queue, for many machines; default a journal in DIR",
+        help="postgresql://USER@HOST/DATABASE for the queue of several machines; default a journal file in DIR",
     ),
 ]
 Stack = Annotated[
-    str, typer.Option(help="runs of one shape that a process trains as one model, at most: auto (where it pays), or 1")
+    str,
+    typer.Option(help="train up to N runs of equal shape in one process as one model; auto: where faster; 1: never"),
 ]
-MaxAttempts = Annotated[int, typer.Option(min=1, help="how often a failing run is tried")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="say what it costs, as `plan` does, and end")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="forget earlier failures")]
+MaxAttempts = Annotated[int, typer.Option(min=1, help="attempts per run before it counts as failed")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the estimated cost, as `plan` does, and exit")]
+RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="try failed runs again")]
 
 
 def sweep(
     out: Out,
-    file: Annotated[Path | None, typer.Argument(help="sweep definition (YAML); or give --vary")] = None,
-    vary: Annotated[
-        list[str] | None, typer.Option(help="a sweep without a file: --vary n_kv_heads=1,2,4; repeatable, crossed")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="with --vary: replicates, seeds 0, 1, ...")] = None,
-    base: Annotated[Path | None, typer.Option(help="with --vary: run configuration (YAML) that the runs share")] = None,
+    file: Annotated[Path | None, typer.Argument(help="sweep definition (YAML); or use --vary")] = None,
+    vary: Vary = None,
+    seeds: Seeds = None,
+    base: Base = None,
     scale: Scale = None,
     workers: Workers = None,
     gpus: Gpus = None,
@@ -84,13 +90,13 @@ def sweep(
     nodes: Nodes = 1,
     sbatch: Sbatch = None,
 ) -> None:
-    """Run a sweep: every configuration and seed of a definition. The same command continues where it stopped."""
+    """Run every configuration and seed of a sweep. Run the same command again to resume."""
     from sparsedepth.cli import calls
-    from sparsedepth.cli.sweep_args import define
+    from sparsedepth.cli.sweep_args import sweep_definition
     from sparsedepth.config.load import parse_yaml
 
-    definition = define(file, scale, settings, vary, seeds, base)  # a mistake is told before torch is imported
-    wanted = calls.runtime_of(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
+    definition = sweep_definition(file, scale, settings, vary, seeds, base)  # errors are reported before torch loads
+    runtime_config = calls.runtime_config(runtime, device=device, compile=compiled, stack=parse_yaml(stack, "--stack"))
     options = array_options(
         on,
         partition=partition,
@@ -100,7 +106,7 @@ def sweep(
         nodes=nodes,
         sbatch=sbatch,
         gpus=gpus,
-        runtime=wanted,
+        runtime=runtime_config,
         workers=workers,
         gpus_per_run=gpus_per_run,
         max_attempts=max_attempts,
@@ -110,50 +116,50 @@ def sweep(
         sweep_on_slurm(definition, out, options, retry_failed=retry_failed, dry_run=dry_run)
         return
 
-    from sparsedepth.cli.cost import one_line, price_left, show
-    from sparsedepth.cli.progress import print_head
-    from sparsedepth.cli.start import check_tokenizers, values_of
+    from sparsedepth.cli.cost import price_line, print_price, remaining_price
+    from sparsedepth.cli.progress import print_header
+    from sparsedepth.cli.start import check_tokenizers, field_values
     from sparsedepth.plan.budget import Budget
 
-    check_tokenizers(values_of(definition), out)
-    machine = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts)
+    check_tokenizers(field_values(definition), out)
+    machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts)
     driver = calls.make_driver(definition, out, machine, storage)
-    cost, expected = driver.price, driver.plan.expected
-    assert cost is not None
+    price, expected = driver.price, driver.plan.expected
+    assert price is not None
     at_least = " or more" if definition.tune else ""
-    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
-    print_head(definition, driver.plan.notes(), where)
+    where = f"{expected} runs{at_least} into {out}, {machine.workers} in parallel on {machine.described}"
+    print_header(definition, driver.plan.notes(), where)
     if dry_run:
-        show(definition, cost.setup, Budget(), results=out if out.exists() else None)
+        print_price(definition, price.setup, Budget(), results=out if out.exists() else None)
         return
-    print(f"price: {one_line(cost)}")
-    left = price_left(definition, cost.setup, out)
-    if left and left.runs < cost.runs:
-        print(f"left: {one_line(left)}")
-    _print_end(definition, out, calls.run_driver(driver, retry_failed=retry_failed), expected)
+    print(f"cost: {price_line(price)}")
+    remaining = remaining_price(definition, price.setup, out)
+    if remaining and remaining.runs < price.runs:
+        print(f"remaining: {price_line(remaining)}")
+    _print_result(definition, out, calls.run_driver(driver, retry_failed=retry_failed), expected)
 
 
-def _print_end(definition: "SweepDefinition", out: Path, result: "SweepResult", expected: int) -> None:
-    """How a sweep ended, the ranking, and what to do next. Raises Exit unless every run is complete."""
-    from sparsedepth.cli.progress import print_ended, print_results
+def _print_result(definition: "SweepDefinition", out: Path, result: "SweepResult", expected: int) -> None:
+    """Print how the sweep ended and the ranking. Raises Exit unless every run is complete."""
+    from sparsedepth.cli.progress import print_failures, print_ranking
     from sparsedepth.config.plain_text import visible
     from sparsedepth.store.checksums import MARKER
-    from sparsedepth.sweep.status import of_earlier
+    from sparsedepth.sweep.status import other_runs_note
 
-    counts = Counter(state.state for state in result.states)
-    print_ended(result.states, out)
+    n_complete = sum(state.state == "complete" for state in result.states)
+    print_failures(result.states, out)
     for reason, count in result.refused.items():
         print(f"{count} of {expected} proposals not run: {visible(reason)}")
     if result.stop():
-        complete = f"{counts['complete']} of {expected} runs complete"
-        print(f"stopped with {complete}; the same command continues", file=sys.stderr)
+        complete = f"{n_complete} of {expected} runs complete"
+        print(f"stopped with {complete}; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code)
-    if earlier := of_earlier((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), result.states):
-        print(earlier)
-    if counts["complete"]:
-        print_results(definition, out)
+    if note := other_runs_note((path.parent.name for path in out.glob(f"runs/*/{MARKER}")), result.states):
+        print(note)
+    if n_complete:
+        print_ranking(definition, out)
     if result.unfinished:
-        print(f"{result.unfinished} of what was asked for is not there; the same command continues", file=sys.stderr)
+        print(f"{result.unfinished} runs are unfinished; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -167,39 +173,48 @@ def train(
     compiled: Compile = False,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="run or Hugging Face folder whose weights it starts from; default initial weights"),
+        typer.Option("--from", help="run or Hugging Face folder with the initial weights; default random weights"),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train and measure one model. The same command continues a run that was stopped."""
+    """Train and measure one model. Run the same command again to resume."""
     from sparsedepth.cli import calls
     from sparsedepth.cli.run_progress import print_summary
 
     if dry_run:
-        from sparsedepth.cli.cost import pricing_setup_here, show
-        from sparsedepth.cli.sweep_args import define_run
+        from sparsedepth.cli.cost import local_pricing_setup, print_price
+        from sparsedepth.cli.sweep_args import single_run_sweep
         from sparsedepth.plan.budget import Budget
 
-        definition = define_run(file, settings, calls.start_of(start))
-        wanted = calls.runtime_of(runtime, device=device, threads=threads, compile=compiled)
-        show(definition, pricing_setup_here(definition, calls.machine_of(wanted, 1)), Budget())
+        definition = single_run_sweep(file, settings, calls.start_of(start))
+        runtime_config = calls.runtime_config(runtime, device=device, threads=threads, compile=compiled)
+        setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
+        print_price(definition, setup, Budget())
         return
-    how: dict[str, Any] = {"runtime": runtime, "device": device, "threads": threads, "compile": compiled}
     try:
-        run = calls.train(file, out, set=settings, from_=start, **how)
+        run = calls.train(
+            file,
+            out,
+            set=settings,
+            from_=start,
+            runtime=runtime,
+            device=device,
+            threads=threads,
+            compile=compiled,
+        )
     except calls.StoppedAtCheckpoint as stopped:
         print(stopped, file=sys.stderr)
         raise typer.Exit(stopped.exit_code) from None
 
     from sparsedepth.train.devices import world
 
-    if world()[0] == 0:  # of several processes the first speaks
+    if world()[0] == 0:  # the first of several processes
         print(f"run {run.run_id} in {run.folder}")
         print_summary(run.summary)
 
 
 def work(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep that runs elsewhere")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder of a sweep started elsewhere")],
     storage: Storage = None,
     workers: Workers = None,
     gpus: Gpus = None,
@@ -208,33 +223,34 @@ def work(
     device: Device = "auto",
     stack: Stack = "auto",
     max_attempts: MaxAttempts = 2,
-    nodes: Annotated[int, typer.Option(min=1, help="nodes of this Slurm task that one run computes on")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="nodes per run, out of this Slurm task's")] = 1,
     leave_when_idle: Annotated[
-        bool, typer.Option("--leave-when-idle", help="end once nothing waits, though a run of others may yet come back")
+        bool,
+        typer.Option("--leave-when-idle", help="exit when the queue is empty, even if other workers' runs may return"),
     ] = False,
 ) -> None:
-    """Add this machine's workers to a sweep that was started on another one, with the same folder and --storage."""
+    """Add this machine's workers to a sweep started on another machine (same folder and --storage)."""
     from sparsedepth.cli import calls
-    from sparsedepth.cli.progress import Watcher
+    from sparsedepth.cli.progress import ProgressDisplay
     from sparsedepth.config.load import parse_yaml
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.runs_left import runs_left
-    from sparsedepth.sweep.storage import hide
+    from sparsedepth.sweep.storage import hide_url
 
     if storage:
-        hide(storage)
+        hide_url(storage)
     definition = read_definition(folder)
     if definition is None:
-        raise ValueError(f"{folder} is no folder of a sweep; start `sparsedepth sweep FILE --out {folder}` first")
+        raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
     if leave_when_idle and not definition.adaptive and not runs_left(definition, folder):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep import driver
 
-    wanted = calls.runtime_of(runtime, device=device, stack=parse_yaml(stack, "--stack"))
-    used = calls.machine_of(wanted, workers, gpus, gpus_per_run, max_attempts, nodes)
-    with Watcher(definition, Plan(definition).expected, folder) as watcher:
-        stop = driver.work(folder, used, watcher, storage, leaves_when_idle=leave_when_idle).stop
+    runtime_config = calls.runtime_config(runtime, device=device, stack=parse_yaml(stack, "--stack"))
+    machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts, nodes)
+    with ProgressDisplay(definition, Plan(definition).expected, folder) as display:
+        stop = driver.work(folder, machine, display, storage, leaves_when_idle=leave_when_idle).stop
     if stop():
-        print("stopped at a checkpoint; the runs continue when they are taken again", file=sys.stderr)
+        print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
         raise typer.Exit(stop.exit_code)

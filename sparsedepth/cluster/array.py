@@ -1,8 +1,8 @@
-"""A sweep as an array of tasks on Slurm: planned, submitted once, followed from anywhere, ended in order.
+"""A sweep as a Slurm job array: submit once, follow from any machine, stop.
 
-The controller is asked what runs, by the array's name, which belongs to the results folder: no file of ours says it,
-and so none can be wrong. Which run a task has in hand stands in the run's scratch folder (`run.allocation`); why a
-start of a task ended, which the controller forgets, is noted by the task (`cluster.script`).
+Slurm's controller is the only source for which tasks run, found by the array's name, which is unique to the results
+folder. The run that a task computes is in the run's scratch folder (`run.allocation`). The controller forgets why a
+task ended, so the task itself records it (`cluster.script`).
 """
 
 import contextlib
@@ -26,26 +26,26 @@ from sparsedepth.cluster.script import (
     MAX_STARTS,
     START_SECONDS,
     Request,
-    advice,
     array_script,
     check_folder,
     header,
+    time_advice,
     work_command,
 )
 from sparsedepth.cluster.slurm import Accounting, QueuedTask
 from sparsedepth.run.allocation import Allocation
 
-MOST_TASKS = 64
-"""Tasks of an array where --array does not say."""
+MAX_DEFAULT_TASKS = 64
+"""Most tasks without --array."""
 
 PROBE_SECONDS = 4.0
-"""How long the probe task may wait for its start; after that the array waits for it in the queue."""
+"""How long to wait for the probe task to start; after that the array is submitted with a dependency on it."""
 
 STOP_SECONDS = 600.0
-"""How long running tasks may take to write their checkpoints before `stop` gives the prompt back."""
+"""How long `stop` waits for running tasks to write their checkpoints."""
 
 NOT_SHARED, NO_PYTHON = 3, 4
-"""How the probe task ends."""
+"""Exit codes of the probe task."""
 
 PROBE = """\
 #!/bin/bash
@@ -55,22 +55,22 @@ cd / && {python} -c 'import sparsedepth' || exit {no_python}
 touch {token}.answer
 """
 
-SEAL = "# unedited: "
-"""Begins the last line of a script that is as it was made; the rest is a checksum of the lines before."""
+CHECKSUM_LINE = "# unedited: "
+"""Begins the last line of a script: the checksum of the lines before, to detect edits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartEnd:
-    """The end of a start of a task, as its script noted it."""
+    """How one start of a task ended, as its script recorded it."""
 
     restarts: int
     nodes: int
     cpus: int
-    """of a node"""
+    """per node"""
     seconds: int
     reason: str
     progress: bool = True
-    """whether it has written a checkpoint, or more, as far as its time limit ended it"""
+    """false if it reached its time limit without writing a checkpoint"""
 
 
 _END = TypeAdapter(StartEnd)
@@ -78,7 +78,7 @@ _END = TypeAdapter(StartEnd)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskArray:
-    """The array of one results folder."""
+    """The job array of one results folder."""
 
     sweep: str
     results: Path
@@ -89,7 +89,7 @@ class TaskArray:
 
     @property
     def name(self) -> str:
-        """Of the jobs: the sweep's, and a checksum of the folder's path."""
+        """Job name: the sweep's, and a checksum of the folder's path."""
         return f"{re.sub(r'[^A-Za-z0-9._-]', '-', self.sweep)[:40]}-{files.digest(str(self.results.resolve()))[:8]}"
 
     @property
@@ -98,11 +98,11 @@ class TaskArray:
 
     @property
     def path(self) -> Path:
-        """Of the script."""
+        """The batch script."""
         return self.folder / "sweep.sbatch"
 
     def script(self, tasks: int) -> str:
-        """The script as it is made, with its seal."""
+        """The generated script, with its checksum line."""
         text = array_script(
             name=self.name,
             results=self.results,
@@ -110,21 +110,21 @@ class TaskArray:
             tasks=tasks,
             command=work_command(sys.executable, self.results, self.arguments),
         )
-        return f"{text}{SEAL}{files.digest(text)}\n"
+        return f"{text}{CHECKSUM_LINE}{files.digest(text)}\n"
 
     def is_edited(self) -> bool:
-        """Whether the script that is there was changed by hand."""
-        text, _, seal = self.path.read_text().rpartition(SEAL)
-        return seal.strip() != files.digest(text)
+        """Whether the script was edited by hand."""
+        text, _, checksum = self.path.read_text().rpartition(CHECKSUM_LINE)
+        return checksum.strip() != files.digest(text)
 
     def queued(self) -> list[QueuedTask]:
-        """Its tasks, ended ones included as long as the controller remembers them."""
+        """The array's tasks, including recently ended ones."""
         return slurm.queued(self.name)
 
     def submit(self, tasks: int) -> str | None:
-        """Submit the array, unless one of this folder is queued or running already: then None. Returns its number.
+        """Submit the array; returns the job id, or None if this folder's array is already queued or running.
 
-        Raises ValueError, with nothing left in the queue, where Slurm refuses the script or the probe task fails.
+        Raises ValueError, leaving nothing in the queue, if Slurm refuses the script or the probe task fails.
         """
         self.folder.mkdir(exist_ok=True)
         with files.locked(self.folder / ".lock"):
@@ -132,7 +132,7 @@ class TaskArray:
                 return None
             options = []
             if self.path.exists() and self.is_edited():
-                print(f"{self.path} was edited, and is submitted as it is")
+                print(f"submitting the edited script {self.path} unchanged")
             else:
                 files.write_text(self.path, self.script(tasks))
                 options = [f"--array=0-{tasks - 1}"]
@@ -140,7 +140,7 @@ class TaskArray:
             slurm.call("sbatch", "--test-only", *options, script=script, environment=self._environment)
             if probe := self._probe():
                 options += [f"--dependency=afterok:{probe}", "--kill-on-invalid-dep=yes"]
-                print(f"the array waits for job {probe}, which sees whether the nodes share {self.results}")
+                print(f"the array waits for job {probe}, which checks that the nodes can access {self.results}")
             try:
                 return slurm.submit(script, *options, environment=self._environment)
             except ValueError:
@@ -153,17 +153,13 @@ class TaskArray:
         return {"SPARSEDEPTH_STORAGE": self.storage_url} if self.storage_url else {}
 
     def _probe(self) -> str | None:
-        """Have a task see whether a node has the folder and this Python. Its number where it has not started yet.
-
-        Raises ValueError for what it does not find.
-        """
+        """Submit a task that checks that a node has the folder and this Python. Returns its job id if it has not
+        started in time. Raises ValueError if a check fails."""
         token = self.folder.resolve() / f"probe-{uuid.uuid4().hex}"
         answer = token.with_name(f"{token.name}.answer")
         token.touch()
-        given = {key: value for key, value in self.request.options().items() if key not in ("begin", "hold")}
-        options = given | {
-            "job-name": f"{self.name}-probe", "time": "2", "output": "/dev/null", "no-requeue": None
-        }  # fmt: skip
+        options = {key: value for key, value in self.request.options().items() if key not in ("begin", "hold")}
+        options |= {"job-name": f"{self.name}-probe", "time": "2", "output": "/dev/null", "no-requeue": None}
         text = PROBE.format(
             header="\n".join(header(options)),
             token=shlex.quote(str(token)),
@@ -178,85 +174,79 @@ class TaskArray:
             state, is_late = facts.get("JobState"), time.monotonic() > deadline
             if state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
                 token.unlink()
-                raise ValueError(self._why_probe_failed(facts))
+                raise ValueError(self._probe_error(facts))
             if is_late and state == "COMPLETED":
                 raise ValueError(
-                    f"{self.results} is not shared by the nodes: what the probe task wrote on {facts.get('NodeList')} "
-                    f"is not seen here; give an --out on storage that all see"
+                    f"{self.results} is not shared by the nodes: a file written by the probe task on "
+                    f"{facts.get('NodeList')} is not visible here; give an --out on shared storage"
                 )
-            if is_late and state not in ("RUNNING", "COMPLETING"):  # it waits, or the controller does not say
+            if is_late and state not in ("RUNNING", "COMPLETING"):  # pending, or unknown to the controller
                 return job
             time.sleep(0.2)
         answer.unlink()
         token.unlink()
         return None
 
-    def _why_probe_failed(self, facts: dict[str, str]) -> str:
+    def _probe_error(self, facts: dict[str, str]) -> str:
         node = facts.get("NodeList", "a node")
         code = facts.get("ExitCode", "").partition(":")[0]
+        reason = f"the probe task on {node} ended {facts.get('JobState', '').lower()} (exit code {code})"
         if code == str(NOT_SHARED):
-            return (
-                f"{self.results} is not shared by the nodes: {node} does not see it; give an --out on storage that all "
-                f"see. Nothing was submitted"
-            )
+            reason = f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes"
         if code == str(NO_PYTHON):
-            return (
-                f"{node} cannot run {sys.executable} with sparsedepth; install it where the nodes see it. Nothing was "
-                f"submitted"
-            )
-        state = facts.get("JobState", "").lower()
-        return f"the probe task on {node} ended {state} (exit code {code}). Nothing was submitted"
+            reason = f"{node} cannot run {sys.executable} with sparsedepth; install it on storage shared by all nodes"
+        return f"{reason}. Nothing was submitted"
 
     def ended(self) -> dict[tuple[str, int], StartEnd]:
-        """How the starts of tasks ended that lived to say it, by task and number of restarts."""
+        """How starts of tasks ended, by task and number of restarts; a start that was killed is missing."""
         ends = {}
         for path in sorted(self.folder.glob("*_*.jsonl")):
             for line in files.read_regular(path).decode(errors="replace").splitlines():
                 try:
                     end = _END.validate_json(line)
-                except ValidationError:  # cut short by a full disk
+                except ValidationError:  # a full disk cut the line short
                     continue
                 ends[path.stem, end.restarts] = end
         return ends
 
-    def without_progress(self) -> str | None:
-        """Which tasks of the last array reach their time limit before they get anywhere, and what to ask for."""
-        rows: dict[str, int] = {}
+    def stuck_tasks_text(self) -> str | None:
+        """Which tasks of the last array repeatedly reach their time limit without progress, and the fix."""
+        counts: dict[str, int] = {}
         seconds: list[int] = []
         ends = self.ended()
-        last = max((int(task.partition("_")[0]) for task, _ in ends), default=0)
+        last_job = max((int(task.partition("_")[0]) for task, _ in ends), default=0)
         for (task, _), end in sorted(ends.items()):
-            if task.startswith(f"{last}_"):
-                rows[task] = 0 if end.progress else rows.get(task, 0) + 1
+            if task.startswith(f"{last_job}_"):
+                counts[task] = 0 if end.progress else counts.get(task, 0) + 1
                 seconds += [] if end.progress else [end.seconds]
-        stuck = {task: count for task, count in rows.items() if count > 1}
+        stuck = {task: count for task, count in counts.items() if count > 1}
         if not stuck:
             return None
         given_up = sum(count >= MAX_STARTS for count in stuck.values())
         return (
-            f"{len(stuck)} tasks of job {last} reached their time limit {max(stuck.values())} times in a row before "
-            f"any progress, {given_up} of them gave up: {max(seconds)} s do not suffice to start and write a "
-            f"checkpoint; {advice(2 * max(seconds))}"
+            f"{len(stuck)} tasks of job {last_job} reached their time limit {max(stuck.values())} times in a row "
+            f"without progress, and {given_up} of them gave up: {max(seconds)} s is too short to start and write a "
+            f"checkpoint; {time_advice(2 * max(seconds))}"
         )
 
-    def used_by_tasks(self) -> Accounting:
-        """What the tasks have used by their own clocks."""
+    def usage_by_own_clocks(self) -> Accounting:
         ends = self.ended().values()
-        return slurm.sum_of("the tasks' own clocks", ((end.seconds, end.nodes, end.nodes * end.cpus) for end in ends))
+        rows = ((end.seconds, end.nodes, end.nodes * end.cpus) for end in ends)
+        return Accounting.total("the tasks' own clocks", rows)
 
-    def account(self) -> str | None:
-        """Keep what the tasks have used in DIR/slurm/accounting.json, and say it."""
-        used = slurm.accounting(self.name) or self.used_by_tasks()
-        if not used.starts:
+    def record_usage(self) -> str | None:
+        """Write what the tasks used to DIR/slurm/accounting.json; returns it as a line."""
+        usage = slurm.accounting(self.name) or self.usage_by_own_clocks()
+        if not usage.starts:
             return None
-        files.write_json(self.folder / "accounting.json", asdict(used))
+        files.write_json(self.folder / "accounting.json", asdict(usage))
         return (
-            f"used: {used.node_hours:.3g} node hours, {used.core_hours:.3g} core hours, in {used.starts} starts "
-            f"of tasks ({used.source})"
+            f"used: {usage.node_hours:.3g} node hours, {usage.core_hours:.3g} core hours, in {usage.starts} starts "
+            f"of tasks ({usage.source})"
         )
 
-    def reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
-        """Why each start of a task has ended, and how the task stands now: 'preempted; now pending (Resources)'."""
+    def end_reasons(self, starts: Iterable[Allocation], queued: Iterable[QueuedTask]) -> Iterator[str]:
+        """Why each start of a task ended, and the task's state now: 'preempted; now pending (Resources)'."""
         ends, tasks = self.ended(), {task.task: task for task in queued}
         nodes: dict[str, str] = {}
         for start in starts:
@@ -271,62 +261,62 @@ class TaskArray:
             lost = f"its node is {state}" if state.startswith("down") else "killed, or its node failed"
             yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task and task.is_active else "")
 
-    def cancel_waiting(self) -> None:
-        """Cancel the tasks that have not started: every run is there."""
-        if waiting := [task.task for task in self.queued() if task.state == "PENDING"]:
-            slurm.call("scancel", "--quiet", *waiting)
+    def cancel_pending(self) -> None:
+        """Cancel the tasks that have not started."""
+        if pending := [task.task for task in self.queued() if task.state == "PENDING"]:
+            slurm.call("scancel", "--quiet", *pending)
 
     def stop(self) -> int:
-        """Cancel what waits, have what runs write its checkpoint and end. Returns how many tasks were asked.
+        """Cancel pending tasks; have running ones checkpoint and end. Returns how many tasks were stopped.
 
-        Asked again and again: a task may just be on its way back to the queue, or out of it.
+        Repeated until none is left: a task may be starting, or being requeued.
         """
-        asked: set[str] = set()
+        stopped: set[str] = set()
         deadline = time.monotonic() + STOP_SECONDS
         while active := [task for task in self.queued() if task.is_active]:
-            asked |= {task.task for task in active}
-            waiting = [task.task for task in active if task.state not in ("RUNNING", "COMPLETING")]
+            stopped |= {task.task for task in active}
+            pending = [task.task for task in active if task.state not in ("RUNNING", "COMPLETING")]
             running = [task.task for task in active if task.state == "RUNNING"]
-            if waiting:
-                slurm.call("scancel", "--quiet", *waiting)
+            if pending:
+                slurm.call("scancel", "--quiet", *pending)
             if running:
                 slurm.call("scancel", "--quiet", "--signal=INT", "--batch", *running)
             if time.monotonic() > deadline:
-                raise ValueError(f"{len(active)} tasks still run; `scancel --name={self.name}` ends them at once")
+                raise ValueError(f"{len(active)} tasks still run; kill them with `scancel --name={self.name}`")
             time.sleep(2.0)
-        return len(asked)
+        return len(stopped)
 
 
-def counted(tasks: Sequence[QueuedTask]) -> str:
-    """How many tasks are in each state, with the reason of those that wait."""
-    words = Counter(slurm.describe(task) for task in tasks)
-    return ", ".join(f"{count} {state}" for state, count in words.most_common()) or "none in the queue"
+def task_counts(tasks: Sequence[QueuedTask]) -> str:
+    """How many tasks are in each state: '2 running, 1 pending (Resources)'."""
+    states = Counter(slurm.describe(task) for task in tasks)
+    return ", ".join(f"{count} {state}" for state, count in states.most_common()) or "none in the queue"
 
 
-def default_tasks(runs: int, at_a_time: int) -> int:
-    """As many tasks as have work, at most MOST_TASKS."""
-    return max(1, min(MOST_TASKS, math.ceil(runs / at_a_time)))
+def default_tasks(runs: int, runs_in_parallel: int) -> int:
+    """As many tasks as have work, at most MAX_DEFAULT_TASKS."""
+    return max(1, min(MAX_DEFAULT_TASKS, math.ceil(runs / runs_in_parallel)))
 
 
 def check(request: Request, results: Path | None, tasks: int, checkpoint_seconds: float) -> slurm.Partition:
-    """The partition. Raises ValueError for what Slurm would refuse, or what would never get anywhere."""
+    """The partition. Raises ValueError for requests that Slurm would refuse, or that leave no time for progress."""
     slurm.check_present()
     if results:
         check_folder(results)
     partition = slurm.partition(request.partition)
     if request.seconds is not None and request.seconds > partition.seconds:
         hours = partition.seconds / 3600
-        raise ValueError(f"--time {request.time} is beyond the limit of partition {partition.name}, {hours:g} h")
+        raise ValueError(f"--time {request.time} exceeds the limit of partition {partition.name}, {hours:g} h")
     limit = request.seconds or partition.default_seconds
-    left, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + checkpoint_seconds
-    if left <= needed:
-        asked = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
+    available, needed = max(0.0, limit - request.warning_seconds), START_SECONDS + checkpoint_seconds
+    if available <= needed:
+        source = f"--time {request.time}" if request.time else f"the default limit of partition {partition.name}"
         raise ValueError(
-            f"{asked} leaves a task {left:.0f} s before it is told to leave, no more than it needs to start (about "
+            f"{source} leaves a task {available:.0f} s before Slurm warns it, too short to start (about "
             f"{START_SECONDS} s) and write a checkpoint (checkpoint_seconds={checkpoint_seconds:g}); "
-            f"{advice(needed + 1)}"
+            f"{time_advice(needed + 1)}"
         )
-    most = slurm.max_tasks()
-    if not 1 <= tasks < most:
-        raise ValueError(f"--array {tasks} must be between 1 and {most - 1}, the most that this Slurm takes")
+    max_tasks = slurm.max_tasks()
+    if not 1 <= tasks < max_tasks:
+        raise ValueError(f"--array {tasks} must be between 1 and {max_tasks - 1}, the limit of this Slurm")
     return partition

@@ -1,4 +1,4 @@
-"""Slurm's commands, as far as a sweep needs them. Every refusal of theirs is a ValueError of one line."""
+"""Calls of Slurm's commands. Their errors become one-line ValueErrors."""
 
 import math
 import os
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sparsedepth.cluster.script import parse_time
 
-SECONDS = 60.0
-"""How long one of the commands may take."""
+TIMEOUT_SECONDS = 60.0
+"""of one command"""
 
 ENDED = {
     "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "PREEMPTED",
@@ -22,15 +22,15 @@ ENDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedTask:
-    """A task of an array, as the controller sees it."""
+    """A task of an array, as squeue shows it."""
 
     task: str
-    """12_3: the array's number and the task's own"""
+    """12_3: job id of the array and task number"""
     state: str
     nodes: str
     reason: str
     restarts: int = 0
-    """how often it was queued again"""
+    """how often it was requeued"""
 
     @property
     def is_active(self) -> bool:
@@ -38,50 +38,46 @@ class QueuedTask:
 
 
 def describe(task: QueuedTask) -> str:
-    """A task's state in words, with the reason of one that waits or failed."""
+    """A task's state, with the reason if it is pending or failed."""
     state = task.state.lower().replace("_", " ")
-    says_no_more = task.reason in ("None", "") or task.reason.lower() == state.replace(" ", "")
-    return state if says_no_more or task.state == "RUNNING" else f"{state} ({task.reason})"
+    has_no_reason = task.reason in ("None", "") or task.reason.lower() == state.replace(" ", "")
+    return state if has_no_reason or task.state == "RUNNING" else f"{state} ({task.reason})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A queue, and what it allows."""
-
     name: str
     seconds: float
-    """the longest time limit"""
+    """longest time limit"""
     default_seconds: float
-    """the limit of a job that asks for none"""
+    """time limit of a job that requests none"""
     nodes: int
     gpus: str
-    """what its nodes have, as Slurm writes it"""
+    """GPUs of its nodes, in Slurm's format"""
 
 
 def check_present() -> None:
-    """Raises ValueError where Slurm's commands are not here."""
+    """Raises ValueError if Slurm's commands are not installed."""
     if missing := [name for name in ("sbatch", "squeue", "scontrol", "sinfo", "scancel") if not shutil.which(name)]:
-        raise ValueError(
-            f"--on slurm needs Slurm's {missing[0]} on the path; give the command on a login node of the cluster"
-        )
+        raise ValueError(f"--on slurm needs Slurm's {missing[0]} on the path; run this on a login node of the cluster")
 
 
 def call(*command: str, script: str | None = None, environment: Mapping[str, str] | None = None) -> str:
-    """What a command prints. Raises ValueError with the reason that it gives."""
+    """The output of a command. Raises ValueError with the command's error."""
     try:
         done = subprocess.run(
             command,
             input=script,
             capture_output=True,
             text=True,
-            timeout=SECONDS,
+            timeout=TIMEOUT_SECONDS,
             env={**os.environ, **(environment or {})},
             check=False,
         )
     except FileNotFoundError:
         raise ValueError(f"Slurm's {command[0]} is not on the path") from None
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{command[0]} gave no answer within {SECONDS:.0f} s; is Slurm's controller up?") from None
+        raise ValueError(f"{command[0]} did not answer in {TIMEOUT_SECONDS:.0f} s; is Slurm's controller up?") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         reasons = [re.sub(rf"^{command[0]}: (error: )?", "", line) for line in lines]
@@ -90,48 +86,48 @@ def call(*command: str, script: str | None = None, environment: Mapping[str, str
 
 
 def partition(name: str | None) -> Partition:
-    """The partition of this name, or the default one. Raises ValueError where there is none."""
+    """The partition of this name, or the default one. Raises ValueError if there is none."""
     lines = call("sinfo", "--noheader", "--format=%P|%l|%L|%D|%G").splitlines()
-    known: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     default = None
     for line in lines:
-        marked, limit, usual, nodes, gpus = line.strip().split("|")
-        own = marked.rstrip("*")
-        default = own if marked.endswith("*") else default
+        marked_name, limit, default_limit, nodes, gpus = line.strip().split("|")
+        own = marked_name.rstrip("*")
+        default = own if marked_name.endswith("*") else default
         seconds, default_seconds = (
-            math.inf if text in ("infinite", "n/a") else parse_time(text) for text in (limit, usual)
+            math.inf if text in ("infinite", "n/a") else parse_time(text) for text in (limit, default_limit)
         )
-        before = known[own].nodes if own in known else 0
-        known[own] = Partition(
+        other_nodes = partitions[own].nodes if own in partitions else 0
+        partitions[own] = Partition(
             name=own,
             seconds=seconds,
             default_seconds=min(seconds, default_seconds),
-            nodes=before + int(nodes),
+            nodes=other_nodes + int(nodes),
             gpus="" if gpus == "(null)" else gpus,
         )
-    chosen = name or default
-    if chosen is None:
-        raise ValueError(f"Slurm has no default partition here; give --partition, one of: {', '.join(known) or 'none'}")
-    first = chosen.split(",")[0]
-    if first not in known:
-        raise ValueError(f"--partition {first!r} is not known to Slurm here; choose of: {', '.join(known) or 'none'}")
-    return known[first]
+    names = ", ".join(partitions) or "none"
+    if name is None and default is None:
+        raise ValueError(f"Slurm has no default partition; give --partition, one of: {names}")
+    first = (name or default or "").split(",")[0]
+    if first not in partitions:
+        raise ValueError(f"--partition {first!r} does not exist; choose one of: {names}")
+    return partitions[first]
 
 
 def max_tasks() -> int:
-    """The most tasks that an array may have."""
+    """Slurm's MaxArraySize."""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE)
     return int(match[1]) if match else 1000
 
 
 def submit(script: str, *options: str, environment: Mapping[str, str] | None = None) -> str:
-    """The number of the job that a script becomes. Raises ValueError where Slurm refuses it."""
-    answer = call("sbatch", "--parsable", *options, script=script, environment=environment)
-    return answer.strip().split(";")[0]
+    """Submit a script; returns the job id. Raises ValueError if Slurm refuses it."""
+    output = call("sbatch", "--parsable", *options, script=script, environment=environment)
+    return output.strip().split(";")[0]
 
 
 def queued(name: str) -> list[QueuedTask]:
-    """The user's tasks of this name: those that have not ended, and those that ended minutes ago."""
+    """The user's tasks of this name, including those that ended within minutes."""
     fields = "--Format=JobArrayID:|,State:|,NodeList:|,Reason:|,RestartCnt:|"
     lines = call("squeue", "--noheader", "--array", "--me", "--states=all", f"--name={name}", fields).splitlines()
     tasks = []
@@ -142,12 +138,12 @@ def queued(name: str) -> list[QueuedTask]:
 
 
 def node_states() -> dict[str, str]:
-    """How each node stands: idle, mixed, down*, ..."""
+    """State of each node: idle, mixed, down*, ..."""
     return dict(line.split("|") for line in call("sinfo", "--noheader", "--Node", "--format=%N|%T").split())
 
 
 def show_job(job: str) -> dict[str, str]:
-    """What the controller knows of a job; empty once it has forgotten it."""
+    """The controller's facts about a job; empty once it has forgotten the job."""
     try:
         line = call("scontrol", "--oneliner", "show", "job", job)
     except ValueError:
@@ -157,28 +153,28 @@ def show_job(job: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Accounting:
-    """What the tasks of a name have used, each start of a task counted by itself."""
+    """Resources used by the tasks of one name, summed over all their starts."""
 
     source: str
-    """sacct, or the tasks' own clocks, which tell nothing of a start that ended with its node"""
+    """sacct, or the tasks' own clocks, which miss a start that ended with its node"""
     starts: int
     node_hours: float
     core_hours: float
 
-
-def sum_of(source: str, rows: Iterable[tuple[int, int, int]]) -> Accounting:
-    """Of starts: their seconds, nodes, and cores on all nodes."""
-    used = [row for row in rows if row[0] > 0]
-    return Accounting(
-        source=source,
-        starts=len(used),
-        node_hours=sum(seconds * nodes for seconds, nodes, _ in used) / 3600,
-        core_hours=sum(seconds * cores for seconds, _, cores in used) / 3600,
-    )
+    @classmethod
+    def total(cls, source: str, rows: Iterable[tuple[int, int, int]]) -> "Accounting":
+        """Sum over starts of (seconds, nodes, cores on all nodes)."""
+        starts = [row for row in rows if row[0] > 0]
+        return cls(
+            source=source,
+            starts=len(starts),
+            node_hours=sum(seconds * nodes for seconds, nodes, _ in starts) / 3600,
+            core_hours=sum(seconds * cores for seconds, _, cores in starts) / 3600,
+        )
 
 
 def accounting(name: str) -> Accounting | None:
-    """The user's tasks of this name in the last year, as sacct has them; None where accounting is off."""
+    """The user's tasks of this name in the last year, from sacct; None if accounting is off."""
     fields = "--format=ElapsedRaw,AllocNodes,AllocCPUS"
     since = ("--starttime=now-365days", "--endtime=now")
     try:
@@ -188,4 +184,4 @@ def accounting(name: str) -> Accounting | None:
     except ValueError:
         return None
     rows = [[int(number or 0) for number in line.split("|")] for line in text.split()]
-    return sum_of("sacct", ((seconds, nodes, cores) for seconds, nodes, cores in rows))
+    return Accounting.total("sacct", ((seconds, nodes, cores) for seconds, nodes, cores in rows))

@@ -101,7 +101,7 @@ def _clean(scratch: Scratch) -> None:
         checkpoint.remove(scratch.checkpoints)
     for left in scratch.folder.glob("record-*"):
         shutil.rmtree(left, ignore_errors=True)
-    scratch.forget_failures()
+    scratch.clear_failures()
 
 
 class ProgressWriter:

@@ -40,7 +40,7 @@ class MeasureRequest:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MeasuringResult:
+class MeasurementResult:
     loaded: LoadedModel
     given: GivenTokens | None
     """the tokens that were given in place of a corpus"""
@@ -50,7 +50,7 @@ class MeasuringResult:
     """positions that count behind the scores"""
 
 
-def measure_existing_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasuringResult:
+def measure_existing_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasurementResult:
     """Every measure of the config on the request's tokens; `report` gets the phase and the share that is done.
 
     Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
@@ -75,7 +75,7 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
             progress=lambda done: report("measuring", done),
         )
         n_tokens = source.held_out(config.seq_len, config.measure_tokens).n_scored
-    measured = MeasuringResult(
+    measured = MeasurementResult(
         loaded=loaded, given=request.given, config=config, measurements=measurements, n_tokens=n_tokens
     )
     if request.out is not None:

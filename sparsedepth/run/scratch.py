@@ -131,7 +131,7 @@ class Scratch:
             return None
         return Pruned(step=content["step"], reason=visible(str(content.get("reason"))))
 
-    def forget_failures(self) -> None:
+    def clear_failures(self) -> None:
         """Forget, too, what did not fit into memory: perhaps there is more of it now."""
         for name in ("failures.json", "memory.json"):
             (self.folder / name).unlink(missing_ok=True)

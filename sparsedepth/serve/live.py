@@ -23,7 +23,7 @@ from sparsedepth.store.connection import open_store
 from sparsedepth.store.run_record import MARKER
 from sparsedepth.store.search import search_of
 from sparsedepth.store.tables import INDEX
-from sparsedepth.sweep.status import RunState, is_silent, varied
+from sparsedepth.sweep.status import RunState, is_silent, varied_fields
 from sparsedepth.sweep.summary import SweepSummary, sweep_summary
 
 SHOWN = ("pareto", "curves", "by_layer", "variance")
@@ -207,7 +207,7 @@ class Live:
 
 def _running(now: SweepSummary, state: RunState) -> dict[str, Any]:
     """How one running run stands."""
-    name = varied(now.definition, state.config) if now.definition and state.config else state.run_id
+    name = varied_fields(now.definition, state.config) if now.definition and state.config else state.run_id
     if state.progress is None:
         return {"name": name, "phase": "starting", "done": 0.0, "loss": None, "seconds_left": None, "is_silent": False}
     progress = state.progress

@@ -16,7 +16,7 @@ const said = (run) => {
   const parts = [run.phase, `${Math.round(100 * run.done)}%`];
   if (run.loss !== null) parts.push(`loss ${run.loss.toFixed(3)}`);
   if (run.seconds_left !== null) parts.push(`about ${duration(run.seconds_left)} left`);
-  return `${run.name}: ${parts.join(", ")}${run.is_silent ? " (silent for minutes)" : ""}`;
+  return `${run.name}: ${parts.join(", ")}${run.is_silent ? " (no output for minutes)" : ""}`;
 };
 
 function showStatus(status) {

@@ -123,7 +123,7 @@ class Driver:
         self._prepare_text()  # before the signals are caught: Ctrl-C ends a long tokenisation at once
         if retry_failed:
             for state in scan(self.results, self.definition, self._runs()):
-                Scratch(self.results, state.run_id).forget_failures()
+                Scratch(self.results, state.run_id).clear_failures()
         result = self.run_waiting()
         drop_leftovers(self.results)
         return result

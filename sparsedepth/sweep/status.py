@@ -104,7 +104,7 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
     return [state_of(results, run_id, planned.get(run_id)) for run_id in [*planned, *sorted(run_ids - set(planned))]]
 
 
-def of_earlier(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
+def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
     """One line on complete runs of the folder that an earlier form of its definition listed; '' where there are none.
 
     The one rule: a sweep makes, and counts, what its definition lists; whoever reads results reads every complete run.
@@ -118,7 +118,7 @@ def of_earlier(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
     )
 
 
-class Best:
+class BestSoFar:
     """The best finished run so far, for a caller that looks often: a summary is read once."""
 
     def __init__(self, results: Path, objective: str):
@@ -148,6 +148,6 @@ def is_silent(progress: Progress, seconds: float = 120) -> bool:
     return time.time() - progress.at > seconds
 
 
-def varied(definition: SweepDefinition, config: RunConfig) -> str:
+def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
     """The fields in which a run differs from its siblings, for a line of progress."""
     return visible(" ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed")))

@@ -120,7 +120,7 @@ def shown(url: str | None, results: Path) -> str:
     return f"--storage postgresql://{address.host or ''}/{address.database or ''}"
 
 
-def hide(url: str) -> None:
+def hide_url(url: str) -> None:
     """Blank a URL, which may hold a password, on this process's command line, where `ps` shows it to every user."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

@@ -19,7 +19,7 @@ from sparsedepth.store.cache import read_columns
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.packages import version_differences
 from sparsedepth.store.setting import Configuration, settings_of
-from sparsedepth.sweep.status import ENDED, RunState, State, is_without_result, of_earlier, scan
+from sparsedepth.sweep.status import ENDED, RunState, State, is_without_result, other_runs_note, scan
 
 WITHOUT_RESULT = (*ENDED, "damaged")
 
@@ -110,7 +110,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     remarks = (
         describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
-        of_earlier(rows, states),
+        other_runs_note(rows, states),
     )
     hours = [row["node_hours"] for row in rows.values() if row["node_hours"] is not None]
     hours += [node_hours(state.starts) for state in states if state.starts]

@@ -84,10 +84,10 @@ def test_an_array_makes_the_record_is_left_attached_to_and_stopped(folder, undis
     until(lambda: "submitted 3 tasks as job" in process.stdout.readline(), 120)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 130 and "goes on without this command" in err and "Traceback" not in err
+    assert process.returncode == 130 and "keeps running; run the same command again" in err and "Traceback" not in err
 
     process = start(*command(sweep, results, "--array", 3))
-    until(lambda: "attached to the array" in process.stdout.readline(), 120)
+    until(lambda: "following the array" in process.stdout.readline(), 120)
     until(lambda: is_held_by_a_run(results), 120)
     status, _ = sparsedepth("status", results)
     assert re.search(r"tasks of tiny-\w{8}: .*running", status)
@@ -112,7 +112,7 @@ def test_an_array_makes_the_record_is_left_attached_to_and_stopped(folder, undis
     assert "ended: " in out
     status, _ = sparsedepth("status", results)
     assert re.search(r"(planned|interrupted) \w{12} \(task \d+_\d on n\d\): stopped", status), status
-    assert re.search(r"used: \S+ node hours by the runs' own clocks, \S+ for each complete run", status), status
+    assert re.search(r"used: \S+ node hours by the runs' own clocks, \S+ per complete run", status), status
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "runs are missing" in err
     assert not cluster.jobs() and expected.items() <= record_of(results).items()
@@ -127,10 +127,10 @@ def test_bad_input_is_one_line_and_submits_nothing(folder, cluster, tmp_path, mo
         assert not cluster.jobs("--states=all"), "something was submitted"
         return err
 
-    assert "--partition 'gpu' is not known to Slurm here; choose of: p, urgent" in refused("--partition", "gpu")
-    assert "beyond the limit of partition urgent, 1 h" in refused("--partition", "urgent", "--time", "2:00:00")
+    assert "--partition 'gpu' does not exist; choose one of: p, urgent" in refused("--partition", "gpu")
+    assert "exceeds the limit of partition urgent, 1 h" in refused("--partition", "urgent", "--time", "2:00:00")
     too_short = refused("--time", "1")
-    assert "leaves a task 45 s before it is told to leave, no more than it needs to start (about 20 s)" in too_short
+    assert "leaves a task 45 s before Slurm warns it, too short to start (about 20 s)" in too_short
     assert "checkpoint_seconds=30); give --time at least 2" in too_short
     assert "--array 5000 must be between 1 and 1000" in refused("--array", 5000, "--set", "seeds=6000")
     assert "--account" in refused("--account", "a b")
@@ -148,7 +148,7 @@ def test_a_folder_that_a_node_does_not_see_is_found_by_the_probe(folder, cluster
         cluster.start_node(name, hidden=hidden)
     until(lambda: set(cluster.node_states().values()) == {"idle"}, 60)
     _, err = sparsedepth(*command(Sweep(folder, 2), hidden / "results"), code=2)
-    assert re.search(r"hidden/results is not shared by the nodes: n\d does not see it", err) and err.count("\n") == 1
+    assert re.search(r"hidden/results is not visible on n\d; give an --out", err) and err.count("\n") == 1
     assert not cluster.jobs() and not (hidden / "results").exists()
 
 
@@ -271,7 +271,7 @@ def test_thirty_runs_over_three_nodes_under_every_disturbance(folder, undisturbe
                 if not planned:
                     break
                 runs += 30
-            else:  # all tasks ended while runs were missing: the same command continues
+            else:  # all tasks ended while runs were missing: the same command resumes
                 commands += 1
             process = start(*command(Sweep(folder, runs), results, "--array", 6))
         assert time.monotonic() - started < 1500, "it never ended"
@@ -309,11 +309,11 @@ def test_a_time_limit_too_short_to_start_and_one_too_short_for_a_run(tmp_path, c
 
     out, err = finish(cluster, process := start(*sweep, "--runtime", "threads=1"), 300 * minutes)
     assert process.returncode == 1 and "Traceback" not in err, out + err
-    said = r"1 tasks of job \d+ reached their time limit 3 times in a row before any progress, 1 of them gave up: "
+    said = r"1 tasks of job \d+ reached their time limit 3 times in a row without progress, and 1 of them gave up: "
     assert re.search(said, err) and f"; give --time at least {2 * minutes}" in err
     assert re.search(said, sparsedepth("status", results)[0])
     (log,) = results.glob("slurm/*.log")
-    assert f"3 times in a row before any progress; give --time at least {2 * minutes}" in log.read_text()
+    assert f"3 times in a row without progress; give --time at least {2 * minutes}" in log.read_text()
 
     (slow / "start").touch()
     process = start(*sweep, "--runtime", "threads=1")

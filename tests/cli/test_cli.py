@@ -87,7 +87,7 @@ def test_what_needs_no_sandbox_starts_none(words, monkeypatch):
         (("recipe", "{results}", "--objective", "steps"), "steps"),
         (("plot", "{results}", "-o", "{tmp}/x.gif"), "x.gif"),
         (("plot", "{results}", "-o", "{tmp}/x.png", "--figure", "pie"), "pie"),
-        (("status", "{tmp}/absent"), "no folder that exists"),
+        (("status", "{tmp}/absent"), "not an existing folder"),
         (("status", "{tmp}"), "no runs"),
         (("sweep", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),
         (("train", "{tmp}/absent.yaml", "--out", "{tmp}/o"), "absent.yaml"),

@@ -125,8 +125,3 @@ def test_a_kernel_that_fails_is_found_by_running_it(monkeypatch):
     assert failing(findings) == {"sdpa"}
     assert findings["sdpa"].fact == "RuntimeError: no kernel image is available for execution"
     assert findings["reference"].state == "ok"
-
-
-def test_an_unknown_format_is_an_error():
-    with pytest.raises(ValueError, match="'xml' is not one of table, json"):
-        doctor.doctor("xml")

@@ -83,6 +83,6 @@ def test_the_learning_rate_is_asked_about_by_itself(results):
 def test_wrong_questions_are_one_line(results):
     assert "these runs vary" in sparsedepth("effects", results, "--part", "lr", "--knob", "norm", code=2)[1]
     assert "these runs vary: depth_scale, n_layers" in sparsedepth("effects", results, "--knob", "norm", code=2)[1]
-    assert "--at asks" in sparsedepth("effects", results, "--at", "tokens=1e9", code=2)[1]
+    assert "--at predicts" in sparsedepth("effects", results, "--at", "tokens=1e9", code=2)[1]
     assert sparsedepth("effects", results, "--part", "nonsense", code=2)[1].count("Value error") == 0
     assert "not a measured number" in sparsedepth("effects", results, "--by", "nonsense", code=2)[1]

@@ -41,9 +41,9 @@ def test_help_shows_the_example_and_whole_summaries(capsys):
     shown = " ".join(out_of(capsys, "best", "--help").split())
     assert "Example: sparsedepth best results/mine --by usefulness" in shown
     listed = " ".join(out_of(capsys, "--help").split())
-    assert not re.search(r"\w\.\.\.", listed) and "verify it on fresh seeds; compare it with papers." in listed
+    assert not re.search(r"\w\.\.\.", listed) and "verify it on fresh seeds, or compare it with papers." in listed
     assert (
-        "Rank configurations by their mean over seeds, with interval, the baseline beside them; of a search, its front."
+        "Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."
         in listed
     )
 

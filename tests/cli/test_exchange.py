@@ -44,7 +44,7 @@ def test_evaluate_keeps_scores_and_redoes_only_what_is_missing(tmp_path, command
     out, _ = command(*asked, "first")
     assert "first (version 1.5): 2 documents  written:" in out and "bits_per_byte" in out
     out, _ = command(*asked, "first,second")
-    assert "first (version 1.5): 2 documents  kept" in out and "second (version 1.5): 2 documents  written:" in out
+    assert "first (version 1.5): 2 documents  stored" in out and "second (version 1.5): 2 documents  written:" in out
     out, _ = command(*asked, "first", "--limit", 1)
     assert "first (version 1.5): 1 documents  written:" in out
     answer, _ = command(

@@ -50,7 +50,7 @@ def test_init_writes_a_file_of_its_kind_once(kind, tmp_path, monkeypatch, capsys
     path.write_text("mine")
     with pytest.raises(ValueError, match="exists"):
         init.init(kind)
-    with pytest.raises(ValueError, match="no folder"):
+    with pytest.raises(ValueError, match="not a folder"):
         init.init(kind, tmp_path / "gone" / "x.yaml")
     assert path.read_text() == "mine" and [*tmp_path.iterdir()] == [path]
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sparsedepth.cli.input_file import COMMANDS, kind_of, read_input
-from sparsedepth.cli.sweep_args import define
+from sparsedepth.cli.sweep_args import sweep_definition
 from sparsedepth.config.load import read_yaml
 from sparsedepth.config.presets import PRESETS
 
@@ -76,13 +76,13 @@ def test_a_slip_in_a_file_does_not_change_its_kind():
 
 def test_set_reaches_the_keys_of_a_sweep(tmp_path):
     path = write(tmp_path, CONTENTS["sweep"])
-    changed = define(path, settings=["seeds=[3, 4]", "lr=0.5", "objectives=[usefulness]"])
+    changed = sweep_definition(path, settings=["seeds=[3, 4]", "lr=0.5", "objectives=[usefulness]"])
     assert (changed.seeds, changed.base, changed.objectives) == ([3, 4], {"lr": 0.5}, ["usefulness"])
-    assert define(None, vary=["n_layers=2,3"], settings=["sampler=random", "n_trials=2"]).n_trials == 2
+    assert sweep_definition(None, vary=["n_layers=2,3"], settings=["sampler=random", "n_trials=2"]).n_trials == 2
     searched = {**CONTENTS["sweep"], "sampler": "random", "n_trials": 5}
-    assert define(write(tmp_path, searched), settings=["n_trials=9"]).n_trials == 9
+    assert sweep_definition(write(tmp_path, searched), settings=["n_trials=9"]).n_trials == 9
     for name in ("base", "scales"):
         with pytest.raises(ValueError, match=f"--set {name}: a part of the file"):
-            define(path, settings=[f"{name}={{lr: 1}}"])
+            sweep_definition(path, settings=[f"{name}={{lr: 1}}"])
     with pytest.raises(ValueError, match="--set: n_trials=4 has no meaning with sampler 'grid'"):
-        define(write(tmp_path, CONTENTS["sweep"]), settings=["n_trials=4"])
+        sweep_definition(write(tmp_path, CONTENTS["sweep"]), settings=["n_trials=4"])

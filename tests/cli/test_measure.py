@@ -82,7 +82,7 @@ def test_given_tokens_are_what_is_measured(folder, tmp_path, command):
     named, err = command("measure", folder, *both, *measures, "-o", tmp_path / "record")
     assert halves == named and "written" in err
     nothing, _ = command("measure", folder, *both, "--measures", "weights,experts,weight_updates")
-    assert "\nof experts, weight_updates this model has no value: `sparsedepth metrics`" in nothing
+    assert "\nnot defined for this model: experts, weight_updates; see `sparsedepth metrics`" in nothing
     found = {score["name"]: score for score in json.loads(named)}
     causal = found["causal_score"]
     assert causal["n_tokens"] == 4 * 32 and causal["interval"][0] <= causal["global"] <= causal["interval"][1]
@@ -184,9 +184,9 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(tmp_
         (("{folder}", "--set", "measure_token=3"), "did you mean 'measure_tokens'"),
         (("{tmp}",), "neither a folder"),
         (("{folder}", "--device", "cuda:9"), "cuda:9"),
-        (("{folder}", "--format", "xml"), "'xml' is not one of table, json, csv"),
+        (("{folder}", "--format", "xml"), "'xml' is not one of 'table', 'json', 'csv'"),
         (("{folder}", "--measures", "causal,usefullness"), "'usefullness' is not one of all, usefulness"),
-        (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "say the same"),
+        (("{folder}", "--measures", "all", "--set", "measures=[causal]"), "set the same field"),
         (("{folder}", "--fit-tokens", "x.npy"), "needs --tokens"),
         (("{folder}", "--data", "stdlib", "--tokens", "x.npy"), "two sources"),
         (("{folder}", "--tokens", "{tokens}"), "ids from 0 to 40, and"),

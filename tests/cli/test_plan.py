@@ -10,7 +10,7 @@ from tiny import BASE, definition
 from sparsedepth.cli import calls, sweep_args
 from sparsedepth.cli.plan import plan
 from sparsedepth.cli.run_progress import duration
-from sparsedepth.cli.sweep_args import define, define_run
+from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition
 from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
 from sparsedepth.config.runtime import RuntimeConfig
@@ -61,7 +61,7 @@ def test_a_file_is_read_once_for_its_price(tmp_path, monkeypatch):
     path, reads = write(tmp_path, {"n_layers": 2}), []
     read = sweep_args.read_input
     monkeypatch.setattr(sweep_args, "read_input", lambda *asked: reads.append(asked) or read(*asked))
-    assert define_run(path, ["seed=4"]).seeds == [4] and len(reads) == 1
+    assert single_run_sweep(path, ["seed=4"]).seeds == [4] and len(reads) == 1
 
 
 @pytest.mark.parametrize("field", [{"optimizer": "muon"}, {"loops": 2}])
@@ -87,9 +87,9 @@ def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_tha
     path = write(tmp_path, LARGE)
     plan(path, on="h100", format="json")
     shortage = json.loads(capsys.readouterr().out)["shortage"]
-    assert "does not fit 80 GB: micro_batch=" in shortage
-    size = int(shortage.partition("--runtime micro_batch=")[2].rstrip(")"))
-    sweep = define_run(path)
+    assert "does not fit into 80 GB: use --runtime micro_batch=" in shortage
+    size = int(shortage.partition("--runtime micro_batch=")[2])
+    sweep = single_run_sweep(path)
 
     def peak(micro_batch):
         runtime = build(RuntimeConfig, {"micro_batch": micro_batch}, "t")
@@ -99,12 +99,12 @@ def test_a_run_beyond_the_memory_of_the_device_names_the_largest_micro_batch_tha
     plan(path, on="h100", runtime=[f"micro_batch={size}"])
     assert "does not fit" not in capsys.readouterr().out
     plan(write(tmp_path, {**LARGE, "n_layers": 300}), on="h100")
-    assert "does not fit 80 GB: nor does micro_batch=1" in capsys.readouterr().out
+    assert "does not fit into 80 GB: even micro_batch=1 does not" in capsys.readouterr().out
 
 
 def test_what_is_left_is_priced(tmp_path, capsys):
     path = definition(tmp_path)
-    sweep, results = define(path), tmp_path / "out"
+    sweep, results = sweep_definition(path), tmp_path / "out"
     runs = runs_left(sweep, results)
     assert len(runs) == 4
     for config in runs[:3]:
@@ -113,17 +113,17 @@ def test_what_is_left_is_priced(tmp_path, capsys):
     assert [run.run_id for run in runs_left(sweep, results)] == [runs[3].run_id]
     plan(path, on="h100", out=results)
     out = capsys.readouterr().out
-    assert "in all 4 runs" in out and "left: 1 runs" in out
+    assert "total: 4 runs" in out and "remaining: 1 runs" in out
     make_run(results, runs[3], {"outcome": "ok", "val_loss": 2.0})
     plan(path, on="h100", out=results)
-    assert f"left: nothing, every run is in {results}" in capsys.readouterr().out
+    assert f"remaining: nothing; every run in {results}" in capsys.readouterr().out
 
 
 def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp_path, capsys):
     """One cell, two values of lr with two tuning seeds; a tuning run failed, of the two results one is there."""
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
     path, results = definition(tmp_path, **fields), tmp_path / "out"
-    sweep = define(path)
+    sweep = sweep_definition(path)
     tuning = runs_left(sweep, results)[:6]
     assert {run.seed for run in tuning} == {7, 8}
     for config in tuning:
@@ -142,7 +142,7 @@ def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp
 def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
     """The lowest of three learning rates is best: two runs at a lower one, and two results where tuning will end."""
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
-    sweep, results = define(definition(tmp_path, **fields)), tmp_path / "out"
+    sweep, results = sweep_definition(definition(tmp_path, **fields)), tmp_path / "out"
     for config in runs_left(sweep, results)[:6]:
         make_run(results, config, {"val_loss": config.lr})
     left = runs_left(sweep, results)
@@ -153,12 +153,12 @@ def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
 def test_a_task_has_no_text_on_disk(tmp_path, capsys):
     for corpus, told in ((tmp_path, True), ("task:k_hop", False)):
         plan(write(tmp_path, {"n_layers": 2, "corpus": str(corpus)}), on="h100")
-        assert ("disk: without the tokenised text" in capsys.readouterr().out) is told
+        assert ("disk: excludes the tokenised text" in capsys.readouterr().out) is told
 
 
 def test_of_a_search_as_many_runs_are_left_as_are_not_there(tmp_path):
     searched = {"sampler": "tpe", "n_trials": 3, "space": {"lr": {"low": 1e-3, "high": 1e-2}}}
-    sweep = define(definition(tmp_path, **searched))
+    sweep = sweep_definition(definition(tmp_path, **searched))
     runs = runs_left(sweep, tmp_path / "out")
     assert len(runs) == 6
     make_run(tmp_path / "out", runs[0], {"outcome": "ok", "val_loss": 2.0})
@@ -169,9 +169,9 @@ def test_what_a_search_excludes_need_not_be_built(tmp_path):
     """The first point has three heads of 16 channels."""
     space = {"n_heads": [3, 2], "lr": {"low": 1e-3, "high": 1e-2}}
     searched = {"sampler": "tpe", "n_trials": 3, "space": space}
-    assert Plan(define(definition(tmp_path, **searched, exclude=[{"n_heads": 3}]))).expected == 6
+    assert Plan(sweep_definition(definition(tmp_path, **searched, exclude=[{"n_heads": 3}]))).expected == 6
     with pytest.raises(ValueError, match="n_heads=3"):
-        Plan(define(definition(tmp_path, **searched)))
+        Plan(sweep_definition(definition(tmp_path, **searched)))
 
 
 def test_objectives_are_checked_before_anything_is_priced(tmp_path):
@@ -183,9 +183,9 @@ def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
     path = write(tmp_path, {**BASE, "n_layers": 2, "seed": 7})
     plan(path, on="h100")
     priced = capsys.readouterr().out
-    assert "in all 1 runs" in priced and str(path) in priced
+    assert "total: 1 runs" in priced and str(path) in priced
     train(path, tmp_path / "out", device="cpu", dry_run=True)
-    assert "in all 1 runs" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    assert "total: 1 runs" in capsys.readouterr().out and not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="is a run; --scale"):
         plan(path, scale="micro")
     toy = {"name": "t", "question": "Is it?", "hypothesis": "Yes.", "n_layers": [1, 2], "base": {"n_steps": 1000}}
@@ -193,7 +193,7 @@ def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
     cost = json.loads(capsys.readouterr().out)
     block = 4 * 32 * 128 * (3 * 3 * (1 + 2) + 2 * 3 * 128)  # forward and backward of the students, the teachers'
     assert (cost["groups"], cost["students"], cost["train_flops"]) == (2, 6, 1000 * 1024 * block)
-    with pytest.raises(ValueError, match="--on 'abacus' is not known"):
+    with pytest.raises(ValueError, match="--on 'abacus' is not one of"):
         plan(write(tmp_path, toy), on="abacus")
 
 
@@ -209,7 +209,7 @@ def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):
     assert (power["setting"], power["n_seeds"], power["n_seeds_wanted"]) == ("depth_scale=lns", 3, None)
     assert 0.2 < power["detectable"] < 0.35  # one setting of three seeds: 4.3 x .82 x .05 and .9 x .041 beyond, or more
     for options, why in (
-        ({"effect": 0.1}, "needs the noise of a run"),
+        ({"effect": 0.1}, "needs the noise between seeds"),
         ({"effect": -0.1, "seed_sd": 0.05}, "must be a size above 0"),
         ({"seed_sd": 0.05, "pilot": tmp_path}, "give one"),
         ({"seed_sd": 0.0}, "must be above 0"),
@@ -242,7 +242,7 @@ def test_what_a_definition_asks_for_in_vain_is_said(tmp_path, capsys):
     assert said.err == "note: exclude {'n_layers': 7}: no cell has this, so nothing is left out\n" and said.out
     plan(definition(tmp_path, space=space, only={"n_kv_heads": {"n_layers": 7}}))
     assert "only.n_kv_heads {'n_layers': 7}: no cell has this, so n_kv_heads is varied" in capsys.readouterr().err
-    assert Plan(define(definition(tmp_path, space=space, only={"n_kv_heads": {"n_layers": 3}}))).notes() == []
+    assert Plan(sweep_definition(definition(tmp_path, space=space, only={"n_kv_heads": {"n_layers": 3}}))).notes() == []
     plan(definition(tmp_path, sampler="random", n_trials=50, space={"n_layers": [2, 3]}))
     assert "n_trials=50 draw 2 cells: the others repeat one or are excluded" in capsys.readouterr().err
     plan(definition(tmp_path, space=space, constraints={"params_total": 18_000}))

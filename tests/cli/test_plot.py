@@ -39,7 +39,7 @@ def test_one_figure_into_a_file_or_a_folder(capsys, results, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("{results}",), "name a results folder and an output"),
+        (("{results}",), "give a results folder and an output"),
         (("{results}", "-o", "{tmp}/a.gif"), "must end in one of"),
         (("{results}", "-o", "{tmp}/a.png", "--figure", "all"), "name a folder"),
         (("{results}", "-o", "{tmp}/a.png", "--figure", "pie"), "choose one of"),

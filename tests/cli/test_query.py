@@ -76,7 +76,7 @@ def test_best_shows_recipe_score_and_baseline(results, more):
 
 def test_two_folders_side_by_side(results, more):
     out, _ = sparsedepth("compare", results, more)
-    assert "configurations in both" in out and "in the first alone" in out and "setting" in out
+    assert "configurations in both" in out and "only in the first" in out and "setting" in out
     assert sparsedepth("compare", results, more, "--format", "csv")[0].startswith("found_in,")
 
 
@@ -91,7 +91,7 @@ def test_two_folders_side_by_side(results, more):
         (("query", "{results}"), "--schema"),
         (("query", "{results}", "--ask", "parreto"), "did you mean 'pareto'"),
         (("query", "{results}", "select 1", "--ask", "pareto"), "give one of"),
-        (("query", "select 1"), "name a results folder"),
+        (("query", "select 1"), "give a results folder"),
         (("query", "{results}", "select 1", "--format", "xml"), "xml"),
         (("query", "{results}", "select 1", "--format", "parquet"), "-o FILE.parquet"),
         (("query", "{results}/absent", "select 1"), "absent"),

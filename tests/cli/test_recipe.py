@@ -64,8 +64,8 @@ def test_a_file_that_is_no_recipe_is_not_replaced(results, tmp_path):
     mine = tmp_path / "my sweep.yaml"
     mine.write_text("name: mine")
     _, err = sparsedepth("recipe", results, "-o", mine, code=2)
-    assert f"{mine} exists and is no recipe" in err and mine.read_text() == "name: mine"
+    assert f"{mine} already exists and is not a recipe" in err and mine.read_text() == "name: mine"
     mine.unlink()
     for _ in range(2):
         out, _ = sparsedepth("recipe", results, "-o", mine)
-    assert f"the recipe is in {mine}: sparsedepth train '{mine}' --out {results}\n" in out
+    assert f"recipe: {mine}; train it with: sparsedepth train '{mine}' --out {results}\n" in out

@@ -78,7 +78,7 @@ def test_a_folder_of_runs_is_a_source(tmp_path):
     ("options", "message"),
     [
         (["--fix", "a_l"], "--fix 'a_l' must be an exponent and its value"),
-        (["--without", "height"], "--without 'height' is no term"),
+        (["--without", "height"], "--without 'height' is not a term"),
         (["--exclude-highest", 80], "cannot exclude the 80 highest of 80"),
     ],
 )

@@ -13,7 +13,7 @@ import yaml
 from tiny import BASE, definition
 
 from sparsedepth.cli import train_sweep
-from sparsedepth.cli.start import leaving_nothing, values_of, warn_of_slips
+from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
 from sparsedepth.config.load import build
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.data import tokenizer
@@ -50,16 +50,16 @@ def failing(results, *names):
 def test_a_failed_start_leaves_nothing_of_its_own(tmp_path, names, left):
     results = tmp_path / "out"
     with pytest.raises(ValueError, match="too little text"):
-        leaving_nothing(results, failing(results, *names))
+        with_cleanup(results, failing(results, *names))
     assert results.exists() == (left is not None)
     assert sorted(str(p.relative_to(results)) for p in results.rglob("*") if p.is_file()) == (left or [])
 
 
 def test_a_folder_that_was_there_is_left_alone(tmp_path):
     with pytest.raises(ValueError, match="too little text"):
-        leaving_nothing(tmp_path, failing(tmp_path, "sweep.yaml", "work/queue.lock"))
+        with_cleanup(tmp_path, failing(tmp_path, "sweep.yaml", "work/queue.lock"))
     assert (tmp_path / "sweep.yaml").exists() and (tmp_path / "work" / "queue.lock").exists()
-    assert leaving_nothing(tmp_path / "new", lambda: 7) == 7
+    assert with_cleanup(tmp_path / "new", lambda: 7) == 7
 
 
 def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
@@ -73,19 +73,19 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
 def test_slips_are_said(tmp_path):
     tiny = build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")
     with pytest.warns(UserWarning, match="lr=3 is above 1"):
-        warn_of_slips(values_of(tiny.with_changes({"lr": 3.0})))
+        warn_of_unlikely_values(field_values(tiny.with_changes({"lr": 3.0})))
     searched = {"sampler": "random", "n_trials": 2, "space": {"lr": {"low": 0.1, "high": 10.0, "log": True}}}
     with pytest.warns(UserWarning, match="lr=10 is above 1"):
-        warn_of_slips(
-            values_of(tiny.model_copy(update=dict(build(SweepDefinition, {**_plain(tiny), **searched}, "t"))))
+        warn_of_unlikely_values(
+            field_values(tiny.model_copy(update=dict(build(SweepDefinition, {**_plain(tiny), **searched}, "t"))))
         )
     with pytest.warns(UserWarning, match="100,000,000,000,001 are more"):
-        warn_of_slips([{"train_tokens": 10**14 + 1}])
+        warn_of_unlikely_values([{"train_tokens": 10**14 + 1}])
 
 
 def test_what_is_meant_is_not_called_a_slip(tmp_path, recwarn):
-    warn_of_slips(values_of(build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")))
-    warn_of_slips([{"lr": 1.0, "train_tokens": 10**13}, {"n_layers": 3}])
+    warn_of_unlikely_values(field_values(build(SweepDefinition, yaml.safe_load(definition(tmp_path).read_text()), "t")))
+    warn_of_unlikely_values([{"lr": 1.0, "train_tokens": 10**13}, {"n_layers": 3}])
     assert not recwarn.list
 
 

@@ -130,7 +130,7 @@ def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(sta
     out, _ = sparsedepth("logs", results, works[1].run_id[:8])
     assert out == f"this is {works[1].run_id}\n"
     _, err = sparsedepth("logs", results, "zz", code=2)
-    assert "RUN 'zz' must begin one run_id" in err and err.count("\n") == 1
+    assert "RUN 'zz' must match exactly one run_id" in err and err.count("\n") == 1
 
 
 def test_the_log_of_a_run_in_a_stack_is_that_of_the_process(standing):
@@ -243,4 +243,4 @@ def test_what_asks_for_runs_says_that_there_are_toy_networks(command):
 
 def test_status_of_toy_networks_names_their_figure():
     _, err = sparsedepth("status", RESULTS / "toy", code=2)
-    assert "holds no runs; it holds toy networks: sparsedepth plot " in err and err.count("\n") == 1
+    assert "holds no runs; it holds toy networks: draw them with sparsedepth plot " in err and err.count("\n") == 1

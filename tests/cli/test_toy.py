@@ -70,7 +70,7 @@ def test_stopped_anywhere_it_ends_with_the_same_numbers(whole, tmp_path):
         os.kill(process.pid, how)
         _, said = process.communicate(timeout=300)
         if how == signal.SIGINT:
-            assert process.returncode == 130 and "the same command continues" in said
+            assert process.returncode == 130 and "run the same command again to resume" in said
             assert list(tmp_path.glob("work/*/checkpoints/step-*.json"))
     sparsedepth("toy", file, "--out", tmp_path, "--device", "cpu")
     assert losses(tmp_path) == losses(out)

@@ -85,7 +85,9 @@ def test_status_says_why_a_task_let_go_of_a_run_and_logs_finds_what_it_said(tmp_
             (scratch.folder / name).touch()
         scratch.begin(allocation(1, environment(number, f"n{number}")))
         scratch.write_progress("training", 0.5, elapsed=720)
-    assert array.used_by_tasks() == Accounting(source="the tasks' own clocks", starts=1, node_hours=1.0, core_hours=8.0)
+    assert array.usage_by_own_clocks() == Accounting(
+        source="the tasks' own clocks", starts=1, node_hours=1.0, core_hours=8.0
+    )
 
     def command(*words: object) -> int:
         with pytest.raises(SystemExit) as ended:

@@ -12,8 +12,8 @@ import pytest
 
 from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
-from sparsedepth.cluster.array import SEAL, TaskArray, check
-from sparsedepth.cluster.script import Request, advice, array_script, check_folder, parse_time, script_body
+from sparsedepth.cluster.array import CHECKSUM_LINE, TaskArray, check
+from sparsedepth.cluster.script import Request, array_script, check_folder, parse_time, script_body, time_advice
 from sparsedepth.config.runtime import RuntimeConfig
 
 
@@ -34,7 +34,7 @@ def test_what_cannot_stand_in_a_script_is_refused(fields):
 
 def test_a_folder_that_slurm_would_read_as_a_pattern_is_refused(tmp_path):
     check_folder(tmp_path / "a b")
-    with pytest.raises(ValueError, match="take no quotes"):
+    with pytest.raises(ValueError, match="no quotes"):
         check_folder(tmp_path / "100%")
 
 
@@ -57,7 +57,7 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "at_a_time", "arguments"),
+    ("given", "runs_in_parallel", "arguments"),
     [
         ({"gpus": "h100:1", "workers": 3}, 3, ["--workers", "3"]),
         ({"gpus": "4", "gpus_per_run": 2}, 2, ["--gpus-per-run", "2"]),
@@ -65,10 +65,10 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
         ({"sbatch": ["cpus-per-task=6"]}, 6, []),
     ],
 )
-def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, at_a_time, arguments):
+def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, runs_in_parallel, arguments):
     none = dict.fromkeys(("partition", "time", "array", "account", "sbatch", "gpus", "workers"))
     options = array_options("slurm", **{**none, "nodes": 1, "gpus_per_run": 1, "runtime": RuntimeConfig(), **given})
-    assert options and options.at_a_time == at_a_time
+    assert options and options.runs_in_parallel == runs_in_parallel
     assert options.arguments() == ["--max-attempts", "2", *arguments]
 
 
@@ -93,7 +93,7 @@ def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "show_job", lambda job: {})
     assert array._probe() == "7"
     monkeypatch.setattr(slurm, "show_job", lambda job: {"JobState": "COMPLETED", "NodeList": "n1"})
-    with pytest.raises(ValueError, match="not shared by the nodes: what the probe task wrote on n1 is not seen here"):
+    with pytest.raises(ValueError, match="a file written by the probe task on n1 is not visible here"):
         array._probe()
 
 
@@ -104,7 +104,7 @@ def test_a_script_that_was_edited_is_seen(tmp_path):
     assert not array.is_edited() and "secret" not in array.path.read_text()
     array.path.write_text(array.path.read_text().replace("#SBATCH --requeue", "#SBATCH --requeue\n#SBATCH --nice"))
     assert array.is_edited()
-    array.path.write_text(array.path.read_text().partition(SEAL)[0])
+    array.path.write_text(array.path.read_text().partition(CHECKSUM_LINE)[0])
     assert array.is_edited()
 
 
@@ -211,7 +211,7 @@ def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path
         assert process.returncode == 143
         assert requeued(tmp_path) == (restarts < 5), f"start {restarts}"
         time.sleep(0.01)  # the checkpoint is older than the next start
-    assert "before any progress; give --time at least 2" in err  # 45 s did not suffice, 90 s may: 0.75 of 2 minutes
+    assert "without progress; give --time at least 2" in err  # 45 s did not suffice, 90 s may: 0.75 of 2 minutes
     assert [array.ended()["7_3", restarts].progress for restarts in range(6)] == [
         False,
         False,
@@ -220,7 +220,7 @@ def test_a_limit_that_is_too_short_to_start_is_not_tried_for_ever(task, tmp_path
         False,
         False,
     ]
-    stuck = array.without_progress()
+    stuck = array.stuck_tasks_text()
     assert (
         stuck and "1 tasks of job 7 reached their time limit 3 times in a row" in stuck and "1 of them gave up" in stuck
     )
@@ -241,5 +241,5 @@ def test_a_default_limit_that_is_too_short_to_start_is_refused_before_anything_i
 
 @pytest.mark.parametrize(("seconds", "time"), [(45, "1"), (46, "2"), (360, "8"), (361, "9"), (3481, "1:01:00")])
 def test_the_least_limit_leaves_the_seconds_that_are_needed(seconds, time):
-    assert advice(seconds) == f"give --time at least {time}"
+    assert time_advice(seconds) == f"give --time at least {time}"
     assert parse_time(time) - Request(time=time).warning_seconds >= seconds

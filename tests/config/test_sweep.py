@@ -8,7 +8,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.space import Prune
 from sparsedepth.config.sweep import SweepDefinition, ad_hoc, read_definition
 from sparsedepth.plan.tasks import Plan
-from sparsedepth.sweep.status import varied
+from sparsedepth.sweep.status import varied_fields
 
 WORDS = {"name": "s", "question": "q", "hypothesis": "h"}
 
@@ -213,7 +213,7 @@ def test_a_preset_in_a_variant_stands_for_its_fields():
     assert "lr" not in cell and "d_model" not in cell, "fields of the base lie over the preset's, as in one file"
     spelt = definition.run_config({"preset": "llama-60m", "d_ff": 96}, 3)
     run = definition.run_config(cell, 3)
-    assert run == spelt and "n_layers=8" in varied(definition, run)
+    assert run == spelt and "n_layers=8" in varied_fields(definition, run)
     for layers, n_cells in ((8, 1), (12, 1), (9, 2)):
         excluding = sweep(base=base, variants=definition.variants, exclude=[{"n_layers": layers}])
         assert len(list(excluding.grid())) == n_cells

@@ -155,7 +155,7 @@ def test_effects_of_a_search_are_importances(searched, capfd):
 def test_a_search_gives_no_recipe(searched, capfd):
     with pytest.raises(SystemExit) as ended:
         main.run(["recipe", str(searched)])
-    assert ended.value.code == 2 and "run the best again" in capfd.readouterr().err
+    assert ended.value.code == 2 and "rerun the best points" in capfd.readouterr().err
 
 
 def test_figures_of_a_search(searched, tmp_path):

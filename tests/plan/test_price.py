@@ -13,7 +13,7 @@ from tiny import definition as tiny_definition
 from tiny import sparsedepth
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsedepth.cli.cost import _shortage
+from sparsedepth.cli.cost import _memory_shortage
 from sparsedepth.config.cost import cost
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
@@ -209,8 +209,8 @@ def test_a_gpu_goes_by_its_name():
 def test_a_budget_refuses_with_ways_to_fit():
     file = FILES[0].parent / "moe.yaml"
     out, err = sparsedepth("plan", file, "--on", "h100", "--budget-gpu-gb", 80, code=2)
-    assert "params_total" in out and "to fit, 1: --runtime micro_batch=" in err
-    assert "is beyond the budget" in err.splitlines()[-1]
+    assert "params_total" in out and "option 1: --runtime micro_batch=" in err
+    assert "exceeds the budget" in err.splitlines()[-1]
 
 
 @pytest.mark.slow  # three commands that import torch
@@ -218,9 +218,9 @@ def test_planned_against_actual(tmp_path, monkeypatch):
     """`sweep` says its price, keeps it, and each run's manifest and `status` compare it with what happened."""
     file, results = tiny_definition(tmp_path), tmp_path / "results"
     out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--dry-run")
-    assert "in all 4 runs" in out and not results.exists()
+    assert "total: 4 runs" in out and not results.exists()
     out, _ = sparsedepth("sweep", file, "--out", results, "--workers", 2, "--stack", 1)
-    assert "price: 4 runs" in out
+    assert "cost: 4 runs" in out
     runs = [run for seed in (0, 1) for run in configs(file, seed)]
     manifests = [json.loads((results / "runs" / run.run_id / "manifest.json").read_text()) for run in runs]
     assert all(facts["planned_seconds"] > 0 and facts["planned_memory_bytes"] > 0 for facts in manifests)
@@ -265,9 +265,9 @@ def test_a_shared_gpu_has_a_share_of_its_memory_for_each_run():
     setup = pricing_setup(RuntimeConfig(), device="h100", workers=6, gpus=2)
     assert setup.place.sharing == 3 and pricing_setup(RuntimeConfig(), device="cpu", workers=6).place.sharing == 1
     whole = SimpleNamespace(setup=setup, memory_bytes=30e9)
-    assert "does not fit 26.7 GB" in str(_shortage(sweep(), whole))
+    assert "does not fit into 26.7 GB" in str(_memory_shortage(sweep(), whole))
     whole.memory_bytes = 26e9
-    assert _shortage(sweep(), whole) is None
+    assert _memory_shortage(sweep(), whole) is None
 
 
 def test_each_shape_is_timed_as_the_only_one(monkeypatch):

@@ -64,7 +64,7 @@ def test_what_does_not_fit_at_all_is_infeasible_and_no_failure(tmp_path, monkeyp
     assert state.state == "infeasible" and "CUDA out of memory" in str(state.reason)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
     assert not scratch.failures()
-    scratch.forget_failures()
+    scratch.clear_failures()
     assert state_of(tmp_path / "results", cfg.run_id).state != "infeasible"
 
 

@@ -282,7 +282,7 @@ def test_the_command_is_one_line_of_error_or_names_what_is_unknown(tmp_path, cap
     root = Path(__file__).parents[2] / "maps"
     import_(root / "example.csv", root / "example.yaml", tmp_path / "theirs")
     said = capsys.readouterr().out
-    assert "108 runs in 54 clusters, of 108 rows" in said and "weight_decay" in said
+    assert "108 runs in 54 clusters, from 108 rows" in said and "weight_decay" in said
     (tmp_path / "map.yaml").write_text("source: x\n")
     for arguments in (["--map", str(tmp_path / "map.yaml")], ["--map", str(root / "example.yaml")]):
         out = tmp_path / ("theirs" if "example" in arguments[1] else "new")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tiny import BASE, corpus, definition, sparsedepth, table
 
-from sparsedepth.cli.sweep_args import define
+from sparsedepth.cli.sweep_args import sweep_definition
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
 
@@ -59,12 +59,12 @@ def test_a_sweep_without_a_file(tmp_path):
     ("options", "words"),
     [
         ({}, "needs a definition file, or --vary"),
-        ({"file": Path("x.yaml"), "vary": ["lr=1"]}, "make a sweep without a file"),
-        ({"file": Path("x.yaml"), "seeds": 2}, "make a sweep without a file"),
+        ({"file": Path("x.yaml"), "vary": ["lr=1"]}, "define a sweep without a file"),
+        ({"file": Path("x.yaml"), "seeds": 2}, "define a sweep without a file"),
         ({"file": Path("x.yaml")}, "x.yaml does not exist"),
         ({"vary": ["lr"]}, "must have the form key=value,value"),
         ({"vary": ["lr=1", "lr=2"]}, "given twice"),
-        ({"vary": ["lr=1e-3"], "settings": ["lr=1e-3"]}, "the sweep varies lr"),
+        ({"vary": ["lr=1e-3"], "settings": ["lr=1e-3"]}, "--vary already sets lr"),
         ({"vary": ["lr=1e-3"], "scale": "micro"}, "give the file"),
         ({"vary": ["learning_rate=1"]}, "unknown key 'learning_rate'"),
         ({"vary": ["lr=1]"]}, "is not plain YAML"),
@@ -72,5 +72,5 @@ def test_a_sweep_without_a_file(tmp_path):
 )
 def test_what_makes_no_sweep_is_one_clear_line(options, words):
     with pytest.raises(ValueError, match="(?s).*" + re.escape(words)) as caught:
-        define(**{"file": None, **options})
+        sweep_definition(**{"file": None, **options})
     assert "\n" not in str(caught.value)

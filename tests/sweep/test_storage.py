@@ -61,8 +61,8 @@ def test_a_failure_shows_no_password(tmp_path, url):
 def test_the_url_is_blanked_on_the_command_line():
     code = """
 import sys
-from sparsedepth.sweep.storage import hide
-hide(sys.argv[2])
+from sparsedepth.sweep.storage import hide_url
+hide_url(sys.argv[2])
 print(open("/proc/self/cmdline").read().split(chr(0))[3:6], sys.argv[2])
 """
     url = "postgresql://u:secret@host/db"

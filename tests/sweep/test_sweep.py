@@ -141,7 +141,7 @@ def test_ctrl_c_stops_at_a_checkpoint_and_the_same_command_continues(tmp_path):
     until(lambda: "training" in phases(results))
     os.kill(driver.pid, signal.SIGINT)
     _, err = driver.communicate(timeout=300)
-    assert driver.returncode == 130 and "the same command continues" in err
+    assert driver.returncode == 130 and "run the same command again to resume" in err
     assert list(results.glob("work/*/checkpoints/step-*.json")), "no checkpoint was written"
     assert not list(results.glob("work/*/failures.json")), "a stop is no failure"
     out, _ = sparsedepth("status", results)

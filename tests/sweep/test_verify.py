@@ -31,7 +31,7 @@ def test_a_true_rule_is_confirmed_on_fresh_seeds(card, tmp_path):
     """Ten steps at a learning rate of 1e-6 learn nothing, and at 1e-2 a lot: whatever the seed."""
     out = tmp_path / "verification"
     said, _ = sparsedepth("recipe", "verify", card, "--out", out, "--workers", 1, "--runtime", "threads=1")
-    assert "recipe against baseline: confirmed" in said and "grade C -> C" in said
+    assert "recipe vs baseline: confirmed" in said and "grade C -> C" in said
     runs = table(out)
     assert len(runs) == 6
     after = read_card(out / "recipe.card.json")
