@@ -1,8 +1,8 @@
-"""Whether a sweep fits a budget of time and memory, and if not, the changes that lose least and make it fit.
+"""Whether a sweep fits a budget of time and memory, and which single changes would make it fit.
 
-Each fix changes one thing, as far as is needed: smaller micro-batches or more workers (which lose nothing), fewer
-seeds, proposals or tokens, an axis without its most expensive values. A sweep that is too large for the device is
-given the micro-batch that fits first, if there is one, and the other fixes are computed on top of it.
+A fix changes one thing, as little as possible: smaller micro-batches or more workers (at no loss), fewer seeds,
+proposals or tokens, or an axis without its most expensive values. If memory is too small, the micro-batch that fits is
+set first, and the other fixes are combined with it.
 """
 
 from collections.abc import Iterator
@@ -15,55 +15,54 @@ from sparsedepth.plan.price import Price, PricingSetup, expected_runs, price
 
 MAX_WORKERS = 1024
 SHARES = tuple(percent / 100 for percent in range(90, 0, -10))
-"""Of the tokens of each run, that are tried."""
+"""Shares of the tokens or proposals that are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Bounds; None: none."""
+    """Upper bounds; None: unlimited."""
 
     hours: float | None = None
-    """from the start of the sweep to its end"""
+    """wall-clock time of the sweep"""
     gigabytes: float | None = None
-    """10^9 bytes at the peak of the largest run, on one device"""
+    """10^9 bytes of peak memory of the largest run, on one device"""
 
     def excess(self, cost: Price) -> list[str]:
-        """What is beyond the budget, in words; empty where it fits."""
+        """The bounds that are exceeded, as text."""
         hours, gigabytes = cost.seconds.value / 3600, cost.memory_bytes / 1e9
         reasons = []
         if self.hours is not None and hours > self.hours:
-            reasons.append(f"{hours:.3g} hours are more than {self.hours:g}")
+            reasons.append(f"{hours:.3g} hours is more than {self.hours:g}")
         if self.gigabytes is not None and gigabytes > self.gigabytes:
-            reasons.append(f"{gigabytes:.3g} GB of memory are more than {self.gigabytes:g}")
+            reasons.append(f"{gigabytes:.3g} GB of memory is more than {self.gigabytes:g}")
         return reasons
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetFix:
-    """One change that makes a sweep fit, and what it then costs."""
+    """A change that makes a sweep fit, and its price."""
 
     change: str
     price: Price
 
 
 def budget_fixes(definition: SweepDefinition, setup: PricingSetup, budget: Budget) -> list[BudgetFix]:
-    """The three fixes that keep most of the training FLOPs, best first; fewer where there are not as many."""
+    """Up to three fixes that keep most of the training FLOPs, best first."""
     prefix = ""
-    micro = fitting_micro_batch(definition, setup, budget)
-    if micro is not None:
-        setup = replace(setup, place=replace(setup.place, micro_batch=micro))
-        prefix = f"--runtime micro_batch={micro}"
+    micro_batch = fitting_micro_batch(definition, setup, budget)
+    if micro_batch is not None:
+        setup = replace(setup, place=replace(setup.place, micro_batch=micro_batch))
+        prefix = f"--runtime micro_batch={micro_batch}"
         if not budget.excess(cost := price(definition, setup)):
             return [BudgetFix(change=prefix, price=cost)]
-    each = [_first_fit(tried, budget) for tried in _candidates(definition, setup)]
-    fitting = [
-        replace(fix, change=f"{prefix} and {fix.change}" if prefix else fix.change) for fix in each if fix is not None
-    ]
-    return sorted(fitting, key=lambda fix: -fix.price.train_flops)[:3]
+        prefix += " and "
+    fixes = [fix for changes in _changes(definition, setup) if (fix := _first_fit(changes, budget))]
+    fixes = [replace(fix, change=prefix + fix.change) for fix in fixes]
+    return sorted(fixes, key=lambda fix: -fix.price.train_flops)[:3]
 
 
 def fitting_micro_batch(definition: SweepDefinition, setup: PricingSetup, budget: Budget) -> int | None:
-    """The largest power of 2 of sequences per forward pass that fits into memory; None where none is needed or fits."""
+    """The largest power of 2 of sequences per forward pass that fits into memory; None if not needed or none fits."""
     memory = Budget(gigabytes=budget.gigabytes)
     if not memory.excess(price(definition, setup)):
         return None
@@ -78,22 +77,22 @@ def fitting_micro_batch(definition: SweepDefinition, setup: PricingSetup, budget
     return None
 
 
-Tried = Iterator[tuple[str, SweepDefinition, PricingSetup]]
+Changes = Iterator[tuple[str, SweepDefinition, PricingSetup]]
 
 
-def _first_fit(tried: Tried, budget: Budget) -> BudgetFix | None:
-    for change, definition, setup in tried:
+def _first_fit(changes: Changes, budget: Budget) -> BudgetFix | None:
+    for change, definition, setup in changes:
         try:
             cost = price(definition, setup)
-        except ValueError:  # what is left is no sweep: no whole number of steps, no match
+        except ValueError:  # the change makes the sweep invalid: no whole number of steps, no match
             continue
         if not budget.excess(cost):
             return BudgetFix(change=change, price=cost)
     return None
 
 
-def _candidates(definition: SweepDefinition, setup: PricingSetup) -> Iterator[Tried]:
-    """The changes to try, each from the smallest change to the largest."""
+def _changes(definition: SweepDefinition, setup: PricingSetup) -> Iterator[Changes]:
+    """Kinds of change, each from the smallest change to the largest."""
     yield _more_workers(definition, setup)
     yield _fewer_seeds(definition, setup)
     yield _fewer_trials(definition, setup)
@@ -103,26 +102,26 @@ def _candidates(definition: SweepDefinition, setup: PricingSetup) -> Iterator[Tr
             yield _without_values(definition, setup, name)
 
 
-def _more_workers(definition: SweepDefinition, setup: PricingSetup) -> Tried:
+def _more_workers(definition: SweepDefinition, setup: PricingSetup) -> Changes:
     workers = 2 * setup.workers
     while workers <= MAX_WORKERS:
-        yield f"{workers} workers, each with a device of its own", definition, replace(setup, workers=workers)
+        yield f"{workers} workers, each with its own device", definition, replace(setup, workers=workers)
         workers *= 2
 
 
-def _fewer_seeds(definition: SweepDefinition, setup: PricingSetup) -> Tried:
+def _fewer_seeds(definition: SweepDefinition, setup: PricingSetup) -> Changes:
     for n in range(len(definition.seeds) - 1, 0, -1):
         seeds = definition.seeds[:n]
         yield f"seeds: {seeds}", _changed(definition, seeds=seeds), setup
 
 
-def _fewer_trials(definition: SweepDefinition, setup: PricingSetup) -> Tried:
+def _fewer_trials(definition: SweepDefinition, setup: PricingSetup) -> Changes:
     for share in SHARES if definition.n_trials else ():
         n_trials = max(1, int(share * (definition.n_trials or 0)))
         yield f"n_trials: {n_trials}", _changed(definition, n_trials=n_trials), setup
 
 
-def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Tried:
+def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Changes:
     if "train_tokens" in definition.varied:
         return
     runs = expected_runs(definition)[0]
@@ -133,7 +132,7 @@ def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Tried:
             yield f"--set train_tokens={fewer}", definition.with_changes({"train_tokens": fewer}), setup
 
 
-def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str) -> Tried:
+def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str) -> Changes:
     """An axis without its most expensive value, without its two most expensive ones, ..."""
     axis = definition.space[name]
     assert not isinstance(axis, Interval)
@@ -141,14 +140,14 @@ def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str)
     def train_flops(value: Value) -> float:
         try:
             return price(_changed(definition, space={**definition.space, name: [value]}), setup).train_flops
-        except ValueError:  # by itself it leaves no cell: it costs nothing
+        except ValueError:  # this value alone leaves no cell
             return 0.0
 
     flops = {repr(value): train_flops(value) for value in axis}
-    kept = list(axis)
-    while len(kept) > 1:
-        kept.remove(max(kept, key=lambda value: flops[repr(value)]))
-        yield f"{name}: {kept}", _changed(definition, space={**definition.space, name: list(kept)}), setup
+    values = list(axis)
+    while len(values) > 1:
+        values.remove(max(values, key=lambda value: flops[repr(value)]))
+        yield f"{name}: {values}", _changed(definition, space={**definition.space, name: list(values)}), setup
 
 
 def _changed(definition: SweepDefinition, **changes: object) -> SweepDefinition:

@@ -1,11 +1,11 @@
-"""How long a run takes: assumed from the device, or calibrated by a few real steps of its shape.
+"""How long a run takes: assumed for the device, or calibrated by a few real steps of its shape.
 
     seconds = start + n_steps step + (F / f) forward
-    step    = 3 f batch_tokens / rate + 3 n_layers pieces launch              where nothing was timed, on a CPU
-    step    = max(sharing 3 f batch_tokens / rate, 3 n_layers pieces launch)  on a GPU, which computes meanwhile
+    step    = 3 f batch_tokens / rate + 3 n_layers pieces launch              untimed, on a CPU
+    step    = max(sharing 3 f batch_tokens / rate, 3 n_layers pieces launch)  untimed, on a GPU: launches overlap
 
-f are the forward FLOPs of a token, F those of measuring and observing, `forward` the seconds of a token's forward pass
-in fp32. What measuring costs is counted in forward passes of the whole model (`quantities.measured`).
+f: forward FLOPs per token; F: forward FLOPs of measuring and observing; `forward`: seconds per token of a forward pass
+in fp32; pieces: micro-batches per step. `quantities.measured` has the cost of each measure in forward passes.
 """
 
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ OBSERVED_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What is assumed of a device that no step was timed on: sustained, not peak."""
+    """Assumed speed of an untimed device: sustained, not peak."""
 
     rate: float
     """FLOP/s of training, in bf16 on a GPU, in fp32 on one thread of a CPU"""
     fp32_rate: float
-    """the same in fp32, in which everything is measured"""
+    """FLOP/s in fp32, used for measuring"""
     launch: float
     """seconds to launch one block's forward pass"""
     start: float
-    """seconds from the start of a process to its first step, and from the last measure to the record"""
+    """seconds of a run outside its steps and measures"""
     memory: float | None = None
-    """bytes; None where it depends on the machine"""
+    """bytes; None if it depends on the machine"""
 
 
 DEVICES = {
@@ -43,28 +43,28 @@ DEVICES = {
     "h100": Device(rate=2.0e14, fp32_rate=3.5e13, launch=5e-4, start=15.0, memory=80e9),
     "h200": Device(rate=2.2e14, fp32_rate=3.5e13, launch=5e-4, start=15.0, memory=141e9),
 }
-"""By name; another GPU is taken for an A100."""
+"""By name; an unknown GPU is priced as an A100."""
 
 FACTOR = 3.0
-"""An assumed time is right within this factor."""
+"""Accuracy of an assumed time."""
 
 CALIBRATED = 1.25
-"""A calibrated one within this."""
+"""Accuracy of a calibrated time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What was timed of one shape."""
+    """Timings of one shape."""
 
     step: float
     """seconds of an optimiser step"""
     forward: float
-    """seconds of a token's forward pass in fp32, as the measures make it"""
+    """seconds per token of a measure's forward pass, in fp32"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """A time and what is known of it: `value / factor` to `value * factor`."""
+    """A time between `value / factor` and `value * factor`."""
 
     value: float
     factor: float
@@ -75,12 +75,10 @@ class Seconds:
 
 
 def shape(config: RunConfig, *, step_only: bool = False) -> dict[str, object]:
-    """What a run's price depends on; with `step_only` what the time of one step depends on."""
-    bearing = ("step",) if step_only else ("step", "amount")
-    values = config.model_dump(
-        mode="json", include=set(fields_where(RunConfig, lambda role: role.cost_scope in bearing))
-    )
-    return {**values, "weight_density": config.weight_density < 1}
+    """The fields that a run's price depends on; with `step_only` those that the time of a step depends on."""
+    scopes = ("step",) if step_only else ("step", "amount")
+    names = set(fields_where(RunConfig, lambda role: role.cost_scope in scopes))
+    return {**config.model_dump(mode="json", include=names), "weight_density": config.weight_density < 1}
 
 
 def shape_id(config: RunConfig, *, step_only: bool = False) -> str:
@@ -89,23 +87,23 @@ def shape_id(config: RunConfig, *, step_only: bool = False) -> str:
 
 def measuring_flops(config: RunConfig) -> float:
     """Forward FLOPs of the observations during training and of the measures after it."""
-    counted = cost(config)
+    flops_per_token = cost(config).flops_per_token
     head = 2 * config.vocab_size * config.d_model
-    body, tokens = counted.flops_per_token - head, config.measure_tokens
+    body, tokens = flops_per_token - head, config.measure_tokens
     observed = (config.n_steps // config.observe_every) * max(OBSERVED_TOKENS, config.seq_len) * body
     passes = [measure.passes(config) for measure in MEASURES if measure.name in config.measures]
     scored = tokens * sum(in_blocks * body + in_head * head for in_blocks, in_head in passes)
-    whole = 0.0
+    other = 0.0
     if "loss" in config.measures:
-        common = config.eval_seq_len not in (None, config.seq_len)
-        whole += config.val_tokens * (2 if common else 1) * counted.flops_per_token
+        is_scored_twice = config.eval_seq_len not in (None, config.seq_len)
+        other += config.val_tokens * (2 if is_scored_twice else 1) * flops_per_token
     if "usefulness" in config.measures:
-        whole += config.fit_tokens * (body + 8 * config.n_layers * config.stream_width**2)
-    return observed + scored + whole
+        other += config.fit_tokens * (body + 8 * config.n_layers * config.stream_width**2)
+    return observed + scored + other
 
 
 def seconds(config: RunConfig, place: Place, device: Device, timing: Timing | None = None) -> Seconds:
-    """How long the run takes by itself on its device, or on place.processes of them."""
+    """How long the run takes on its device, or on place.processes devices."""
     per_token = cost(config).flops_per_token
     if timing:
         measuring = measuring_flops(config) / per_token * timing.forward

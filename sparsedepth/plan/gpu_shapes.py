@@ -1,7 +1,8 @@
-"""Sizes that a GPU multiplies slowly, with the nearest good ones: a warning of `plan`.
+"""Warn of matrix sizes that are slow on a GPU, and suggest the nearest fast ones.
 
-Tensor cores take tiles of 64: a product whose size is no multiple wastes the rest, and an odd one loses the aligned
-loads too. Attention's kernels are made for heads 64 or 128 wide. From NVIDIA's guide to products; not timed here.
+Tensor cores use tiles of 64: a matrix size that is not a multiple wastes part of a tile, and an odd size also loses
+aligned loads. Attention kernels are built for heads of width 64 or 128. From NVIDIA's matrix multiplication guide; not
+timed here.
 """
 
 from collections.abc import Iterable
@@ -9,22 +10,22 @@ from collections.abc import Iterable
 from sparsedepth.config.run import RunConfig
 
 TILE = 64
-WIDE = 256
-"""Models narrower than this wait for launches, whatever their sizes."""
+MIN_WIDTH = 256
+"""Narrower models are limited by kernel launches, not by matrix sizes."""
 
 
 def slow_shapes(runs: Iterable[RunConfig]) -> list[str]:
-    """A line for each size that some of the runs would be faster without; each said once."""
-    return list(dict.fromkeys(line for run in runs if run.d_model >= WIDE for line in _slow(run)))
+    """A line for each slow size, without repeats."""
+    return list(dict.fromkeys(line for run in runs if run.d_model >= MIN_WIDTH for line in _warnings(run)))
 
 
-def _slow(run: RunConfig) -> Iterable[str]:
+def _warnings(run: RunConfig) -> Iterable[str]:
     widths = {"d_model": run.d_model, "d_ff": run.d_ff} if not run.n_experts else {"d_expert": run.d_expert}
     for name, size in widths.items():
         if size and size % TILE:
-            near = size // TILE * TILE
-            such = f"{near} or {near + TILE}" if near else TILE
-            yield f"{name}={size} is slow on a GPU: use a multiple of {TILE}, such as {such}"
+            lower = size // TILE * TILE
+            examples = f"{lower} or {lower + TILE}" if lower else TILE
+            yield f"{name}={size} is slow on a GPU: use a multiple of {TILE}, such as {examples}"
     d_head = run.d_model // run.n_heads
     if d_head < TILE and run.d_model % TILE == 0:
-        yield f"n_heads={run.n_heads} gives heads {d_head} wide, slow on a GPU: use n_heads={run.d_model // TILE}"
+        yield f"n_heads={run.n_heads} gives heads of width {d_head}, slow on a GPU: use n_heads={run.d_model // TILE}"

@@ -1,11 +1,10 @@
-"""Give every cell of a sweep the size at which it matches the baseline of its depth.
+"""Choose the size of every cell so that it matches the baseline of its depth in parameters or FLOPs.
 
     solve  amount(cell with free = k step) = amount(baseline),  k = 1, 2, ...     (amount grows with the size)
 
-The *baseline* of a depth is the first cell with that n_layers, in the definition's order, at its own size. Sizes move
-in steps that keep shapes legal: multiples of 8, and for d_model of two entries per head, and per group of a norm. What
-is left over is the mismatch; it is stated, and above the definition's tolerance the sweep is refused before anything
-runs.
+The *baseline* of a depth is the first cell with that n_layers, in the definition's order, at its own size. Steps keep
+shapes valid: multiples of 8, and for d_model also of two entries per head and per group of a norm. The remaining
+mismatch is printed; a mismatch above the definition's tolerance is an error before anything runs.
 """
 
 import math
@@ -20,32 +19,32 @@ from sparsedepth.config.sweep import Matched, SweepDefinition
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """One cell beside the baseline of its depth."""
+    """A cell, matched with the baseline of its depth."""
 
     cell: Cell
     n_layers: int
     free: str | None
-    """the size that was solved for; None where the cell was left as it is"""
+    """the size that was solved for; None if the cell is unchanged"""
     size: int | None
     ratio: float
     """amount of the cell / amount of the baseline"""
 
 
 def amount(config: RunConfig, matched: Matched) -> int:
-    """How much a run has or spends of what is matched: tokens, steps, parameters, or training FLOPs (3 x forward)."""
+    """The run's tokens, steps, parameters, or training FLOPs (3 x forward)."""
     if matched == "tokens":
         return config.train_tokens
     if matched == "steps":
         return config.n_steps
-    counted = cost(config)
+    run_cost = cost(config)
     if matched == "flops":
-        return counted.train_flops(config.train_tokens)
-    return counted.params_total if matched == "params_total" else counted.params_active
+        return run_cost.train_flops(config.train_tokens)
+    return run_cost.params_total if matched == "params_total" else run_cost.params_active
 
 
 def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
-    """The cells at their matched sizes, in order. Raises ValueError where one is further off than the tolerance, or
-    cannot be built; tokens and steps must agree exactly, over all depths."""
+    """The cells at their matched sizes, in order. Raises ValueError if a cell cannot be built or exceeds the tolerance;
+    tokens and steps must agree exactly, over all depths."""
     matched = definition.matched
     exact = matched in ("tokens", "steps")
     baselines: dict[int, RunConfig] = {}
@@ -62,13 +61,13 @@ def match(definition: SweepDefinition, cells: Sequence[Cell]) -> list[Match]:
             config = definition.run_config(cell, definition.seeds[0])
         ratio = amount(config, matched) / target
         if abs(ratio - 1) > (0 if exact else definition.tolerance):
-            raise ValueError(_refusal(definition, cell, amount(config, matched), target, free))
+            raise ValueError(_mismatch_message(definition, cell, amount(config, matched), target, free))
         matches.append(Match(cell=cell, n_layers=config.n_layers, free=free if size else None, size=size, ratio=ratio))
     return matches
 
 
 def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
-    """The size that this cell is solved for: with experts d_ff is d_expert, without them there is no d_expert."""
+    """The size to solve for in this cell: with experts d_expert in place of d_ff, without experts no d_expert."""
     if definition.free == "d_ff" and config.n_experts:
         return "d_expert"
     if definition.free == "d_expert" and not config.n_experts:
@@ -77,7 +76,7 @@ def _free_field(definition: SweepDefinition, config: RunConfig) -> str | None:
 
 
 def _sized(definition: SweepDefinition, cell: Cell, free: str, size: int) -> int:
-    enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # sizes on the way may be too wide for the run's own
+    enough = {"measure_tokens": 2**30, "fit_tokens": 2**30}  # trial sizes may be too wide for the run's own values
     return amount(definition.run_config({**cell, free: size, **enough}, definition.seeds[0]), definition.matched)
 
 
@@ -97,30 +96,30 @@ def _solve(amount_at: Callable[[int], int], config: RunConfig, free: str, target
     return step * min((low, high), key=lambda k: abs(amount_at(k * step) - target))
 
 
-def _refusal(definition: SweepDefinition, cell: Cell, has: int, target: int, free: str | None) -> str:
+def _mismatch_message(definition: SweepDefinition, cell: Cell, actual: int, target: int, free: str | None) -> str:
+    is_exact = definition.matched in ("tokens", "steps")
     message = (
-        f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but {cell} has {has:,} "
+        f"sweep {definition.name!r} states that its runs are matched in {definition.matched}, but {cell} has "
+        f"{actual:,} and the first cell{'' if is_exact else ' of its depth'} has {target:,}"
     )
-    message += f"and the first cell{'' if definition.matched in ('tokens', 'steps') else ' of its depth'} {target:,}"
-    if definition.matched in ("tokens", "steps"):
-        return f"{message}; change the cells, or what 'matched' says"
+    if is_exact:
+        return f"{message}; change the cells or 'matched'"
     if free is None:
-        return f"{message} ({has / target - 1:+.1%}); name a size to solve for: 'free: d_ff', or change the cells"
+        return f"{message} ({actual / target - 1:+.1%}); name a size to solve for: 'free: d_ff', or change the cells"
     return (
-        f"{message} ({has / target - 1:+.1%}, tolerance {definition.tolerance:.1%}), the nearest that {free} can bring "
-        f"it; choose another 'free', a larger model, or a larger 'tolerance'"
+        f"{message} ({actual / target - 1:+.1%}, tolerance {definition.tolerance:.1%}) at the best {free}; "
+        f"choose another 'free', a larger model, or a larger 'tolerance'"
     )
 
 
 def summary(definition: SweepDefinition, matches: Sequence[Match]) -> list[str]:
-    """What was solved for and what mismatch is left, one line per cell that was changed; nothing where none was."""
+    """A line for each cell whose size was solved for, with the remaining mismatch."""
     solved = [cell_match for cell_match in matches if cell_match.free]
     if not solved:
         return []
     worst = max(solved, key=lambda cell_match: abs(cell_match.ratio - 1))
-    head = f"matched in {definition.matched}: {len(solved)} cells solved for, largest mismatch {worst.ratio - 1:+.2%}"
-    lines = []
+    lines = [f"matched in {definition.matched}: sizes of {len(solved)} cells, largest mismatch {worst.ratio - 1:+.2%}"]
     for cell_match in solved:
-        rest = ", ".join(f"{name}={value}" for name, value in cell_match.cell.items() if name != cell_match.free)
-        lines.append(f"  {rest or 'base'}: {cell_match.free}={cell_match.size} ({cell_match.ratio - 1:+.2%})")
-    return [head, *lines]
+        fields = ", ".join(f"{name}={value}" for name, value in cell_match.cell.items() if name != cell_match.free)
+        lines.append(f"  {fields or 'base'}: {cell_match.free}={cell_match.size} ({cell_match.ratio - 1:+.2%})")
+    return lines

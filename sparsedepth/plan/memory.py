@@ -1,18 +1,18 @@
-"""The peak memory of a run on one device, modelled from its config.
+"""A model of the peak memory of a run on one device.
 
     peak = 12 P + max( L A + head, 4 P + A )       P parameters: weights, two AdamW moments; gradients; L blocks
-    A    = N ( 4 norms D + s ((4 + 3 c) D + 2 K + (3 + c) F) )      what a block of N tokens keeps for its backward pass
+    A    = N ( 4 norms D + s ((4 + 3 c) D + 2 K + (3 + c) F) )      activations saved by a block of N tokens
 
-s bytes of a number, D d_model, K channels of the keys, F active width of the feed-forward part. Kept are the inputs of
-the norms in fp32; q, k, v, what attention gives, the input and output of the projections; three tensors as wide as F.
-c = 1 under autocast without a compiler, which casts inputs again for each use. Attention keeps no T x T (2205.14135).
-On a CPU, whose heap does not shrink, the peak comes later: a checkpoint holds the weights and moments thrice beside
-what was kept, and what measuring takes is added to that.
+s: bytes per number; D: d_model; K: channels of the keys; F: active width of the feed-forward part. Saved are the norms'
+inputs in fp32; q, k, v, attention's output, input and output of the projections; three tensors as wide as F. c = 1
+under autocast without a compiler, which casts inputs again for each use. Attention saves no T x T (2205.14135). On a
+CPU, whose heap does not shrink, the peak comes later: a checkpoint holds weights and moments three times in addition to
+the activations, and measuring adds to that.
 
 A is within an eighth of what autograd saves (tests). On a CPU the peaks of 187 real runs of 6 to 32 layers at contexts
-of 128 were 0.87 to 1.22 times what is said here; at contexts of 512 up to 3 times, and twice as much from seed to seed.
-So a price takes the peaks that runs of the sweep really had, where there are any (`price.with_peaks`). Peaks on a GPU
-were not compared. Muon keeps one moment of a block's matrix, which is counted as two.
+of 128 were 0.87 to 1.22 times this model; at contexts of 512 up to 3 times, with a factor of two between seeds. So the
+price uses measured peaks of the sweep's runs if there are any (`price.with_peaks`). Peaks on a GPU were not compared.
+Muon keeps one moment of a block's matrix, which is counted as two.
 """
 
 from dataclasses import dataclass
@@ -23,29 +23,29 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import CPU_NUMBERS, CPU_TOKENS, LOGITS_BYTES, MAX_TOKENS, Parallel, RuntimeConfig
 
 HEAP = {"cpu": 1.05, "cuda": 1.0}
-"""What the C library's heap takes for tensors that come and go; none is assumed for PyTorch's CUDA allocator."""
+"""Overhead factor of the C library's heap; none is assumed for PyTorch's CUDA allocator."""
 
 OWN_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
-"""What any run adds, however small its model: the text's index, tables, workspaces."""
+"""Memory of any run, however small its model: text index, tables, workspaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run is computed, as far as its memory depends on it."""
+    """Device settings of a run that its memory depends on."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     micro_batch: int | None = None
     compile: bool | Literal["auto"] = False
     processes: int = 1
-    """of one run, each with a device, or threads, of its own"""
+    """of one run, each with its own device or threads"""
     sharing: int = 1
-    """runs that are on a GPU at a time"""
+    """runs that share a GPU"""
     threads: int = 1
     parallel: Parallel = "none"
 
 
 def is_bf16(config: RunConfig, place: Place) -> bool:
-    """Whether matrix products are in bf16; 'auto' is taken for a GPU that has it."""
+    """Whether matrix products are in bf16; for 'auto' on any GPU."""
     return config.precision == "bf16" or (config.precision == "auto" and place.device == "cuda")
 
 
@@ -54,7 +54,7 @@ def is_compiled(config: RunConfig, place: Place) -> bool:
 
 
 def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()) -> float:
-    """What is kept of all blocks for the backward pass over n_sequences of seq_len, copies of weights included."""
+    """Memory saved by all blocks for the backward pass over n_sequences, including copies of weights."""
     assert config.n_kv_heads is not None and config.d_ff is not None
     bf16, d_model, d_expert = is_bf16(config, place), config.d_model, config.d_expert or 0
     size, cast = (2 if bf16 else 4), int(bf16 and not is_compiled(config, place))
@@ -71,19 +71,19 @@ def activation_bytes(config: RunConfig, n_sequences: int, place: Place = Place()
     routed = (config.top_k or 0) * (4 * d_expert + 2 * d_model) + (3 + cast) * config.n_shared_experts * d_expert
     per_token = config.n_layers * (norms + attention + gates + carried) + (config.n_layers - n_routed) * dense
     per_token += n_routed * size * routed
-    per_token += 2 * config.n_layers * _of_streams(config)
+    per_token += 2 * config.n_layers * _stream_bytes(config)
     per_token += config.n_layers * size * 2 * d_model * (config.residual_dropout > 0)
     per_token += (config.n_layers - n_routed) * size * 2 * config.d_ff * (config.ffn_dropout > 0)
-    if config.attention_dropout and place.device == "cpu":  # its kernel that drops keeps all weights, in fp32
+    if config.attention_dropout and place.device == "cpu":  # the kernel with dropout saves all weights, in fp32
         per_token += config.n_layers * (12 + 2 * bf16) * config.n_heads * config.seq_len
-    copies = 2 * bf16 + 4 * (config.weight_density < 1)  # of each weight of a block: cast, and with its mask applied
+    copies = 2 * bf16 + 4 * (config.weight_density < 1)  # per weight of a block: cast, and masked
     in_blocks = cost(config).params_total - (1 if config.tie_embeddings else 2) * config.vocab_size * d_model
     return n_sequences * config.seq_len * per_token + copies * in_blocks
 
 
-def _of_streams(config: RunConfig) -> int:
-    """Bytes that a branch keeps of a token of several streams: the streams, their norm twice, what is added; with
-    manifold, the steps to a doubly stochastic matrix; with attention residuals the sources and their norm."""
+def _stream_bytes(config: RunConfig) -> int:
+    """Bytes per token that a branch saves with several streams: the streams, their norm twice, the update; with
+    manifold, the steps to a doubly stochastic matrix; with attention residuals, the sources and their norm."""
     n = config.n_streams
     if config.attention_residuals:
         return 4 * 2 * (config.stream_width + config.attention_residuals + 1)
@@ -94,7 +94,7 @@ def _of_streams(config: RunConfig) -> int:
 
 
 def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
-    """The most that a run has allocated at once on one device; on a CPU, what it adds to its process."""
+    """Peak memory of a run on one device; on a CPU, the memory that it adds to its process."""
     sharding = place.processes if place.parallel == "fsdp" else 1
     params = cost(config).params_total
     own = params / sharding
@@ -112,7 +112,7 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
 
 
 def _measuring_bytes(config: RunConfig, place: Place) -> float:
-    """What the measures take beside the weights: recorded stream with forks, a pass's logits, usefulness's moments."""
+    """Memory of the measures without the weights: recorded stream with forks, a pass's logits, usefulness's moments."""
     if set(config.measures) == {"loss"}:
         return 0
     on_cpu = max(CPU_TOKENS, CPU_NUMBERS // config.stream_width)

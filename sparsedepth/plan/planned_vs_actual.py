@@ -1,7 +1,7 @@
-"""Planned against actual: what a sweep was priced at, beside what its complete runs came to.
+"""Compare the planned cost of a sweep with the actual cost of its complete runs.
 
-`sweep` writes RESULTS/plan.json before it starts. A run's deviation is actual / planned - 1. Some runs share the
-machine with more than others, so the median over runs is the deviation of time; of memory it is the worst.
+`sweep` writes RESULTS/plan.json before it starts. A run's deviation is actual / planned - 1. For time it is the median
+over runs, since load differs between runs; for memory it is the largest.
 """
 
 import math
@@ -25,16 +25,16 @@ PLAN = "plan.json"
 
 
 def write_plan(results: Path, price: Price, runs: Sequence[RunConfig]) -> None:
-    """Keep the price of a sweep with its results; the one that is there stays once all runs that are known (of an
-    adaptive sampler none is) are complete."""
+    """Store the price of a sweep with its results, unless all runs are complete and it is already stored. The runs of
+    an adaptive sampler are unknown, so its price is always stored."""
     if runs and (results / PLAN).exists() and all(is_complete_run(results, run.run_id) for run in runs):
         return
     results.mkdir(parents=True, exist_ok=True)
     files.write_json(results / PLAN, as_json(price))
 
 
-def planned(results: Path, config: RunConfig) -> dict[str, Any]:
-    """What a run was priced at, as facts of its manifest; empty where it was not."""
+def planned_cost(results: Path, config: RunConfig) -> dict[str, Any]:
+    """The planned cost of a run for its manifest; empty without a plan."""
     kind = _kinds(results).get(shape_id(config))
     if kind is None:
         return {}
@@ -42,33 +42,33 @@ def planned(results: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def measured_peaks(results: Path, runs: Sequence[RunConfig], device: str) -> list[tuple[RunConfig, int]]:
-    """The runs that were made on a 'cpu' or on 'cuda', with the peak of memory that each had. None before the
-    first run, when there is no folder yet."""
+    """The complete runs on a 'cpu' or on 'cuda', with their peak memory."""
     if not results.is_dir():
         return []
     rows = read_columns(results, ("outcome", "device", "peak_memory_bytes"), damaged=[])
-    known = [(run, rows[run.run_id]) for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"]
-    here = [
-        (run, facts.get("peak_memory_bytes")) for run, facts in known if str(facts.get("device")).startswith(device)
+    complete = [(run, rows[run.run_id]) for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"]
+    return [
+        (run, row["peak_memory_bytes"])
+        for run, row in complete
+        if str(row.get("device")).startswith(device) and row.get("peak_memory_bytes")
     ]
-    return [(run, peak) for run, peak in here if peak]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """actual / planned - 1 over the complete runs of a sweep; None where nothing can be compared."""
+    """actual / planned - 1 over the complete runs of a sweep; None if not recorded."""
 
     runs: int
     params: float
-    """the largest, by size"""
+    """the largest in size"""
     flops: float
     memory: float | None
     seconds: float | None
     """the median"""
     slowest: float | None
-    """the largest, by size"""
+    """the largest in size"""
     factor: float
-    """within which the planned times were said to be right"""
+    """the planned accuracy of time"""
 
 
 ACTUAL = ("outcome", "seconds", "peak_memory_bytes", "params_total", "train_flops")
@@ -76,17 +76,17 @@ ACTUAL = ("outcome", "seconds", "peak_memory_bytes", "params_total", "train_flop
 
 
 def compare(results: Path, runs: Sequence[RunConfig], rows: Mapping[str, Mapping[str, Any]]) -> Deviation | None:
-    """The deviations of those of `runs` that trained to their end; None where there is no plan, or nothing to compare.
-    `rows` are the ACTUAL columns of complete runs by run_id."""
+    """The deviations of the runs that trained to the end; None without a plan or such runs. `rows` are the ACTUAL
+    columns of complete runs by run_id."""
     kinds = _kinds(results)
     finished = [run for run in runs if rows.get(run.run_id, {}).get("outcome") == "ok"] if kinds else []
     pairs = [(kind, rows[run.run_id]) for run in finished if (kind := kinds.get(shape_id(run)))]
     if not pairs:
         return None
 
-    def deviations(actual: str, of_plan: str) -> list[float]:
-        amounts = [(facts.get(actual), attrgetter(of_plan)(kind)) for kind, facts in pairs]
-        return [had / plan - 1 for had, plan in amounts if had is not None and plan > 0]
+    def deviations(column: str, planned: str) -> list[float]:
+        amounts = [(row.get(column), attrgetter(planned)(kind)) for kind, row in pairs]
+        return [actual / plan - 1 for actual, plan in amounts if actual is not None and plan > 0]
 
     seconds = deviations("seconds", "seconds.value")
     return Deviation(
@@ -106,14 +106,14 @@ def describe(deviation: Deviation) -> str:
     params = "exact" if deviation.params == 0 else f"{deviation.params:+.2%}"
     seconds = "not recorded"
     if deviation.seconds is not None:
-        away = abs(math.log1p(deviation.seconds)) if deviation.seconds > -1 else math.inf
-        is_within = "within" if away <= math.log(deviation.factor) else "beyond"
+        log_ratio = abs(math.log1p(deviation.seconds)) if deviation.seconds > -1 else math.inf
+        position = "within" if log_ratio <= math.log(deviation.factor) else "outside"
         seconds = (
-            f"{deviation.seconds:+.0%} (median, {is_within} the factor of {deviation.factor:.3g} that was planned; "
+            f"{deviation.seconds:+.0%} (median, {position} the planned factor of {deviation.factor:.3g}; "
             f"{deviation.slowest:+.0%} at worst)"
         )
     return (
-        f"actual against planned, {deviation.runs} runs: parameters {params}, FLOPs {deviation.flops:+.1%}, "
+        f"actual vs planned, {deviation.runs} runs: parameters {params}, FLOPs {deviation.flops:+.1%}, "
         f"memory {memory}, time {seconds}"
     )
 
@@ -123,7 +123,7 @@ def _largest(deviations: Sequence[float]) -> float | None:
 
 
 def _kinds(results: Path) -> dict[str, ShapePrice]:
-    """plan.json by shape; empty where it is missing or damaged: it is no result, and made again by the next `sweep`."""
+    """plan.json by shape; empty if it is missing or damaged, since the next `sweep` writes it again."""
     try:
         kinds = files.parse_json(files.read_regular(results / PLAN))["kinds"]
         checked = TypeAdapter(list[ShapePrice]).validate_python(kinds)

@@ -1,13 +1,13 @@
-"""What a sweep costs, before anything runs: runs by kind, parameters, FLOPs, tokens, memory, disk and time.
+"""Estimate the cost of a sweep before it runs: parameters, FLOPs, tokens, memory, disk and time.
 
-A *kind* is a shape with its runs: all fields that change what a run costs, and none that do not. Parameters and FLOPs
-are exact (`cost`), memory is modelled (`memory`) or measured, time is assumed or calibrated (`duration`).
+A *kind* is a group of runs of equal shape, that is, equal in all fields that change the cost. Parameters and FLOPs are
+exact (`cost`), memory is modelled (`memory`) or measured, time is assumed or calibrated (`duration`).
 
-    time in all = the runs given out to the workers one after the other, in the order of the plan
+    total time = time at which the last worker finishes if workers take the runs in the order of the plan
 
-Runs that come later (the results at a tuned value, proposals of a sampler) are priced as if they were known: at the
-first tuned value; at points drawn evenly from the space. A sampler's runs are an upper bound, since pruned ones end
-early and equal proposals share theirs; an extension of a tuning grid adds some.
+Runs that are still unknown are priced at assumed values: results at a tuned value at the first value of its grid,
+proposals of a sampler at points drawn evenly from the space. A sampler's number of runs is an upper bound, since equal
+proposals share runs and pruned runs end early; an extension of a tuning grid adds runs.
 """
 
 import heapq
@@ -24,18 +24,18 @@ from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import task_name
 from sparsedepth.plan.duration import DEVICES, Device, Seconds, Timing, seconds, shape, shape_id
 from sparsedepth.plan.memory import Place, peak_bytes
-from sparsedepth.plan.tasks import LossOf, Plan, beyond, no_results
+from sparsedepth.plan.tasks import LossOf, Plan, broken_constraints, no_results
 
 RECORD_BYTES = 100_000
-"""A run's tables, manifest and summary: about this much beside its weights."""
+"""Assumed size of a run's tables, manifest and summary."""
 
 PROPOSALS = 64
-"""Points of an adaptive sampler's space that stand for its proposals."""
+"""Most sample points by which an adaptive sampler's proposals are priced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PricingSetup:
-    """Where and how a sweep is to run, as far as its price depends on it."""
+    """Machine and runtime settings that the price depends on."""
 
     device: str = "cpu"
     """of DEVICES"""
@@ -44,7 +44,7 @@ class PricingSetup:
     timings: Mapping[str, Timing] | None = None
     """by the shape_id of a step"""
     peaks: Mapping[str, float] = field(default_factory=dict)
-    """measured / modelled peak of memory, by shape_id; other shapes take the median"""
+    """measured / modelled peak memory, by shape_id; other shapes use the median"""
 
     @property
     def assumed(self) -> Device:
@@ -53,11 +53,11 @@ class PricingSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapePrice:
-    """The runs of one shape. Amounts are of one run."""
+    """The runs of one shape. Amounts are per run."""
 
     shape_id: str
     varied: dict[str, Any]
-    """the fields in which this kind differs from another"""
+    """the fields in which kinds differ"""
     runs: int
     params_total: int
     params_active: int
@@ -70,18 +70,16 @@ class ShapePrice:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """A sweep's price."""
-
     kinds: list[ShapePrice]
     setup: PricingSetup
     bound: str
-    """'' where the runs are known; else 'at least' or 'at most'"""
+    """'' if all runs are known, else 'at least' or 'at most'"""
     seconds: Seconds
-    """from start to end, on all workers"""
+    """wall-clock time of the sweep"""
     busy_seconds: float
-    """of all workers together"""
+    """summed over workers"""
     data_bytes: int | None
-    """of the tokenised text; None where its length is not known before it is read"""
+    """of the tokenised text; None if its length is unknown until it is read"""
 
     @property
     def runs(self) -> int:
@@ -97,12 +95,12 @@ class Price:
 
     @property
     def memory_bytes(self) -> int:
-        """Peak memory on one device, or of one run's process."""
+        """Peak memory of the largest run on one device."""
         return max(kind.memory_bytes for kind in self.kinds)
 
     @property
     def disk_bytes(self) -> int:
-        """Records, three checkpoints of each run that is under way, and the text where it is known."""
+        """Records, three checkpoints per running run, and the text if its length is known."""
         records = sum(kind.runs * kind.disk_bytes for kind in self.kinds)
         largest = max(kind.params_total for kind in self.kinds)
         return records + 3 * 12 * largest * self.setup.workers + (self.data_bytes or 0)
@@ -115,8 +113,8 @@ class Price:
 def pricing_setup(
     runtime: RuntimeConfig, *, device: str, workers: int, processes: int = 1, gpus: int = 0
 ) -> PricingSetup:
-    """The setup of a machine whose device is one of DEVICES; of fewer `gpus`, or groups of them, than workers some are
-    shared."""
+    """The setup of a machine with one of DEVICES. If there are fewer GPUs (or groups of GPUs) than workers, runs share
+    them."""
     place = Place(
         device="cpu" if device == "cpu" else "cuda",
         micro_batch=runtime.micro_batch,
@@ -130,36 +128,35 @@ def pricing_setup(
 
 
 def named_device(name: str) -> str:
-    """The one of DEVICES that a device's own name stands for: 'NVIDIA H100 80GB HBM3' -> 'h100'."""
+    """The entry of DEVICES for a device name: 'NVIDIA H100 80GB HBM3' -> 'h100'."""
     return next((known for known in DEVICES if known in name.lower()), "a100")
 
 
 def expected_runs(definition: SweepDefinition, loss_of: LossOf = no_results) -> tuple[list[RunConfig], str]:
-    """Every run that the sweep will have, in order, as far as that can be told, given the runs that are finished; and
-    'at least', 'at most' or ''."""
+    """The expected runs of the sweep in order, given the finished runs; and 'at least', 'at most' or ''."""
     if definition.adaptive:
         return _proposed(definition), "at most"
     plan = Plan(definition)
     runs = [planned.config for planned in plan.runs(loss_of)]
     if not definition.tune:
         return runs, "at most" if definition.prune else ""
-    first = {name: grid[0] for name, grid in definition.tune.items()}  # which is the best value changes no cost
+    first = {name: grid[0] for name, grid in definition.tune.items()}  # the cost does not depend on the tuned value
     runs += [definition.run_config({**match.cell, **first}, seed) for match, seed in plan.results_to_come(loss_of)]
     return runs, "at least"
 
 
 def _proposed(definition: SweepDefinition) -> list[RunConfig]:
-    """n_trials x seeds runs, at points drawn evenly from the space."""
+    """n_trials x seeds runs at points drawn evenly from the space."""
     from sparsedepth.plan.propose import proposals
 
     assert definition.n_trials is not None
     sample = definition.model_copy(update={"sampler": "random", "n_trials": min(definition.n_trials, PROPOSALS)})
     cells = proposals(sample)
-    built = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
-    feasible = [config for config in built if not beyond(definition, config)]
+    configs = [definition.run_config(cell, definition.seeds[0]) for cell in cells]
+    feasible = [config for config in configs if not broken_constraints(definition, config)]
     if not feasible:
         raise ValueError(
-            f"sweep {definition.name!r}: exclude and constraints leave no point of its space; widen one of them"
+            f"sweep {definition.name!r}: 'exclude' and 'constraints' leave no point of the space; relax one of them"
         )
     points = [feasible[i % len(feasible)] for i in range(definition.n_trials)]
     return [config.model_copy(update={"seed": seed}) for config in points for seed in definition.seeds]
@@ -172,66 +169,65 @@ def price(definition: SweepDefinition, setup: PricingSetup) -> Price:
 
 
 def price_of(runs: Sequence[RunConfig], setup: PricingSetup, bound: str = "") -> Price:
-    """The price of runs that start in this order. Raises ValueError for one that cannot be spread over processes as
-    the setup says."""
+    """The price of runs that start in this order. Raises ValueError if the setup's parallelism does not support one."""
     for config in runs:
         check_parallel(config, setup.place.parallel)
     ids = [shape_id(config) for config in runs]
     examples = dict(zip(reversed(ids), reversed(runs), strict=True))
     shapes = {key: shape(examples[key]) for key in dict.fromkeys(ids)}
-    every = list(shapes.values())
-    differing = [name for name in every[0] if any(other[name] != every[0][name] for other in every)]
+    first, *others = shapes.values()
+    differing = [name for name in first if any(other[name] != first[name] for other in others)]
     kinds = [
         _kind(key, examples[key], ids.count(key), _varied(fields, differing), setup) for key, fields in shapes.items()
     ]
-    by_id = {kind.shape_id: kind.seconds for kind in kinds}
-    each = [by_id[key] for key in ids]
-    value = makespan([time.value for time in each], setup.workers)
-    high = makespan([time.value * time.factor for time in each], setup.workers)
+    seconds_by_id = {kind.shape_id: kind.seconds for kind in kinds}
+    times = [seconds_by_id[key] for key in ids]
+    value = makespan([time.value for time in times], setup.workers)
+    high = makespan([time.value * time.factor for time in times], setup.workers)
     return Price(
         kinds=kinds,
         setup=setup,
         bound=bound,
         seconds=Seconds(value=value, factor=high / value),
-        busy_seconds=sum(time.value for time in each),
+        busy_seconds=sum(time.value for time in times),
         data_bytes=_data_bytes(runs),
     )
 
 
 def _varied(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Some fields of a shape, which tells of weight_density only whether it is below 1."""
+    """The named fields of a shape; of weight_density a shape has only whether it is below 1."""
     densities = {True: "below 1", False: 1.0}
     return {name: densities[fields[name]] if name == "weight_density" else fields[name] for name in names}
 
 
 def _kind(key: str, config: RunConfig, n_runs: int, varied: dict[str, Any], setup: PricingSetup) -> ShapePrice:
-    counted = cost(config)
+    run_cost = cost(config)
     timing = (setup.timings or {}).get(shape_id(config, step_only=True))
     ratio = setup.peaks.get(key) or (median(setup.peaks.values()) if setup.peaks else 1.0)
     return ShapePrice(
         shape_id=key,
         varied=varied,
         runs=n_runs,
-        params_total=counted.params_total,
-        params_active=counted.params_active,
+        params_total=run_cost.params_total,
+        params_active=run_cost.params_active,
         tokens=config.train_tokens,
-        train_flops=float(counted.train_flops(config.train_tokens)),
+        train_flops=float(run_cost.train_flops(config.train_tokens)),
         memory_bytes=round(ratio * peak_bytes(config, setup.place)),
-        disk_bytes=4 * counted.params_total + RECORD_BYTES,
+        disk_bytes=4 * run_cost.params_total + RECORD_BYTES,
         seconds=seconds(config, setup.place, setup.assumed, timing),
     )
 
 
-def makespan(each: Sequence[float], workers: int) -> float:
-    """When the last of `workers` ends that take jobs of these seconds one after the other."""
-    free = [0.0] * workers
-    for job in each:
-        heapq.heapreplace(free, free[0] + job)
-    return max(free)
+def makespan(seconds: Sequence[float], workers: int) -> float:
+    """Time at which the last worker finishes if each free worker takes the next job."""
+    end_times = [0.0] * workers
+    for job in seconds:
+        heapq.heapreplace(end_times, end_times[0] + job)
+    return max(end_times)
 
 
 def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
-    """Token shards: 2 bytes a token, 4 from 65,537 entries of the vocabulary on; none of a task."""
+    """Size of token shards: 2 bytes per token, or 4 if the vocabulary exceeds 65,536; none for tasks."""
     texts: dict[tuple[Any, ...], tuple[int | None, int]] = {}
     for config in (config for config in runs if task_name(config.corpus) is None):
         key = (config.corpus, config.text_field, config.tokenizer, config.val_fraction, config.max_corpus_tokens)
@@ -241,10 +237,10 @@ def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
 
 
 def uncalibrated(definition: SweepDefinition, setup: PricingSetup) -> list[RunConfig]:
-    """One run of each shape whose steps were not timed yet."""
-    known = setup.timings or {}
+    """One run of each shape without a timing."""
+    timings = setup.timings or {}
     shapes = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
-    return [config for key, config in shapes.items() if key not in known]
+    return [config for key, config in shapes.items() if key not in timings]
 
 
 def with_timings(setup: PricingSetup, timings: Mapping[str, Timing]) -> PricingSetup:
@@ -252,7 +248,7 @@ def with_timings(setup: PricingSetup, timings: Mapping[str, Timing]) -> PricingS
 
 
 def with_peaks(setup: PricingSetup, measured: Sequence[tuple[RunConfig, int]]) -> PricingSetup:
-    """The setup with the peaks of memory, in bytes, that runs had on this kind of machine: of a shape the largest."""
+    """The setup with measured peaks in bytes; for each shape the largest."""
     ratios: dict[str, float] = {}
     for config, peak in measured:
         key = shape_id(config)

@@ -1,8 +1,8 @@
-"""What Optuna's samplers choose from, and the cells that those draw which do not learn.
+"""Distributions for Optuna's samplers, and the cells of the samplers that use no results.
 
-Random search and quasi-Monte Carlo look at no result, so their cells are drawn before anything runs: a function of the
-definition's name and axes, the same for any number of workers, and a larger n_trials only appends. QMC's workers would
-otherwise have to agree on one sequence and on who takes which point of it.
+Random search and quasi-Monte Carlo use no results, so their cells are drawn before anything runs, from the definition's
+name and axes: the same for any number of workers, and a larger n_trials only appends. QMC's workers would otherwise
+have to share one sequence.
 """
 
 import itertools
@@ -22,14 +22,14 @@ from sparsedepth.files import digest
 from sparsedepth.plan.tune import extended
 
 LARGEST_SIZE = 2**24
-"""Of a size that is solved for; only a bound for Optuna's records."""
+"""Bound for Optuna's records of a size that is solved for."""
 
-POINTS = 10_000
-"""A space of so many points at most is searched to its end for one that has not been tried."""
+MAX_POINTS = 10_000
+"""A space with at most this many points is searched completely for an untried point."""
 
 
 def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """What a sampler chooses from, by axis."""
+    """The distribution of each axis, for a sampler."""
     return {
         name: _interval(axis) if isinstance(axis, Interval) else CategoricalDistribution([plain(v) for v in axis])
         for name, axis in definition.axes.items()
@@ -37,8 +37,8 @@ def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistributio
 
 
 def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """The same for cells that are known: every field that any cell sets. Numbers are ranges, which may grow later;
-    Optuna cannot change a parameter's choices."""
+    """The distribution of each field that a cell of a grid sets. Numbers become ranges, since an extended definition
+    may add values and Optuna cannot change a parameter's choices."""
     values: dict[str, list[Any]] = {}
     for axis in definition.zip:
         values |= axis
@@ -56,7 +56,7 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
         for _ in range(definition.tune_extensions):
             lower, higher = extended(lower, lower[0]), extended(higher, higher[-1])
         values[name] = sorted({*lower, *higher})
-    distributions |= {name: _choices(some) for name, some in values.items()}
+    distributions |= {name: _choices(field_values) for name, field_values in values.items()}
     if definition.free:
         distributions |= {
             name: IntDistribution(1, LARGEST_SIZE) for name in {definition.free, "d_expert"} - set(values)
@@ -80,7 +80,7 @@ def _interval(axis: Interval) -> BaseDistribution:
 
 
 def plain(value: Any) -> Any:
-    """Optuna's choices are scalars: a list (of thresholds, say) goes in as JSON."""
+    """A value as Optuna takes it: a list (of thresholds, say) as JSON."""
     return value if value is None or isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
@@ -94,7 +94,7 @@ def suggest(trial: optuna.Trial, name: str, axis: BaseDistribution) -> Any:
 
 
 def proposals(definition: SweepDefinition) -> list[Cell]:
-    """The cells of random or qmc, in order, without repeats and without what is excluded: n_trials at most."""
+    """The cells of random or qmc in order, without repeats and excluded cells: n_trials at most."""
     assert definition.n_trials is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     axes = axis_distributions(definition)
@@ -115,18 +115,16 @@ def proposals(definition: SweepDefinition) -> list[Cell]:
 
 
 def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str, Any] | None:
-    """The parameters of a point drawn at random whose `cell_digest` is not among `tried`; None where there is none.
-
-    Where some axis is continuous, or there are too many points to look at, it is None only if 1,000 draws have failed.
-    """
+    """A random point whose `cell_digest` is not in `tried`; None if there is none, or, in a continuous or large space,
+    if 1,000 draws found none."""
     axes = axis_distributions(definition)
     rng = random.Random(digest(seed))
     choices = {name: _values(axis) for name, axis in axes.items()}
     points: Iterable[dict[str, Any]]
-    n_points = math.prod(len(values) if values else POINTS + 1 for values in choices.values())
-    if n_points <= POINTS:
-        known = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-        points = rng.sample(known, len(known))
+    n_points = math.prod(len(values) if values else MAX_POINTS + 1 for values in choices.values())
+    if n_points <= MAX_POINTS:
+        all_points = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+        points = rng.sample(all_points, len(all_points))
     else:
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=rng.randrange(2**32)))
         points = (study.ask(axes).params for _ in range(1000))
@@ -134,9 +132,9 @@ def untried(definition: SweepDefinition, tried: Set[str], seed: Any) -> dict[str
 
 
 def _values(axis: BaseDistribution) -> list[Any]:
-    """Every value of an axis; none of one that is continuous, or has too many."""
+    """All values of an axis; empty for a continuous axis, or one with too many."""
     if isinstance(axis, CategoricalDistribution):
         return list(axis.choices)
-    if isinstance(axis, IntDistribution) and axis.high - axis.low < POINTS:
+    if isinstance(axis, IntDistribution) and axis.high - axis.low < MAX_POINTS:
         return list(range(axis.low, axis.high + 1))
     return []

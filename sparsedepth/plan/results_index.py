@@ -1,4 +1,4 @@
-"""What the runs of a sweep came to, as far as the plan depends on it; each run folder is checked and read once."""
+"""Results of a sweep's runs that the plan depends on; each run folder is checked and read once."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from sparsedepth.store.find import is_whole, read_summary
 
 
 class ResultsIndex:
-    """Which runs are complete, and the loss of each; `is_without_result`: those that ended, and will have none."""
+    """Which runs are complete, and their losses; `is_without_result` tells which runs ended without a result."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class ResultsIndex:
         self._losses: dict[str, float] = {}
 
     def loss_of(self, run_id: str) -> float | None:
-        """The first objective as a loss (lower is better): math.inf for a run that diverged, was not scored or ended
-        without a result; None for one still to come."""
+        """The first objective as a loss (lower is better): math.inf if it diverged, was not scored or ended without a
+        result; None if it has not ended."""
         if run_id not in self._losses:
             if not self.is_complete(run_id):
                 return math.inf if self.is_without_result(run_id) else None
@@ -35,14 +35,14 @@ class ResultsIndex:
         return self._losses[run_id]
 
     def is_complete(self, run_id: str) -> bool:
-        """Whether the run is complete and whole; one that is damaged is to be run again."""
+        """Whether the run is complete and undamaged."""
         if run_id not in self._complete and is_whole(self.results, run_id):
             self._complete.add(run_id)
         return run_id in self._complete
 
 
 def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
-    """The objective of a complete run as a loss: lower is better, and one that diverged is the worst."""
+    """The objective of a complete run as a loss (lower is better); math.inf if it diverged."""
     value = summary.get(objective)
     is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
     return -quantities.sign(objective) * value if is_scored else math.inf
@@ -51,6 +51,6 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
 def planned_runs(
     definition: SweepDefinition, results: Path, is_without_result: Callable[[str], bool] = lambda run_id: False
 ) -> list[RunConfig]:
-    """The runs that are known, given those that are finished; an adaptive sampler's are not before it proposes them."""
+    """The known runs, given the finished ones; none for an adaptive sampler."""
     results_index = ResultsIndex(results, definition, is_without_result)
     return [planned.config for planned in Plan(definition).runs(results_index.loss_of)]

@@ -259,7 +259,7 @@ class RunJob:
         experts = runtime.experts_kernel if self.config.n_experts else None
         return {
             **provenance(self.config.run_id, source.data_hash),
-            **planned_vs_actual.planned(self.results, self.config),
+            **planned_vs_actual.planned_cost(self.results, self.config),
             "processes": self.devices.size,
             "kernels": {
                 **runtime.chosen_kernels,

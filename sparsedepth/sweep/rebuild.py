@@ -17,7 +17,7 @@ from sparsedepth.config.space import cell_digest, in_axis
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.plan.propose import plain
 from sparsedepth.plan.results_index import ResultsIndex
-from sparsedepth.plan.tasks import Plan, Task, excesses
+from sparsedepth.plan.tasks import Plan, Task, constraint_excess
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
@@ -110,6 +110,6 @@ def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Seq
             params=params,
             distributions={name: axes[name] for name in params},
             user_attrs={**trial_queue.attributes(task), "cell": cell, **shown, **run_ids, **pruned},
-            constraints={"buildable": 0.0, **excesses(definition, configs[0])},
+            constraints={"buildable": 0.0, **constraint_excess(definition, configs[0])},
         )
     )

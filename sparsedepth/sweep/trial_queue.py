@@ -25,7 +25,7 @@ from sparsedepth.config.space import Cell, cell_digest
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.files import digest
 from sparsedepth.plan.propose import axis_distributions, known_distributions, plain, suggest, untried
-from sparsedepth.plan.tasks import Task, beyond, check_objective, excesses
+from sparsedepth.plan.tasks import Task, broken_constraints, check_objective, constraint_excess
 from sparsedepth.run.lease import is_held
 from sparsedepth.sweep.results_folder import folder_id, folder_id_path
 from sparsedepth.sweep.storage import JOURNAL, open_storage
@@ -129,9 +129,9 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
             infeasible = str(error)
     constrain(trial, "buildable", 1.0 if infeasible else 0.0)
     if configs:
-        for name, excess in excesses(definition, configs[0]).items():
+        for name, excess in constraint_excess(definition, configs[0]).items():
             constrain(trial, name, excess)
-        infeasible = beyond(definition, configs[0])
+        infeasible = broken_constraints(definition, configs[0])
     if infeasible:
         trial.set_user_attr("infeasible", infeasible)
         raise optuna.TrialPruned(infeasible)

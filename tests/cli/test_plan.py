@@ -136,7 +136,7 @@ def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp
     (left,) = runs_left(sweep, results)
     assert (left.lr, left.seed) == (0.002, 1)
     plan(path, on="h100", out=results)
-    assert "left: 1 runs" in capsys.readouterr().out
+    assert "remaining: 1 runs" in capsys.readouterr().out
 
 
 def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
@@ -244,6 +244,6 @@ def test_what_a_definition_asks_for_in_vain_is_said(tmp_path, capsys):
     assert "only.n_kv_heads {'n_layers': 7}: no cell has this, so n_kv_heads is varied" in capsys.readouterr().err
     assert Plan(sweep_definition(definition(tmp_path, space=space, only={"n_kv_heads": {"n_layers": 3}}))).notes() == []
     plan(definition(tmp_path, sampler="random", n_trials=50, space={"n_layers": [2, 3]}))
-    assert "n_trials=50 draw 2 cells: the others repeat one or are excluded" in capsys.readouterr().err
+    assert "n_trials=50 gives 2 cells; the others are repeats or excluded" in capsys.readouterr().err
     plan(definition(tmp_path, space=space, constraints={"params_total": 18_000}))
-    assert "left out: {'n_kv_heads': 2, 'n_layers': 3}: params_total is 3.0% above 18000" in capsys.readouterr().err
+    assert "skipped: {'n_kv_heads': 2, 'n_layers': 3}: params_total is 3.0% above 18000" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_slips_are_said(tmp_path):
         warn_of_unlikely_values(
             field_values(tiny.model_copy(update=dict(build(SweepDefinition, {**_plain(tiny), **searched}, "t"))))
         )
-    with pytest.warns(UserWarning, match="100,000,000,000,001 are more"):
+    with pytest.warns(UserWarning, match="100,000,000,000,001 is more"):
         warn_of_unlikely_values([{"train_tokens": 10**14 + 1}])
 
 
@@ -145,7 +145,7 @@ def test_a_hub_that_does_not_answer_is_not_asked(monkeypatch):
     [
         ([signal.SIGTERM], 0, 143, "stopped with 0 of 4 runs complete"),
         ([signal.SIGINT], 4, 130, "stopped with 0 of 4 runs complete"),
-        ([], 4, 1, "4 of what was asked for is not there"),
+        ([], 4, 1, "4 runs are unfinished"),
     ],
 )
 def test_an_exit_code_of_zero_says_that_all_is_there(tmp_path, capsys, signals, unfinished, code, line):
@@ -154,6 +154,6 @@ def test_an_exit_code_of_zero_says_that_all_is_there(tmp_path, capsys, signals, 
     stop.signals = signals
     ended = SweepResult(states=[], unfinished=unfinished, refused=Counter(), stop=stop)
     with pytest.raises(typer.Exit) as end:
-        train_sweep._print_end(sweep, tmp_path, ended, 4)
+        train_sweep._print_result(sweep, tmp_path, ended, 4)
     assert end.value.exit_code == code and line in capsys.readouterr().err
-    train_sweep._print_end(sweep, tmp_path, replace(ended, unfinished=0, stop=Stop()), 4)
+    train_sweep._print_result(sweep, tmp_path, replace(ended, unfinished=0, stop=Stop()), 4)

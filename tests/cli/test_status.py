@@ -65,7 +65,9 @@ def test_status_and_query_agree_on_damage(standing):
 
 
 def test_status_loads_neither_torch_nor_a_database(standing):
-    code = f"from pathlib import Path; from sparsedepth.cli import status; status._report(Path({str(standing[0])!r}))"
+    code = (
+        f"from pathlib import Path; from sparsedepth.cli.status import _status_lines as f;f(Path({str(standing[0])!r}))"
+    )
     check = "import sys; print(sorted({'torch', 'duckdb', 'pandas', 'sqlalchemy', 'optuna'} & set(sys.modules)))"
     command = [sys.executable, "-c", f"{code}; {check}"]
     assert subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout == "[]\n"

@@ -13,7 +13,7 @@ def test_odd_widths_and_narrow_heads_are_named_once_with_the_nearest_good_ones()
     odd = {"d_model": 2048, "n_heads": 64, "d_ff": 5461}
     assert lines(odd, {**odd, "seed": 1}) == [
         "d_ff=5461 is slow on a GPU: use a multiple of 64, such as 5440 or 5504",
-        "n_heads=64 gives heads 32 wide, slow on a GPU: use n_heads=32",
+        "n_heads=64 gives heads of width 32, slow on a GPU: use n_heads=32",
     ]
     assert lines({"d_model": 512, "n_heads": 8, "n_experts": 4, "top_k": 2, "d_expert": 100}) == [
         "d_expert=100 is slow on a GPU: use a multiple of 64, such as 64 or 128"

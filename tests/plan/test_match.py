@@ -82,7 +82,7 @@ def test_tokens_and_steps_agree_exactly(matched):
         ({"matched": "params_total", "free": "d_ff", "space": {"vocab_size": [264, 9999]}}, "tolerance 1.0%"),
         (
             {"matched": "flops", "free": "d_ff", "tolerance": 1e-6, "space": {"seq_len": [32, 64]}},
-            "the nearest that d_ff can bring it",
+            "at the best d_ff",
         ),
     ],
 )
@@ -109,7 +109,7 @@ def test_the_residual_mismatch_is_stated():
     found = Plan(definition)
     assert found.notes() == summary(definition, found.matches)
     head, line = found.notes()
-    assert head.startswith("matched in flops: 1 cells solved for, largest mismatch ")
+    assert head.startswith("matched in flops: sizes of 1 cells, largest mismatch ")
     assert line.startswith("  n_layers=2, seq_len=64: d_ff=")
     assert Plan(sweep()).notes() == []
 

@@ -68,7 +68,7 @@ def test_densities_below_one_cost_the_same():
 
 def test_a_search_without_a_point_left_is_refused():
     for fields in ({"exclude": [{"n_layers": [2, 4]}]}, {"constraints": {"params_total": 10}}):
-        with pytest.raises(ValueError, match="exclude and constraints leave no point of its space; widen one of them"):
+        with pytest.raises(ValueError, match="'exclude' and 'constraints' leave no point of the space; relax"):
             price(sweep(sampler="tpe", n_trials=4, **fields), PricingSetup())
 
 
@@ -76,7 +76,7 @@ def test_the_plan_of_a_search_follows_its_price(tmp_path):
     for n_layers in (2, 3):
         written = price_of([RunConfig(n_layers=n_layers)], PricingSetup())
         planned_vs_actual.write_plan(tmp_path, written, runs=[])
-        assert planned_vs_actual.planned(tmp_path, RunConfig(n_layers=n_layers))
+        assert planned_vs_actual.planned_cost(tmp_path, RunConfig(n_layers=n_layers))
 
 
 def test_tuning_runs_and_seeds_are_counted():
@@ -230,9 +230,12 @@ def test_planned_against_actual(tmp_path, monkeypatch):
     found = planned_vs_actual.compare(results, runs, rows)
     assert found and found.runs == 4 and found.params == 0 and abs(found.flops) < 0.01
     out, _ = sparsedepth("status", results)
-    assert "actual against planned, 4 runs: parameters exact, FLOPs +0.0%" in out
+    assert "actual vs planned, 4 runs: parameters exact, FLOPs +0.0%" in out
     (results / planned_vs_actual.PLAN).write_text("{")
-    assert planned_vs_actual.compare(results, runs, rows) is None and planned_vs_actual.planned(results, runs[0]) == {}
+    assert (
+        planned_vs_actual.compare(results, runs, rows) is None
+        and planned_vs_actual.planned_cost(results, runs[0]) == {}
+    )
 
 
 def test_a_folder_that_is_not_there_yet_has_no_peaks(tmp_path):

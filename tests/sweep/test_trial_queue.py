@@ -102,7 +102,7 @@ def test_a_grid_leaves_out_what_breaks_a_constraint_and_says_so():
     plan = Plan(definition)
     assert [one.cell["n_layers"] for one in plan.matches] == [1, 2]
     (note,) = plan.notes()
-    assert note.startswith("left out: {'n_layers': 3}: params_total is ") and note.endswith("above 15400")
+    assert note.startswith("skipped: {'n_layers': 3}: params_total is ") and note.endswith("above 15400")
     with pytest.raises(ValueError, match="no cell to run: params_total is"):
         Plan(sweep(constraints={"params_total": 10}))
 
