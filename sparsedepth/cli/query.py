@@ -176,8 +176,8 @@ def compare(
     """Compare two results folders: differences between equal configurations, and configurations in only one."""
     from sparsedepth import quantities
     from sparsedepth.store.comparable_loss import unit_for_stores
-    from sparsedepth.store.compare import counts, disjoint_fields
     from sparsedepth.store.compare import compare as compare_folders
+    from sparsedepth.store.compare import counts, disjoint_fields
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, columns_of, compact, encode, wrapped
 
