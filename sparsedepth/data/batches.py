@@ -1,13 +1,13 @@
-"""The batch of a step, as a pure function of the corpus, the seed and the step; and windows of held-out text.
+"""The batch of a step, as a pure function of corpus, seed and step; and windows of held-out text.
 
 The training tokens are cut into chunks of chunk_len (plus one token, the last target). Epoch e visits chunk
 
     p_(seed, e)(0), p_(seed, e)(1), ...      p_(seed, e) a permutation of all chunks
 
-and step t takes the next batch_tokens / chunk_len of them, across the border of an epoch if need be. Each chunk is cut
-into windows of seq_len. So no state is carried from step to step, and runs that differ only in seq_len, at one
-chunk_len, predict exactly the same tokens in the same step. Documents stand back to back and windows run across their
-ends (the end-of-document id tells the model), as in the papers' own training data.
+and step t takes the next batch_tokens / chunk_len of them, across epochs if needed. Each chunk is cut into windows of
+seq_len. So no state is carried from step to step, and runs that differ only in seq_len, at one chunk_len, predict
+exactly the same tokens in each step. Documents are concatenated and windows may span several (separated by the
+end-of-document id), as in the papers' training data.
 
 Shapes: B windows of a batch, K chunks of a batch, N windows of held-out text, T = seq_len.
 """
@@ -42,7 +42,7 @@ def batch(corpus: Corpus, config: RunConfig, step: int) -> np.ndarray:
 
 
 def visited(n: int, per_step: int, seed: int, step: int) -> np.ndarray:
-    """Which of n things step `step` reads, int64 [per_step]: each once an epoch, in an order of its own for each."""
+    """The indices, below n, that step `step` reads, int64 [per_step]: each once per epoch, shuffled in each epoch."""
     epoch_K, place_K = np.divmod(step * per_step + np.arange(per_step), n)
     return np.concatenate([shuffled(place_K[epoch_K == epoch], n, seed, int(epoch)) for epoch in np.unique(epoch_K)])
 
@@ -50,8 +50,7 @@ def visited(n: int, per_step: int, seed: int, step: int) -> np.ndarray:
 def held_out(corpus: Corpus, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> np.ndarray:
     """Windows of the held-out text from token `skip_tokens` on, int64 [N, T + 1], N = n_tokens // T (fewer at its end).
 
-    They do not overlap: each predicts its own T tokens, and requests for disjoint ranges predict disjoint tokens.
-    Raises ValueError if there is not one whole window.
+    Windows do not overlap: disjoint ranges predict disjoint tokens. Raises ValueError if not even one window fits.
     """
     assert skip_tokens >= 0
     available = corpus.n_val_tokens - 1 - skip_tokens  # the last token has no target
@@ -70,29 +69,29 @@ def _windows(ids: np.ndarray, start_B: np.ndarray, seq_len: int) -> np.ndarray:
 
 
 def shuffled(place_K: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Where the permutation p_(seed, epoch) of 0..n-1 sends each place, int64 [K]; memory does not grow with n.
+    """The permutation p_(seed, epoch) of 0..n-1 applied to each place, int64 [K]; memory does not grow with n.
 
-    A Feistel network on pairs (x, y) of Z_a x Z_b, a * b just over n, each half moved in turn by a hash of the other;
-    a result of n or more is sent through again until it is below (cycle walking: Black and Rogaway 2002, "Ciphers with
+    A Feistel network on pairs (x, y) of Z_a x Z_b, a * b just over n, each half changed in turn by a hash of the other;
+    results of n or more are permuted again until below n (cycle walking: Black and Rogaway 2002, "Ciphers with
     Arbitrary Finite Domains").
     """
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64)
     image_K = place_K.astype(np.uint64)
-    again_K = np.ones(len(image_K), dtype=bool)
-    while again_K.any():
-        x, y = np.divmod(image_K[again_K], np.uint64(b))
+    pending_K = np.ones(len(image_K), dtype=bool)
+    while pending_K.any():
+        x, y = np.divmod(image_K[pending_K], np.uint64(b))
         for first, second in zip(keys[::2], keys[1::2], strict=True):
             x = (x + _mix(y, first) % np.uint64(a)) % np.uint64(a)
             y = (y + _mix(x, second) % np.uint64(b)) % np.uint64(b)
-        image_K[again_K] = x * np.uint64(b) + y
-        again_K = image_K >= n
+        image_K[pending_K] = x * np.uint64(b) + y
+        pending_K = image_K >= n
     return image_K.astype(np.int64)
 
 
 def _mix(x: np.ndarray, key: np.uint64) -> np.ndarray:
-    """A 64-bit hash of x under a key: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), twice."""
+    """A 64-bit hash of x with a key: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), twice."""
     for _ in range(2):
         x = x ^ key
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

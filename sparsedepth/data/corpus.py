@@ -1,24 +1,24 @@
-"""Documents of a corpus, as text: the standard library's source, local files, or a data set of the hub.
+"""Documents of a corpus, as text: the standard library's source, local files, or a data set on the Hugging Face hub.
 
     'stdlib'             every .py file of the Python standard library is one document; no network, no account
-    FILE.txt             cut at blank lines into documents of at least MIN_DOCUMENT characters (text marks none itself)
+    FILE.txt             cut at blank lines into documents of at least MIN_DOCUMENT characters
     FILE.jsonl, .json    one JSON object per line, the document in its `text_field`; or in .json one array of objects
     FILE.parquet         one document per row, in the column `text_field`
-    FOLDER               all files of these kinds below it, in order of their paths; here one .txt file is one document
+    FOLDER               all files of these kinds in it, in order of their paths; each .txt file is one document
     'hub:NAME[:CONFIG]'  the train split of a data set of the Hugging Face hub, streamed
 
-Everything but 'stdlib' is read through `datasets`, as a stream; text and JSON-lines may be gzipped (.txt.gz). Nothing
-is executed: data sets that need code of their own are not supported.
+Text and JSON-lines may be gzipped (.txt.gz). No code is executed: data sets that need code of their own are not
+supported.
 """
 
 import codecs
 import difflib
-import glob
+import gzip
 import json
 import os
 import sysconfig
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,10 @@ from sparsedepth.config.task import SFT
 from sparsedepth.files import digest
 
 if TYPE_CHECKING:
-    from datasets import IterableDataset
+    import pyarrow
 
 MIN_DOCUMENT = 4096
-"""Characters of a document cut out of one long text: a few contexts of a small model."""
+"""Characters of a document cut from a text file: a few contexts of a small model."""
 
 STDLIB = "stdlib"
 HUB = "hub:"
@@ -41,7 +41,7 @@ _ROWS_AT_ONCE = 128
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """The documents of `config.corpus` that hold more than white space, in a fixed order.
+    """The documents of `config.corpus` with more than white space, in a fixed order.
 
     Raises ValueError, naming the value and the fix, for a corpus that is missing, unreadable, empty or of unknown kind.
     """
@@ -63,9 +63,9 @@ def documents(config: DataConfig) -> Iterator[str]:
 
 
 def fingerprint(corpus: str) -> str | None:
-    """12 hex digits that change with the files of a local corpus (names and sizes); None where there are no files.
+    """12 hex digits that change with names and sizes of a local corpus's files; None without local files.
 
-    Cheap enough for every start of a run. An edit that keeps every size goes unseen.
+    Cheap enough for every start of a run. Edits that keep all sizes are not detected.
     """
     if corpus.startswith(HUB):
         return None
@@ -81,7 +81,7 @@ def fingerprint(corpus: str) -> str | None:
 
 
 def names_and_sizes(root: Path, files: Iterable[Path]) -> str:
-    """12 hex digits of the files' places below `root`, and their sizes."""
+    """12 hex digits of the files' paths below `root`, and their sizes."""
     return digest([(file.relative_to(root).as_posix(), file.stat().st_size) for file in files])
 
 
@@ -90,9 +90,10 @@ def _stdlib_root() -> Path:
 
 
 def _stdlib_files() -> Iterator[Path]:
-    """Source files that are the same on every machine with this Python: no tests, no packages, no build settings."""
+    """Source files that are the same on every machine with this Python version: no tests, packages or build
+    settings."""
     for folder, subfolders, names in os.walk(_stdlib_root()):
-        # In place: os.walk goes down what is left, and site-packages can hold tens of thousands of files.
+        # In place, so that os.walk skips the others: site-packages can hold tens of thousands of files.
         subfolders[:] = sorted(
             name for name in subfolders if name not in _NOT_STDLIB and not name.startswith("config-")
         )
@@ -114,7 +115,7 @@ def kind_of(file: Path) -> str | None:
 
 
 def local_files(corpus: str) -> list[Path]:
-    """The files behind a local path, sorted. Raises ValueError if there is none of a known kind."""
+    """The files of a local path, sorted. Raises ValueError if there is none of a supported kind."""
     path = Path(corpus).expanduser()
     kinds = ", ".join(KINDS)
     if path.is_dir():
@@ -141,16 +142,16 @@ def _read_local(config: DataConfig) -> Iterator[str]:
     if kind_of(files[0]) == "text" and Path(config.corpus).expanduser().is_file():
         yield from _cut_at_blank_lines(_lines(files[0]))
         return
-    for kind, group in groupby(files, key=kind_of):
+    for file in files:
+        kind = kind_of(file)
         if kind == "text":
-            yield from _whole_texts(list(group))
-            continue
-        for file in group:
+            yield "".join(_lines(file))
+        else:
             yield from _json_texts(file, config) if kind == "lines" else _parquet_texts(file, config)
 
 
 def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Documents of at least MIN_DOCUMENT characters that end at a blank line; a shorter rest joins the last one."""
+    """Documents of at least MIN_DOCUMENT characters that end at a blank line; a shorter end joins the last one."""
     previous, current, length = "", [], 0
     for line in lines:
         current.append(line)
@@ -165,36 +166,24 @@ def _cut_at_blank_lines(lines: Iterable[str]) -> Iterator[str]:
     yield previous + "".join(current)
 
 
-def _whole_texts(files: list[Path]) -> Iterator[str]:
-    """One document per file. All files are one data set, because `datasets` lists the folder anew for each."""
-    read = 0
-    try:
-        # One row at a time, so that `read` is the index of the file that fails.
-        for row in _stream("text", files, sample_by="document"):
-            yield row["text"]
-            read += 1
-    except Exception as error:
-        raise _unreadable(files[min(read, len(files) - 1)], error) from None
-
-
 def _lines(file: Path) -> Iterator[str]:
     try:
-        data = _stream("text", [file], sample_by="line", keep_linebreaks=True)
-        for table in data.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
-            yield from table["text"].to_pylist()
-    except Exception as error:
+        open_text = gzip.open if file.suffix.lower() == ".gz" else open
+        with open_text(file, "rt", encoding="utf-8") as opened:
+            yield from opened
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise _unreadable(file, error) from None
 
 
 def _json_texts(file: Path, config: DataConfig) -> Iterator[str]:
-    """The field `text_field` of each line. Lines are parsed here: the types of the other fields must not matter."""
+    """The field `text_field` of each line. Only this field's type matters."""
     for place, row in json_objects(file):
         _check_field(row, place, config)
         yield plain(_text(row[config.text_field], place, config))
 
 
 def json_objects(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each object of a file, with its place for messages. Raises ValueError for what is none."""
+    """Each object of a file, with its place for messages. Raises ValueError for other JSON values."""
     for place, row in _array(file) if _is_array(file) else _objects(file):
         if not isinstance(row, dict):
             raise ValueError(f"{place} is not a JSON object; write one object per line")
@@ -205,7 +194,7 @@ def _objects(file: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(_lines(file), start=1):
         if line.strip():
             try:
-                yield f"{file}, line {number},", json.loads(line.removeprefix("\ufeff"))  # as Windows begins a file
+                yield f"{file}, line {number},", json.loads(line.removeprefix("\ufeff"))  # Windows' byte order mark
             except (ValueError, RecursionError):
                 yield f"{file}, line {number},", None
 
@@ -226,17 +215,15 @@ def _array(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def plain(text: str) -> str:
-    """Text that UTF-8 can hold: JSON can spell half a surrogate pair."""
+    """Text that UTF-8 can encode: JSON can contain half a surrogate pair."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def _parquet_texts(file: Path, config: DataConfig) -> Iterator[str]:
-    def load() -> "IterableDataset":
-        import pyarrow.dataset
+    def load() -> "Iterator[pyarrow.RecordBatch]":
+        import pyarrow.parquet
 
-        # Read-ahead is for networks; on a file it keeps all that was read until the end.
-        options = pyarrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
-        return _stream("parquet", [file], fragment_scan_options=options)
+        return pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS_AT_ONCE)
 
     yield from _column(str(file), load, config, "check that it is a whole Parquet file")
 
@@ -246,35 +233,31 @@ def _read_hub(config: DataConfig) -> Iterator[str]:
     if not name:
         raise ValueError(f"corpus={config.corpus!r} names no data set; write '{HUB}NAME' or '{HUB}NAME:CONFIG'")
 
-    def load() -> "IterableDataset":
+    def load() -> "Iterator[pyarrow.Table]":
         from datasets import load_dataset
 
-        return load_dataset(name, subset or None, split="train", streaming=True)
+        data = load_dataset(name, subset or None, split="train", streaming=True)
+        return data.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
 
     fix = f"check the name, the configuration and the network, or name a local file ({STDLIB!r} needs no network)"
     yield from _column(f"corpus={config.corpus!r}", load, config, fix)
 
 
-def _column(place: str, load: Callable[[], "IterableDataset"], config: DataConfig, fix: str) -> Iterator[str]:
-    """The column `text_field` of the data set that `load()` opens."""
+def _column(
+    place: str, load: "Callable[[], Iterator[pyarrow.Table | pyarrow.RecordBatch]]", config: DataConfig, fix: str
+) -> Iterator[str]:
+    """The column `text_field` of the tables that `load()` reads."""
     for table in _tables(place, load, fix):
-        _check_field(table.column_names, place, config)
+        _check_field(table.schema.names, place, config)
         for value in table[config.text_field].to_pylist():
             yield _text(value, place, config)
 
 
-def _tables(place: str, load: Callable[[], "IterableDataset"], fix: str) -> Iterator[Any]:
+def _tables(place: str, load: Callable[[], Iterator[Any]], fix: str) -> Iterator[Any]:
     try:
-        yield from load().with_format("arrow").iter(batch_size=_ROWS_AT_ONCE)
+        yield from load()
     except Exception as error:
         raise ValueError(f"{place} cannot be read ({one_line(error)}); {fix}") from None
-
-
-def _stream(kind: str, files: list[Path], **options: Any) -> "IterableDataset":
-    from datasets import load_dataset
-
-    names = [glob.escape(str(file.absolute())) for file in files]
-    return load_dataset(kind, data_files=names, split="train", streaming=True, **options)
 
 
 def _check_field(names: Collection[str], place: str, config: DataConfig) -> None:
@@ -286,7 +269,7 @@ def _check_field(names: Collection[str], place: str, config: DataConfig) -> None
 
 
 def _text(value: object, place: str, config: DataConfig) -> str:
-    """The text of a row; a missing value is an empty document."""
+    """The text of a row; missing values are empty documents."""
     if value is not None and not isinstance(value, str):
         raise ValueError(
             f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text; name another field"

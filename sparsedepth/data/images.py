@@ -1,18 +1,20 @@
-"""Images with their classes (`config.images` lists the corpora): read once into token files, then sequences of patches.
+"""Images with classes (`config.images` lists the corpora), stored once in token files, then read as sequences of
+patches.
 
-    document   257 + class, pixels 0..255 by channel, row, column, and 256, which ends it: what text is in a token file
-    sequence   the class token's place, whose bytes are 0 and not read, then the patches, row by row
-    target     the class, at the class token's place; no other position counts
+    document   257 + class, pixels 0..255 by channel, row, column, and 256 as the end, in a token file
+    sequence   the class token, with ignored bytes of 0, then the patches, row by row
+    target     the class, at the class token; no other position is scored
 
-So split, checksums, locks and fingerprints are those of text (`data.pipeline`). An image is brought to image_size by
-its shorter side (bicubic), cut at its middle, and turned to grey or RGB. Nothing is flipped, cropped or mixed at
-random: the batch of a step is a pure function of the images, the seed and the step.
+Split, checksums, locks and fingerprints are those of text (`data.pipeline`). Images are resized to image_size by their
+shorter side (bicubic), cropped at the centre, and converted to grey or RGB. There is no random augmentation: the batch
+of a step is a pure function of images, seed and step.
 
-Shapes: N images, T positions, P numbers of a patch, C channels, S = image_size, I = C S S.
+Shapes: N images, T positions, P values per patch, C channels, S = image_size, I = C S S.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +41,7 @@ _FEWEST, _MOST = 2, 50_000
 
 
 class ImageEncoder:
-    """In the place of a tokenizer: an image of `image_texts` to the ids of its document."""
+    """Used like a tokenizer: encodes an image of `image_texts` into the ids of its document."""
 
     eod = _END
 
@@ -59,7 +61,7 @@ class ImageEncoder:
 
 
 def class_names(config: RunConfig) -> list[str]:
-    """The classes of a corpus, in the order of their numbers. Raises ValueError for a corpus that has none."""
+    """The class names of a corpus, in order of their indices. Raises ValueError if it has none."""
     name = config.corpus.removeprefix(IMAGES)
     if name == DIGITS:
         classes = [str(digit) for digit in range(10)]
@@ -68,14 +70,12 @@ def class_names(config: RunConfig) -> list[str]:
     else:
         classes = [folder.name for folder in class_folders(config.corpus)]
     if not _FEWEST <= len(classes) <= _MOST:
-        raise ValueError(
-            f"corpus={config.corpus!r} has {len(classes)} classes; {_FEWEST} to {_MOST:,} can be told apart"
-        )
+        raise ValueError(f"corpus={config.corpus!r} has {len(classes)} classes; expected {_FEWEST} to {_MOST:,}")
     return classes
 
 
 def check_classes(config: RunConfig, n_classes: int) -> None:
-    """Raises ValueError unless the head has a row for each class, and no other."""
+    """Raises ValueError unless vocab_size is the number of classes."""
     if config.vocab_size != n_classes:
         raise ValueError(
             f"corpus={config.corpus!r} has {n_classes} classes and the model vocab_size={config.vocab_size}; "
@@ -84,22 +84,22 @@ def check_classes(config: RunConfig, n_classes: int) -> None:
 
 
 def image_texts(config: RunConfig) -> Iterator[str]:
-    """Each image as a text that `split` can take for a document: 'CLASS:' and a character for each byte.
+    """Each image as a text that `split` can handle like a document: 'CLASS:' and a character for each byte.
 
     Raises ValueError, naming the file or the fix, for a corpus that cannot be read.
     """
     name = config.corpus.removeprefix(IMAGES)
-    images = _digits() if name == DIGITS else _of_hub(config) if name.startswith(HUB) else _of_folder(config)
-    for label, image, place in images:
+    images = _digits() if name == DIGITS else _hub_images(config) if name.startswith(HUB) else _folder_images(config)
+    for label, load, place in images:
         try:
-            pixels = _pixels(image, config)
-        except (OSError, ValueError, SyntaxError, MemoryError) as error:  # PIL raises each of them for broken files
-            raise ValueError(f"{place} cannot be read as an image ({one_line(error)}); mend or remove it") from None
+            pixels = _pixels(load(), config)
+        except Exception as error:  # PIL raises OSError, ValueError, SyntaxError and more for broken files
+            raise ValueError(f"{place} cannot be read as an image ({one_line(error)}); fix or remove it") from None
         yield f"{label}:{pixels.decode('latin-1')}"
 
 
 def image_fingerprint(corpus: str) -> str | None:
-    """12 hex digits that change with the files of a folder of images; None where there are none here."""
+    """12 hex digits that change with names and sizes of a folder of images; None without one."""
     root = Path(corpus.removeprefix(IMAGES)).expanduser()
     if not root.is_dir():
         return None
@@ -119,7 +119,11 @@ def _pixels(image: "Image.Image", config: RunConfig) -> bytes:
     return values.transpose(2, 0, 1).tobytes()
 
 
-def _digits() -> Iterator[tuple[int, "Image.Image", str]]:
+LabelledImage = tuple[int, "Callable[[], Image.Image]", str]
+"""Class, a function that reads the image, and its place for messages."""
+
+
+def _digits() -> Iterator[LabelledImage]:
     from PIL import Image
 
     try:
@@ -132,7 +136,7 @@ def _digits() -> Iterator[tuple[int, "Image.Image", str]]:
     values_NSS, label_N = load_digits(return_X_y=True)
     for values_I, label in zip(values_NSS, label_N, strict=True):  # from 0 to 16
         image = np.round(values_I.reshape(8, 8) * (255 / 16)).astype(np.uint8)
-        yield int(label), Image.fromarray(image), DIGITS
+        yield int(label), partial(Image.fromarray, image), DIGITS
 
 
 def _is_image(path: Path) -> bool:
@@ -140,7 +144,7 @@ def _is_image(path: Path) -> bool:
 
 
 def class_folders(corpus: str) -> list[Path]:
-    """The subfolders of a folder of images, one for each class. Raises ValueError where there is none."""
+    """The subfolders of a folder of images, one per class. Raises ValueError if there is none."""
     root = Path(corpus.removeprefix(IMAGES)).expanduser()
     if not root.is_dir():
         raise ValueError(
@@ -157,21 +161,22 @@ def class_folders(corpus: str) -> list[Path]:
     return folders
 
 
-def _of_folder(config: RunConfig) -> Iterator[tuple[int, "Image.Image", str]]:
-    from PIL import Image
-
+def _folder_images(config: RunConfig) -> Iterator[LabelledImage]:
     for label, folder in enumerate(class_folders(config.corpus)):
         for path in sorted(path for path in folder.rglob("*") if _is_image(path)):
-            try:
-                with Image.open(path) as image:
-                    image.load()
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                raise ValueError(f"{path} cannot be read as an image ({one_line(error)}); mend or remove it") from None
-            yield label, image, str(path)
+            yield label, partial(_open_image, path), str(path)
+
+
+def _open_image(path: Path) -> "Image.Image":
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.load()
+    return image
 
 
 def _hub(config: RunConfig) -> tuple["IterableDataset", tuple[str, str], list[str]]:
-    """The train split of a data set, its columns of images and classes, and the names of the classes."""
+    """The train split of a hub data set, its image and class columns, and the class names."""
     from datasets import ClassLabel, Image, load_dataset
 
     name, _, subset = config.corpus.removeprefix(IMAGES + HUB).partition(":")
@@ -193,18 +198,18 @@ def _hub(config: RunConfig) -> tuple["IterableDataset", tuple[str, str], list[st
     return data, (image, label), list(features[label].names)
 
 
-def _of_hub(config: RunConfig) -> Iterator[tuple[int, "Image.Image", str]]:
+def _hub_images(config: RunConfig) -> Iterator[LabelledImage]:
     data, (image, label), _ = _hub(config)
     try:
         for number, row in enumerate(data.select_columns([image, label])):
-            if row[label] is not None and row[label] >= 0:  # -1 stands for 'not known'
-                yield row[label], row[image], f"corpus={config.corpus!r}, row {number},"
+            if row[label] is not None and row[label] >= 0:  # -1 is unlabelled
+                yield row[label], partial(row.get, image), f"corpus={config.corpus!r}, row {number},"
     except Exception as error:
         raise ValueError(f"corpus={config.corpus!r} cannot be read ({one_line(error)}); check the network") from None
 
 
 class ImageSource(CorpusSource):
-    """Images in place of a text."""
+    """A source of images."""
 
     bytes_per_token: None = None
     eod: None = None
@@ -218,7 +223,7 @@ class ImageSource(CorpusSource):
 
     @property
     def classes(self) -> list[str]:
-        """Their names. Raises ValueError where the data folder has lost them."""
+        """Class names. Raises ValueError if the data folder has lost them."""
         try:
             return json.loads((self.corpus.folder / CLASSES_FILE).read_bytes())
         except (OSError, ValueError):
@@ -242,8 +247,8 @@ class ImageSource(CorpusSource):
         return self._sequences(self._train[visited(len(self._train), per_step, config.seed, step)])
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        """n_tokens // seq_len held-out images behind those that the first `skip_tokens` tokens reach into, fewer at
-        their end. Raises ValueError if there is none."""
+        """n_tokens // seq_len held-out images after the first `skip_tokens` tokens, fewer at the end. Raises ValueError
+        if there is none."""
         first = -(-skip_tokens // seq_len)
         rows = self._val[first : first + n_tokens // seq_len]
         if not len(rows):
@@ -255,8 +260,8 @@ class ImageSource(CorpusSource):
 
     def _sequences(self, row_NI: np.ndarray) -> Sequences:
         channels, size, patch, n_values = self._shape
-        along = size // patch
-        pixels = row_NI[:, 1:-1].astype(np.uint8).reshape(-1, channels, along, patch, along, patch)
+        per_side = size // patch
+        pixels = row_NI[:, 1:-1].astype(np.uint8).reshape(-1, channels, per_side, patch, per_side, patch)
         patches_NTP = pixels.transpose(0, 2, 4, 1, 3, 5).reshape(len(row_NI), -1, n_values)
         targets_NT = np.full((len(row_NI), 1 + patches_NTP.shape[1]), IGNORED, dtype=np.int64)
         targets_NT[:, 0] = row_NI[:, 0].astype(np.int64) - _FIRST_CLASS

@@ -1,12 +1,12 @@
-"""Text to tokens, made once and then only read: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
+"""Text to tokens, once per corpus: documents -> split -> tokenizer -> shards, in ROOT/<data_id>/.
 
-    documents   the corpus, one text, pair or image at a time         `data.corpus`, `data.prompt_answer`, `data.images`
-    split       each distinct text, with the side that it is on       `data.split`
-    tokenizer   bytes, a BPE of the training texts, or one by name    `data.tokenizer`
-    shards      the ids of each side, in a file                       `data.shards`
+    documents   the corpus, one text, pair or image at a time              `data.corpus`, `data.prompt_answer`,
+    `data.images` split       each distinct text, with its side: training or held out   `data.split` tokenizer   bytes,
+    a BPE of the training texts, or one by name         `data.tokenizer` shards      the ids of each side, in a file
+    `data.shards`
 
-The folder is built beside its place, flushed to disk and renamed: it is whole or not there. A file lock makes a second
-process wait for the first and reuse its work.
+The folder is written under another name, flushed to disk and renamed, so it is complete or absent. A file lock makes
+other processes wait and reuse it.
 """
 
 import platform
@@ -29,16 +29,16 @@ from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, check_size, is
 from sparsedepth.files import atomic_folder, digest, locked, sha256, write_json
 
 FORMAT = 1
-"""Raised when the same configuration would give other tokens than before."""
+"""Increased when the same configuration would give other tokens than before."""
 
 SIZES = ("image_size", "n_channels")
-"""Fields that change the pixels of images."""
+"""Config fields that change an image's pixels."""
 
 Report = Callable[[str], None]
 
 
 def data_id(config: RunConfig) -> str:
-    """12 hex digits that name the tokens: the hash of the fields that change them."""
+    """12 hex digits that identify the tokens: a hash of the fields that change them."""
     fields = ("corpus", "tokenizer", "val_fraction", "max_corpus_tokens")
     chosen = {name: getattr(config, name) for name in (*fields, *(SIZES if is_images(config.corpus) else ()))}
     if config.corpus != STDLIB:
@@ -49,18 +49,16 @@ def data_id(config: RunConfig) -> str:
 
 
 def _has_own_tokenizer(config: RunConfig) -> bool:
-    """Whether the tokenizer is one that the model learned from which training starts."""
+    """Whether the tokenizer was learned by the model from which training starts."""
     return config.start_weights is not None and is_learned(config.tokenizer)
 
 
 def prepare(config: RunConfig, root: Path, report: Report | None = None, tokenizer: Tokenizer | None = None) -> Corpus:
-    """The corpus of `config` under `root`, tokenised now if it is not there yet, and verified by checksum.
+    """The corpus of `config` under `root`, tokenised if needed, and verified by checksum.
 
-    `tokenizer` is that of the model from which training starts, where that one learned it.
-
-    Any number of processes may call this at once. `report` gets a line when work starts and ends. Raises ValueError for
-    a corpus or tokenizer that cannot be used, another `eod` than the tokenizer's, a damaged shard, and local text that
-    changed after it was tokenised.
+    `tokenizer` is that of the model from which training starts, if that model learned it. Any number of processes may
+    call this at once. `report` gets a line when work starts and ends. Raises ValueError for an unusable corpus or
+    tokenizer, a tokenizer with another `eod`, a damaged shard, and local text that changed after tokenisation.
     """
     say = report or (lambda line: None)
     folder = root / data_id(config)
@@ -82,13 +80,13 @@ def prepare(config: RunConfig, root: Path, report: Report | None = None, tokeniz
 
 
 def _make_folder(config: RunConfig, folder: Path, say: Report, tokenizer: Tokenizer | None) -> None:
-    for left_over in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died: we hold the lock
-        shutil.rmtree(left_over)
+    for leftover in folder.parent.glob(f".{folder.name}.tmp-*"):  # of processes that died, since we hold the lock
+        shutil.rmtree(leftover)
     way = "into pixels" if is_images(config.corpus) else f"with tokenizer {config.tokenizer!r}"
     say(f"tokenising corpus {config.corpus!r} {way}")
-    with atomic_folder(folder) as aside:
-        manifest = _tokenise(config, aside, tokenizer or _tokenizer(config))
-        write_json(aside / MANIFEST, manifest.model_dump(mode="json"))
+    with atomic_folder(folder) as unfinished:
+        manifest = _tokenise(config, unfinished, tokenizer or _tokenizer(config))
+        write_json(unfinished / MANIFEST, manifest.model_dump(mode="json"))
     say(
         f"tokenised {manifest.train.documents:,} training documents ({manifest.train.tokens:,} tokens) "
         f"and {manifest.val.documents:,} held-out ones ({manifest.val.tokens:,} tokens)"
@@ -102,7 +100,7 @@ def _texts(config: RunConfig) -> Iterator[str]:
 
 
 def _tokenizer(config: RunConfig) -> Tokenizer | ImageEncoder:
-    """The tokenizer that the config names; one that learns reads the corpus for it."""
+    """The tokenizer of the config; a learned one reads the corpus."""
     if is_images(config.corpus):
         encoder = ImageEncoder(class_names(config))
         check_classes(config, len(encoder.classes))  # before the images are read
@@ -110,7 +108,7 @@ def _tokenizer(config: RunConfig) -> Tokenizer | ImageEncoder:
     if _has_own_tokenizer(config):
         raise ValueError(
             f"tokenizer={config.tokenizer!r} was learned by the model {config.start_weights} that training started "
-            f"from, and the run's data folder, which had it, is gone; copy it back, or give the model by `train --from`"
+            f"from, and the run's data folder, which held it, is gone: copy it back, or use `train --from`"
         )
     first_pass = (document for document in split(_texts(config), config.val_fraction) if not document.held_out)
     training_texts = (text_of(document.text) if is_sft(config.corpus) else document.text for document in first_pass)
@@ -119,12 +117,12 @@ def _tokenizer(config: RunConfig) -> Tokenizer | ImageEncoder:
 
 def _tokenise(config: RunConfig, folder: Path, tokenizer: Tokenizer | ImageEncoder) -> Manifest:
     """Read the corpus and write its tokens."""
-    before = _fingerprint(config.corpus)  # so that an edit while we read is found out later
+    before = _fingerprint(config.corpus)  # before reading, so that an edit meanwhile is detected
     tokenizer.save(folder)
     is_paired = is_sft(config.corpus) and not isinstance(tokenizer, ImageEncoder)
     encoder = PairTokenizer(tokenizer) if is_paired else tokenizer
     with shard_writer(folder, encoder, config.max_corpus_tokens) as writer, _progress(config.corpus) as show:
-        # The stop stands before the split, which then still finds a document to hold out.
+        # Stop before the split, so that it can still choose a document to hold out.
         texts = takewhile(lambda _: not writer.is_full, _texts(config))
         for document in split(texts, config.val_fraction):
             writer.add(document)
@@ -155,22 +153,24 @@ def _fingerprint(corpus: str) -> str | None:
 
 
 def _versions(config: DataConfig) -> dict[str, str]:
-    """The packages that had a part in the tokens."""
-    of_images = is_images(config.corpus)
+    """Versions of the packages that determine the tokens."""
+    has_images = is_images(config.corpus)
     packages = {
         "sparsedepth": True,
-        "datasets": config.corpus != STDLIB and (not of_images or config.corpus.startswith(IMAGES + HUB)),
-        "pillow": of_images,
+        "datasets": config.corpus.removeprefix(IMAGES).startswith(HUB),
+        "pillow": has_images,
         "scikit-learn": config.corpus == IMAGES + DIGITS,
         "tokenizers": config.tokenizer != "byte",
         "transformers": config.tokenizer != "byte" and not is_learned(config.tokenizer),
     }
-    return {"python": platform.python_version()} | {name: version(name) for name, used in packages.items() if used}
+    return {"python": platform.python_version()} | {
+        name: version(name) for name, is_used in packages.items() if is_used
+    }
 
 
 @contextmanager
 def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
-    """A line on the terminal with documents and tokens so far; nothing where standard error is no terminal."""
+    """A progress line with documents and tokens; nothing if standard error is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -183,7 +183,7 @@ def _progress(corpus: str) -> Generator[Callable[[int, int], None]]:
 
 
 def _check_fits(config: RunConfig, corpus: Corpus) -> None:
-    """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that is another now."""
+    """Raises ValueError for a tokenizer that does not fit the run's fields, and for text that has changed."""
     manifest = corpus.manifest
     if is_images(config.corpus):
         check_classes(config, manifest.tokenizer_size - ImageEncoder([]).size)

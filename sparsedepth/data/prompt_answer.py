@@ -1,14 +1,14 @@
 """Pairs of prompt and answer for supervised fine-tuning, `corpus: sft:PATH`, from JSON: a file, or a folder of them.
 
-    {"prompt": ..., "answer": ...}                               as they are
-    {"instruction": ..., "input": ..., "output": ...}            Alpaca's template round the first two; the answer is
+    {"prompt": ..., "answer": ...}                               unchanged
+    {"instruction": ..., "input": ..., "output": ...}            Alpaca's template with the first two; the answer is
                                                                  `output` (Commonsense170K of 2304.01933)
 
 A .jsonl file has one object a line; a .json file that, or one array of objects, as Commonsense170K is released. Other
 fields are not read: the `answer` of Commonsense170K is the label within `output`.
 
-A pair is one text, prompt, a space unless the prompt ends in white space, answer; the tokens are those of this text.
-White space between the two belongs to the answer, since tokenizers write a space with the word behind it.
+A pair is one text: prompt, a space unless the prompt ends in white space, answer. It is tokenised as one text; white
+space in between belongs to the answer, since tokenizers join a space with the next word.
 
 Deviates: the code of 2304.01933 indents the template's lines by 16 spaces and keeps a '# noqa: E501' in it, both slips
 of its layout; here the lines are Alpaca's.
@@ -37,7 +37,7 @@ class Pair(NamedTuple):
 
 
 def pair_texts(config: DataConfig) -> Iterator[str]:
-    """Each pair of `config.corpus` as the JSON text [prompt, answer], which `split` can take for a document.
+    """Each pair of `config.corpus` as the JSON text [prompt, answer], which `split` can handle like a document.
 
     Raises ValueError, naming file and line, for what is no object, a missing field, and an empty prompt or answer.
     """
@@ -53,15 +53,15 @@ def _pair(row: Mapping[str, Any], place: str) -> Pair:
     prompt, answer = (text_field(row, name, place, SHAPES) for name in names)
     if names[0] == "prompt":
         return Pair(prompt, answer)
-    given = row.get("input") or ""
-    if not isinstance(given, str):
-        raise ValueError(f"{place} holds {type(given).__name__} in 'input', not text")
-    context = ", paired with an input that provides further context" if given else ""
-    return Pair(_ALPACA.format(context, prompt, f"### Input:\n{plain(given)}\n\n" if given else ""), answer)
+    context = row.get("input") or ""
+    if not isinstance(context, str):
+        raise ValueError(f"{place} holds {type(context).__name__} in 'input', not text")
+    note = ", paired with an input that provides further context" if context else ""
+    return Pair(_ALPACA.format(note, prompt, f"### Input:\n{plain(context)}\n\n" if context else ""), answer)
 
 
 def text_field(row: Mapping[str, Any], name: str, place: str, shapes: str) -> str:
-    """A text that must be there. Raises ValueError where it is missing, no text, or empty."""
+    """A required text. Raises ValueError if it is missing, not text, or empty."""
     if name not in row:
         raise ValueError(f"{place} has no field {name!r}; an object holds {shapes}")
     if not isinstance(row[name], str):
@@ -71,44 +71,44 @@ def text_field(row: Mapping[str, Any], name: str, place: str, shapes: str) -> st
     return plain(row[name])
 
 
-def joined(pair: Pair) -> str:
+def pair_text(pair: Pair) -> str:
     """The text of a pair."""
     return pair.prompt + ("" if pair.prompt[-1].isspace() else " ") + pair.answer
 
 
 def answer_bytes(pair: Pair) -> int:
-    """Of the answer in that text, the white space before it included."""
-    return len(joined(pair).encode()) - len(pair.prompt.rstrip().encode())
+    """Bytes of the answer in that text, including the white space before it."""
+    return len(pair_text(pair).encode()) - len(pair.prompt.rstrip().encode())
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:
-    """The ids of each pair's text: those of the prompt, and those from there on, the answer's, at least one."""
-    whole = tokenizer.encode([joined(pair) for pair in pairs])
+    """The ids of each pair's text, split into the prompt's and the answer's, at least one."""
+    texts = tokenizer.encode([pair_text(pair) for pair in pairs])
     prompts = tokenizer.encode([pair.prompt.rstrip() for pair in pairs])
-    lengths = [min(len(prompt), len(ids) - 1) for prompt, ids in zip(prompts, whole, strict=True)]
-    return [(ids[:length], ids[length:]) for ids, length in zip(whole, lengths, strict=True)]
+    lengths = [min(len(prompt), len(ids) - 1) for prompt, ids in zip(prompts, texts, strict=True)]
+    return [(ids[:length], ids[length:]) for ids, length in zip(texts, lengths, strict=True)]
 
 
 def text_of(pair: str) -> str:
-    """The text of a pair of `pair_texts`, as a tokenizer learns from it."""
-    return joined(Pair(*json.loads(pair)))
+    """The text of a pair of `pair_texts`, from which a tokenizer learns."""
+    return pair_text(Pair(*json.loads(pair)))
 
 
 class PairTokenizer:
-    """A tokenizer of the texts of `pair_texts`: prompt, the end of a document, answer."""
+    """A tokenizer for the texts of `pair_texts`, which encodes them as prompt, eod, answer."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
         self.size, self.eod = tokenizer.size, tokenizer.eod
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Raises ValueError where the tokens of a text hold the end of a document, which would cut it there."""
+        """Raises ValueError if the ids of a text contain the eod, which would cut it."""
         pairs = [Pair(*json.loads(text)) for text in texts]
         encoded = encode_pairs(self._tokenizer, pairs)
         for pair, (prompt, answer) in zip(pairs, encoded, strict=True):
             if self.eod in prompt or self.eod in answer:
                 raise ValueError(
-                    f"the tokenizer reads its end of a document, token {self.eod}, in the text of the pair "
-                    f"{' '.join(joined(pair).split())[:60]!r}...; leave the pair out, or name another tokenizer"
+                    f"the tokenizer encodes its end of a document, token {self.eod}, in the text of the pair "
+                    f"{' '.join(pair_text(pair).split())[:60]!r}...; leave the pair out, or name another tokenizer"
                 )
         return [[*prompt, self.eod, *answer] for prompt, answer in encoded]

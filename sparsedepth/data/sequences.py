@@ -1,4 +1,4 @@
-"""Sequences with their targets: what a model is trained and scored on, text, tasks and images alike.
+"""Sequences with their targets, for training and scoring: text, tasks and images.
 
 Shapes: N sequences, T tokens of one sequence, S = T + 1 tokens with the last target.
 """
@@ -12,15 +12,15 @@ from sparsedepth.config.task import IGNORED
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sequences:
-    """Inputs, and what each position is to predict."""
+    """Inputs and targets."""
 
     inputs: np.ndarray
-    """inputs_NT, int64; of images bytes, inputs_NTP with the P numbers of a patch"""
+    """inputs_NT, int64; for images bytes inputs_NTP with P values per patch"""
     targets: np.ndarray
-    """targets_NT, int64; IGNORED where a position does not count"""
+    """targets_NT, int64; IGNORED where not scored"""
     difficulty: np.ndarray | None = None
-    """difficulty_NT, int64, of a task: the operations so far, hops, or operations of the expression; meant for the
-    positions that count. None for text"""
+    """difficulty_NT, int64, of a task at scored positions: operations so far, hops, or operations of the expression.
+    None for text"""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -32,15 +32,15 @@ class Sequences:
 
     @property
     def n_tokens(self) -> int:
-        """Positions, whether they count or not."""
+        """Number of positions, scored or not."""
         return self.targets.size
 
     @property
     def n_scored(self) -> int:
-        """Positions that count."""
+        """Number of scored positions."""
         return int((self.targets != IGNORED).sum())
 
 
 def next_tokens(tokens_NS: np.ndarray) -> Sequences:
-    """Text: every position counts, and its target is the next token."""
+    """Text: every position is scored, and its target is the next token."""
     return Sequences(inputs=tokens_NS[:, :-1], targets=tokens_NS[:, 1:])

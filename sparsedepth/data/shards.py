@@ -1,12 +1,12 @@
-"""Token files, with a record of what they hold.
+"""Token files, with a manifest of their contents.
 
     DIR/
         train.bin, val.bin   ids, little-endian uint16 (uint32 from 65,537 tokens on), the eod id after each document
         tokenizer.json       unless the tokenizer is 'byte'
-        manifest.json        what they were made from and by, their counts and checksums
+        manifest.json        their sources, counts and checksums
 
-Training documents stand in the order of the corpus (batches shuffle them); held-out documents in the order of their
-hash, so that the first tokens of val.bin are a sample of all the held-out text and not of what came first.
+Training documents are in the order of the corpus (batches shuffle them), held-out documents in the order of their hash,
+so that the first tokens of val.bin are a random sample of all held-out text.
 """
 
 import sys
@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 TRAIN, VAL = "train.bin", "val.bin"
 _UNSORTED = "val.unsorted"
 _CHARACTERS_AT_ONCE = 1_000_000
-"""Of text that is encoded in one call, so that a tokenizer can use every core and memory stays small."""
+"""Characters encoded in one call, so that a tokenizer can use every core and memory stays small."""
 
 
 class _Record(BaseModel):
@@ -39,16 +39,16 @@ class Shard(_Record):
 
     documents: int
     tokens: int
-    """Ends of documents included."""
+    """ends of documents included"""
     bytes: int
-    """UTF-8 bytes of the text; the end of a document has none."""
+    """UTF-8 bytes of the text, ends of documents excluded"""
     sha256: str
 
 
 class Manifest(_Record):
     data_id: str
     data_hash: str
-    """12 hex digits of the checksums of both shards: equal if and only if the tokens are."""
+    """12 hex digits of both shards' checksums: equal if and only if the tokens are."""
     corpus: str
     fingerprint: str | None
     text_field: str
@@ -66,7 +66,7 @@ class Manifest(_Record):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokenised text: `train` and `val` are read-only memory maps of ids, one dimension each."""
+    """Tokenised text: `train` and `val` are read-only memory maps of ids, 1-d each."""
 
     folder: Path
     manifest: Manifest
@@ -91,12 +91,12 @@ class Corpus:
         return self.manifest.val.bytes / self.manifest.val.tokens
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids; needs neither network nor the original tokenizer."""
+        """The tokenizer of the ids, from the folder: needs neither network nor the original tokenizer."""
         return reopen_tokenizer(self.folder, self.manifest.eod)
 
 
 class CorpusSource:
-    """What every source that reads token files says of its corpus."""
+    """Facts about the corpus, for all sources that read token files."""
 
     corpus: Corpus
 
@@ -106,7 +106,7 @@ class CorpusSource:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a record tells of it; a pair of prompt and answer has two ends in its files."""
+        """What a run records; documents of prompt and answer have two ends in the files."""
         return self.corpus.manifest.model_dump(mode="json")
 
 
@@ -136,12 +136,12 @@ class TokenFile:
         self._file.flush()
 
     def shard(self, path: Path) -> Shard:
-        """What is on record of the documents, which stand in `path`."""
+        """The manifest's entry of the documents in `path`."""
         return Shard(documents=self.documents, tokens=self.tokens, bytes=self.bytes, sha256=sha256(path))
 
 
 class Encoder(Protocol):
-    """What documents become ids with: a tokenizer, as far as it is used here."""
+    """A tokenizer, as far as it is used here."""
 
     size: int
     eod: int
@@ -150,10 +150,12 @@ class Encoder(Protocol):
 
 
 class ShardWriter:
-    """Encodes documents, and appends each to the token file of its side."""
+    """Encodes documents in batches, and appends each to the token file of its side."""
 
-    def __init__(self, folder: Path, tokenizer: Encoder, train: TokenFile, val: TokenFile, most: int) -> None:
-        self._folder, self._tokenizer, self._most = folder, tokenizer, most
+    def __init__(
+        self, folder: Path, tokenizer: Encoder, train: TokenFile, val: TokenFile, max_train_tokens: int
+    ) -> None:
+        self._folder, self._tokenizer, self._max_train_tokens = folder, tokenizer, max_train_tokens
         self.train, self.val = train, val
         self._spans: list[tuple[int, int, int]] = []  # key, first token, end of each held-out document
         self._batch: list[Document] = []
@@ -161,11 +163,11 @@ class ShardWriter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the training tokens that were asked for are written."""
-        return self.train.tokens >= self._most
+        """Whether the requested number of training tokens is written."""
+        return self.train.tokens >= self._max_train_tokens
 
     def add(self, document: Document) -> None:
-        """Take a document; it is written with the batch that it ends up in."""
+        """Add a document to the current batch."""
         self._batch.append(document)
         self._n_characters += len(document.text)
         if self._n_characters >= _CHARACTERS_AT_ONCE:
@@ -182,7 +184,7 @@ class ShardWriter:
         self._batch, self._n_characters = [], 0
 
     def finish(self) -> tuple[Shard, Shard]:
-        """Write what is left and sort the held-out documents; what the training and the held-out file hold."""
+        """Write the last batch and sort the held-out documents; the manifest's entries of both files."""
         self._write_batch()
         self.train.flush()
         self.val.flush()
@@ -197,7 +199,7 @@ class ShardWriter:
 
 @contextmanager
 def shard_writer(folder: Path, tokenizer: Encoder, max_train_tokens: int | None = None) -> Generator[ShardWriter]:
-    """Token files of `folder` to add documents to, and to finish."""
+    """A writer for the token files of `folder`: add documents, then finish."""
     dtype, eod = np.dtype("<u2" if tokenizer.size <= 2**16 else "<u4"), tokenizer.eod
     with open(folder / TRAIN, "wb") as train, open(folder / _UNSORTED, "wb") as val:
         files = TokenFile(train, dtype, eod), TokenFile(val, dtype, eod)
@@ -205,7 +207,7 @@ def shard_writer(folder: Path, tokenizer: Encoder, max_train_tokens: int | None 
 
 
 def open_shards(folder: Path) -> Corpus:
-    """The corpus in `folder`. Raises ValueError, with the fix, unless each file is the one that its manifest names."""
+    """The corpus in `folder`. Raises ValueError, with the fix, unless all files match their manifest."""
     fix = remedy(folder)
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
@@ -222,7 +224,7 @@ def open_shards(folder: Path) -> Corpus:
 
 
 def remedy(folder: Path) -> str:
-    """What fixes token files that cannot be used."""
+    """The fix for unusable token files."""
     return f"delete the folder {folder} and run again to tokenise the corpus anew"
 
 

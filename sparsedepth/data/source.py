@@ -1,8 +1,7 @@
-"""Where a run's sequences come from: tokenised text, prompts and answers, images, or a task that makes them; asked in
-one way.
+"""A run's sequences, with one interface for tokenised text, prompts and answers, images, and generated tasks.
 
 `batch(config, step)` is a pure function of the source, the seed and the step; `held_out(seq_len, n_tokens, skip)` gives
-sequences that training never meets, disjoint for disjoint ranges of tokens.
+sequences never used in training, disjoint for disjoint ranges of tokens.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from sparsedepth.data.tokenizer import Tokenizer
 
 @dataclass(eq=False)
 class TextSource(DocumentSource):
-    """Tokenised text: the target is the next token, and every position counts."""
+    """Tokenised text: the target is the next token, and every position is scored."""
 
     corpus: Corpus
 
@@ -36,7 +35,7 @@ class TextSource(DocumentSource):
         return next_tokens(batches.batch(self.corpus, config, step))
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        """n_tokens // seq_len windows, fewer at the text's end. Raises ValueError if there is not a whole one."""
+        """n_tokens // seq_len windows, fewer at the text's end. Raises ValueError if not even one fits."""
         return next_tokens(batches.held_out(self.corpus, seq_len, n_tokens, skip_tokens))
 
 
@@ -44,8 +43,8 @@ Source = TextSource | AnswerSource | ImageSource | TaskSource
 
 
 def open_source(config: RunConfig, root: Path, tokenizer: Tokenizer | None = None) -> Source:
-    """The source of a run; a text is tokenised once under `root`, with the tokenizer of the model from which training
-    starts where that one learned it. Raises ValueError as `prepare` does, and for pairs longer than seq_len."""
+    """The source of a run; text is tokenised once under `root`, with the given tokenizer if the model from which
+    training starts learned it. Raises ValueError as `prepare` does, and for pairs longer than seq_len."""
     if task_name(config.corpus) is not None:
         return TaskSource(config)
     corpus = prepare(config, root, tokenizer=tokenizer)

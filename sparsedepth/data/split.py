@@ -1,10 +1,10 @@
-"""Training and held-out documents, told apart by the text alone.
+"""The split into training and held-out documents, by a hash of the text.
 
     key(d) = first 64 bits of SHA-256(text of d);   d is held out  <=>  key(d) < val_fraction * 2^64
 
-So the same document is always on the same side, whatever stands before it; a second copy of it is dropped. A small
-corpus may leave one side empty: then the document with the key nearest the border changes sides, again whatever the
-order. The text is read once, and no more than one document is held back.
+So a document is always on the same side, whatever precedes it; duplicates are dropped. If a small corpus leaves one
+side empty, the document with the key nearest the border changes sides, again independent of order. The text is read
+once, and at most one document is held back.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ KEYS = 2**64
 class Document(NamedTuple):
     text: str
     key: int
-    """First 64 bits of the text's SHA-256: uniform in [0, 2^64)."""
+    """first 64 bits of the text's SHA-256: uniform in [0, 2^64)"""
     held_out: bool
 
 
@@ -30,7 +30,7 @@ def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
     border = int(val_fraction * KEYS)
     seen: set[int] = set()
     one_sided = True
-    spare: Document | None = None  # while all documents are on one side, the one nearest the border
+    spare: Document | None = None  # nearest the border, while all are on one side
     for text in texts:
         key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
         if key in seen:
@@ -42,7 +42,7 @@ def split(texts: Iterable[str], val_fraction: float) -> Iterator[Document]:
         elif spare is None:
             spare = document
         elif spare.held_out == document.held_out:
-            near, far = sorted((spare, document), key=lambda each: abs(each.key - border))
+            near, far = sorted((spare, document), key=lambda document: abs(document.key - border))
             spare = near
             yield far
         else:

@@ -1,11 +1,11 @@
-"""Text to token ids and back: bytes, a BPE trained on the spot, or any fast tokenizer of Hugging Face.
+"""Text to token ids and back: bytes, a BPE trained on the corpus, or any fast tokenizer of Hugging Face.
 
     'byte'      id = byte (0..255); 256 ends a document. Every text, no dependency, never out of vocabulary
-    'bpe:SIZE'  byte-level BPE of at most SIZE tokens, trained on the training documents; 0 ends a document
+    'bpe:SIZE'  byte-level BPE of at max_characters SIZE tokens, trained on the training documents; 0 ends a document
     other       a local folder or a hub name, through `transformers.AutoTokenizer`; its end-of-sequence token ends one
 
-No special token is read out of a text: '<|endoftext|>' inside a document is a piece of text like any other. But a
-model of words or pieces may hold the text itself, as T5's holds '</s>': pairs with it are refused (`prompt_answer`).
+Special tokens in a text are not recognised: '<|endoftext|>' in a document is ordinary text. But a word or piece model
+may contain the same string, as T5's contains '</s>': pairs with it are refused (`prompt_answer`).
 """
 
 import socket
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 BPE_CHARACTERS = 100_000_000
-"""Text that a BPE learns from, at most: its merges hardly change beyond, and training holds its words in memory."""
+"""Maximum text that a BPE learns from: merges hardly change beyond, and training holds all words in memory."""
 
 TOKENIZER_FILE = "tokenizer.json"
 UNREACHABLE = "the hub does not answer, and its local cache has no such tokenizer"
@@ -29,16 +29,16 @@ _END = "<|endoftext|>"
 
 class Tokenizer(Protocol):
     size: int
-    """Ids are below it: the embedding needs this many rows."""
+    """Ids are below it: the minimum number of rows of the embedding."""
     eod: int
     """Id that ends a document."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids of each text, with no token added."""
+        """Ids of each text, without special tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, ends of documents left out; a broken UTF-8 sequence becomes U+FFFD."""
+        """The text of `ids` without ends of documents; broken UTF-8 sequences become U+FFFD."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -64,7 +64,7 @@ class FastTokenizer:
     """A `tokenizers.Tokenizer` and the id that ends a document."""
 
     def __init__(self, backend: "tokenizers.Tokenizer", eod: int) -> None:
-        # A tokenizer may come with settings for batches of a model; here every token of the text counts.
+        # Tokenizers may have settings for model batches; here every token of the text counts.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
@@ -83,14 +83,14 @@ class FastTokenizer:
 
 
 def is_learned(name: str) -> bool:
-    """Whether a tokenizer of this name is learned from the corpus: no other corpus gives the same one."""
+    """Whether a tokenizer of this name is learned from the corpus."""
     return name.startswith("bpe:")
 
 
 def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> Tokenizer:
-    """The tokenizer that `name` asks for; only 'bpe:SIZE' reads `training_texts`.
+    """The tokenizer of this name; only 'bpe:SIZE' reads `training_texts`.
 
-    Raises ValueError for a tokenizer that cannot be had, or has more than `max_size` (vocab_size) tokens.
+    Raises ValueError for a tokenizer that cannot be loaded, or has more than `max_size` (vocab_size) tokens.
     """
     kind, _, size = name.partition(":")
     if name == "byte":
@@ -107,7 +107,7 @@ def make_tokenizer(name: str, training_texts: Iterable[str], max_size: int) -> T
 
 
 def check_size(name: str, size: int, vocab_size: int) -> None:
-    """Raise ValueError if ids of the tokenizer have no row in the embedding."""
+    """Raises ValueError if ids of the tokenizer exceed the embedding."""
     if size > vocab_size:
         raise ValueError(
             f"tokenizer={name!r} has {size} tokens and the model vocab_size={vocab_size}; "
@@ -116,7 +116,7 @@ def check_size(name: str, size: int, vocab_size: int) -> None:
 
 
 def reopen_tokenizer(folder: Path, eod: int) -> Tokenizer:
-    """The tokenizer saved in `folder`, or the byte tokenizer where nothing was saved."""
+    """The tokenizer saved in `folder`, or the byte tokenizer, which saves nothing."""
     if not (folder / TOKENIZER_FILE).exists():
         return ByteTokenizer()
     import tokenizers
@@ -134,7 +134,7 @@ def _train_bpe(texts: Iterable[str], size: int) -> FastTokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[_END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # every text can be written, seen or not
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that every text can be encoded
         show_progress=sys.stderr.isatty(),
     )
     backend.train_from_iterator(_first_characters(texts, BPE_CHARACTERS), trainer)
@@ -143,44 +143,44 @@ def _train_bpe(texts: Iterable[str], size: int) -> FastTokenizer:
     return FastTokenizer(backend, eod)
 
 
-def _first_characters(texts: Iterable[str], most: int) -> Iterator[str]:
+def _first_characters(texts: Iterable[str], max_characters: int) -> Iterator[str]:
     read = 0
     for text in texts:
         yield text
         read += len(text)
-        if read >= most:
+        if read >= max_characters:
             return
 
 
 def hub_answers(seconds: float = 3.0) -> bool:
-    """Whether the hub can be reached; taken for granted behind a proxy, which answers for it."""
+    """Whether the hub can be reached; assumed behind a proxy."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
-    place = urllib.parse.urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies().get(place.scheme):
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies().get(url.scheme):
         return True
     try:
-        socket.create_connection((place.hostname or "", place.port or 443), timeout=seconds).close()
+        socket.create_connection((url.hostname or "", url.port or 443), timeout=seconds).close()
     except OSError:
         return False
     return True
 
 
 def check_reachable(name: str) -> None:
-    """Raise ValueError for a tokenizer of the hub that is not in its local cache, while the hub does not answer: told
-    before transformers is imported."""
+    """Raises ValueError for a hub tokenizer that is not cached while the hub does not answer; checked before
+    transformers is imported."""
     if name == "byte" or is_learned(name) or Path(name).exists():
         return
     from huggingface_hub import constants
 
     cached = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     if not cached.exists() and not hub_answers():
-        raise _not_had(name, UNREACHABLE)
+        raise _not_loadable(name, UNREACHABLE)
 
 
-def _not_had(name: str, reason: str) -> ValueError:
+def _not_loadable(name: str, reason: str) -> ValueError:
     return ValueError(
         f"tokenizer={name!r} cannot be loaded ({reason}); "
         f"name 'byte', 'bpe:SIZE', a folder with a tokenizer.json, or a tokenizer of the hub that can be reached"
@@ -197,7 +197,7 @@ def _load(name: str) -> FastTokenizer:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if is_local and not Path(name).exists():
             reason = UNREACHABLE
-        raise _not_had(name, reason) from None
+        raise _not_loadable(name, reason) from None
     backend = getattr(loaded, "backend_tokenizer", None)
     if loaded is None or backend is None:
         raise ValueError(f"tokenizer={name!r} has no fast version (tokenizer.json); convert it, or name another")

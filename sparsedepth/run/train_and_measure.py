@@ -249,7 +249,7 @@ class RunJob:
                 progress=progress,
             )
             if "loss" in self.config.measures:
-                measured.summary.update(baselines(source, self.config, look=lambda: progress(1.0)))
+                measured.summary.update(baselines(source, self.config, tick=lambda: progress(1.0)))
         except Exception as error:
             error.add_note(MEASURING)
             raise

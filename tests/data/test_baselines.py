@@ -30,7 +30,7 @@ def test_a_texts_tables_count_the_very_tokens_trained_on(tmp_path, monkeypatch, 
     config = build(RunConfig, {**BASE, "corpus": str(corpus(tmp_path))}, "test")
     source = open_source(config, tmp_path / "data")
     looked: list[None] = []
-    found = baselines(source, config, look=lambda: looked.append(None))
+    found = baselines(source, config, tick=lambda: looked.append(None))
     assert len(looked) == config.n_steps and found["chance_loss"] is None
     pairs, firsts, targets = Counter(), Counter(), Counter()
     for step in range(config.n_steps):

@@ -88,7 +88,7 @@ def test_bpe_is_trained_on_training_text_only(tmp_path, monkeypatch):
     corpus = prepare(config(folder, tokenizer="bpe:264", val_fraction=0.3), tmp_path / "data")
     assert sorted(seen) == sorted(documents(corpus.train, corpus))
     assert len(documents(corpus.val, corpus)) == 40 - len(seen) > 0
-    assert set(corpus.manifest.versions) == {"python", "sparsedepth", "datasets", "tokenizers"}
+    assert set(corpus.manifest.versions) == {"python", "sparsedepth", "tokenizers"}
 
 
 def test_the_same_configuration_gives_the_same_bytes(texts, tmp_path):

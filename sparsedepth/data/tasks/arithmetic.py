@@ -1,11 +1,11 @@
-"""Modular arithmetic: prefix expressions of + - x, one after the other, each with '='; its value is the target there.
+"""Modular arithmetic: prefix expressions of + - x, concatenated, each followed by '=', where its value is the target.
 
     inputs   + 3 x 5 2 =  - 7 7 = ...                        target at '=': the value modulo p
 
-Difficulty: the operations of the expression, drawn evenly from 1..expression_len. An expression of n operations is an
-operation, an expression of m operations and one of n - 1 - m, m drawn evenly from 0..n-1. Answers alone count, and are
-not written; an expression that the sequence's end cuts has none. Needed depth: that of the expression's tree. Tokens:
-numbers 0..p-1, + p, - p+1, x p+2, = p+3. Mano of 2512.17351 in label form.
+Difficulty: the number of operations, uniform in 1..expression_len. An expression of n operations is an operation, an
+expression of m operations and one of n - 1 - m, m uniform in 0..n-1. Only answers are scored, and they are not written;
+an expression cut by the sequence's end has none. Needed depth: that of the expression's tree. Tokens: numbers 0..p-1,
++ p, - p+1, x p+2, = p+3. Mano of 2512.17351 in label form.
 
 Shapes: N sequences, T tokens of one sequence, E expressions of all sequences together, W tokens of the longest.
 """
@@ -18,7 +18,7 @@ from sparsedepth.data.tasks.draws import Draws
 
 
 def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_out: bool) -> Sequences:
-    """As many expressions as fit; the last is cut."""
+    """As many expressions as fit; the last one is cut."""
     assert task.modulus is not None and task.expression_len is not None
     equals = task.modulus + 3
     n_operations_NM = 1 + draws.below(task.expression_len, n_sequences, -(-seq_len // 4))  # 4 tokens are the shortest
@@ -43,10 +43,10 @@ def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_ou
 
 
 def _expressions(modulus: int, n_operations_E: np.ndarray, draws: Draws) -> np.ndarray:
-    """Prefix expressions [E, W], read from the left; what is behind the end of one has no meaning.
+    """Prefix expressions [E, W], generated from the left; entries after the end of one are meaningless.
 
-    A stack holds the operations of the parts that are still to come: a part of 0 is a number, one of n is an operation
-    that leaves m and n - 1 - m to come.
+    A stack holds the sizes of the expressions still to generate: one of size 0 is a number, one of n an operation
+    followed by expressions of sizes m and n - 1 - m.
     """
     n_expressions, longest = len(n_operations_E), int(n_operations_E.max(initial=1))
     numbers_EW = draws.below(modulus, n_expressions, 2 * longest + 1)
@@ -56,28 +56,28 @@ def _expressions(modulus: int, n_operations_E: np.ndarray, draws: Draws) -> np.n
     top_E = np.zeros(n_expressions, dtype=np.int64)
     rows_E = np.arange(n_expressions)
     tokens_EW = numbers_EW
-    for place in range(2 * longest + 1):
-        part_E = stack_EW[rows_E, top_E]
-        splits_E = part_E > 0
-        tokens_EW[:, place] = np.where(splits_E, signs_EW[:, place], numbers_EW[:, place])
-        left_E = draws.up_to(np.maximum(part_E, 1))
-        stack_EW[rows_E, top_E] = np.where(splits_E, part_E - 1 - left_E, 0)
+    for position in range(2 * longest + 1):
+        size_E = stack_EW[rows_E, top_E]
+        splits_E = size_E > 0
+        tokens_EW[:, position] = np.where(splits_E, signs_EW[:, position], numbers_EW[:, position])
+        left_E = draws.up_to(np.maximum(size_E, 1))
+        stack_EW[rows_E, top_E] = np.where(splits_E, size_E - 1 - left_E, 0)
         top_E = np.maximum(top_E + np.where(splits_E, 1, -1), 0)
         stack_EW[rows_E, top_E] = np.where(splits_E, left_E, stack_EW[rows_E, top_E])
     return tokens_EW
 
 
 def values(tokens_EW: np.ndarray, n_operations_E: np.ndarray, modulus: int) -> np.ndarray:
-    """The value of each prefix expression: read from the right, an operation takes the two values on top of a stack."""
+    """The value of each prefix expression, evaluated from the right with a stack."""
     rows_E, length_E = np.arange(len(tokens_EW)), 2 * n_operations_E + 1
     stack_EW = np.zeros((len(tokens_EW), tokens_EW.shape[1] + 2), dtype=np.int64)
-    top_E = np.ones(len(tokens_EW), dtype=np.int64)  # two values of 0 lie below, for steps that do not count
-    for place in reversed(range(tokens_EW.shape[1])):
-        token_E = tokens_EW[:, place]
-        reads_E, is_number_E = place < length_E, token_E < modulus
+    top_E = np.ones(len(tokens_EW), dtype=np.int64)  # two values of 0 below, for entries past the end
+    for position in reversed(range(tokens_EW.shape[1])):
+        token_E = tokens_EW[:, position]
+        is_inside_E, is_number_E = position < length_E, token_E < modulus
         left_E, right_E = stack_EW[rows_E, top_E], stack_EW[rows_E, top_E - 1]
         results = (left_E + right_E, left_E - right_E, left_E * right_E)
         value_E = np.where(is_number_E, token_E, np.choose(np.clip(token_E - modulus, 0, 2), results) % modulus)
-        top_E = np.where(reads_E, top_E + np.where(is_number_E, 1, -1), top_E)
-        stack_EW[rows_E, top_E] = np.where(reads_E, value_E, stack_EW[rows_E, top_E])
+        top_E = np.where(is_inside_E, top_E + np.where(is_number_E, 1, -1), top_E)
+        stack_EW[rows_E, top_E] = np.where(is_inside_E, value_E, stack_EW[rows_E, top_E])
     return stack_EW[rows_E, top_E]

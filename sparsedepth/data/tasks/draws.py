@@ -1,7 +1,7 @@
-"""Random numbers of a task: a counter-based generator, so that any block of a stream is drawn without those before it.
+"""Random numbers of a task: a counter-based generator, so any block of a stream can be drawn without the earlier ones.
 
 Philox (Salmon et al. 2011) with the key (task, stream) and the counter (block, 0, 0, 0) x 2^64. Only its raw bits are
-used, which NumPy keeps as they are from release to release; what is made of them is ours.
+used, which NumPy keeps stable across releases.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ class Draws:
         )
 
     def below(self, n: int, *shape: int) -> np.ndarray:
-        """Whole numbers 0..n-1, int64; each has the probability 1/n to within 2^-32."""
+        """Integers 0..n-1, int64, each with probability 1/n to within 2^-32."""
         size = int(np.prod(shape))
         bits = self._bits.random_raw((size + 1) // 2).view(np.uint32)[:size].astype(np.uint64)
         return ((bits * np.uint64(n)) >> np.uint64(32)).astype(np.int64).reshape(shape)
 
     def up_to(self, limit: np.ndarray) -> np.ndarray:
-        """Whole numbers 0..limit-1, each with a limit of its own, at least 1."""
+        """Integers 0..limit-1, elementwise; limits are at least 1."""
         bits = self._bits.random_raw((limit.size + 1) // 2).view(np.uint32)[: limit.size].astype(np.uint64)
         return ((bits * limit.ravel().astype(np.uint64)) >> np.uint64(32)).astype(np.int64).reshape(limit.shape)
 

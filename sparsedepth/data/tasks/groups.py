@@ -1,4 +1,4 @@
-"""Finite groups as permutations of points, and the table by which their operations move a state.
+"""Finite groups as permutations of points, and the state transition tables of their operations.
 
     state after operation g:   g(x) of a point x;   g s (first s, then g) of an element s
 
@@ -17,7 +17,7 @@ from sparsedepth.config.task import Group, TaskConfig
 from sparsedepth.data.tasks.draws import Draws
 
 OPERATION_STREAM = 2**63 + 1
-"""The stream of random numbers that chooses operations: no seed of training, nor the held-out stream."""
+"""The random stream that chooses operations, different from training seeds and the held-out stream."""
 
 
 @lru_cache
@@ -30,8 +30,8 @@ def elements(group: Group) -> np.ndarray:
     if group == "Z60":
         return (np.arange(60)[:, None] + np.arange(60)) % 60
     assert group == "A4xZ5"
-    hours = (np.arange(5)[:, None] + np.arange(5)) % 5
-    pairs = [a_4[:, None] * 5 + z_5 for a_4, z_5 in itertools.product(_even(4), hours)]  # (a, z) is point 5 a + z
+    cycle = (np.arange(5)[:, None] + np.arange(5)) % 5
+    pairs = [a_4[:, None] * 5 + z_5 for a_4, z_5 in itertools.product(_even(4), cycle)]  # (a, z) is point 5 a + z
     return np.array([pair.ravel() for pair in pairs])
 
 
@@ -51,29 +51,31 @@ def products(left_GP: np.ndarray, right_HP: np.ndarray) -> np.ndarray:
 
 
 def generates(operations_KP: np.ndarray, order: int) -> bool:
-    """Whether every element is a product of these."""
+    """Whether the operations generate the whole group."""
     reached = {tuple(range(operations_KP.shape[1]))}
-    border = np.array(list(reached))
-    while len(border):
-        found = {tuple(image) for image in products(operations_KP, border).reshape(-1, operations_KP.shape[1]).tolist()}
-        border = np.array(list(found - reached))
-        reached |= found
+    frontier = np.array(list(reached))
+    while len(frontier):
+        images = {
+            tuple(image) for image in products(operations_KP, frontier).reshape(-1, operations_KP.shape[1]).tolist()
+        }
+        frontier = np.array(list(images - reached))
+        reached |= images
     return len(reached) == order
 
 
 def operations(task: TaskConfig) -> np.ndarray:
-    """The operations [K, P]: every element, or `n_operations` distinct ones, not the identity, that generate the group.
+    """The operations [K, P]: all elements, or `n_operations` distinct generators without the identity.
 
-    They are a function of group, n_operations and operation_seed alone: runs of several seeds learn one task.
+    A function of group, n_operations and operation_seed only, so runs of all seeds learn the same task.
     """
     assert task.task_group is not None
-    everything = elements(task.task_group)
+    group_elements = elements(task.task_group)
     if task.n_operations is None:
-        return everything
+        return group_elements
     draws = Draws(task.operation_seed or 0, OPERATION_STREAM)
     while True:
-        chosen = everything[1 + draws.permutations(1, len(everything) - 1)[0, : task.n_operations]]
-        if generates(chosen, len(everything)):
+        chosen = group_elements[1 + draws.permutations(1, len(group_elements) - 1)[0, : task.n_operations]]
+        if generates(chosen, len(group_elements)):
             return chosen
 
 
@@ -83,7 +85,7 @@ def next_state(task: TaskConfig) -> np.ndarray:
     operations_KP = operations(task)
     if task.tracked == "point":
         return operations_KP.T.copy()
-    everything = elements(task.task_group)
-    index = {image.tobytes(): place for place, image in enumerate(everything)}
-    after_KSP = products(operations_KP, everything)
+    group_elements = elements(task.task_group)
+    index = {image.tobytes(): place for place, image in enumerate(group_elements)}
+    after_KSP = products(operations_KP, group_elements)
     return np.array([[index[image.tobytes()] for image in after_SP] for after_SP in after_KSP]).T.copy()

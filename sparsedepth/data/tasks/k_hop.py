@@ -3,8 +3,8 @@
     inputs   k  x_1  x_2 ... x_(T-1),   x_i != x_(i-1)
     find(i) = 1 + max {j < i: x_j = x_i},   target at i: x at find(find(... i)), k times; 'none' where there is no j
 
-Difficulty: k, one for a whole sequence, drawn evenly from min_hops..max_hops. All letters count; the first token does
-not. Needed depth: floor(log2 k) + 2, by doubling. Tokens: letters 0..A-1, 'none' A, k A+1+k.
+Difficulty: k, one per sequence, uniform in min_hops..max_hops. All letters are scored, the first token is not. Needed
+depth: floor(log2 k) + 2, by doubling. Tokens: letters 0..A-1, 'none' A, k A+1+k.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -17,11 +17,11 @@ from sparsedepth.data.tasks.draws import Draws
 
 
 def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_out: bool) -> Sequences:
-    """Sequences of one k each."""
+    """Sequences with one k each."""
     assert task.letters is not None and task.min_hops is not None and task.max_hops is not None
     k_N = task.min_hops + draws.below(task.max_hops - task.min_hops + 1, n_sequences)
     first_N1 = draws.below(task.letters, n_sequences, 1)
-    moves_NT = 1 + draws.below(task.letters - 1, n_sequences, seq_len - 2)  # another letter than the one before
+    moves_NT = 1 + draws.below(task.letters - 1, n_sequences, seq_len - 2)  # no letter repeats directly
     letter_NT = np.concatenate((first_N1, moves_NT), axis=1).cumsum(axis=1) % task.letters
     ignored_N1 = np.full((n_sequences, 1), IGNORED)
     return Sequences(
@@ -34,22 +34,22 @@ def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_ou
 def hop(letter_NT: np.ndarray, k_N: np.ndarray, none: int) -> np.ndarray:
     """The letter k hops from each place, or `none`: [N, T]."""
     n_sequences, length = letter_NT.shape
-    # Place 0 is 'nowhere', and leads to itself; place i + 1 is letter i.
+    # Position 0 means 'none', and leads to itself; position i + 1 is letter i.
     find_NT = np.concatenate((np.zeros((n_sequences, 1), dtype=np.int64), _find(letter_NT)), axis=1)
-    place_NT = np.broadcast_to(np.arange(1, length + 1), letter_NT.shape).copy()
-    for done in range(int(k_N.max(initial=0))):
-        moving_N = k_N > done
-        place_NT[moving_N] = np.take_along_axis(find_NT[moving_N], place_NT[moving_N], axis=1)
+    position_NT = np.broadcast_to(np.arange(1, length + 1), letter_NT.shape).copy()
+    for n_hops in range(int(k_N.max(initial=0))):
+        active_N = k_N > n_hops
+        position_NT[active_N] = np.take_along_axis(find_NT[active_N], position_NT[active_N], axis=1)
     padded_NT = np.concatenate((np.full((n_sequences, 1), none), letter_NT), axis=1)
-    return np.take_along_axis(padded_NT, place_NT, axis=1)
+    return np.take_along_axis(padded_NT, position_NT, axis=1)
 
 
 def _find(letter_NT: np.ndarray) -> np.ndarray:
-    """The place, counted from 1, behind the letter's last occurrence; 0 if it has not occurred."""
-    order_NT = letter_NT.argsort(axis=1, kind="stable")  # equal letters stand side by side, in order of place
+    """The position, from 1, after the letter's last occurrence; 0 without one."""
+    order_NT = letter_NT.argsort(axis=1, kind="stable")  # equal letters are adjacent, in order of position
     sorted_NT = np.take_along_axis(letter_NT, order_NT, axis=1)
-    found_NT = np.zeros_like(letter_NT)
-    found_NT[:, 1:] = np.where(sorted_NT[:, 1:] == sorted_NT[:, :-1], order_NT[:, :-1] + 2, 0)
-    unsorted_NT = np.empty_like(found_NT)
-    np.put_along_axis(unsorted_NT, order_NT, found_NT, axis=1)
+    next_NT = np.zeros_like(letter_NT)
+    next_NT[:, 1:] = np.where(sorted_NT[:, 1:] == sorted_NT[:, :-1], order_NT[:, :-1] + 2, 0)
+    unsorted_NT = np.empty_like(next_NT)
+    np.put_along_axis(unsorted_NT, order_NT, next_NT, axis=1)
     return unsorted_NT

@@ -3,14 +3,14 @@
     labels   inputs   s_0  g_1  g_2  ... g_(T-1)            targets  s_0  s_1  s_2 ... s_(T-1),   s_t = g_t(s_(t-1))
     text     tokens   s_0  g_1 .. g_n  =  s_n  g_(n+1) ...  the target is the next token
 
-Difficulty: the operations so far; in text form those since the state was last written, since a model may start there.
-Tokens: states 0..S-1, operations S..S+K-1, in text form '=' S+K. Targets are states, in the ids of their tokens; all
-positions count, the first (difficulty 0, a copy) too. In text form all count in training, and held out the '=' alone,
-behind which the answer stands: scores over all tokens say what it costs to guess operations that are random.
+Difficulty: the number of operations so far, in text form since the last written state, from which a model may start.
+Tokens: states 0..S-1, operations S..S+K-1, in text form '=' S+K. Targets are states, with the ids of their tokens. All
+positions are scored, also the first (difficulty 0, a copy); in text form held-out sequences are scored only at '=',
+where the next token is the state, since all other tokens are random operations.
 
 Needed depth: a group that is not solvable (A5, S5) cannot be followed by a fixed depth at any length; in trained
-models the length that is followed grows with depth (2404.08819; 2503.03961). Z60 and A4xZ5 are the control of order 60,
-at `tracked: element` with as many states, operations and tokens as A5.
+models the length that can be tracked grows with depth (2404.08819; 2503.03961). Z60 and A4xZ5 are solvable controls of
+order 60, which at `tracked: element` have as many states, operations and tokens as A5.
 
 Shapes: N sequences, T tokens of one sequence, K operations, S states.
 """
@@ -53,11 +53,11 @@ def _text(
     task: TaskConfig, table_SK: np.ndarray, draws: Draws, n_sequences: int, seq_len: int, held_out: bool
 ) -> Sequences:
     assert task.max_gap is not None
-    n_segments = -(-seq_len // 3)  # the shortest is an operation, '=' and the state
+    n_segments = -(-seq_len // 3)  # the shortest has an operation, '=' and the state
     gap_NM = 1 + draws.below(task.max_gap, n_sequences, n_segments)
-    equals_NM = np.cumsum(gap_NM + 2, axis=1) - 1  # where each '=' stands: behind s_0, g_1 .. g_n
+    equals_NM = np.cumsum(gap_NM + 2, axis=1) - 1  # position of each '=', after s_0, g_1 .. g_n
     length = seq_len + 1
-    is_equals_NS = np.zeros((n_sequences, length + 1), dtype=bool)  # the last column takes what is beyond the end
+    is_equals_NS = np.zeros((n_sequences, length + 1), dtype=bool)  # the last column takes positions past the end
     np.put_along_axis(is_equals_NS, np.minimum(equals_NM, length), True, axis=1)
     is_equals_NS = is_equals_NS[:, :length]
     is_state_NS = np.roll(is_equals_NS, 1, axis=1)
@@ -65,20 +65,20 @@ def _text(
     is_operation_NS = ~(is_equals_NS | is_state_NS)
     states, n_operations = n_states(task), table_SK.shape[1]
     operation_NS = draws.below(n_operations, n_sequences, length)
-    # An operation that changes nothing stands where none does.
+    # The identity is used at positions without an operation.
     extended_SK = np.concatenate((table_SK, np.arange(states)[:, None]), axis=1)
     start_N = draws.below(states, n_sequences)
     state_NS = follow(extended_SK, start_N, np.where(is_operation_NS, operation_NS, n_operations)[:, 1:])
     tokens_NS = np.where(is_state_NS, state_NS, np.where(is_equals_NS, states + n_operations, states + operation_NS))
-    counts_NT = is_equals_NS[:, :-1] if held_out else np.ones((n_sequences, seq_len), dtype=bool)
+    scored_NT = is_equals_NS[:, :-1] if held_out else np.ones((n_sequences, seq_len), dtype=bool)
     return Sequences(
         inputs=tokens_NS[:, :-1],
-        targets=np.where(counts_NT, tokens_NS[:, 1:], IGNORED),
+        targets=np.where(scored_NT, tokens_NS[:, 1:], IGNORED),
         difficulty=_since_written(is_operation_NS, is_state_NS)[:, :-1],
     )
 
 
 def _since_written(is_operation_NS: np.ndarray, is_state_NS: np.ndarray) -> np.ndarray:
-    """Operations since the last state that is written."""
+    """Number of operations since the last written state."""
     so_far_NS = is_operation_NS.cumsum(axis=1)
     return so_far_NS - np.maximum.accumulate(np.where(is_state_NS, so_far_NS, 0), axis=1)

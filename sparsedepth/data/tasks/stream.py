@@ -1,10 +1,10 @@
-"""The sequences of a task, as streams of random numbers: fresh ones at every step, others held out.
+"""The sequences of a task, drawn from streams of random numbers: new ones at every step, and held-out ones.
 
     training   block b of step t, key (task, seed);   held out   block b, key (task, 2^63)   (`draws`)
 
-The batch of a step is a pure function of (task, seed, step), so resume carries no state; held-out sequences are a
-function of the task alone, so that runs of all seeds are scored on the same ones, and no seed of training reaches their
-stream. There is no file. Steps are drawn several at a time, BLOCK_TOKENS together: NumPy's cost is in its calls.
+The batch of a step is a pure function of (task, seed, step), so resuming needs no state; held-out sequences are a
+function of the task only, the same for all seeds, and their stream is used by no training seed. There are no files.
+Several steps are drawn at a time, BLOCK_TOKENS together, since NumPy's cost is per call.
 
 Shapes: N sequences, T tokens of one sequence.
 """
@@ -22,13 +22,13 @@ from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.files import digest
 
 FORMAT = 1
-"""Raised when the same configuration would give other sequences than before."""
+"""Increased when the same configuration would give other sequences than before."""
 
 HELD_OUT = 2**63
-"""The held-out stream; those of training are seeds, below 2^31."""
+"""The held-out stream; training streams are seeds, below 2^31."""
 
 BLOCK_TOKENS = 2**15
-"""What is drawn at a time, in tokens, a step at least."""
+"""Tokens drawn at a time, at least one step."""
 
 Draw = Callable[[TaskConfig, Draws, int, int, bool], Sequences]
 """(task, draws, n_sequences, seq_len, held_out) -> sequences"""
@@ -42,7 +42,7 @@ DRAW: dict[str, Draw] = {
 
 
 class TaskSource:
-    """The task that `config.corpus` names, in place of a text."""
+    """A source of a task's sequences."""
 
     bytes_per_token: None = None
     eod: None = None
@@ -52,11 +52,11 @@ class TaskSource:
         assert name is not None
         self.task = TaskConfig(**{field: getattr(config, field) for field in TaskConfig.model_fields})
         self._name, self._draw = name, DRAW[name]
-        self._kept: tuple[tuple[int, ...], Sequences | None] = (), None
+        self._cached: tuple[tuple[int, ...], Sequences | None] = (), None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a record tells of it: the task's own fields."""
+        """What a run records: the task's fields."""
         fields = {name: value for name, value in self.task.model_dump(mode="json").items() if value is not None}
         return {"corpus": f"task:{self._name}", **fields, "format": FORMAT, "numpy": np.__version__}
 
@@ -75,7 +75,7 @@ class TaskSource:
         return whole[place * per_step : (place + 1) * per_step]
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
-        """n_tokens // seq_len held-out sequences behind those that the first `skip_tokens` tokens reach into."""
+        """n_tokens // seq_len held-out sequences after the first `skip_tokens` tokens."""
         first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
         if n < 1:
             raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; ask for more")
@@ -91,11 +91,11 @@ class TaskSource:
         return whole[offset : offset + n]
 
     def _block(self, stream: int, block: int, n_sequences: int, seq_len: int) -> Sequences:
-        """One block; the last one is kept, since several steps are of it."""
+        """One block; the last one is cached, since it holds several steps."""
         key = (stream, block, n_sequences, seq_len)
-        kept, drawn = self._kept  # one read: batches are asked for in a thread of their own
-        if kept != key or drawn is None:
+        key_cached, drawn = self._cached  # one read: batches are read by a thread
+        if key_cached != key or drawn is None:
             task = int(digest([self.data_hash, seq_len, n_sequences]), 16)
             drawn = self._draw(self.task, Draws(task, stream, block), n_sequences, seq_len, stream == HELD_OUT)
-            self._kept = key, drawn
+            self._cached = key, drawn
         return drawn
