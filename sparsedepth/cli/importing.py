@@ -24,7 +24,7 @@ def import_(
     check_new(out)
     read_input(map_file, "import")
     result = import_table(table, map_file, out)
-    skipped = {"excluded by where": result.not_wanted, "lack a value": result.incomplete}
+    skipped = {"excluded by where": result.excluded, "lack a value": result.incomplete}
     skipped_text = "".join(f"; {count} {reason}" for reason, count in skipped.items() if count)
     print(f"{out}: {result.runs} runs in {result.clusters} clusters, from {result.rows} rows{skipped_text}")
     if result.unknown:

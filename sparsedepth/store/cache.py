@@ -1,12 +1,12 @@
-"""The rows of the views, quickly: the run folders of a results folder are compacted into two files.
+"""A cache of the rows of the views: the run folders of a results folder in two files.
 
     RESULTS/.cache/runs.parquet  rows.parquet  pack.json
-    RESULTS/.cache/runs/     `runs` alone, of a large folder whose tables no question has asked for yet
+    RESULTS/.cache/runs/     `runs` alone, of a large folder whose tables were not queried yet
 
-The cache is a pack without the records (`store.tables`). It is derived: delete it at any time. It holds each run under
-the checksum of its marker, which covers the checksums of all its files, so a run that was replaced, moved or removed is
-noticed, and only what is new is read (and verified) again. A cache that is damaged or half-written is made again; a
-results folder that cannot be written goes without. A pack needs none, unless it was written with other columns.
+The cache is a pack without the records (`store.tables`), and can be deleted at any time. Its key for a run is the
+checksum of the marker, which covers the checksums of all files, so replaced, moved and removed runs are detected, and
+only new ones are read (and verified). A damaged cache is made again; a read-only results folder has none; a pack needs
+none, unless it was written with other columns.
 """
 
 import functools
@@ -25,19 +25,19 @@ from sparsedepth.store.schema import TABLES
 from sparsedepth.store.tables import VERSION, Rows, UnreadTable, open_rows, read_index, read_rows, write_tables
 
 CACHE_FROM = 32
-"""Fewer runs than this are read faster than a cache is worth."""
+"""Fewer runs need no cache."""
 
 TABLES_LATER_FROM = 500
-"""Of so many runs and more that are met for the first time the tables are read when a question names one: to parse and
-write them takes longer than everything else together."""
+"""From so many uncached runs on, tables other than `runs` are read when a query names one: parsing and writing them
+takes longer than everything else together."""
 
 STALE_SHARE = 1 / 16
-"""The cache is rewritten when this share of its runs would have to be read anew: each run is rewritten few times."""
+"""The cache is rewritten when it lacks more than this share of the runs, so that each run is rewritten few times."""
 
 
 def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
-    """The rows of the runs that were found, from their pack or cache where possible. Raises DamagedRun; given a list,
-    damaged ones are left out and added to it."""
+    """The rows of these runs, from their pack or cache if possible. Raises DamagedRun; given a list, damaged runs are
+    added to it instead."""
     if part.pack and (rows := part.pack.rows()):
         return [rows]
     if len(part.runs) < CACHE_FROM:
@@ -53,26 +53,26 @@ def load(part: Part, damaged: list[DamagedRun] | None = None) -> list[Rows]:
         return [cached, read_rows(fresh, damaged)] if fresh else [cached]
     rows = read_rows(fresh, damaged, with_tables=not is_later)
     if is_later:
-        runs = rows.runs if cached is None else pa.concat_tables([_kept(cached.runs, part), rows.runs])
+        runs = rows.runs if cached is None else pa.concat_tables([_existing(cached.runs, part), rows.runs])
         _write_cache(folder / "runs", Rows(runs=runs, tables={}))
         return [_with_tables_later(folder, runs, part, damaged)]
     if cached:
-        rows = _joined(_keep(cached, part), rows)
+        rows = _extended(cached, part, rows)
     _write_cache(folder, rows)
     return [rows]
 
 
 def _with_tables_later(folder: Path, runs: pa.Table, part: Part, damaged: list[DamagedRun] | None) -> Rows:
-    """These rows of `runs`, with tables that are read, and cached, when a question names one."""
+    """These rows of `runs`, with tables that are read and cached when a query names one."""
 
     @functools.cache
     def read() -> Rows:
         keys = set(Rows(runs=runs, tables={}).keys)
-        since = None if damaged is None else []
-        rows = read_rows((run for run in part.runs if run.key in keys), since)
+        newly_damaged = None if damaged is None else []
+        rows = read_rows((run for run in part.runs if run.key in keys), newly_damaged)
         _write_cache(folder, rows)
-        if since:
-            warnings.warn(damage_text(since), stacklevel=2)
+        if newly_damaged:
+            warnings.warn(damage_text(newly_damaged), stacklevel=2)
         return rows
 
     return Rows(runs=runs, tables={table: UnreadTable(table, read) for table in TABLES})
@@ -81,7 +81,7 @@ def _with_tables_later(folder: Path, runs: pa.Table, part: Part, damaged: list[D
 def read_columns(
     results: Path, names: Iterable[str], damaged: list[DamagedRun] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """run_id -> some columns of `runs`, of a results folder's own trained runs, without a database. Raises as `load`
+    """run_id -> some columns of `runs`, for the trained runs in a results folder, without a database. Raises as `load`
     does."""
     rows: dict[str, dict[str, Any]] = {}
     columns = ("run_id", "folder", *names)
@@ -95,7 +95,7 @@ def read_columns(
 
 
 def _open_cache(folder: Path) -> Rows | None:
-    """The cache, or None where there is none that is whole and of this version."""
+    """The cache; None if it is missing, damaged or of another version."""
     try:
         if folder.is_symlink():
             return None
@@ -105,26 +105,22 @@ def _open_cache(folder: Path) -> Rows | None:
         return None
 
 
-def _kept(runs: pa.Table, part: Part) -> pa.Table:
+def _existing(runs: pa.Table, part: Part) -> pa.Table:
     """The cached runs that still exist."""
     keys = {run.key for run in part.runs}
     return runs.filter(pa.array([key in keys for key in Rows(runs=runs, tables={}).keys], pa.bool_()))
 
 
-def _keep(rows: Rows, part: Part) -> Rows:
-    """The same with their tables, in memory."""
-    import pyarrow.compute as pc  # slow to load, and for few
+def _extended(cached: Rows, part: Part, fresh: Rows) -> Rows:
+    """The cached rows of runs that still exist, and fresh ones, in memory."""
+    import pyarrow.compute as pc  # slow to import, and rarely needed
 
-    runs = _kept(rows.runs, part)
-    existing = pc.field("run_id").isin(runs["run_id"].combine_chunks())
-    return Rows(runs=runs, tables={table: rows.in_memory(table).filter(existing) for table in TABLES})
-
-
-def _joined(first: Rows, second: Rows) -> Rows:
-    return Rows(
-        runs=pa.concat_tables([first.runs, second.runs]),
-        tables={table: pa.concat_tables([first.in_memory(table), second.in_memory(table)]) for table in TABLES},
-    )
+    runs = _existing(cached.runs, part)
+    exists = pc.field("run_id").isin(runs["run_id"].combine_chunks())
+    tables = {
+        table: pa.concat_tables([cached.in_memory(table).filter(exists), fresh.in_memory(table)]) for table in TABLES
+    }
+    return Rows(runs=pa.concat_tables([runs, fresh.runs]), tables=tables)
 
 
 def _write_cache(folder: Path, rows: Rows) -> None:
@@ -135,4 +131,4 @@ def _write_cache(folder: Path, rows: Rows) -> None:
         write_text(folder / ".gitignore", "*\n")
         write_tables(folder, rows, {})
     except OSError:
-        return  # read-only or full: the next reader reads the folders again
+        return  # read-only or full: no cache

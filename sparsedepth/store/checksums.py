@@ -1,8 +1,8 @@
-"""A folder that is complete: every file under its checksum, named by a marker that is written last.
+"""Complete folders: a marker, written last, lists the checksums of all files.
 
     complete: {"run_id": ..., "files": {name: {"sha256": ..., "bytes": ...}}}
 
-What is read is checked against the marker; a link is never followed.
+Files are checked against the marker when they are read; links are never followed.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ RUN_ID = r"[0-9a-f]{12}"
 
 
 class DamagedRun(ValueError):
-    """A complete folder whose files are not the ones it was completed with."""
+    """A complete folder whose files differ from those it was completed with."""
 
     def __init__(self, folder: Path, name: str, problem: str) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class DamagedRun(ValueError):
 
 @contextmanager
 def collecting_damage(damaged: list[DamagedRun] | None) -> Generator[None]:
-    """Given a list, add a damaged record to it instead of raising."""
+    """Given a list, add DamagedRun to it instead of raising."""
     try:
         yield
     except DamagedRun as damage:
@@ -44,7 +44,7 @@ def collecting_damage(damaged: list[DamagedRun] | None) -> Generator[None]:
 
 
 def damage_text(damaged: Sequence[DamagedRun]) -> str:
-    """'1 damaged run left out: ...', or nothing, on the records that were passed over."""
+    """'1 damaged run left out: ...'; '' where there is none."""
     names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
     return f"{len(damaged)} damaged run{'s' * (len(damaged) > 1)} left out: {names}{more}" if damaged else ""
@@ -52,17 +52,17 @@ def damage_text(damaged: Sequence[DamagedRun]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Marker:
-    """What `complete` says."""
+    """The content of `complete`."""
 
     run_id: str
     files: dict[str, tuple[str, int]]
-    """sha256 and size in bytes, by name."""
+    """name -> SHA-256 and size in bytes"""
     content: bytes
-    """The marker itself."""
+    """The file's bytes."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the marker: it names the content of the whole folder."""
+        """SHA-256 of the marker, which identifies the content of the whole folder."""
         return hashlib.sha256(self.content).hexdigest()
 
 
@@ -73,11 +73,11 @@ class Files:
     folder: Path
     marker: Marker
     read: Callable[[str], bytes]
-    """A file's bytes by its name. Raises DamagedRun."""
+    """File name -> its bytes. Raises DamagedRun."""
 
 
 def write_marker(folder: Path, run_id: str, names: Iterable[str]) -> None:
-    """Flush and checksum those of `names` that exist, then write the marker. Raises ValueError for a link."""
+    """Flush and checksum the files in `names` that exist, then write the marker. Raises ValueError for a link."""
     files = {}
     for name in names:
         path = folder / name
@@ -92,7 +92,7 @@ def write_marker(folder: Path, run_id: str, names: Iterable[str]) -> None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder holds a finished run; looks at nothing but the marker's presence."""
+    """Whether the folder has a marker; nothing else is checked."""
     try:
         return stat.S_ISREG(os.lstat(os.path.join(folder, MARKER)).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -100,12 +100,12 @@ def is_complete(folder: Path) -> bool:
 
 
 def read_checksums(folder: Path) -> Marker:
-    """The marker of a complete folder. Raises DamagedRun where it is no list of checksums of a run."""
+    """The marker of a complete folder. Raises DamagedRun if it is invalid."""
     return parse_marker(folder, _read_bytes(folder, MARKER, MAX_TEXT_BYTES))
 
 
 def parse_marker(folder: Path, content: bytes) -> Marker:
-    """The marker with this content. Raises DamagedRun where it is no list of checksums of a run."""
+    """The marker with this content. Raises DamagedRun if it is invalid."""
     try:
         values = parse_json(content)
         files = {name: (str(entry["sha256"]), int(entry["bytes"])) for name, entry in values["files"].items()}
@@ -113,18 +113,18 @@ def parse_marker(folder: Path, content: bytes) -> Marker:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise DamagedRun(folder, MARKER, "is not a list of checksums") from None
     if not re.fullmatch(RUN_ID, run_id):
-        raise DamagedRun(folder, MARKER, "names no run")
+        raise DamagedRun(folder, MARKER, "has no valid run_id")
     return Marker(run_id=run_id, files=files, content=content)
 
 
 def files_on_disk(folder: Path, marker: Marker | None = None) -> Files:
-    """The files of a complete folder, each checked when it is read. Raises DamagedRun where the marker is none."""
-    known = marker or read_checksums(folder)
-    return Files(folder=folder, marker=known, read=lambda name: read_verified(folder, name, known))
+    """The files of a complete folder, each verified when it is read. Raises DamagedRun for an invalid marker."""
+    checked = marker or read_checksums(folder)
+    return Files(folder=folder, marker=checked, read=lambda name: read_verified(folder, name, checked))
 
 
 def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
-    """The bytes of a file of the record. Raises DamagedRun where they are not those that were written."""
+    """The bytes of a file of the record. Raises DamagedRun if its checksum differs."""
     expected, size = marker.files[name]
     content = _read_bytes(folder, name, size)
     if len(content) != size or hashlib.sha256(content).hexdigest() != expected:
@@ -133,7 +133,7 @@ def read_verified(folder: Path, name: str, marker: Marker) -> bytes:
 
 
 def _read_bytes(folder: Path, name: str, limit: int) -> bytes:
-    """The file's bytes; a link is not followed, so a folder from elsewhere cannot point out of itself."""
+    """The file's bytes. Links are not followed, so an untrusted folder cannot point outside itself."""
     try:
         return read_regular(f"{folder}/{name}", limit)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Which loss compares runs: val_loss, taken at each run's own seq_len, or val_loss_common, taken at one for all.
+"""Which loss compares runs: val_loss, at each run's own seq_len, or val_loss_common, at one context length for all.
 
 A longer context lowers the loss by itself, since later positions are easier. Runs that differ in seq_len are therefore
-compared by val_loss_common, where all that finished have it at one context: without eval_seq_len it is val_loss again.
+compared by val_loss_common if all finished runs have it at the same context (without eval_seq_len it equals val_loss).
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ def loss_of(runs: "pd.DataFrame") -> str:
 
 
 def has_one_context(runs: "pd.DataFrame") -> bool:
-    """Whether val_loss_common was taken at one context in these rows of `runs`; imported ones may not say at which."""
+    """Whether val_loss_common has the same context in these rows of `runs`; NULL in imported ones is unknown."""
     import pandas as pd
 
     own, evaluated = (pd.to_numeric(runs[name], errors="coerce") for name in ("seq_len", "eval_seq_len"))
@@ -37,7 +37,7 @@ def has_one_context(runs: "pd.DataFrame") -> bool:
 
 
 def loss_in(store: "Store") -> str:
-    """The same, of all trained runs of a store, without pandas."""
+    """The loss that compares all trained runs of a store; the rule of `loss_of`, without pandas."""
     ((is_common,),) = store.sql(
         f"SELECT count(DISTINCT seq_len) > 1 AND bool_and({COMMON} IS NOT NULL)"
         " AND count(DISTINCT coalesce(eval_seq_len, if(origin IS NULL, seq_len, NULL))) < 2 FROM runs"
@@ -47,11 +47,11 @@ def loss_in(store: "Store") -> str:
 
 
 def unit_for_stores(unit: str, *stores: "Store") -> str:
-    """A unit by token, by image where all the runs of these stores are of images."""
-    asked = "SELECT DISTINCT corpus FROM runs WHERE corpus IS NOT NULL"
-    return unit_for(unit, (corpus for store in stores for (corpus,) in store.sql(asked).rows))
+    """A unit per token, or per image if all runs of these stores are of images."""
+    sql = "SELECT DISTINCT corpus FROM runs WHERE corpus IS NOT NULL"
+    return unit_for(unit, (corpus for store in stores for (corpus,) in store.sql(sql).rows))
 
 
 def with_loss(loss: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The names, with this loss in place of val_loss."""
+    """The names, with val_loss replaced by this loss."""
     return tuple(loss if name == OWN else name for name in names)

@@ -1,9 +1,9 @@
-"""Two results folders, configuration by configuration: what the same one measured in each, and what only one has.
+"""Compare two results folders, configuration by configuration.
 
-A configuration is every field of a run but the seed, what only says how a run is recorded, and what both folders tuned.
-The difference is the second folder's less the first's, mean over the seeds that finished in both; its 95% interval is
-Student's over these pairs, from three on. Without a common seed it is that of the two means, with Welch's interval
-(Biometrika 34, 1947) from three seeds on either side.
+A configuration is all fields of a run but the seed, recording options, and fields tuned in both folders. The difference
+is second minus first, mean over the seeds that finished in both, with Student's 95% interval over these pairs from
+three on. Without a common seed it is the difference of the two means, with Welch's interval (Biometrika 34, 1947) from
+three seeds on each side.
 """
 
 import math
@@ -27,41 +27,42 @@ BOTH, FIRST, SECOND = "both", "first", "second"
 
 
 def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, QueryResult]:
-    """The quantity that compares them, and one row per configuration: found_in (both, first or second), n_layers, every
-    field that varies, pairs (seeds that finished in both), first and second (means over seeds), difference, lo, hi,
-    setting.
+    """The quantity compared, and a row per configuration: found_in (both, first or second), n_layers, varying fields,
+    pairs (seeds that finished in both), first and second (means over seeds), difference, lo, hi, setting.
 
-    Those of both come first, the largest difference on top. Raises ValueError for a quantity that has no better
-    direction, and where a folder has no trained run.
+    Configurations in both come first, the largest difference on top. Raises ValueError for a quantity without a better
+    direction, and if a folder has no trained run.
     """
     by = by or (COMMON if COMMON in (loss_in(first), loss_in(second)) else loss_in(first))
     quantities.rankable(by)
     sides = [_cells(store, by) for store in (first, second)]
     tuned = frozenset.intersection(*(cell.tuned for side in sides for cell, _ in side))
-    held = [name for name in CELL_FIELDS if name not in tuned | _RECORDED]
-    by_key = [{tuple(cell.knobs[name] for name in held): (cell, values) for cell, values in side} for side in sides]
+    key_fields = [name for name in CELL_FIELDS if name not in tuned | _RECORDED]
+    by_key = [
+        {tuple(cell.knobs[name] for name in key_fields): (cell, values) for cell, values in side} for side in sides
+    ]
     settings = settings_of([cell for side in sides for cell, _ in side])
-    fields = [name for name in settings.varying if name in held]
+    fields = [name for name in settings.varying if name in key_fields]
     rows: list[tuple[Any, ...]] = []
     for key in dict.fromkeys([*by_key[0], *by_key[1]]):
-        here = [side.get(key) for side in by_key]
-        cell = next(known[0] for known in here if known)
-        values = [known[1] if known else {} for known in here]
+        entries = [side.get(key) for side in by_key]
+        found_in = BOTH if all(entries) else FIRST if entries[0] else SECOND
+        cell = next(entry[0] for entry in entries if entry)
+        values = [entry[1] if entry else {} for entry in entries]
         common = [seed for seed in values[0] if seed in values[1]]
         paired = mean_interval([values[1][seed] - values[0][seed] for seed in common])
         difference = paired if common else _unpaired(*(list(side.values()) for side in values))
-        found_in = BOTH if all(here) else FIRST if here[0] else SECOND
         means = [mean_interval(list(side.values()))[0] for side in values]
-        known_fields = [cell.knobs[name] for name in fields]
-        rows.append((found_in, *known_fields, len(common), *means, *difference, settings.label(cell.knobs)))
+        knobs = [cell.knobs[name] for name in fields]
+        rows.append((found_in, *knobs, len(common), *means, *difference, settings.label(cell.knobs)))
     columns = ("found_in", *fields, "pairs", "first", "second", "difference", "lo", "hi", "setting")
-    at = columns.index("difference")
-    rows.sort(key=lambda row: ((BOTH, FIRST, SECOND).index(row[0]), row[at] is None, -abs(row[at] or 0)))
+    index = columns.index("difference")
+    rows.sort(key=lambda row: ((BOTH, FIRST, SECOND).index(row[0]), row[index] is None, -abs(row[index] or 0)))
     return by, QueryResult(columns=columns, rows=tuple(rows))
 
 
 def _unpaired(first: Sequence[float], second: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """The difference of two means, and its interval by Welch's degrees of freedom, rounded down."""
+    """The difference of two means, with Welch's interval (degrees of freedom rounded down)."""
     if not first or not second:
         return None, None, None
     difference = statistics.fmean(second) - statistics.fmean(first)
@@ -76,8 +77,7 @@ def _unpaired(first: Sequence[float], second: Sequence[float]) -> tuple[float | 
 
 
 def counts(table: QueryResult) -> tuple[int, int, int, int]:
-    """Configurations in both, in the first alone, in the second alone; and those whose difference is none of chance's:
-    the interval excludes 0."""
+    """Configurations in both, only in the first, only in the second; and those whose interval excludes 0."""
     found_in = [row[0] for row in table.rows]
     lo, hi = (table.columns.index(name) for name in ("lo", "hi"))
     differ = sum(row[lo] is not None and (row[lo] > 0 or row[hi] < 0) for row in table.rows)
@@ -85,33 +85,33 @@ def counts(table: QueryResult) -> tuple[int, int, int, int]:
 
 
 def disjoint_fields(table: QueryResult) -> list[str]:
-    """Why no configuration is in both: the fields without a common value, 'seq_len in common: 16 against 20'; empty
-    where one is in both."""
+    """Why no configuration is in both: fields without a common value, 'seq_len in common: 16 against 20'; empty if any
+    configuration is in both."""
     found_in = [row[0] for row in table.rows]
     if BOTH in found_in:
         return []
     texts = []
-    for at in range(1, table.columns.index("pairs")):
-        values = [dict.fromkeys(row[at] for row in table.rows if row[0] == side) for side in (FIRST, SECOND)]
+    for index in range(1, table.columns.index("pairs")):
+        values = [dict.fromkeys(row[index] for row in table.rows if row[0] == side) for side in (FIRST, SECOND)]
         if values[0].keys().isdisjoint(values[1]):
             sides = " against ".join(", ".join(map(readable, side)) for side in values)
-            texts.append(f"{table.columns[at]} in common: {sides}")
+            texts.append(f"{table.columns[index]} in common: {sides}")
     return texts
 
 
 def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, float]]]:
-    """Each trained configuration with its values by seed; by folder, where the seed of a run is not known."""
+    """Each trained configuration with its values by seed (by folder, if the seed is unknown)."""
     names = ("cell_id", "tuned_fields", "coalesce(CAST(seed AS VARCHAR), folder)", "outcome", by, *CELL_FIELDS)
     by_cell: dict[str, tuple[Configuration, dict[str, float]]] = {}
     for cell_id, tuned, seed, outcome, value, *knobs in store.sql(
         f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:
-        known: dict[str, Any] = dict(zip(CELL_FIELDS, knobs, strict=True))
-        cell = Configuration(cell_id=cell_id, tuned=frozenset(parse_tuned_fields(tuned)), knobs=known)
+        knobs_by_name = dict(zip(CELL_FIELDS, knobs, strict=True))
+        cell = Configuration(cell_id=cell_id, tuned=frozenset(parse_tuned_fields(tuned)), knobs=knobs_by_name)
         _, values = by_cell.setdefault(cell_id, (cell, {}))
         if outcome == "ok" and value is not None:
             values[seed] = value
     if not by_cell:
-        place = " ".join(map(str, store.roots))
-        raise ValueError(f"{place} holds no run with a training configuration: there is nothing to compare")
+        folders = " ".join(map(str, store.roots))
+        raise ValueError(f"{folders} holds no run with a training configuration: there is nothing to compare")
     return list(by_cell.values())

@@ -1,10 +1,10 @@
-"""Scores of lm-evaluation-harness in a results folder, beside the runs, which never change: the view `evals`.
+"""Scores of lm-evaluation-harness in a results folder: the view `evals`.
 
     RESULTS/evals/<eval_id>/   evaluation.json  complete
 
-One folder is one task on one model. `eval_id` hashes all that decides the scores, so an evaluation that was made is
-recognised and never repeated, and a changed task, document, model or harness is another one. As with a run, the folder
-appears whole, carries checksums, and never changes.
+A folder is one task on one model. `eval_id` hashes everything that affects the scores, so that an evaluation is never
+repeated, and a changed task, document, model or harness makes a new one. Like a run's, the folder is written
+atomically, has checksums, and never changes.
 """
 
 import json
@@ -33,7 +33,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class EvaluationKey(Section):
-    """What decides the scores."""
+    """Everything that affects the scores."""
 
     run_id: Annotated[str | None, Field(description="the run, as in runs; NULL for a model that was trained elsewhere")]
     weights_hash: Annotated[str, Field(description="digest of the weight files")]
@@ -113,7 +113,7 @@ def is_evaluated(results: Path, key: EvaluationKey) -> bool:
 
 
 def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
-    """Write the folder, whole or not at all; the folder."""
+    """Write the evaluation's folder atomically, and return it."""
     folder = eval_folder(results, evaluation.key)
     with atomic_folder(folder) as aside:
         write_json(aside / FILE, evaluation.model_dump(mode="json"))
@@ -122,7 +122,7 @@ def save_evaluation(results: Path, evaluation: Evaluation) -> Path:
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """The evaluation in a folder. Raises DamagedRun where the folder is not the one that was written."""
+    """The evaluation in a folder. Raises DamagedRun if its checksums differ."""
     return _parse(files_on_disk(folder))
 
 
@@ -143,8 +143,7 @@ def _parse(files: Files) -> Evaluation:
 
 
 def read_evals(roots: Iterable[Path]) -> pa.Table:
-    """The rows of the view, from every complete evaluation of results folders; one met twice counts once.
-    Raises DamagedRun where a file is not the one that was written."""
+    """The rows of the view, of all complete evaluations in results folders; copies count once. Raises DamagedRun."""
     evaluations: dict[str, Evaluation] = {}
     for files in (files for root in roots for files in find_groups(root, FOLDER)):
         evaluation = _parse(files)

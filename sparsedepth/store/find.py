@@ -1,7 +1,4 @@
-"""Where complete records lie: in the folders below a results folder, or in packs.
-
-Links are not followed and hidden folders are passed over; a results folder also holds text and unfinished work.
-"""
+"""Find complete records in the folders below a results folder, or in packs. Links and hidden folders are skipped."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -18,7 +15,7 @@ from sparsedepth.store.run_row import utf8
 from sparsedepth.store.tables import StoredRun, stored_run
 
 DEPTH = 3
-"""How many levels below a given folder run folders, or packs, may lie."""
+"""Levels below the named folder at which run folders and packs are found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +28,12 @@ class Part:
 
 
 def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) -> list[Part]:
-    """The complete runs at or at most DEPTH levels below the paths, in order of path. Raises ValueError where a path is
-    no readable folder, or where two runs of one run_id differ; in one part an equal copy is left out. Given a list of
-    `damaged`, damaged ones are left out and added to it."""
+    """The complete runs in the paths and up to DEPTH levels below, in order of path; copies in one part count once.
+    Raises ValueError for an unreadable folder, or two different runs with the same run_id; DamagedRun, or given a list
+    adds damaged runs to it."""
     parts: list[Part] = []
     for root in paths:
-        loose: list[StoredRun] = []
+        runs: list[StoredRun] = []
         try:
             for folder in _complete_folders(root, DEPTH):
                 if is_pack(folder):
@@ -46,19 +43,19 @@ def find_runs(paths: Iterable[Path], damaged: list[DamagedRun] | None = None) ->
                 with collecting_damage(damaged):
                     files = files_on_disk(folder)
                     check_marker(folder, files.marker)
-                    loose.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
+                    runs.append(stored_run(files, utf8(folder.relative_to(root).as_posix())))
         except OSError as error:
             raise ValueError(
                 f"results folder {str(root)!r} cannot be read ({error.strerror}: {error.filename!r}); "
                 f"name a folder that exists and may be read"
             ) from None
-        parts.append(Part(root=root, runs=without_copies(loose)))
+        parts.append(Part(root=root, runs=without_copies(runs)))
     without_copies(chain.from_iterable(part.runs for part in parts))
     return [part for part in parts if part.runs]
 
 
 def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Run folders and packs; what was added to a pack's folder comes after the pack."""
+    """Run folders and packs; runs added to a pack's folder come after the pack."""
     if is_complete(folder):
         if folder.parent.name not in (TOYS, EVALS):
             yield folder
@@ -77,20 +74,20 @@ def _complete_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def without_copies(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """Each run once. Raises ValueError where the same run_id has two different summaries."""
-    first: dict[str, StoredRun] = {}
+    """Each run once. Raises ValueError if two runs with the same run_id have different summaries."""
+    by_id: dict[str, StoredRun] = {}
     for run in runs:
-        other = first.setdefault(run.run_id, run)
-        if run.summary_sha256 != other.summary_sha256:
+        first = by_id.setdefault(run.run_id, run)
+        if run.summary_sha256 != first.summary_sha256:
             raise ValueError(
-                f"run {run.run_id} lies in {str(other.folder)!r} and in {str(run.folder)!r} "
+                f"run {run.run_id} is in {str(first.folder)!r} and in {str(run.folder)!r} "
                 f"with different results; leave one of the two out"
             )
-    return list(first.values())
+    return list(by_id.values())
 
 
 def find_groups(root: Path, kind: str) -> Iterator[Files]:
-    """The complete toy groups or evaluations of a results folder or a pack, or one given by itself."""
+    """The complete toy groups or evaluations (`kind`: TOYS or EVALS) of a results folder or pack, or a single one."""
     if root.resolve().parent.name == kind and is_complete(root):
         yield files_on_disk(root)
     elif (root / kind).is_dir():
@@ -102,27 +99,27 @@ def find_groups(root: Path, kind: str) -> Iterator[Files]:
 
 
 def is_complete_run(results: Path, run_id: str) -> bool:
-    """Whether the results folder, or pack, holds the finished run; what is in its files is not looked at."""
+    """Whether the results folder or pack has the complete run; its files are not checked."""
     return is_complete(run_folder(results, run_id)) or (is_pack(results) and run_id in open_pack(results).run_ids)
 
 
 def is_whole(results: Path, run_id: str) -> bool:
-    """Whether the run is complete and its files are those that were written: it need not be run again."""
+    """Whether the run is complete and undamaged, and need not be run again."""
     target = run_folder(results, run_id)
     if not is_complete(target):
-        return is_complete_run(results, run_id)  # a pack's files are checked when it is opened
+        return is_complete_run(results, run_id)  # opening a pack checks its files
     return not problem(target)
 
 
 def read_summary(results: Path, run_id: str) -> dict[str, Any]:
-    """A complete run's summary, unchecked. Raises DamagedRun where it is no JSON object, else OSError."""
+    """A complete run's summary, unverified. Raises DamagedRun if it is not a JSON object, and OSError."""
     folder = run_folder(results, run_id)
     return parse_object(folder, "summary.json", read_file(folder, "summary.json"))
 
 
 def read_file(folder: Path, name: str) -> bytes:
-    """A file of a run's folder that stands in the `folder` column, or of its scratch folder; from its pack where it
-    lies in one. Raises OSError."""
+    """A file of a run's folder (as in the column `folder`) or scratch folder, read from its pack if it is in one.
+    Raises OSError."""
     try:
         return read_regular(folder / name)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Arithmetic over the columns of a table, as the map of an import states it. Read as a syntax tree, never run as code.
+"""Formulas over the columns of a table, in the map of an import. Evaluated as a syntax tree, never run as code.
 
     expression  number, column, `column with odd characters`, + - * / **, ( ), ln log2 log10 exp sqrt round abs
     condition   expression < <= > >= == != expression, column == 'text', and, or, not
 
-A name is a column. All is computed in double precision; what is infinite or undefined is for the caller to refuse.
+A name is a column. Computed in double precision; the caller rejects infinite and undefined values.
 """
 
 import ast
@@ -18,7 +18,7 @@ import numpy as np
 MAX_LENGTH = 500
 
 ColumnValues = Callable[[str], np.ndarray]
-"""The values of a column by its name. Raises ValueError where they are not of the kind that is asked for."""
+"""Column name -> its values. Raises ValueError where they are of another type."""
 
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -48,28 +48,30 @@ _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Formula:
-    """An expression or a condition, checked against the columns that there are."""
+    """An expression or a condition, checked against the table's columns."""
 
     text: str
     tree: ast.expr
     quoted: Mapping[str, str]
-    """Stand-in -> the column that was written in backticks."""
+    """Placeholder -> the column in backticks."""
 
     @property
     def column(self) -> str | None:
-        """The column that it is and no more; None for anything computed."""
+        """The column, if the formula is only its name."""
         return self._column(self.tree.id) if isinstance(self.tree, ast.Name) else None
 
     @property
     def columns(self) -> set[str]:
-        """The columns that the formula names."""
-        return _names(self, self.tree)
+        """All columns in the formula."""
+        functions = {id(node.func) for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name) and id(node) not in functions)
+        return {self._column(node.id) for node in names}
 
     def _column(self, name: str) -> str:
         return self.quoted.get(name, name)
 
     def values(self, numbers: ColumnValues, texts: ColumnValues) -> np.ndarray | np.float64:
-        """What it computes, one value per row, or one number where it names no column. Raises as the columns do."""
+        """The result, one value per row, or one number for a formula without columns. Raises as the columns do."""
         with np.errstate(all="ignore"):
             return self._value(self.tree, numbers, texts)
 
@@ -79,7 +81,7 @@ class Formula:
 
         match node:
             case ast.Constant():
-                return np.float64(node.value)  # ty: ignore[invalid-argument-type] - `parse` lets numbers through alone
+                return np.float64(node.value)  # ty: ignore[invalid-argument-type] - `parse` accepts only numbers
             case ast.Name():
                 return numbers(self._column(node.id))
             case ast.UnaryOp(op=ast.Not()):
@@ -93,15 +95,15 @@ class Formula:
             case ast.BoolOp():
                 combine = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
                 return combine.reduce([value(part) for part in node.values])
-            case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(word))]):
-                return _COMPARISONS[type(node.ops[0])](texts(self._column(name)), word)
+            case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(text))]):
+                return _COMPARISONS[type(node.ops[0])](texts(self._column(name)), text)
             case ast.Compare():
                 return _COMPARISONS[type(node.ops[0])](value(node.left), value(node.comparators[0]))
         raise AssertionError(ast.dump(node))
 
 
 def parse(text: str, columns: Collection[str], is_condition: bool = False) -> Formula:
-    """The formula of a text. Raises ValueError, one line, for what is not of the grammar or no column."""
+    """Parse a formula. Raises ValueError, one line, for a syntax error or an unknown column."""
     if text in columns and not is_condition:
         return Formula(text, ast.Name(id="quoted_0"), {"quoted_0": text})
     if len(text) > MAX_LENGTH:
@@ -114,26 +116,19 @@ def parse(text: str, columns: Collection[str], is_condition: bool = False) -> Fo
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is no formula; write e.g. tokens * 1e6, and odd columns in backticks") from None
     formula = Formula(text, tree, quoted)
-    if wrong := _mistake(formula, tree, is_condition):
-        raise ValueError(f"{text!r}: {wrong}")
-    missing = sorted(_names(formula, tree) - set(columns))
-    if missing:
-        have = ", ".join(map(str, list(columns)[:20]))
-        raise ValueError(f"no column {', '.join(map(repr, missing))}; the table has: {have}")
+    if mistake := _mistake(tree, is_condition):
+        raise ValueError(f"{text!r}: {mistake}")
+    if missing := sorted(formula.columns - set(columns)):
+        names = ", ".join(map(str, list(columns)[:20]))
+        raise ValueError(f"no column {', '.join(map(repr, missing))}; the table has: {names}")
     return formula
 
 
-def _names(formula: Formula, tree: ast.expr) -> set[str]:
-    functions = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in functions]
-    return {formula.quoted.get(node.id, node.id) for node in nodes}
-
-
-def _mistake(formula: Formula, node: ast.expr, is_condition: bool) -> str:
-    """The first thing that is not of the grammar; '' where all is."""
+def _mistake(node: ast.expr, is_condition: bool) -> str:
+    """The first part that is not in the grammar; '' where there is none."""
 
     def first(parts: Sequence[ast.expr], conditions: bool = False) -> str:
-        return next(filter(None, (_mistake(formula, part, conditions) for part in parts)), "")
+        return next(filter(None, (_mistake(part, conditions) for part in parts)), "")
 
     match node:
         case ast.BoolOp() if is_condition:
@@ -141,11 +136,11 @@ def _mistake(formula: Formula, node: ast.expr, is_condition: bool) -> str:
         case ast.UnaryOp(op=ast.Not()) if is_condition:
             return first([node.operand], True)
         case ast.Compare(left=ast.Name(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Constant(value=str())]):
-            return "" if is_condition else "a comparison is a condition, and this is to be a number"
+            return "" if is_condition else "a comparison is a condition, and a number is needed"
         case ast.Compare(ops=[op], comparators=[right]) if is_condition and type(op) in _COMPARISONS:
             return first([node.left, right])
         case _ if is_condition:
-            return "a condition compares: batch_size == 64, and joins comparisons by and, or, not"
+            return "a condition must be comparisons such as batch_size == 64, joined by and, or, not"
         case ast.Constant(value=bool() | str() | bytes() | complex()):
             return f"{node.value!r} is no number"
         case ast.Constant(value=(int() | float()) as number) if abs(number) < 1e300:
@@ -158,4 +153,4 @@ def _mistake(formula: Formula, node: ast.expr, is_condition: bool) -> str:
             return first([node.left, node.right])
         case ast.Call(func=ast.Name(id=function), args=[argument], keywords=[]) if function in _FUNCTIONS:
             return first([argument])
-    return f"{ast.unparse(node)!r} is not of the grammar: numbers, columns, + - * / **, {' '.join(_FUNCTIONS)}"
+    return f"{ast.unparse(node)!r} is not allowed: use numbers, columns, + - * / **, {' '.join(_FUNCTIONS)}"

@@ -1,7 +1,7 @@
-"""Take a table of somebody else's training runs into a store: a pack, with one record per row (`store.table_map`).
+"""Import a table of third-party training runs as a pack, with one record per row (`store.table_map`).
 
-All mistakes of a map, or of a table's values, are told at once. What the table does not state is unknown (NULL, and
-named in `unknown_fields`): no default is filled in. Two rows that are the same in all that is mapped are an error.
+All errors of a map, or of a table's values, are reported at once. What the table does not state is unknown (NULL, and
+listed in `unknown_fields`): no default is filled in. Two rows that are equal in all mapped fields are an error.
 """
 
 import csv
@@ -45,30 +45,31 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 200_000_000
 MAX_ROWS = 50_000
-"""Training runs, that is: a table above this holds something else, such as steps of curves."""
+"""A table with more rows is of something else than runs, such as steps of curves."""
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-SHOWN = 12
-"""Mistakes of values that are told at most."""
+MAX_MISTAKES = 12
+"""Reported in one error."""
 _KINDS = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false", "VARCHAR": "text"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What was taken in."""
+    """Counts of an import."""
 
     rows: int
     """Of the table."""
     runs: int
-    not_wanted: int
+    excluded: int
     """Rows that do not meet `where`."""
     incomplete: int
     """Rows left out because a value is missing."""
     clusters: int
     unknown: tuple[str, ...]
+    """Fields that no row states."""
 
 
 def import_table(table: Path, map_path: Path, out: Path) -> Imported:
-    """Write the pack `out`, a new folder, which appears whole or not at all. Raises ValueError, one line."""
+    """Write the pack `out`, a new folder, atomically. Raises ValueError, one line."""
     table_map = build(TableMap, read_yaml(map_path), str(map_path))
     frame = read_table(table)
     try:
@@ -81,21 +82,21 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
             frame = frame[np.broadcast_to(where.values(*_columns_of(frame, "where")), n_rows)]
         if not len(frame):
             raise Mistakes([f"no row meets where: {table_map.where}" if where else "there are no rows"])
-        wanted = len(frame)
+        n_included = len(frame)
         frame, values = _values(frame, table_map, parsed)
         rows = list(_rows_of(frame, values, table_map))
         runs = _imported_runs(rows, table_map.source)
-    except Mistakes as mistakes:
-        told = mistakes.mistakes[:SHOWN]
-        more = [f"and {len(mistakes.mistakes) - SHOWN} more"] if len(mistakes.mistakes) > SHOWN else []
-        raise ValueError(f"{table}: {'; '.join([*told, *more])}") from None
+    except Mistakes as error:
+        mistakes, n_more = error.mistakes[:MAX_MISTAKES], len(error.mistakes) - MAX_MISTAKES
+        mistakes += [f"and {n_more} more"] if n_more > 0 else []
+        raise ValueError(f"{table}: {'; '.join(mistakes)}") from None
     origin = {"table": table.name, "table_sha256": hashlib.sha256(table.read_bytes()).hexdigest()}
     _write(out, runs, rows, origin, map_path.read_bytes())
     return Imported(
         rows=n_rows,
         runs=len(runs),
-        not_wanted=n_rows - wanted,
-        incomplete=wanted - len(runs),
+        excluded=n_rows - n_included,
+        incomplete=n_included - len(runs),
         clusters=len({run.cluster or run.run_id for run in runs}),
         unknown=tuple(name for name in runs[0].unknown if all(name in run.unknown for run in runs)),
     )
@@ -105,16 +106,16 @@ def import_table(table: Path, map_path: Path, out: Path) -> Imported:
 
 
 def _columns_of(frame: "pd.DataFrame", place: str) -> tuple[Callable[[str], np.ndarray], Callable[[str], np.ndarray]]:
-    """How the formula at this place of the map asks for numbers and for words; a missing one is NaN, or ''. A column's
-    true is no number, 1 by pandas' account."""
+    """Functions that return a column's values as numbers (missing: NaN) and as texts (missing: ''), for the formula at
+    this place of the map. Raise Mistakes; true is no number here, though pandas reads it as 1."""
     import pandas as pd
 
     def numbers(name: str) -> np.ndarray:
-        given = frame[name].astype(object)
-        converted = pd.to_numeric(given, errors="coerce").astype(float)
-        is_truth = given.map(lambda value: isinstance(value, bool))
-        if (wrong := given.notna() & (is_truth | ~np.isfinite(converted))).any():
-            raise Mistakes([f"{place}: column {name!r} is {_first(given, wrong)}: a number is needed"])
+        column = frame[name].astype(object)
+        converted = pd.to_numeric(column, errors="coerce").astype(float)
+        is_bool = column.map(lambda value: isinstance(value, bool))
+        if (wrong := column.notna() & (is_bool | ~np.isfinite(converted))).any():
+            raise Mistakes([f"{place}: column {name!r} is {_first(column, wrong)}: a number is needed"])
         return converted.to_numpy()
 
     def texts(name: str) -> np.ndarray:
@@ -123,24 +124,24 @@ def _columns_of(frame: "pd.DataFrame", place: str) -> tuple[Callable[[str], np.n
     return numbers, texts
 
 
-def _first(given: "pd.Series", wrong: "pd.Series | np.ndarray") -> str:
-    """'fast' in row 7 (and in 3 more rows)."""
-    rows = given[wrong]
-    more = f" (and so in {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+def _first(column: "pd.Series", wrong: "pd.Series | np.ndarray") -> str:
+    """'"fast" in row 7 (and in 3 more rows)'."""
+    rows = column[wrong]
+    more = f" (and in {len(rows) - 1} more rows)" if len(rows) > 1 else ""
     return f"{json.dumps(rows.iloc[0], default=str)[:60]} in row {int(rows.index[0]) + 1}{more}"
 
 
 def _values(
     frame: "pd.DataFrame", table_map: TableMap, parsed: Mapping[str, Formula]
 ) -> tuple["pd.DataFrame", dict[str, "pd.Series"]]:
-    """The rows that are taken, and the values of each field in them; None where an optional one is missing."""
+    """The imported rows, and the values of each field in them; None where an optional one is missing."""
     mistakes: list[str] = []
     columns: dict[str, pd.Series] = {}
     for name, entry in table_map.entries():
         try:
             columns[name] = _field(frame, name, entry, parsed[name])
-        except Mistakes as wrong:
-            mistakes += wrong.mistakes
+        except Mistakes as error:
+            mistakes += error.mistakes
     required = [name for name, entry in table_map.entries() if not entry.optional and name in columns]
     if table_map.missing == "leave_out":
         complete = np.logical_and.reduce([columns[name].notna() for name in required])
@@ -154,24 +155,24 @@ def _values(
     for name, value in table_map.constants.items():
         type = target_type(name) or ""
         typed = as_type(value, type)
-        no_such = [f"constants.{name} is {json.dumps(value)}: {_KINDS[type]} is needed"]
-        mistakes += _mistakes_of(name, typed) if typed is not None else no_such
+        wrong_type = [f"constants.{name} is {json.dumps(value)}: {_KINDS[type]} is needed"]
+        mistakes += _mistakes_of(name, typed) if typed is not None else wrong_type
     if mistakes:
         raise Mistakes(mistakes)
     return frame, columns
 
 
 def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> "pd.Series":
-    """The values of a field, each of its type and each allowed. Raises Mistakes."""
+    """The values of a field, of its type and in its range. Raises Mistakes."""
     import pandas as pd
 
     type = target_type(name) or ""
     if entry.values is not None or type in ("VARCHAR", "BOOLEAN"):
-        given = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
-        raw = given if entry.values is None else given.map(entry.values)
-        if (wrong := given.notna() & raw.isna()).any():
+        column = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
+        raw = column if entry.values is None else column.map(entry.values)
+        if (wrong := column.notna() & raw.isna()).any():
             raise Mistakes(
-                [f"fields.{name}: {formula.column!r} is {_first(given, wrong)}, which `values` does not list"]
+                [f"fields.{name}: {formula.column!r} is {_first(column, wrong)}, which `values` does not list"]
             )
     else:
         numbers = formula.values(*_columns_of(frame, f"fields.{name}")) * UNITS.get(entry.unit or "", 1.0)
@@ -180,22 +181,18 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
             formula.column is None and (wrong := _undefined(frame, formula, raw)).any()
         ):
             raise Mistakes([f"fields.{name}: {entry.of!r} is {_first(raw, wrong)}: no finite number"])
-    known = raw.dropna()
-    allowed = {value: as_type(value, type) for value in known.unique()}
-    if refused := [value for value, typed in allowed.items() if typed is None]:
-        raise Mistakes([f"fields.{name} is {_first(raw, raw.isin(refused))}: {_KINDS[type]} is needed"])
-    for value, typed in allowed.items():
+    typed_values = {value: as_type(value, type) for value in raw.dropna().unique()}
+    if mistyped := [value for value, typed in typed_values.items() if typed is None]:
+        raise Mistakes([f"fields.{name} is {_first(raw, raw.isin(mistyped))}: {_KINDS[type]} is needed"])
+    for value, typed in typed_values.items():
         if mistakes := _mistakes_of(name, typed):
             raise Mistakes([f"{mistakes[0]}: {_first(raw, raw == value)}"])
-    return pd.Series([None if value != value else allowed[value] for value in raw], index=raw.index, dtype=object)
+    return pd.Series([None if value != value else typed_values[value] for value in raw], index=raw.index, dtype=object)
 
 
 def _undefined(frame: "pd.DataFrame", formula: Formula, raw: "pd.Series") -> "pd.Series":
-    """The rows in which arithmetic has no result though every column has a value."""
-    known = np.ones(len(frame), bool)
-    for name in formula.columns:
-        known &= frame[name].notna().to_numpy()
-    return raw.isna() & known
+    """The rows in which arithmetic has no result although all its columns have values."""
+    return raw.isna() & frame[sorted(formula.columns)].notna().all(axis=1)
 
 
 def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
@@ -213,19 +210,19 @@ def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
 # Records
 
 _Row = tuple[int, str | None, dict[str, Any]]
-"""A row's number in the table, its cluster, and what is known of it."""
+"""A row's number in the table, its cluster, and its known values by field."""
 
 
 def _rows_of(frame: "pd.DataFrame", values: Mapping[str, "pd.Series"], table_map: TableMap) -> Iterator[_Row]:
-    named = clusters_of(frame, table_map.clusters)
+    clusters = clusters_of(frame, table_map.clusters)
     constants = {name: as_type(value, target_type(name) or "") for name, value in table_map.constants.items()}
     for i, row in enumerate(zip(*values.values(), strict=True) if values else ()):
         known = {name: value for name, value in zip(values, row, strict=True) if value is not None}
-        yield int(frame.index[i]) + 1, named[i], {**constants, **known}
+        yield int(frame.index[i]) + 1, clusters[i], {**constants, **known}
 
 
 def clusters_of(frame: "pd.DataFrame", columns: Sequence[str]) -> list[str | None]:
-    """The cluster of each row, of equal values in these columns; None where one is missing: it stands for itself."""
+    """The cluster of each row, named by its values in these columns; None, a cluster of its own, if one is missing."""
     is_known = frame[columns].notna().all(axis=1) & bool(columns)
     rows = frame[columns].astype(object).itertuples(index=False, name=None)
     return [" ".join(map(str, row)) if known else None for row, known in zip(rows, is_known, strict=True)]
@@ -238,28 +235,24 @@ def _imported_runs(rows: Sequence[_Row], source: str) -> list[ImportedRun]:
         config = {name: value for name, value in known.items() if name in SETTABLE}
         run = ImportedRun.model_construct(origin=source, cluster=cluster, config=config)
         if (other := first.setdefault(run.run_id, number)) != number:
-            mistakes.append(f"rows {other} and {number} are the same run in all that is mapped")
+            mistakes.append(f"rows {other} and {number} are equal in all mapped fields")
         runs.append(run)
     if mistakes:
-        fix = "map the column that tells them apart (seed, train_tokens, lr, cluster), or take one with where"
-        raise Mistakes([*mistakes[: SHOWN - 1], f"{len(mistakes)} such rows: {fix}"])
+        fix = "map a column in which they differ (seed, train_tokens, lr, cluster), or select one with where"
+        raise Mistakes([*mistakes[: MAX_MISTAKES - 1], f"{len(mistakes)} such rows: {fix}"])
     return runs
 
 
 def _write(
-    out: Path,
-    runs: Sequence[ImportedRun],
-    rows: Sequence[_Row],
-    origin: Mapping[str, str],
-    map_text: bytes,
+    out: Path, runs: Sequence[ImportedRun], rows: Sequence[_Row], origin: Mapping[str, str], map_text: bytes
 ) -> None:
     contents: list[dict[str, Any]] = []
     stored = []
     for run, (number, _, known) in zip(runs, rows, strict=True):
         place = f"{RUNS}/{run.run_id}"
         marker, files = _record(run, known, {**origin, "row": number, "origin": run.origin})
-        listed = {MARKER: marker.content, **files}
-        contents += [{"place": place, "name": name, "content": content} for name, content in listed.items()]
+        record_files = {MARKER: marker.content, **files}
+        contents += [{"place": place, "name": name, "content": content} for name, content in record_files.items()]
         stored.append(stored_run(Files(folder=Path(place), marker=marker, read=files.__getitem__), place))
     with atomic_folder(out) as aside:
         write_bytes(aside / MAP, map_text)
@@ -269,17 +262,15 @@ def _write(
 def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[Marker, dict[str, bytes]]:
     """The marker and the files of a record."""
     facts = {name: known[name] for name in FACTS if name in known}
-    summary = {
-        "outcome": "ok",
-        **{column.name: known.get(column.name) for column in QUANTITIES if column.name in known},
-    }
-    trained, size = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
-    if trained and size:
-        summary.setdefault("tokens_per_param", trained / size)
+    names = [column.name for column in QUANTITIES]
+    summary = {"outcome": "ok", **{name: known[name] for name in names if name in known}}
+    tokens, params = summary.setdefault("tokens_trained", run.config.get("train_tokens")), summary.get("params_total")
+    if tokens and params:
+        summary.setdefault("tokens_per_param", tokens / params)
     parts = {
         IMPORTED: run.model_dump(mode="json"),
         "manifest.json": {**manifest, **facts},
-        "summary.json": {column.name: summary.get(column.name) for column in QUANTITIES},
+        "summary.json": {name: summary.get(name) for name in names},
     }
     files = {name: json.dumps(part, indent=1, allow_nan=False).encode() + b"\n" for name, part in parts.items()}
     checksums = {name: (hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
@@ -292,13 +283,13 @@ def _record(run: ImportedRun, known: Mapping[str, Any], manifest: Mapping[str, A
 
 
 def read_table(path: Path) -> "pd.DataFrame":
-    """The table as it is, numbered from 0; of a CSV all values are text. Raises ValueError, one line."""
+    """The rows of a table, numbered from 0; all values of a CSV are text. Raises ValueError, one line."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{str(path)!r} is of no kind that is read; name one of {', '.join(SUFFIXES)}")
+        raise ValueError(f"{str(path)!r} is not a table; use one of {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise ValueError(f"{str(path)!r} does not exist; name a table")
     if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{str(path)!r} has {path.stat().st_size:,} bytes; a table of runs may have {MAX_BYTES:,}")
+        raise ValueError(f"{str(path)!r} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are read")
     try:
         read = {".json": _json, ".jsonl": _json, ".parquet": _parquet}.get(path.suffix, _text)
         frame = read(path)
@@ -310,7 +301,7 @@ def read_table(path: Path) -> "pd.DataFrame":
 
 def _check_rows(n: int) -> None:
     if n > MAX_ROWS:
-        raise ValueError(f"it has more than {MAX_ROWS:,} rows, the most that are taken; a row is a run, no step of one")
+        raise ValueError(f"it has more than {MAX_ROWS:,} rows, the limit; a row must be a run, not a step of one")
 
 
 def _text(path: Path) -> "pd.DataFrame":
@@ -320,7 +311,7 @@ def _text(path: Path) -> "pd.DataFrame":
     with open(path, encoding="utf-8-sig", newline="") as file:
         names = next(csv.reader(file, delimiter=separator), [])
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the column {twice[0]!r} stands twice in its header")
+        raise ValueError(f"the column {twice[0]!r} is twice in its header")
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         try:
             return pd.read_csv(
@@ -336,27 +327,27 @@ def _json(path: Path) -> "pd.DataFrame":
     text = path.read_text(encoding="utf-8")
     is_lines = path.suffix == ".jsonl"
     lines = enumerate(text.split("\n"), 1)
-    rows = [_parsed(line, n) for n, line in lines if line.strip()] if is_lines else _loaded(text)
+    rows = [_parse_line(line, n) for n, line in lines if line.strip()] if is_lines else _parse_json(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError("it must be a list of objects, one per run")
     return pd.DataFrame(rows)
 
 
-def _loaded(text: str) -> Any:
-    """JSON; a whole number beyond double precision's range is infinite, which pandas cannot say."""
+def _parse_json(text: str) -> Any:
+    """JSON, with integers beyond double precision's range as infinity, since pandas fails on them."""
     return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
 
 
-def _parsed(line: str, number: int) -> Any:
+def _parse_line(line: str, number: int) -> Any:
     try:
-        return _loaded(line)
+        return _parse_json(line)
     except ValueError as error:
-        raise ValueError(f"line {number} is no JSON: {error}") from None
+        raise ValueError(f"line {number} is not JSON: {error}") from None
 
 
 def _parquet(path: Path) -> "pd.DataFrame":
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)
-    _check_rows(file.metadata.num_rows)  # what is read may be far larger than the file
+    _check_rows(file.metadata.num_rows)  # before reading: the rows may be far larger than the file
     return file.read().to_pandas()

@@ -1,4 +1,4 @@
-"""What a record of somebody else's run says of it, in place of a RunConfig: only what its table states."""
+"""ImportedRun: the known facts of a third-party run, in place of a RunConfig."""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +15,12 @@ from sparsedepth.files import digest
 if TYPE_CHECKING:
     import pandas as pd
 
-_OF_ALL = fields_where(
+_UNCONDITIONAL = fields_where(
     RunConfig,
     lambda role: role.kind not in ("record", "measure", "data") and not role.only_with and not role.needs_experts,
 )
-CHOICES = (*(name for name in _OF_ALL if name not in TaskConfig.model_fields), "corpus", "tokenizer")
-"""The fields that every training run has chosen, whether or not its table says how."""
+CHOICES = (*(name for name in _UNCONDITIONAL if name not in TaskConfig.model_fields), "corpus", "tokenizer")
+"""Fields that have a value in every training run, whether or not its table states it."""
 
 
 class ImportedRun(Section):
@@ -41,7 +41,7 @@ class ImportedRun(Section):
 
     @property
     def run_id(self) -> str:
-        """12 hex digits: the hash of all that is known."""
+        """12 hex digits: the hash of all known facts."""
         return digest({"origin": self.origin, "cluster": self.cluster, "config": self.config})
 
     @property
@@ -52,36 +52,36 @@ class ImportedRun(Section):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What was chosen for the run and is not known, the seed among it."""
+        """Choices that the table does not state, the seed included."""
         return tuple(name for name in CHOICES if name not in self.config)
 
 
 def is_imported(runs: "pd.DataFrame") -> bool:
-    """Whether any of these rows of `runs` is somebody else's."""
+    """Whether any of these rows of `runs` is imported."""
     return "origin" in runs.columns and bool(runs["origin"].notna().any())
 
 
 def import_note(runs: "pd.DataFrame") -> str:
-    """Whose runs these are and what is not known of them, in words; '' where all are ours."""
+    """The origin of imported rows and how much of them is unknown; '' where none is imported."""
     if not is_imported(runs):
         return ""
-    theirs = runs[runs["origin"].notna()]
-    return import_note_of_rows(list(zip(theirs["origin"], theirs["unknown_fields"], strict=True)))
+    imported = runs[runs["origin"].notna()]
+    return import_note_of_rows(list(zip(imported["origin"], imported["unknown_fields"], strict=True)))
 
 
 def import_note_of_rows(rows: Collection[tuple[str, str]]) -> str:
-    """The same of rows of (origin, unknown_fields)."""
+    """The same from rows of (origin, unknown_fields)."""
     unknown = sorted({name for _, text in rows for name in text.split(",") if name})
-    named = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in unknown]
+    examples = [name for name in ("seed", "lr", "weight_decay", "init", "corpus") if name in unknown]
     return (
         f"{len(rows)} runs are imported from {', '.join(sorted({origin for origin, _ in rows}))}, with {len(unknown)} "
-        f"of their choices unknown ({', '.join([*named, '...'])})"
+        f"of their choices unknown ({', '.join([*examples, '...'])})"
     )
 
 
 def round_to_steps(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's values with steps of whole sequences and a run of whole steps, to the nearest: somebody else's
-    accounts are rounded."""
+    """A configuration's values with batch_tokens rounded to whole sequences and train_tokens to whole steps: published
+    numbers are rounded otherwise."""
     default = {name: RunConfig.model_fields[name].default for name in ("seq_len", "batch_tokens", "train_tokens")}
     length, step, tokens = (values.get(name, default[name]) for name in default)
     step = max(1, round(step / length)) * length

@@ -1,7 +1,7 @@
-"""The record of a measured model, whole or not there at all: written in a hidden folder beside it, and renamed.
+"""Write the record of a measured model, atomically: in a hidden folder, which is then renamed.
 
-The folder's name is free (its marker holds the run_id). RESULTS/models/NAME stands in one table with the runs of
-RESULTS; RESULTS/runs holds trained runs alone.
+The folder may have any name (its marker holds the run_id). RESULTS/models/NAME is in the same view as the runs of
+RESULTS; RESULTS/runs is for trained runs only.
 """
 
 import os
@@ -15,19 +15,19 @@ from sparsedepth.store.measured_model import MeasuredModel
 
 
 def check_place(out: Path) -> None:
-    """Check where a record is to go. Raises ValueError, one line, unless `out` is absent or an empty folder, and a
-    folder can be made beside it."""
-    aside = temporary_path(out.resolve())
-    if aside.parent.name == "runs":
-        place = aside.parent.with_name("models")
-        raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(place)!r}")
-    refuse_complete(aside.parent)
+    """Check the target folder of a record. Raises ValueError, one line, unless `out` is absent or an empty folder, in a
+    writable folder."""
+    temporary = temporary_path(out.resolve())
+    if temporary.parent.name == "runs":
+        models = temporary.parent.with_name("models")
+        raise ValueError(f"{str(out)!r} is among the trained runs; name a folder in {str(models)!r}")
+    refuse_complete(temporary.parent)
     try:
         if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
             raise ValueError(f"{str(out)!r} is not an empty folder; name a new one")
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        aside.mkdir()
-        aside.rmdir()
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        temporary.rmdir()
     except OSError as error:
         raise ValueError(f"{str(out)!r} cannot be written ({error.strerror}); name another folder") from None
 
@@ -39,8 +39,8 @@ def save_measured(
     manifest: run_record.Row,
     tables: Mapping[Table, Iterable[run_record.Row]],
 ) -> None:
-    """Write and complete the record; a crash leaves no folder `out`. A table with no rows gets no file. Raises
-    ValueError where `out` cannot be written."""
+    """Write and complete the record; a crash leaves no folder `out`. Empty tables get no file. Raises ValueError if
+    `out` cannot be written."""
     check_place(out)
     with atomic_folder(out) as aside:
         write_json(aside / run_record.MODEL, model.model_dump(mode="json"))

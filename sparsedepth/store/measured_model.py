@@ -1,4 +1,4 @@
-"""What a record of a measured model says of the model, in place of a RunConfig: it was trained elsewhere."""
+"""MeasuredModel: the facts of a model that was only measured, in place of a RunConfig."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from sparsedepth.files import digest
 
 
 class MeasuredModel(MeasureOnlyConfig):
-    """model.json: facts about the model, and the fields that say how it was measured. A strict, frozen record."""
+    """model.json: facts about the model, and how it was measured. A strict, frozen record."""
 
     model: Annotated[str, Field(min_length=1, description="the model, as it was named")]
     family: Annotated[str, Field(description="'sparsedepth' for a run, else the model_type of its config")]

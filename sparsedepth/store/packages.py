@@ -1,4 +1,4 @@
-"""Packages whose versions differ between runs that are compared: a number may change with them."""
+"""Package versions that differ between compared runs: results may depend on them."""
 
 import json
 from collections import Counter
@@ -8,10 +8,10 @@ from sparsedepth.config.plain_text import visible
 
 
 def version_differences(packages: Iterable[str | None], here: Mapping[str, str | None] | None = None) -> str:
-    """Which versions the runs were made with, of the packages of which there are several; '' where there are none.
+    """The packages with several versions, and the number of runs with each; '' where there are none.
 
-    `packages` is that column of `runs`, a JSON object for each run; `here` are the versions of this machine, where a
-    run is to be added.
+    `packages` is that column of `runs`, a JSON object per run; `here` has the versions of this machine, if a run is to
+    be added.
     """
     counts: dict[str, Counter[str]] = {}
     for text in packages:
@@ -21,11 +21,11 @@ def version_differences(packages: Iterable[str | None], here: Mapping[str, str |
         if here is not None:
             counts[name][str(here.get(name))] += 0
     several = {name: versions for name, versions in sorted(counts.items()) if len(versions) > 1}
-    words = [
+    texts = [
         f"{name} " + ", ".join(f"{version} ({_count(n)})" for version, n in sorted(versions.items()))
         for name, versions in several.items()
     ]
-    return visible(f"packages differ between the runs: {'; '.join(words)}") if words else ""
+    return visible(f"packages differ between the runs: {'; '.join(texts)}") if texts else ""
 
 
 def _count(n: int) -> str:

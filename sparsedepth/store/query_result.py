@@ -1,4 +1,4 @@
-"""What a question to the store returns: named columns and rows of plain Python values."""
+"""The result of a query: named columns and rows of plain Python values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,5 +11,5 @@ class QueryResult:
     """NULL is None."""
 
     def records(self) -> list[dict[str, Any]]:
-        """Each row with its values by column."""
+        """Each row as a mapping of column to value."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]

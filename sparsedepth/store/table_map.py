@@ -1,19 +1,19 @@
-"""The map of an import: which columns of somebody else's table are which fields of a run. `import.yaml` of a store.
+"""The map of an import (`import.yaml`): which columns of a third-party table are which fields of a run.
 
-    source: mlfoundations/scaling, exp_data/grid.json (MIT)   whose runs; stands in the column `origin`
-    where: batch_size == 64                                  rows to take; a condition of `store.formula`
+    source: mlfoundations/scaling, exp_data/grid.json (MIT)   origin of the runs, in the column `origin`
+    where: batch_size == 64                                  rows to import, a condition (`store.formula`)
     fields:
       n_layers: depth                                        a column
       batch_tokens: batch_size * 2048                        or arithmetic over columns
       train_tokens: {of: tokens, unit: billion}              or a column in another unit
-      norm: {of: norm_type, values: {rms_pre: pre}}          or words for words
+      norm: {of: norm_type, values: {rms_pre: pre}}          or a mapping of texts
       usefulness: {of: useful, optional: true}               unknown where the table has no value
     constants: {corpus: c4, seq_len: 2048}                   the same in every row
-    cluster: run_name                                        column, or list of columns, that names what rows share
+    cluster: run_name                                        columns whose equal values mark dependent rows
     tuned: [lr]                                              fields of which each configuration takes its best value
-    missing: refuse                                          or leave_out: a row without a value is left out
+    missing: refuse                                          or leave_out: skip rows without a value
 
-A field is one of a RunConfig, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
+A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
 """
 
 import difflib
@@ -43,7 +43,7 @@ UNITS: Mapping[str, float] = {
     "minute": 60.0,
     "hour": 3600.0,
 }
-"""What a column's number times this is in our unit: tokens, parameters and FLOPs by one, nat, shares, seconds."""
+"""Factor to our units: tokens, parameters and FLOPs, nat, shares, seconds."""
 FACTS: Mapping[str, str] = {"device": "VARCHAR", "seconds": "DOUBLE", "training_seconds": "DOUBLE"}
 SETTABLE = fields_where(RunConfig, lambda role: role.kind not in ("record", "measure"))
 OUTCOMES: Mapping[str, str] = {column.name: column.type for column in quantities.RUNS}
@@ -52,7 +52,7 @@ Scalar = bool | int | float | str
 
 
 def target_type(name: str) -> str | None:
-    """The column type of what a map may fill; None for another name."""
+    """The column type of a field, measured quantity or fact; None for another name."""
     if name in SETTABLE:
         return config_type(name)
     return OUTCOMES.get(name) or FACTS.get(name)
@@ -63,8 +63,8 @@ class Entry(Section):
 
     of: Annotated[str, Field(min_length=1, description="a column, or arithmetic over columns")]
     unit: Annotated[str | None, Field(description=f"the column's: {', '.join(UNITS)}")] = None
-    values: Annotated[dict[str, Scalar] | None, Field(description="the column's words -> ours")] = None
-    optional: Annotated[bool, Field(description="a row without a value has none")] = False
+    values: Annotated[dict[str, Scalar] | None, Field(description="the column's texts -> our values")] = None
+    optional: Annotated[bool, Field(description="rows may lack a value")] = False
 
     @check
     def _check_unit(self) -> None:
@@ -91,13 +91,13 @@ class TableMap(Section):
     @check
     def _check_targets(self) -> None:
         mistakes = []
-        known = (*SETTABLE, *OUTCOMES, *FACTS)
+        targets = (*SETTABLE, *OUTCOMES, *FACTS)
         for name in (*self.fields, *self.constants):
             if target_type(name) is None:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-                asked = hint(name, known) or (f"did you mean {near[0]!r}?" if near else "see `sparsedepth schema`")
-                mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {asked}")
-        mistakes += [f"{name} stands in fields and in constants" for name in self.fields if name in self.constants]
+                near = difflib.get_close_matches(name, targets, n=1, cutoff=0.6)
+                fix = hint(name, targets) or (f"did you mean {near[0]!r}?" if near else "see `sparsedepth schema`")
+                mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {fix}")
+        mistakes += [f"{name} is in fields and in constants" for name in self.fields if name in self.constants]
         stated = {*self.fields, *self.constants}
         if "n_layers" not in stated:
             mistakes.append("n_layers is not mapped: without a depth there is nothing to compare")
@@ -123,7 +123,7 @@ class TableMap(Section):
 
 
 def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, Formula], Formula | None]:
-    """The formula of each field, and of `where`. Raises Mistakes with everything that does not fit the table."""
+    """The formula of each field, and of `where`. Raises Mistakes with all errors."""
     mistakes: list[str] = []
     parsed: dict[str, Formula] = {}
 
@@ -135,22 +135,21 @@ def formulas(table_map: TableMap, columns: Collection[str]) -> tuple[dict[str, F
             return None
 
     for name, entry in table_map.entries():
-        if each := formula(f"fields.{name}", entry.of):
-            parsed[name] = each
-            if (entry.values is not None or target_type(name) == "VARCHAR") and each.column is None:
-                mistakes.append(f"fields.{name}: words come from a column, and {entry.of!r} is arithmetic")
+        if field_formula := formula(f"fields.{name}", entry.of):
+            parsed[name] = field_formula
+            if (entry.values is not None or target_type(name) == "VARCHAR") and field_formula.column is None:
+                mistakes.append(f"fields.{name}: text must be a column, and {entry.of!r} is arithmetic")
     where = formula("where", table_map.where, True) if table_map.where is not None else None
-    unknown = [name for name in table_map.clusters if name not in columns]
-    if unknown:
-        have = ", ".join(map(str, list(columns)[:20]))
-        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}; the table has: {have}")
+    if unknown := [name for name in table_map.clusters if name not in columns]:
+        names = ", ".join(map(str, list(columns)[:20]))
+        mistakes.append(f"cluster: no column {', '.join(map(repr, unknown))}; the table has: {names}")
     if mistakes:
         raise Mistakes(mistakes)
     return parsed, where
 
 
 def as_type(value: Any, type: str) -> Scalar | None:
-    """A value as a column of this type holds it; None where it is of another kind."""
+    """The value in a column type; None if it is of another type."""
     if type == "VARCHAR":
         return value if isinstance(value, str) else None
     if type == "BOOLEAN":

@@ -136,7 +136,7 @@ def test_a_copy_counts_once(results, tmp_path):
 
 def test_two_results_of_one_run_are_refused(results, tmp_path):
     make_run(tmp_path / "other", BASE, {"val_loss": 2.0})
-    with pytest.raises(ValueError, match=f"run {BASE.run_id} lies in .* with different results"):
+    with pytest.raises(ValueError, match=f"run {BASE.run_id} is in .* with different results"):
         open_store(results, tmp_path / "other")
 
 

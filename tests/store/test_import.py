@@ -140,7 +140,7 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
         MAP.replace("lr: lr", "lr: lr\n  seed: {of: s, optional: true}") + "where: kind == 'A' and tokens >= 20\n"
     )
     taken = take_in(tmp_path, [f"{row},1" for row in ROWS], table_map, f"{HEADER},s")
-    assert (taken.runs, taken.not_wanted) == (1, 2) and frame_of(tmp_path)["seed"].tolist() == [1]
+    assert (taken.runs, taken.excluded) == (1, 2) and frame_of(tmp_path)["seed"].tolist() == [1]
     rows = (*ROWS, "c,8,8,0.001,10,400,A,,")
     (tmp_path / "two").mkdir()
     with pytest.raises(ValueError, match=r"val_loss has no value in row 4, and 1 such rows; state missing: leave_out"):
@@ -218,9 +218,9 @@ def test_every_mistake_of_a_map_is_told_at_once(tmp_path):
         ("0.001,10", "fast,10", "column 'lr' is \"fast\" in row 1"),
         ("0.001,10", "-1,10", "lr=-1.0 must be greater than 0"),
         ("0.001,10", "inf,10", "column 'lr' is \"inf\" in row 1"),
-        ("2,8", "2.5,8", "n_layers is 2.5 in row 1 (and so in 1 more rows): a whole number is needed"),
-        ("100,A", "100,C", "'kind' is \"C\" in row 1 (and so in 1 more rows), which `values` does not list"),
-        ("a,2,8,0.001,20", "a,2,8,0.001,10", "rows 1 and 2 are the same run"),
+        ("2,8", "2.5,8", "n_layers is 2.5 in row 1 (and in 1 more rows): a whole number is needed"),
+        ("100,A", "100,C", "'kind' is \"C\" in row 1 (and in 1 more rows), which `values` does not list"),
+        ("a,2,8,0.001,20", "a,2,8,0.001,10", "rows 1 and 2 are equal in all mapped fields"),
         ("2.0,", "nan,", "val_loss has no value in row 1"),
         ("2.0,0.5", "2.0,50", "usefulness=50 must be from 0 to 1; state its unit, or multiply in `of`: 50.0 in row 1"),
         ("2.0,0.5", "-2.0,0.5", "val_loss=-1.38629 must be from 0 to inf"),
@@ -258,7 +258,7 @@ def test_true_is_no_number_and_a_huge_number_none_that_is_used(tmp_path):
 
 
 def test_tables_that_are_none(tmp_path):
-    for header, told in ((HEADER.replace("depth", "run"), "stands twice"), ("", "No columns")):
+    for header, told in ((HEADER.replace("depth", "run"), "is twice"), ("", "No columns")):
         with pytest.raises(ValueError, match=told):
             take_in(tmp_path, (), header=header)
     (tmp_path / "runs.csv").write_text("a\n" + "1\n" * (MAX_ROWS * 3))
@@ -270,10 +270,14 @@ def test_tables_that_are_none(tmp_path):
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(ValueError, match="holds nothing"):
         import_table(tmp_path / "runs.csv", tmp_path / "empty.yaml", tmp_path / "theirs")
-    for name, told in (("runs.jsonl", "line 3 is no JSON"), ("long.csv", "row 1 has more values than the header")):
+    for name, told in (("runs.jsonl", "line 3 is not JSON"), ("long.csv", "row 1 has more values than the header")):
         with pytest.raises(ValueError, match=told):
             import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "theirs")
-    for name, told in (("runs.json", "list of objects"), ("runs.xls", "no kind"), ("none.csv", "does not exist")):
+    for name, told in (
+        ("runs.json", "list of objects"),
+        ("runs.xls", "is not a table"),
+        ("none.csv", "does not exist"),
+    ):
         with pytest.raises(ValueError, match=told):
             import_table(tmp_path / name, tmp_path / "map.yaml", tmp_path / "theirs")
 

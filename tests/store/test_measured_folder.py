@@ -153,7 +153,7 @@ def test_a_record_is_of_one_thing(results):
     place = results / "models" / "qwen"
     (place / "complete").unlink()
     shutil.copy(run_record.run_folder(results, TRAINED[0].run_id) / "config.yaml", place)
-    with pytest.raises(ValueError, match="of a run or of a measured model"):
+    with pytest.raises(ValueError, match="a record has one of these"):
         run_record.finish(place)
 
 
