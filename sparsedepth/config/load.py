@@ -1,8 +1,7 @@
-"""Read configuration from YAML: data only, size-limited, with errors that name the key, the value and the fix; and
-write it so that it is read back as it was.
+"""Read and write configuration as YAML: data only, size-limited, with errors that name the key, the value and the fix.
 
-`yaml.safe_load` semantics (no tags that build objects, no imports), aliases refused (no alias bombs), and `1e-3` read
-as the number it is (YAML 1.1 would read a string).
+`yaml.safe_load` semantics (no tags that build objects), no aliases (no alias bombs), and `1e-3` is a number (a string
+in YAML 1.1).
 """
 
 import json
@@ -18,17 +17,17 @@ from sparsedepth.config.mistakes import explain
 
 MAX_BYTES = 1_000_000
 MAX_FILES = 8
-"""of a chain of files that extend one another"""
+"""In a chain of `extends`."""
 
 Config = TypeVar("Config", bound=BaseModel)
 
 
-_NO_DECIMAL = re.compile(r"[-+]?0[\d_]|.*:")
-"""010 (YAML 1.1: 8) and 1:30 (90)"""
+_NOT_DECIMAL = re.compile(r"[-+]?0[\d_]|.*:")
+"""010 (8 in YAML 1.1) and 1:30 (90)"""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses aliases, duplicate keys and numbers to other bases, and knows floats such as 1e-3."""
+    """SafeLoader that rejects aliases, duplicate keys and non-decimal numbers, and reads 1e-3 as a float."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -37,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_decimal(self, node: Any) -> Any:
         number = self.construct_yaml_int(node) if node.tag.endswith(":int") else self.construct_yaml_float(node)
-        if _NO_DECIMAL.match(node.value) and not node.value.startswith(("0.", "-0.", "+0.")):
+        if _NOT_DECIMAL.match(node.value) and not node.value.startswith(("0.", "-0.", "+0.")):
             raise yaml.YAMLError(
                 f"{node.value} would be read as {number}; write that, or '{node.value}' in quotes for text, or leave "
                 f"out the leading zero {node.start_mark}"
@@ -46,19 +45,19 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            raise yaml.YAMLError(f"the key {twice!r} stands twice {node.start_mark}")
+        duplicate = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if duplicate is not None:
+            raise yaml.YAMLError(f"duplicate key {duplicate!r} {node.start_mark}")
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # a folder may be 2024-01-01
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)  # 2024-01-01 may name a folder
 for _kind in ("int", "float"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_decimal)
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper for `_Loader`: text that this one takes for a number, such as the digest 12e345678901, is quoted."""
+    """SafeDumper that quotes text which `_Loader` would read as a number, such as the digest 12e345678901."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -70,12 +69,12 @@ for _side in (_Loader, _Dumper):
 
 
 def yaml_text(values: Mapping[str, Any], **style: Any) -> str:
-    """YAML that `parse_yaml` reads as these values, in their order."""
+    """YAML that `parse_yaml` reads back as these values, in their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, **style)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of a YAML text. Raises ValueError naming `source` and the place."""
+    """The value of a YAML text. Raises ValueError with `source` and the position."""
     if len(text) > MAX_BYTES:
         raise ValueError(f"{source} has {len(text):,} characters; a configuration may have {MAX_BYTES:,}")
     try:
@@ -85,11 +84,11 @@ def parse_yaml(text: str, source: str) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ValueError(f"{source} is not plain YAML: {_where_and_what(error)}") from None
+        raise ValueError(f"{source} is not plain YAML: {_parser_message(error)}") from None
 
 
-def _where_and_what(error: Exception) -> str:
-    """A parser's message in one line, the place first; without the name that it gives to every text."""
+def _parser_message(error: Exception) -> str:
+    """The parser's message in one line, the position first."""
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) and error.problem:
         context = f", {error.context}" if error.context else ""
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"
@@ -108,38 +107,38 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        held = "nothing" if values is None else f"a {type(values).__name__}"
-        raise ValueError(f"{path} must hold 'key: value' lines, and holds {held}")
+        content = "nothing" if values is None else f"a {type(values).__name__}"
+        raise ValueError(f"{path} must hold 'key: value' lines, and holds {content}")
     return values
 
 
 def read_extended(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, laid over the file that its key `extends` names, relative to it: keys replace those
-    of the other file, and `base` is laid over its base. Raises ValueError for a circle, or more than 8 files."""
+    """The mapping in a YAML file, merged over the file that its key `extends` names (relative to it): its keys replace
+    those of that file, except that `base` is merged too. Raises ValueError for a cycle, or more than 8 files."""
     return _extended(path, ())
 
 
-def _extended(path: Path, via: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in via:
-        raise ValueError(f"{via[-1]}: extends {str(path)!r}, which extends this file: a circle")
-    if len(via) == MAX_FILES:
-        raise ValueError(f"{via[-1]}: extends a chain of more than {MAX_FILES} files; put them together")
+def _extended(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in chain:
+        raise ValueError(f"{chain[-1]}: extends {str(path)!r}, which extends this file: a cycle")
+    if len(chain) == MAX_FILES:
+        raise ValueError(f"{chain[-1]}: extends a chain of more than {MAX_FILES} files; put them together")
     values = read_yaml(path)
     if "extends" not in values:
         return values
-    named = values.pop("extends")
-    if not isinstance(named, str) or not named or Path(named).is_absolute():
-        raise ValueError(f"{path}: extends={named!r} must be the path of a YAML file, relative to this one")
-    under = _extended(path.parent / named, (*via, path.resolve()))
-    merged = {**under, **values}
-    if isinstance(under.get("base"), dict) and isinstance(values.get("base"), dict):
-        merged["base"] = {**under["base"], **values["base"]}
+    parent_path = values.pop("extends")
+    if not isinstance(parent_path, str) or not parent_path or Path(parent_path).is_absolute():
+        raise ValueError(f"{path}: extends={parent_path!r} must be the path of a YAML file, relative to this one")
+    parent = _extended(path.parent / parent_path, (*chain, path.resolve()))
+    merged = {**parent, **values}
+    if isinstance(parent.get("base"), dict) and isinstance(values.get("base"), dict):
+        merged["base"] = {**parent["base"], **values["base"]}
     return merged
 
 
 def parse_settings(settings: Iterable[str] | Mapping[str, Any], option: str = "--set") -> dict[str, Any]:
-    """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}; messages name the `option`. A
-    mapping, which Python gives, holds the values already."""
+    """`--set key=value` pairs, each value read as YAML: 'lr=1e-3' -> {'lr': 0.001}; messages name the `option`. From
+    Python also a mapping of values."""
     if isinstance(settings, Mapping):
         return dict(settings)
     parsed: dict[str, Any] = {}
@@ -162,13 +161,13 @@ def parse_lists(settings: Iterable[str] | Mapping[str, Iterable[Any]], option: s
         if not key or not values:
             raise ValueError(f"{option} {setting!r} must have the form key=value,value, such as {option} lr=1e-3,3e-3")
         if key in parsed:
-            raise ValueError(f"{option} {key} is given twice; list its values in one")
+            raise ValueError(f"{option} {key} is given twice; list all its values in one")
         parsed[key] = parse_yaml(f"[{values}]", f"{option} {key}")
     return parsed
 
 
 def build(model: type[Config], values: Mapping[str, Any], source: str) -> Config:
-    """A validated config from plain values, strictly typed. Raises ValueError with every mistake, in one line."""
+    """A validated config from plain values, strictly typed. Raises ValueError with all mistakes, in one line."""
     try:
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What is wrong with the values of a config, in words: the key as the file has it, the value, what it must be."""
+"""Error messages for invalid config values: the key as in the file, the value, and what it must be."""
 
 import json
 import re
@@ -32,26 +32,26 @@ PLAIN = {
     "string should match": "must match",
     " after validation": "",
 }
-"""The validator's words, and ours."""
+"""The validator's wording -> ours."""
 
 
 def check(method: Check) -> Check:
-    """Marks a method of a `Section` that raises ValueError for values that do not go together; all of them are run."""
+    """Marks a method of a `Section` that raises ValueError for inconsistent values; all of them are run."""
     vars(method)["is_check"] = True
     return method
 
 
 @cache
 def checks(model: type) -> tuple[str, ...]:
-    """The names of the checks of a class, those of its bases first. Of what is no function nothing is asked: a
-    validator would be built to answer."""
+    """The names of the checks of a class, those of its bases first. Only functions are inspected: inspecting a
+    validator would build it."""
     marked = (name for base in reversed(model.__mro__) for name, value in vars(base).items()
               if isinstance(value, FunctionType) and "is_check" in vars(value))  # fmt: skip
     return tuple(dict.fromkeys(marked))
 
 
 class Mistakes(ValueError):
-    """Several mistakes, told in one line."""
+    """Several mistakes, in one line."""
 
     def __init__(self, mistakes: Iterable[str]):
         self.mistakes = list(dict.fromkeys(mistakes))
@@ -59,7 +59,7 @@ class Mistakes(ValueError):
 
 
 def run_checks(section: BaseModel) -> None:
-    """Run all checks. Raises one ValueError that holds the mistakes of all checks."""
+    """Run all checks. Raises one ValueError with the mistakes of all."""
     mistakes: list[str] = []
     for name in checks(type(section)):
         try:
@@ -71,91 +71,94 @@ def run_checks(section: BaseModel) -> None:
 
 
 def explain(model: type[BaseModel], values: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """Every mistake, one line each: those of single keys, and those between keys that are right on their own."""
+    """All mistakes: those of single keys, then those between valid keys."""
     errors = error.errors()
-    mistakes = _of_keys(model, values, errors)
-    wrong = {str(details["loc"][0]) for details in errors if details["loc"]}
-    if wrong and all(name not in model.model_fields or not model.model_fields[name].is_required() for name in wrong):
-        mistakes += _between_keys(model, values, wrong, mistakes)
+    mistakes = _key_mistakes(model, values, errors)
+    invalid = {str(details["loc"][0]) for details in errors if details["loc"]}
+    if invalid and all(
+        name not in model.model_fields or not model.model_fields[name].is_required() for name in invalid
+    ):
+        mistakes += _mistakes_between(model, values, invalid, mistakes)
     return mistakes
 
 
 def field_mistakes(model: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
-    """The mistakes of single keys; whether the values go together is not asked."""
+    """The mistakes of single keys; whether the values are consistent is not checked."""
     try:
         model.model_validate_json(json.dumps(values))
     except ValidationError as error:
         located = [details for details in error.errors() if details["loc"]]
-        return _of_keys(model, values, located)
+        return _key_mistakes(model, values, located)
     return []
 
 
-def _between_keys(
-    model: type[BaseModel], values: Mapping[str, Any], wrong: set[str], mistakes: Sequence[str]
+def _mistakes_between(
+    model: type[BaseModel], values: Mapping[str, Any], invalid: set[str], mistakes: Sequence[str]
 ) -> list[str]:
-    """What the checks say of the keys that are right, where it is not about a key that is wrong or misspelt."""
+    """The mistakes between valid keys that do not mention an invalid or misspelt key."""
     try:
-        model.model_validate_json(json.dumps({name: value for name, value in values.items() if name not in wrong}))
+        model.model_validate_json(json.dumps({name: value for name, value in values.items() if name not in invalid}))
     except ValidationError as error:
         causes = [details.get("ctx", {}).get("error") for details in error.errors() if not details["loc"]]
         between = [mistake for cause in causes if isinstance(cause, Mistakes) for mistake in cause.mistakes]
-        doubtful = wrong | set(re.findall(r"did you mean '(\w+)'", " ".join(mistakes)))
+        doubtful = invalid | set(re.findall(r"did you mean '(\w+)'", " ".join(mistakes)))
         return [mistake for mistake in between if not doubtful & set(re.findall(r"\w+", mistake))]
     return []
 
 
-def _of_keys(model: type[BaseModel], values: Mapping[str, Any], errors: Sequence[ErrorDetails]) -> list[str]:
-    """A value that fits none of several kinds is one mistake; where it is nearly one of them, that one's is told."""
-    kinds: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
+def _key_mistakes(model: type[BaseModel], values: Mapping[str, Any], errors: Sequence[ErrorDetails]) -> list[str]:
+    """One mistake per key; of a value that fits none of several types, the errors inside the nearest type."""
+    by_path: dict[tuple[str | int, ...], list[ErrorDetails]] = {}
     for details in errors:
-        kinds.setdefault(_place(details, values), []).append(details)
+        by_path.setdefault(_key_path(details, values), []).append(details)
     mistakes = []
-    for place, alike in kinds.items():
-        deeper = [other for other in kinds if len(other) > len(place) and other[: len(place)] == place]
-        if not (place and deeper):
-            mistakes.append(_explain(model, place, alike))
+    for path, details in by_path.items():
+        has_inner = any(len(other) > len(path) and other[: len(path)] == path for other in by_path)
+        if not (path and has_inner):
+            mistakes.append(_message(model, path, details))
     return mistakes
 
 
-def _place(details: ErrorDetails, values: Any) -> tuple[str | int, ...]:
-    """The path of keys as the file has them: without the names that the validator gives to the kinds of a value."""
-    place: list[str | int] = []
+def _key_path(details: ErrorDetails, values: Any) -> tuple[str | int, ...]:
+    """The path of keys as in the file, without the validator's names for the alternatives of a type."""
+    path: list[str | int] = []
     for i, part in enumerate(details["loc"]):
         is_last = i == len(details["loc"]) - 1
         if isinstance(values, dict) and part in values:
-            place.append(part)
+            path.append(part)
             values = values[part]
         elif isinstance(values, list) and isinstance(part, int):
-            place.append(part)
+            path.append(part)
             values = values[part] if part < len(values) else None
         elif is_last and details["type"] == "missing":
-            place.append(part)
-    return tuple(place)
+            path.append(part)
+    return tuple(path)
 
 
-def _explain(model: type[BaseModel], place: tuple[str | int, ...], alike: Sequence[ErrorDetails]) -> str:
-    details, name = alike[0], ".".join(map(str, place))
+def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequence[ErrorDetails]) -> str:
+    """The message for one key, from its errors for each alternative type."""
+    details, name = errors[0], ".".join(map(str, path))
     if details["type"] == "extra_forbidden":
-        owner = _model_at(model, place)
-        of_run = getattr(owner, "fields_of_parts", ())
-        known = hint(str(place[-1]), owner.model_fields, of_run) or f"known keys: {', '.join(owner.model_fields)}"
-        return f"unknown key {name!r} (value {short(details['input'])}); {known}"
-    messages = list(dict.fromkeys(_plain(each["msg"]) for each in alike))
-    kinds = [messages[0], *(each.removeprefix("must be ") for each in messages[1:])]
-    message = " or ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+        owner = _model_at(model, path)
+        run_fields = getattr(owner, "fields_of_parts", ())
+        fix = hint(str(path[-1]), owner.model_fields, run_fields) or f"known keys: {', '.join(owner.model_fields)}"
+        return f"unknown key {name!r} (value {short(details['input'])}); {fix}"
+    messages = list(dict.fromkeys(_plain(error["msg"]) for error in errors))
+    alternatives = [messages[0], *(message.removeprefix("must be ") for message in messages[1:])]
+    message = " or ".join(filter(None, [", ".join(alternatives[:-1]), alternatives[-1]]))
     if not name:
         return message
-    field = model.model_fields.get(str(place[0]))
+    field = model.model_fields.get(str(path[0]))
     meaning = f" ({field.description})" if field and field.description else ""
     if details["type"] == "missing":
         return f"{name} is missing{meaning}"
-    joint = " " if message.startswith("must ") else ": "
-    return f"{name}={short(details['input'])}{joint}{message}{meaning}"
+    separator = " " if message.startswith("must ") else ": "
+    return f"{name}={short(details['input'])}{separator}{message}{meaning}"
 
 
-def _model_at(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
-    """The config whose key a place names: ("scales", "micro", "seed") names a key of Scale."""
-    for part in place[:-1]:
+def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
+    """The config that has the last key of a path: of ("scales", "micro", "seed") Scale."""
+    for part in path[:-1]:
         field = model.model_fields.get(str(part))
         nested = next(iter(_models_in(field.annotation)), None) if field else None
         model = nested or model
@@ -170,11 +173,11 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 def _plain(message: str) -> str:
     message = message.removeprefix("Value error, ")
-    words = message[0].lower() + message[1:]
-    if words.startswith(("input should", "list should", "tuple should", "dictionary should", "string should")):
+    plain = message[0].lower() + message[1:]
+    if plain.startswith(("input should", "list should", "tuple should", "dictionary should", "string should")):
         for theirs, ours in PLAIN.items():
-            words = words.replace(theirs, ours)
-        return words
+            plain = plain.replace(theirs, ours)
+        return plain
     return message
 
 

@@ -1,7 +1,7 @@
-"""What a field of a run is for, said once, where the field is defined: `Annotated[type, Field(...), Role(...)]`.
+"""The role of a field of a run, stated where the field is defined: `Annotated[type, Field(...), Role(...)]`.
 
-Everything that treats fields by group asks here: what a run's price depends on, which fields can be knobs, which name
-a knob, which settings are sparser, which are budgets, what a card names as another explanation of an effect.
+All groups of fields are derived from roles: what a run's cost depends on, which fields can be knobs, which one names a
+knob, which values are sparser, which fields are budgets, and which confounds a card lists for an effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,39 +12,38 @@ from typing import Literal
 from pydantic import BaseModel
 
 Kind = Literal["knob", "depth", "replicate", "capacity", "data", "numerics", "measure", "record"]
-"""knob: a choice whose effect is asked for. depth: n_layers, the stratum. replicate: the seed. capacity, data: budgets
-and text, whose losses do not compare. numerics: the same computation in another precision. measure: how a finished
-run is judged. record: what is written down, without effect on the weights or on any score."""
+"""knob: a choice whose effect is studied. depth: n_layers, the stratum. replicate: the seed. capacity, data: budgets
+and text, between whose values losses are not comparable. numerics: the same computation in another precision. measure:
+how a finished run is scored. record: what is recorded, without effect on weights or scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """The part that a field plays."""
+    """What a field is for."""
 
     kind: Kind = "knob"
     cost_scope: Literal["step", "amount", "nothing"] = "nothing"
-    """of a run's cost: the time and memory of one training step; how much is done of it; (almost) neither"""
+    """affects the time and memory of a training step; the number of steps or measured tokens; (almost) neither"""
     sparser_direction: Literal["more", "less"] | None = None
-    """which of two values is the sparser one; None: neither"""
+    """whether larger or smaller values are sparser; None: neither"""
     directly_sets: str | None = None
-    """the one quantity of the chain from sparsity to loss that the field sets directly: it is an intervention on it"""
+    """the quantity of the chain from sparsity to loss on which the field is an intervention"""
     must_stand_still: tuple[str, ...] = ()
-    """what else such an intervention could act by, and may not move; without any, it is no evidence for a link"""
+    """quantities that must not change under this intervention; without any, it is no evidence for a link"""
     confound: str | None = None
-    """what else changes with the knob, and what tells the two apart"""
+    """what else changes with the knob, and what separates the two effects"""
     label_priority: int | None = None
-    """of two fields that move together the one with the smaller number names the knob, None last"""
+    """of fields that vary together, the one with the smallest number names the knob; None last"""
     only_with: tuple[str, object] | None = None
-    """the field, and its value, without which this one has no effect and must stay at its default"""
+    """(field, value) without which this field has no effect and must be at its default"""
     needs_experts: bool = False
-    """without effect in a dense model"""
+    """no effect in a dense model"""
     derived_if_missing: bool = False
-    """left out, it follows from the other sizes"""
+    """by default derived from other sizes"""
     stacked: Literal["equal", "own", "no"] = "equal"
-    """a field of the model, between runs that train as one (`train.stack`): one value for all; each its own; or they
-    train alone unless it is at its default"""
+    """in runs that train as one stacked model (`train.stack`): equal in all; may differ; or must be at its default"""
     is_matched: bool = False
-    """a size that a sweep can solve for, so that its runs match in parameters or FLOPs"""
+    """a size that a sweep can solve for to match parameters or FLOPs"""
 
 
 KNOB = Role()
@@ -58,15 +57,15 @@ RECORD = Role(kind="record", stacked="own")
 
 @cache
 def roles(model: type[BaseModel]) -> Mapping[str, Role]:
-    """The role of every field of a config, in the order of its fields."""
-    named = {}
+    """Field -> role, in the order of the fields."""
+    by_field = {}
     for name, field in model.model_fields.items():
-        given = [entry for entry in field.metadata if isinstance(entry, Role)]
-        assert len(given) == 1, f"{model.__name__}.{name} has {len(given)} roles; it needs one: Annotated[..., Role()]"
-        named[name] = given[0]
-    return named
+        found = [entry for entry in field.metadata if isinstance(entry, Role)]
+        assert len(found) == 1, f"{model.__name__}.{name} has {len(found)} roles; it needs one: Annotated[..., Role()]"
+        by_field[name] = found[0]
+    return by_field
 
 
-def fields_where(model: type[BaseModel], holds: Callable[[Role], object]) -> tuple[str, ...]:
+def fields_where(model: type[BaseModel], condition: Callable[[Role], object]) -> tuple[str, ...]:
     """The fields whose role meets a condition."""
-    return tuple(name for name, role in roles(model).items() if holds(role))
+    return tuple(name for name, role in roles(model).items() if condition(role))

@@ -1,14 +1,14 @@
-"""A sweep definition: one question, the configurations that answer it, their seeds and their budget.
+"""Sweep definitions: one question, the configurations that answer it, their seeds and their budget.
 
     cells = variants x grid(zip, space), and `cells`    (sampler: grid)
     cells = n_trials points of the axes                 (samplers random, qmc; tpe and nsga2 learn from the results)
     runs  = cells x seeds                               (with `tune`: cells x grid(tune) x tuning_seeds,
                                                          then the seeds at the best value)
 
-A *cell* is a mapping of RunConfig fields laid over `base`; a *run* is a cell with a seed. Seeds are replicates, never
-a dimension of the search; a variant or a listed cell may have its own. Tuning has seeds apart: the best of several
-noisy values is flattered by the seeds it was chosen with. `scales` holds named changes of size ('micro' for a CPU),
-laid over the definition.
+A *cell* is a mapping of RunConfig fields that override `base`; a *run* is a cell with a seed. Seeds are replicates,
+never a dimension of the search; a variant or a listed cell may have its own. Tuning has separate seeds, because the
+best of several noisy values is optimistic on the seeds that chose it. `scales` are named changes of size ('micro' for a
+CPU) that override the definition.
 """
 
 import math
@@ -36,20 +36,16 @@ from sparsedepth.config.space import (
     Values,
     cell_digest,
     check_size,
-    check_tune,
-    check_zip,
     expand,
     grid_points,
-    is_whole,
     meets,
 )
+from sparsedepth.config.sweep_checks import check_sweep
 
 DEFINITION = "sweep.yaml"
-"""The sweep that fills a results folder, in it."""
+"""The definition of the sweep that fills a results folder, in that folder."""
 
 Matched = Literal["tokens", "steps", "params_total", "params_active", "flops"]
-
-
 Zip = list[dict[str, Values]]
 
 
@@ -84,13 +80,13 @@ class SweepDefinition(Section):
     ] = "tokens"
     free: Annotated[
         Literal["d_model", "d_ff", "d_expert"] | None,
-        Field(description="size that is solved for, so that each cell matches the first of its depth; d_ff is d_expert "
-              "where there are experts"),
+        Field(description="size that is solved for, so that each cell matches the first of its depth; with experts "
+              "d_ff means d_expert"),
     ] = None  # fmt: skip
     tolerance: Annotated[float, Field(gt=0, lt=1, description="largest mismatch of parameters or FLOPs")] = 0.01
     sampler: Annotated[
         Literal["grid", "random", "qmc", "tpe", "nsga2"],
-        Field(description="grid: every cell; the others propose n_trials cells, tpe and nsga2 from what they learn"),
+        Field(description="grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"),
     ] = "grid"
     objectives: Annotated[
         list[str], Field(min_length=1, description="summary columns to optimise; the first ranks and tunes")
@@ -113,7 +109,7 @@ class SweepDefinition(Section):
     only: Annotated[
         dict[str, Condition], Field(description="axis -> where it applies: {top_k: {n_experts: [4, 8]}}")
     ] = {}
-    exclude: Annotated[list[Condition], Field(description="cells to leave out, by some of their fields")] = []
+    exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
     constraints: Annotated[
         dict[Bounded, Positive], Field(description="upper bounds, checked before a run starts")
     ] = {}  # fmt: skip
@@ -122,13 +118,13 @@ class SweepDefinition(Section):
         Field(description="fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"),
     ] = {}
     tune_extensions: Annotated[
-        int, Field(ge=0, le=8, description="how often a grid is widened by a value where the best is at its edge")
+        int, Field(ge=0, le=8, description="how often a grid is extended by a value if the best is at its edge")
     ] = 1
     tuning_seeds: Annotated[
         TuningSeeds, Field(description="seeds of tuning alone: a list, or how many (3 = [101, 102, 103])")
     ] = []
     reuse_tuning_seeds: Annotated[
-        bool, Field(description="let tuning_seeds be among seeds: cheaper, and flatters what was tuned")
+        bool, Field(description="let tuning_seeds be among seeds: cheaper, but biased in favour of tuned values")
     ] = False
     prune: Annotated[Prune | None, Field(description="when a sampler's run is ended early")] = None
     seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
@@ -136,39 +132,39 @@ class SweepDefinition(Section):
     scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
 
     fields_of_parts: ClassVar[Collection[str]] = RunConfig.model_fields
-    """What stands in the base, the space and the other parts, never beside them."""
+    """Keys that belong into the base, the space and the other parts, not at the top level."""
 
     @check
     def _check_repeats(self) -> None:
         own = [("seeds", own_seeds(entry, [])) for entry in (*self.variants, *self.cells)]
         named = [(name, getattr(self, name)) for name in ("seeds", "tuning_seeds", "objectives")]
-        for name, given in (*named, *own):
-            if len(set(given)) < len(given):
-                raise ValueError(f"{name}={given} must not name one twice")
+        for name, values in (*named, *own):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}={values} must not repeat a value")
 
     @check
     def _check_tuning_seeds(self) -> None:
         if self.tune and not self.tuning_seeds:
             raise ValueError(
-                f"tune.{', '.join(self.tune)} needs seeds of its own, several and apart from seeds={self.seeds}: "
+                f"tune.{', '.join(self.tune)} needs several seeds that are not in seeds={self.seeds}: "
                 "tuning_seeds: [101, 102, 103]"
             )
         shared = [seed for seed in self.tuning_seeds if seed in self.result_seeds]
         if shared and not self.reuse_tuning_seeds:
             raise ValueError(
-                f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which flatters what "
-                "is tuned; name others (tuning_seeds: [101, 102, 103]), or say reuse_tuning_seeds: true"
+                f"tuning_seeds={self.tuning_seeds} shares {shared} with the seeds of the results, which biases them in "
+                "favour of tuned values; name others (tuning_seeds: [101, 102, 103]), or set reuse_tuning_seeds: true"
             )
 
     @check
     def _check_parts(self) -> None:
-        """Every part names fields of a run, with values that they can have, and there are not too many."""
+        """All parts have valid fields and values of a run, and there are not too many runs."""
         points = math.prod(len(axis) for axis in self.axes.values() if not isinstance(axis, Interval))
         cells = len(self.variants) * points + len(self.cells) if self.n_trials is None else self.n_trials
         tuned = math.prod(map(len, self.tune.values())) * len(self.tuning_seeds)
         check_size(cells, len(self.seeds) + tuned)
-        if any("seed" in scope for scope in (self.base, *self._scopes())):
-            raise ValueError("seed is a replicate, not a knob: list the seeds under 'seeds'")
+        if any("seed" in scope for scope in (self.base, *self.scopes())):
+            raise ValueError("seed is for replicates, not a knob: list the seeds under 'seeds'")
         mistakes = [
             f"{part}: {mistake}" for part, values in self.parts() for mistake in field_mistakes(RunConfig, values)
         ]
@@ -176,7 +172,7 @@ class SweepDefinition(Section):
             raise Mistakes(mistakes)
 
     def parts(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The values that the definition lists, with the part that lists them."""
+        """(part, values) for all values in the definition."""
         yield "base", self.base
         yield from (("variants", self._fields_of(variant)) for variant in self.variants)
         yield from (("cells", self._fields_of(cell)) for cell in self.cells)
@@ -191,104 +187,42 @@ class SweepDefinition(Section):
 
     @check
     def _check_rules(self) -> None:
-        self._check_places()
-        check_zip(self.zip)
-        check_tune(self.tune)
-        if self.sampler == "grid":
-            self._check_grid()
-        else:
-            self._check_sampled()
-        if self.free and self.matched in ("tokens", "steps"):
-            raise ValueError(f"free={self.free!r} is solved for parameters or FLOPs; matched is {self.matched!r}")
+        check_sweep(self)
 
-    def _check_places(self) -> None:
-        """Every field is said to vary in one place only."""
-        scopes = (self.space, self.tune, *self.zip, *self.only.values(), *self.exclude)
-        if any("preset" in scope for scope in scopes):
-            raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
-        if "preset" in self.base and any("preset" in entry for entry in (*self.variants, *self.cells)):
-            raise ValueError(
-                f"preset={self.base['preset']!r} of the base has others in variants or cells; set it there"
-            )
-        for name in self.only:
-            if name not in self.space:
-                raise ValueError(f"only.{name} needs an axis {name!r} in the space")
-        axes = [*self.space, *(name for axis in self.zip for name in axis)]
-        once = [*axes, *self.tune, *([self.free] if self.free else [])]
-        twice = {name for name in once if once.count(name) > 1}
-        twice |= {name for scope in (*self.variants, *self.cells) for name in scope if name in self.tune}
-        twice |= {name for scope in self.variants for name in scope if name in axes}
-        twice |= {name for scope in self._scopes() for name in scope if name == self.free}
-        if twice:
-            raise ValueError(f"{', '.join(sorted(twice))} must vary in one place: space, zip, variants, tune or free")
-        unknown = [name for where in (*self.only.values(), *self.exclude) for name in where
-                   if name in ("seed", self.free, *self.tune)]  # fmt: skip
-        if unknown:
-            raise ValueError(
-                f"only and exclude choose cells, of which {unknown[0]} is not known yet; leave it out there"
-            )
-
-    def _check_grid(self) -> None:
-        if self.n_trials is not None:
-            raise ValueError(f"n_trials={self.n_trials} has no meaning with sampler 'grid', which runs every cell")
-        if self.prune:
-            raise ValueError("prune belongs to a sampler; sampler 'grid' runs every cell to its end")
-        ranges = [name for name, axis in self.space.items() if isinstance(axis, Interval)]
-        if ranges:
-            raise ValueError(f"space.{ranges[0]} is a range; sampler 'grid' needs a list of values")
-
-    def _check_sampled(self) -> None:
-        if self.n_trials is None or not self.axes:
-            raise ValueError(f"sampler {self.sampler!r} needs n_trials and a space to search")
-        if self.variants != [{}] or self.cells:
-            raise ValueError(f"variants and cells belong to sampler 'grid'; {self.sampler!r} proposes from the axes")
-        for name, axis in self.space.items():
-            if isinstance(axis, Interval) and not axis.whole and is_whole(RunConfig, name):
-                raise ValueError(f"space.{name} is a range with fractions, and {name} a whole number; add whole: true")
-        if self.free or self.matched not in ("tokens", "steps"):
-            raise ValueError(
-                f"matched={self.matched!r} needs sampler 'grid', whose first cell of a depth is what the others match; "
-                f"with {self.sampler!r} match tokens or steps"
-            )
-        if self.tune and self.adaptive:
-            raise ValueError(
-                f"tune has no place with sampler {self.sampler!r}: put {', '.join(self.tune)} in its space"
-            )
-
-    def _scopes(self) -> Iterator[Mapping[str, Any]]:
-        """Every place in which a field may vary."""
+    def scopes(self) -> Iterator[Mapping[str, Any]]:
+        """All places in which a field may vary."""
         yield from (self.space, self.tune, *self.zip, *self.listed)
 
     @property
     def listed(self) -> list[Cell]:
-        """The fields of every variant and every listed cell."""
+        """The fields of all variants and listed cells."""
         return [self._fields_of(entry) for entry in (*self.variants, *self.cells)]
 
     @property
     def result_seeds(self) -> list[int]:
-        """Every seed whose runs are results."""
+        """All seeds whose runs are results."""
         own = (seed for entry in (*self.variants, *self.cells) for seed in own_seeds(entry, []))
         return list(dict.fromkeys((*self.seeds, *own)))
 
     @property
     def objective(self) -> str:
-        """The first objective: what ranks cells and tunes them."""
+        """The first objective, which ranks and tunes cells."""
         return self.objectives[0]
 
     @property
     def adaptive(self) -> bool:
-        """Whether the sampler learns: its cells are not known before its runs are."""
+        """Whether the sampler learns from results, so that its cells are not known in advance."""
         return self.sampler in ("tpe", "nsga2")
 
     @property
     def varied(self) -> list[str]:
-        """The fields in which runs may differ, seeds apart."""
-        names = dict.fromkeys(name for scope in self._scopes() for name in scope)
+        """The fields, without seed, in which runs may differ."""
+        names = dict.fromkeys(name for scope in self.scopes() for name in scope)
         return [*names, *([self.free] if self.free and self.free not in names else [])]
 
     @property
     def axes(self) -> dict[str, Axis]:
-        """What a sampler chooses; a zipped axis goes by its first field."""
+        """Field -> axis; a zipped axis is named by its first field."""
         return self.space | {name: axis[name] for axis in self.zip for name in list(axis)[:1]}
 
     def scaled(self, scale: str | None) -> "SweepDefinition":
@@ -296,24 +230,21 @@ class SweepDefinition(Section):
         if scale is None:
             return self
         if scale not in self.scales:
-            known = ", ".join(self.scales) or "none"
-            raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {known}")
-        change = self.scales[scale]
+            names = ", ".join(self.scales) or "none"
+            raise ValueError(f"sweep {self.name!r} has no scale {scale!r}; it has: {names}")
         values = self.model_dump(mode="json", exclude={"scales"}, exclude_unset=True)
-        for key, value in change.model_dump(mode="json", exclude_unset=True).items():
+        for key, value in self.scales[scale].model_dump(mode="json", exclude_unset=True).items():
             values[key] = {**self.base, **value} if key == "base" else value
         values["name"] = f"{self.name}-{scale}"
         return build(SweepDefinition, values, f"{self.name} at scale {scale}")
 
     def with_changes(self, changes: Mapping[str, Any]) -> "SweepDefinition":
-        """The definition with other keys of its own (seeds, n_trials, ...) or of its base. Raises ValueError for a
-        field that the sweep itself varies."""
+        """The definition with changed keys (seeds, n_trials, ...) or fields of the base. Raises ValueError for a field
+        that the sweep varies."""
         for name in changes:
             if name in ("base", "scales"):
-                raise ValueError(
-                    f"--set {name}: a part of the file; set a field of a run or a key of the sweep instead"
-                )
-            if any(name in scope for scope in self._scopes()):
+                raise ValueError(f"--set {name}: set a field of a run or a single key of the sweep instead")
+            if any(name in scope for scope in self.scopes()):
                 raise ValueError(f"--set {name}: sweep {self.name!r} varies {name}; change its space in the definition")
         values = self.model_dump(mode="json", exclude_unset=True)
         own = {name: value for name, value in changes.items() if name in SweepDefinition.model_fields}
@@ -321,12 +252,12 @@ class SweepDefinition(Section):
         return build(SweepDefinition, {**values, **own, "base": {**self.base, **base}}, "--set")
 
     def run_config(self, cell: Mapping[str, Any], seed: int) -> RunConfig:
-        """The run of one cell and seed. Raises ValueError naming the cell that cannot be built."""
+        """The run of one cell and seed. Raises ValueError with the cell if it is invalid."""
         config = build(RunConfig, {**self.base, **cell, "seed": seed}, f"sweep {self.name}, cell {dict(cell)}")
         if config.start_weights is not None:
             raise ValueError(
-                f"sweep {self.name}: start_weights={config.start_weights} are a model's, which a sweep has not; train "
-                f"each run with `train RUN.yaml --from MODEL`, into one folder"
+                f"sweep {self.name}: start_weights={config.start_weights} cannot be set in a sweep; train each run "
+                f"with `train RUN.yaml --from MODEL`, into one folder"
             )
         return config
 
@@ -339,21 +270,21 @@ class SweepDefinition(Section):
         return any(meets(values, condition) for condition in self.exclude)
 
     def _values_of(self, cell: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a cell's run, which need not be one that can be built."""
+        """The fields of a cell's run, which need not be valid."""
         defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
         return defaults | RunConfig.completed({**self.base, **cell})
 
     def _fields_of(self, entry: Mapping[str, Any]) -> Cell:
-        """The RunConfig fields of a variant or a listed cell; of its preset those that the base does not give."""
-        given = {name: value for name, value in entry.items() if name != "seeds"}
-        return {name: value for name, value in presets.expand(given).items() if name in given or name not in self.base}
+        """The RunConfig fields of a variant or a listed cell; the base overrides those of its preset."""
+        own = {name: value for name, value in entry.items() if name != "seeds"}
+        return {name: value for name, value in presets.expand(own).items() if name in own or name not in self.base}
 
     def grid(self) -> Iterator[Cell]:
-        """The cells of a grid sweep: every variant crossed with every point of the axes, then `cells`; in order."""
+        """The cells of a grid sweep in order: all variants crossed with all points of the axes, then `cells`."""
         return (cell for cell, _ in self.replicated_grid())
 
     def replicated_grid(self) -> Iterator[tuple[Cell, list[int]]]:
-        """The cells of a grid sweep, each with its seeds: one that stands twice has those of both."""
+        """The cells of a grid sweep, each with its seeds; duplicates are merged, seeds included."""
         seeds: dict[str, list[int]] = {}
         cells: dict[str, Cell] = {}
         for entry, cell in self._entries():
@@ -364,21 +295,22 @@ class SweepDefinition(Section):
         return ((cell, seeds[key]) for key, cell in cells.items())
 
     def idle_conditions(self) -> list[str]:
-        """What `exclude` and `only` ask of a grid that no cell meets: a slip, or meant for another scale."""
+        """Warnings about `exclude` and `only` conditions that no cell of the grid meets: a mistake, or for another
+        scale."""
         cells = [cell for _, cell in self._entries()]
         values = [self._values_of(cell) for cell in cells] if self.exclude else []
         notes = [
-            f"exclude {where}: no cell has this, so nothing is left out"
-            for where in self.exclude
-            if not any(meets(each, where) for each in values)
+            f"exclude {condition}: no cell has this, so nothing is left out"
+            for condition in self.exclude
+            if not any(meets(fields, condition) for fields in values)
         ]
-        for name, where in self.only.items():
+        for name, condition in self.only.items():
             if not any(name in cell for cell in cells):
-                notes.append(f"only.{name} {where}: no cell has this, so {name} is varied nowhere")
+                notes.append(f"only.{name} {condition}: no cell has this, so {name} is varied nowhere")
         return notes
 
     def _entries(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
-        """The cells of a grid, excluded ones too, each with the variant or the listed cell whose seeds it has."""
+        """The cells of a grid, excluded ones included, each with the variant or listed cell that has its seeds."""
         axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
         if axes or self.variants != [{}] or not self.cells:
             for variant in self.variants:
@@ -387,10 +319,10 @@ class SweepDefinition(Section):
 
 
 def read_definition(results: Path) -> SweepDefinition | None:
-    """The sweep that fills a results folder, as `sweep` left it there; None for a folder of single runs.
+    """The definition of the sweep that fills a results folder; None for a folder of single runs.
 
-    Folders of before tuning had seeds of its own were tuned with the first seed, which is a result as well.
-    Raises ValueError for a sweep.yaml that is no definition.
+    Definitions from before `tuning_seeds` existed were tuned with the first seed, which is also one of the results.
+    Raises ValueError for an invalid sweep.yaml.
     """
     path = results / DEFINITION
     if not path.is_file():

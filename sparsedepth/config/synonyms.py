@@ -1,7 +1,7 @@
-"""Words of the field that are not ours: what other trainers, papers and sweep tools call the fields of a config.
+"""Names of config fields in other trainers, papers and sweep tools, for hints about unknown keys.
 
-Each field lists the words for it. A word is only pointed to a field that the config at hand has (a toy has n_steps,
-a run has train_tokens), and the conversion, where the unit differs, is said with it.
+A hint only names fields of the config at hand (a toy has n_steps, a run train_tokens), with the conversion where the
+unit differs.
 """
 
 import difflib
@@ -83,7 +83,7 @@ CONVERSIONS: Mapping[tuple[str, str], str] = {
     ("depth_scale", "lns"): "depth_scale: lns",
     ("beta1", "betas"): "and 'beta2'",
 }
-"""(field, word) -> how the word's value becomes the field's."""
+"""(field, synonym) -> how to convert the value."""
 
 COMMAND_OPTIONS = {
     "micro_batch": "--runtime micro_batch=N",
@@ -98,30 +98,32 @@ COMMAND_OPTIONS = {
     "out": "--out",
     "out_dir": "--out",
 }
-"""What is no field: an option of the command."""
+"""Key -> the command-line option for it."""
 
 
-def hint(word: str, fields: Collection[str], of_run: Collection[str] = ()) -> str | None:
-    """'did you mean ...?' for a key that is none of the fields; None where nothing is near.
+def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) -> str | None:
+    """'did you mean ...?' for an unknown key; None if nothing is near.
 
-    `of_run` are fields of a run, which a definition holds in its base or its space.
+    `run_fields` are fields of a run, which a definition has in its base or its space.
     """
-    plain = word.lower().replace("-", "_").replace(" ", "_")
-    if (field := _named(plain, fields)) is not None:
-        return _question(field, plain)
-    if (field := _named(plain, of_run)) is not None:
-        asked = "" if field == word else f"{_question(field, plain)} "
-        return f"{asked}it is a field of a run: set it under 'base'"
-    if plain in COMMAND_OPTIONS:
-        return f"it is an option of the command: {COMMAND_OPTIONS[plain]}"
-    near = difflib.get_close_matches(plain, fields, n=1, cutoff=0.5)
-    return _question(near[0], plain) if near else None
+    name = key.lower().replace("-", "_").replace(" ", "_")
+    if (field := _field_for(name, fields)) is not None:
+        return _question(field, name)
+    if (field := _field_for(name, run_fields)) is not None:
+        question = "" if field == key else f"{_question(field, name)} "
+        return f"{question}it is a field of a run: set it under 'base'"
+    if name in COMMAND_OPTIONS:
+        return f"it is an option of the command: {COMMAND_OPTIONS[name]}"
+    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.5)
+    return _question(near[0], name) if near else None
 
 
-def _named(word: str, fields: Collection[str]) -> str | None:
-    return word if word in fields else next((name for name in fields if word in SYNONYMS.get(name, "").split()), None)
+def _field_for(name: str, fields: Collection[str]) -> str | None:
+    return (
+        name if name in fields else next((field for field in fields if name in SYNONYMS.get(field, "").split()), None)
+    )
 
 
-def _question(field: str, word: str) -> str:
-    conversion = CONVERSIONS.get((field, word))
+def _question(field: str, name: str) -> str:
+    conversion = CONVERSIONS.get((field, name))
     return f"did you mean {field!r}{f' ({conversion})' if conversion else ''}?"

@@ -82,7 +82,7 @@ def test_set_reaches_the_keys_of_a_sweep(tmp_path):
     searched = {**CONTENTS["sweep"], "sampler": "random", "n_trials": 5}
     assert sweep_definition(write(tmp_path, searched), settings=["n_trials=9"]).n_trials == 9
     for name in ("base", "scales"):
-        with pytest.raises(ValueError, match=f"--set {name}: a part of the file"):
+        with pytest.raises(ValueError, match=f"--set {name}: set a field of a run"):
             sweep_definition(path, settings=[f"{name}={{lr: 1}}"])
     with pytest.raises(ValueError, match="--set: n_trials=4 has no meaning with sampler 'grid'"):
         sweep_definition(write(tmp_path, CONTENTS["sweep"]), settings=["n_trials=4"])

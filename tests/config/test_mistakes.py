@@ -108,8 +108,8 @@ def test_a_file_extends_another(tmp_path):
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ("mine.yaml", "a circle"),
-        ("other.yaml", "a circle"),
+        ("mine.yaml", "a cycle"),
+        ("other.yaml", "a cycle"),
         ("/etc/passwd", "relative to this one"),
         ("[a, b]", "relative to this one"),
         ("''", "relative to this one"),

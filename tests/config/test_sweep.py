@@ -50,7 +50,7 @@ def test_a_scale_lays_over_base_and_replaces_the_rest():
 def test_the_base_can_be_changed_but_not_what_varies():
     definition = sweep(base={"lr": 0.1}, space={"n_layers": [2]}, variants=[{}, {"n_kv_heads": 1}])
     assert definition.with_changes({"lr": 0.2, "d_model": 32}).base == {"lr": 0.2, "d_model": 32}
-    with pytest.raises(ValueError, match="seed is a replicate"):
+    with pytest.raises(ValueError, match="seed is for replicates"):
         definition.with_changes({"seed": 3})
     for name in ("n_layers", "n_kv_heads"):
         with pytest.raises(ValueError, match=f"varies {name}"):
@@ -61,10 +61,10 @@ def test_the_base_can_be_changed_but_not_what_varies():
     ("fields", "words"),
     [
         ({"space": {"n_layer": [1]}}, "did you mean 'n_layers'"),
-        ({"space": {"seed": [1]}}, "seed is a replicate"),
+        ({"space": {"seed": [1]}}, "seed is for replicates"),
         ({"space": {"n_layers": []}}, "space.n_layers"),
-        ({"base": {"seed": 1}}, "seed is a replicate"),
-        ({"seeds": [1, 1]}, "seeds=[1, 1] must not name one twice"),
+        ({"base": {"seed": 1}}, "seed is for replicates"),
+        ({"seeds": [1, 1]}, "seeds=[1, 1] must not repeat a value"),
         ({"seeds": []}, "seeds"),
         ({"sampler": "tpe", "space": {"lr": {"low": 1e-4, "high": 1e-2}}}, "needs n_trials"),
         ({"n_trials": 3}, "no meaning with sampler 'grid'"),
@@ -76,7 +76,7 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ),
         (
             {"sampler": "tpe", "n_trials": 2, "space": {"n_layers": {"low": 2, "high": 8}}},
-            "space.n_layers is a range with fractions, and n_layers a whole number; add whole: true",
+            "space.n_layers is a range with fractions, and n_layers is an integer; add whole: true",
         ),
         (
             {"sampler": "tpe", "n_trials": 2, "space": {"n_layerz": {"low": 2, "high": 8}}},
@@ -87,19 +87,22 @@ def test_the_base_can_be_changed_but_not_what_varies():
             "low=0.4 and high=8.0 must be whole numbers, since whole is true",
         ),
         ({"objective": "val_loss"}, "did you mean 'objectives'"),
-        ({"objectives": ["val_loss", "val_loss"]}, "must not name one twice"),
+        ({"objectives": ["val_loss", "val_loss"]}, "must not repeat a value"),
         ({"space": {"lr": [1.0]}, "variants": [{}, {"lr": 2.0}]}, "lr must vary in one place"),
         ({"space": {"lr": [1.0]}, "tune": {"lr": [1.0, 2.0, 4.0]}}, "lr must vary in one place"),
         ({"tune": {"lr": [1.0, 2.0]}}, "tune.lr"),
-        ({"tune": {"lr": [1.0, 2.0, 4.0]}}, "tune.lr needs seeds of its own, several and apart from seeds=[0]: tuning"),
+        ({"tune": {"lr": [1.0, 2.0, 4.0]}}, "tune.lr needs several seeds that are not in seeds=[0]: tuning"),
         ({"tuning_seeds": [0, 5]}, "tuning_seeds=[0, 5] shares [0] with the seeds of the results"),
         ({"tuning_seeds": [9], "variants": [{"seeds": 10}]}, "shares [9] with the seeds of the results"),
-        ({"tuning_seeds": [5, 5]}, "must not name one twice"),
+        ({"tuning_seeds": [5, 5]}, "must not repeat a value"),
         ({"variants": [{"seeds": "all"}]}, "seeds='all' must be a list of seeds"),
         ({"tune": {"lr": [1.0, 4.0, 2.0]}}, "must be ascending"),
         ({"tune": {"lr": [0.0, 4.0, 2.0]}}, "tune.lr"),
         ({"tune": {"learning_rate": [1.0, 2.0, 4.0]}}, "unknown key 'learning_rate'"),
-        ({"sampler": "tpe", "n_trials": 2, "space": {"n_layers": [1]}, "tune": {"lr": [1.0, 2.0, 4.0]}}, "no place"),
+        (
+            {"sampler": "tpe", "n_trials": 2, "space": {"n_layers": [1]}, "tune": {"lr": [1.0, 2.0, 4.0]}},
+            "does not go",
+        ),
         ({"zip": [{"lr": [1.0, 2.0]}]}, "two fields or more"),
         ({"zip": [{"lr": [1.0, 2.0], "n_layers": [1]}]}, "equally many values"),
         ({"zip": [{"lr": [1.0, 1.0], "n_layers": [1, 2]}]}, "must not repeat"),
@@ -107,10 +110,10 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ({"space": {"top_k": [1]}, "only": {"top_k": {"experts": 4}}}, "did you mean 'n_experts'"),
         ({"exclude": [{"n_layer": 4}]}, "did you mean 'n_layers'"),
         ({"exclude": [{}]}, "exclude"),
-        ({"exclude": [{"n_layers": 2, "seed": 0}]}, "choose cells, of which seed is not known yet"),
+        ({"exclude": [{"n_layers": 2, "seed": 0}]}, "select cells, whose seed is not known yet"),
         (
             {"tune": {"lr": [1.0, 2.0, 4.0]}, "tuning_seeds": [9], "exclude": [{"lr": 4.0}]},
-            "choose cells, of which lr is not known yet",
+            "select cells, whose lr is not known yet",
         ),
         ({"free": "d_ff"}, "is solved for parameters or FLOPs"),
         ({"free": "n_layers", "matched": "flops"}, "free='n_layers'"),
@@ -118,7 +121,7 @@ def test_the_base_can_be_changed_but_not_what_varies():
         ({"constraints": {"val_loss": 3.0}}, "constraints.val_loss"),
         ({"constraints": {"params_total": 0}}, "greater than 0"),
         ({"sampler": "nsga2", "n_trials": 2, "space": {"lr": [1.0]}, "matched": "flops"}, "needs sampler 'grid'"),
-        ({"prune": {"by": "train_loss", "at": [0.5]}}, "prune belongs to a sampler"),
+        ({"prune": {"by": "train_loss", "at": [0.5]}}, "prune needs another sampler"),
         ({"prune": {"by": "val_loss", "at": [0.5]}}, "prune.by"),
         ({"prune": {"by": "train_loss", "at": [0.5, 0.25]}}, "must be ascending"),
         ({"prune": {"by": "train_loss", "at": [1.5]}}, "prune.at"),
@@ -220,7 +223,7 @@ def test_a_preset_in_a_variant_stands_for_its_fields():
     for fields in ({"space": {"preset": ["llama-60m"]}}, {"exclude": [{"preset": "llama-60m"}]}):
         with pytest.raises(ValueError, match="preset stands for many fields: set it in the base, in variants or in"):
             sweep(**fields)
-    with pytest.raises(ValueError, match="preset='llama-60m' of the base has others in variants or cells"):
+    with pytest.raises(ValueError, match="preset='llama-60m' of the base conflicts with presets in variants or cells"):
         sweep(base={"preset": "llama-60m"}, variants=[{"preset": "llama-130m"}])
 
 

@@ -118,7 +118,7 @@ def test_it_changes_no_effect_and_no_recipe(results):
 def test_figures_are_drawn_beside_it(results, tmp_path):
     with open_store(results) as store:
         draw(store, "by_layer", tmp_path / "figure.svg")
-        with pytest.raises(ValueError, match="no finished run has two of the quantities that chain shows"):
+        with pytest.raises(ValueError, match="no finished run has two of the quantities of the figure chain"):
             draw(store, "chain", tmp_path / "chain.svg")
     assert "1 measured without a training configuration" in (tmp_path / "figure.svg").read_text()
 

@@ -1,0 +1,78 @@
+"""Rules for the parts of a sweep definition that must fit together.
+
+Each field varies in one place; a grid is finite; a sampler has a space to search and nothing that it would ignore.
+"""
+
+from typing import TYPE_CHECKING
+
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.space import Interval, check_tune, check_zip, is_whole
+
+if TYPE_CHECKING:
+    from sparsedepth.config.sweep import SweepDefinition
+
+
+def check_sweep(sweep: "SweepDefinition") -> None:
+    """Raise ValueError for the first rule that a definition breaks."""
+    _check_places(sweep)
+    check_zip(sweep.zip)
+    check_tune(sweep.tune)
+    if sweep.sampler == "grid":
+        _check_grid(sweep)
+    else:
+        _check_sampled(sweep)
+    if sweep.free and sweep.matched in ("tokens", "steps"):
+        raise ValueError(f"free={sweep.free!r} is solved for parameters or FLOPs; matched is {sweep.matched!r}")
+
+
+def _check_places(sweep: "SweepDefinition") -> None:
+    """Each field varies in one place only."""
+    if any("preset" in scope for scope in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
+        raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
+    if "preset" in sweep.base and any("preset" in entry for entry in (*sweep.variants, *sweep.cells)):
+        raise ValueError(
+            f"preset={sweep.base['preset']!r} of the base conflicts with presets in variants or cells; set it only in "
+            f"these"
+        )
+    for name in sweep.only:
+        if name not in sweep.space:
+            raise ValueError(f"only.{name} needs an axis {name!r} in the space")
+    axes = [*sweep.space, *(name for axis in sweep.zip for name in axis)]
+    varied = [*axes, *sweep.tune, *([sweep.free] if sweep.free else [])]
+    repeated = {name for name in varied if varied.count(name) > 1}
+    repeated |= {name for scope in (*sweep.variants, *sweep.cells) for name in scope if name in sweep.tune}
+    repeated |= {name for scope in sweep.variants for name in scope if name in axes}
+    repeated |= {name for scope in sweep.scopes() for name in scope if name == sweep.free}
+    if repeated:
+        raise ValueError(f"{', '.join(sorted(repeated))} must vary in one place: space, zip, variants, tune or free")
+    for condition in (*sweep.only.values(), *sweep.exclude):
+        for name in condition:
+            if name in ("seed", sweep.free, *sweep.tune):
+                raise ValueError(f"only and exclude select cells, whose {name} is not known yet; leave it out there")
+
+
+def _check_grid(sweep: "SweepDefinition") -> None:
+    if sweep.n_trials is not None:
+        raise ValueError(f"n_trials={sweep.n_trials} has no meaning with sampler 'grid', which runs every cell")
+    if sweep.prune:
+        raise ValueError("prune needs another sampler; sampler 'grid' runs every cell to its end")
+    for name, axis in sweep.space.items():
+        if isinstance(axis, Interval):
+            raise ValueError(f"space.{name} is a range; sampler 'grid' needs a list of values")
+
+
+def _check_sampled(sweep: "SweepDefinition") -> None:
+    if sweep.n_trials is None or not sweep.axes:
+        raise ValueError(f"sampler {sweep.sampler!r} needs n_trials and a space to search")
+    if sweep.variants != [{}] or sweep.cells:
+        raise ValueError(f"variants and cells need sampler 'grid'; {sweep.sampler!r} proposes from the axes")
+    for name, axis in sweep.space.items():
+        if isinstance(axis, Interval) and not axis.whole and is_whole(RunConfig, name):
+            raise ValueError(f"space.{name} is a range with fractions, and {name} is an integer; add whole: true")
+    if sweep.free or sweep.matched not in ("tokens", "steps"):
+        raise ValueError(
+            f"matched={sweep.matched!r} needs sampler 'grid', which matches each cell to the first of its depth; "
+            f"with {sweep.sampler!r} match tokens or steps"
+        )
+    if sweep.tune and sweep.adaptive:
+        raise ValueError(f"tune does not go with sampler {sweep.sampler!r}: put {', '.join(sweep.tune)} in its space")
