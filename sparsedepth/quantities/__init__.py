@@ -1,11 +1,9 @@
-"""Every measured quantity, once: what it is, its unit, formula and source, and all that follows from it.
+"""All quantities, each defined once: formula, unit, source, and everything derived from these.
 
-A name here is the key of a record in `measure`, the column or the `metric` value in the store, and the label in a plot.
-Layers count from 1 to n_layers; layer 0 is the embedding's output. Metrics of the layer and head tables that have a
-threshold carry it: `weight_sparsity@0.001`, `attention_sparsity_rel@0.1`; the column of `runs` is at the first
-threshold of the config field.
-
-What is measured is recorded in `measured.py`, what training leaves in `training.py`.
+A name is the key of a record in `measure`, the column or `metric` value in the store, and the label in a plot. Layers
+count from 1 to n_layers; layer 0 is the embedding's output. Metrics by layer and head with a threshold include it:
+`weight_sparsity@0.001`, `attention_sparsity_rel@0.1`; the column of `runs` is at the first threshold of the config
+field. Measured quantities are in `measured.py`, those of training in `training.py`.
 """
 
 import difflib
@@ -27,7 +25,7 @@ def _of(view: Table) -> tuple[Column, ...]:
 
 
 RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = map(_of, get_args(Table))
-"""Columns of the wide tables, metrics of the long ones (layers, heads, pairs), in the order in which they are shown."""
+"""Columns of the wide tables and metrics of the long ones (layers, heads, pairs), in display order."""
 
 IN_RUNS: dict[str, Quantity] = {column.name: column.quantity for column in RUNS if column.quantity and not column.part}
 """The quantities that are columns of `runs`."""
@@ -36,19 +34,19 @@ BY_LAYER: dict[str, Quantity] = {
 }
 BY_PAIR: dict[str, Quantity] = {column.name: column.quantity for column in PAIRS if column.quantity}
 RANKABLE: tuple[str, ...] = tuple(name for name, quantity in IN_RUNS.items() if quantity.better)
-"""Those that have a better direction."""
+"""Columns of `runs` with a better direction."""
 
 PROFILED: tuple[Quantity, ...] = tuple(quantity for quantity in QUANTITIES if quantity.carried_by)
-"""The scores with a profile in depth."""
+"""Scores with a depth profile."""
 
 
 def of_stage(stage: Stage) -> tuple[str, ...]:
-    """The quantities that stand at one stage of the chain."""
+    """The quantities at one stage of the chain."""
     return tuple(quantity.name for quantity in QUANTITIES if quantity.stage == stage)
 
 
 def rankable(name: str) -> Quantity:
-    """A column of `runs` that has a better direction. Raises ValueError for another name."""
+    """The quantity of a column of `runs` with a better direction. Raises ValueError for another name."""
     if name not in IN_RUNS:
         near = difflib.get_close_matches(name, RANKABLE, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(RANKABLE)}"
@@ -60,17 +58,17 @@ def rankable(name: str) -> Quantity:
 
 
 def sign(name: str) -> int:
-    """1 where more of a column of `runs` is better, else -1: sign x value is to be as large as it can."""
+    """1 if more of a column of `runs` is better, else -1: sign x value is to be maximised."""
     return 1 if name in IN_RUNS and IN_RUNS[name].better == "high" else -1
 
 
 def axis_label(name: str) -> str:
-    """What stands on the axis of a column of `runs` or of a metric by layer."""
+    """The axis label of a column of `runs` or of a metric by layer."""
     return (IN_RUNS.get(name) or BY_LAYER[name]).axis_label
 
 
 def with_intervals(summary: Mapping[str, Any]) -> Iterator[tuple[Column, Any, tuple[Any, Any] | None]]:
-    """The columns of `runs` that have a value, each with its interval where there is one; ends do not come alone."""
+    """(column, value, interval or None) for the columns of `runs` with a value, except interval ends."""
     for column in RUNS:
         value = summary.get(column.name)
         if value is not None and column.part not in ("lo", "hi"):

@@ -1,18 +1,16 @@
-"""Where in depth a score comes from: how its value is spread over the blocks.
+"""Depth profile of a score: how its value is distributed over the blocks.
 
-A score is the mean of rows, each of which counts to one block (the one that was replaced or skipped) or to two (a pair
-that was swapped). A block's weight is its part in them:
+A score is the mean of rows, each of one block (replaced or skipped) or two (a swapped pair). The weight of each block:
 
     w = argmin sum over rows (value - sum of w_k over the row's blocks k)^2,   w >= 0
 
-for rows of one block each the block's own mean, or 0 where that is below 0; for pairs what each block adds to every
-pair that it is in. Then
+With one block per row it is the block's mean (at least 0); with pairs, what the block adds to each of its pairs. Then
 
     without first block = mean of the rows without block 1         deep half = mean of the rows of blocks above L / 2
     largest share = max w / sum w                                  centre = sum w_k (k - 1) / (L - 1) / sum w,   0 to 1
 
-Where all blocks count alike the share is 1/L and the centre 1/2; of the causal score, in which the last block has no
-row, 1/(L - 1) and (L - 2) / (2 L - 2). The centre is the centre of mass of the score in depth.
+The centre is the score's centre of mass in depth. With equal blocks the share is 1/L and the centre 1/2; for the causal
+score, in which the last block has no row, 1/(L - 1) and (L - 2) / (2 L - 2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +23,12 @@ from scipy.optimize import nnls
 from sparsedepth.quantities.record import Quantity
 
 Entry = tuple[tuple[int, ...], float | None]
-"""The blocks that a row counts to, from 1, and its value."""
+"""A row's blocks, from 1, and its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthProfile:
-    """Where in depth a score lies. A field is None where undefined: no such row, a row without a value, or nothing
-    above 0 to share out."""
+    """A field is None where undefined: no such row, a row without a value, or no weight above 0."""
 
     without_first: float | None
     deep_half: float | None
@@ -61,7 +58,7 @@ def depth_profile(entries: Sequence[Entry], n_layers: int) -> DepthProfile:
 
 
 def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
-    """weight_L, from 0; all 0 where a single pair of two blocks does not say which of them it is."""
+    """weight_L; all 0 for a single pair of two blocks, whose shares are not identified."""
     if n_layers < 3 and any(len(blocks) > 1 for blocks, _ in entries):
         return np.zeros(n_layers)
     blocks_EL = np.zeros((len(entries), n_layers))
@@ -71,8 +68,7 @@ def block_weights(entries: Sequence[Entry], n_layers: int) -> np.ndarray:
 
 
 def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """The rows that a score sums up, of one run's rows by layer and by pair (`metric`, `layer`, `other_layer`,
-    `value`)."""
+    """The rows that a score averages, from the rows of one run by layer and by pair."""
     metric = score.rows or score.name
     if score.carried_by == "layer":
         return [((row["layer"],), row["value"]) for row in layers if row["metric"] == metric]
@@ -83,5 +79,5 @@ def entries_of(score: Quantity, layers: Iterable[Mapping[str, Any]], pairs: Iter
 
 
 def profile_columns(score: Quantity, profile: DepthProfile) -> dict[str, float | None]:
-    """Under the names of the columns of `runs`."""
+    """The profile by column of `runs`."""
     return {f"{score.name}_{field.name}": getattr(profile, field.name) for field in fields(profile)}

@@ -1,14 +1,14 @@
-"""What is measured: the measures with their costs, and a record of every number that they make.
+"""All measures with their costs, and a record of each number that they make.
 
-A new measure is a `Measure`, and a `Quantity` for each of its numbers; `tests/test_quantities.py` holds them to be
-complete. Costs are forward passes: a fork costs the blocks behind it (`sparsedepth.probe.fork`), so a score of L layers
-costs L / 2, one of P pairs of layers 2 P / 3. What `loss` and the fit of `usefulness` read besides is priced in
-`sparsedepth.plan.duration`.
+A new measure is a `Measure` and a `Quantity` for each of its numbers; `tests/test_quantities.py` checks that they are
+complete. Costs are passes over (blocks, head), from `sparsedepth.quantities.passes`; the further tokens of `loss` and of
+the fit of `usefulness` are priced in `sparsedepth.plan.duration`.
 """
 
 from math import inf, sqrt
 
-from sparsedepth.quantities.record import Measure, Quantity, RunSizes, Table
+from sparsedepth.quantities import passes
+from sparsedepth.quantities.record import Measure, Quantity, Table
 
 SPARSITY = "2603.15389"  # When Does Sparsity Mitigate the Curse of Depth in LLMs
 CURSE = "2502.05795"  # The Curse of Depth in Large Language Models
@@ -20,9 +20,9 @@ MANIFOLD = "2512.24880"  # mHC: Manifold-Constrained Hyper-Connections
 CONTROL = "control, ours"
 
 COSINE = (-1.0, 1.0)
-SIZE, SQUARED = "activation", "activation²"  # of the stream: what its entries are in
+SIZE, SQUARED = "activation", "activation²"  # units of the stream's entries
 INCREASE = (-1.0, inf)
-"""Of a loss, relative to it: it cannot fall below 0."""
+"""Range of a relative loss increase: a loss cannot fall below 0."""
 LAYERS: tuple[Table, ...] = ("layers",)
 PAIRS: tuple[Table, ...] = ("pairs",)
 TOKENS: tuple[Table, ...] = ("tokens",)
@@ -31,74 +31,36 @@ RUNS_LAYERS: tuple[Table, ...] = ("runs", "layers")
 RUNS_LAYERS_HEADS: tuple[Table, ...] = ("runs", "layers", "heads")
 OVER_HEADS = "mean over layers and heads of {}"
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
-"""Kinds of a block's matrices whose sparsity is kept apart."""
-
-
-def _all_pairs(sizes: RunSizes) -> float:
-    return sizes.n_layers * (sizes.n_layers - 1) / 2
-
-
-def _once(sizes: RunSizes) -> tuple[float, float]:
-    return 1, 0
-
-
-def _by_layer(sizes: RunSizes) -> tuple[float, float]:
-    return 1 + (sizes.n_layers - 1) / 2, sizes.n_layers + 1
-
-
-def _by_pair(sizes: RunSizes) -> tuple[float, float]:
-    pairs = min(sizes.permutation_pairs or _all_pairs(sizes), _all_pairs(sizes))
-    return 1 + 2 / 3 * pairs, pairs + 1
-
-
-def _by_range(sizes: RunSizes) -> tuple[float, float]:
-    most = _all_pairs(sizes) + sizes.n_layers
-    ranges = min(sizes.removal_ranges or most, most)
-    return 2 + ranges / 3, ranges + 1
-
-
-def _jointly(sizes: RunSizes) -> tuple[float, float]:
-    """At most: where all blocks are replaced, one after another."""
-    passes = _all_pairs(sizes) + 2 * sizes.n_layers
-    return passes, passes
-
-
-def _jacobian(sizes: RunSizes) -> tuple[float, float]:
-    """Exactly, each dimension is taken at one position at a time, and once at all."""
-    exact = sizes.stream_width * (sizes.seq_len + 1)
-    return 1 + (3 * sizes.jacobian_probes if sizes.jacobian_probes else exact), 0
-
-
-def _released_code(sizes: RunSizes) -> tuple[float, float]:
-    pairs = _all_pairs(sizes)
-    return 2 * _by_layer(sizes)[0] + 2 / 3 * pairs, 2 * sizes.n_layers + pairs
+"""Kinds of a block's matrices with a sparsity of their own."""
 
 
 MEASURES: tuple[Measure, ...] = (
-    Measure("usefulness", _by_layer),  # first: it can refuse a text that is too short
+    Measure("usefulness", passes.by_layer),  # first: it can refuse a text that is too short
     Measure("loss", lambda sizes: (0, 0)),
     Measure("weights", lambda sizes: (0, 0)),
-    Measure("variance", _once),
+    Measure("variance", passes.once),
     Measure("attention", lambda sizes: (2, 0)),
-    Measure("geometry", _once),
+    Measure("geometry", passes.once),
     Measure("experts", lambda sizes: (1 if sizes.n_experts else 0, 0)),
     Measure("early_exit", lambda sizes: (2, 2 * sizes.n_layers + 2)),
-    Measure("causal", _by_layer),
-    Measure("permutation", _by_pair),
-    Measure("neighbours", _by_layer, on_request=True),
-    Measure("jacobian", _jacobian, on_request=True),
-    Measure("removal", _by_range, on_request=True),
-    Measure("causal_maximum", lambda sizes: (5 * _by_layer(sizes)[0], 0), on_request=True),  # 4 positions, all tokens
-    Measure("trajectories", _once, on_request=True),
-    Measure("participation", _once, on_request=True),
-    Measure("joint", _jointly, on_request=True),
+    Measure("causal", passes.by_layer),
+    Measure("permutation", passes.by_pair),
+    Measure("neighbours", passes.by_layer, on_request=True),
+    Measure("jacobian", passes.jacobian, on_request=True),
+    Measure("removal", passes.by_range, on_request=True),
+    Measure(
+        "causal_maximum", lambda sizes: (5 * passes.by_layer(sizes)[0], 0), on_request=True
+    ),  # 4 positions, all tokens
+    Measure("trajectories", passes.once, on_request=True),
+    Measure("participation", passes.once, on_request=True),
+    Measure("joint", passes.jointly, on_request=True),
     Measure("activations", lambda sizes: (4, 0), on_request=True),
     Measure("gradients", lambda sizes: (3, 3), on_request=True),
     Measure("lens", lambda sizes: (1, sizes.n_layers + 1.0), on_request=True),
     Measure("erasure", lambda sizes: (2 + 2.0 * (sizes.n_layers + 1), 5.0 * sizes.n_layers), on_request=True),
     Measure("weight_updates", lambda sizes: (0, 0), on_request=True),
     Measure("composite_gain", lambda sizes: (1.5 if sizes.n_streams > 1 else 0, 0), on_request=True),
-    Measure("released_code", _released_code, on_request=True),
+    Measure("released_code", passes.released_code, on_request=True),
 )
 
 # fmt: off

@@ -1,4 +1,4 @@
-"""The record of a measured quantity, of the measure that makes it, and of a column that the store keeps of it."""
+"""Record types: a quantity, the measure that computes it, and its columns in the store."""
 
 import math
 import textwrap
@@ -27,7 +27,7 @@ _RANGES = {"share": (0.0, 1.0), "share of layers": (0.0, 1.0), "rad": (0.0, math
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measured number: columns, axis labels, links of the chain and directions are derived from this record."""
+    """A quantity: columns, axis labels, chain links and directions are derived from this record."""
 
     name: str
     """Key in `measure`, column of `runs`, value of `metric`."""
@@ -38,35 +38,35 @@ class Quantity:
     _: KW_ONLY
     tables: tuple[Table, ...] = ("runs",)
     measure: str = ""
-    """The measure that makes it; '' = training leaves it."""
+    """The measure that computes it; '' = recorded in training."""
     source: str = ""
     better: Better = ""
-    """Empty where neither direction is."""
+    """Empty if neither direction is better."""
     bounds: tuple[float, float] | None = None
     """Least and largest value; None = those of its unit (`range`)."""
     label: str = ""
-    """Its name in a figure, where the words of its name will not do; with the unit only where that says more."""
+    """Its name in figures, if not that of the column; may include the unit."""
     scale: Scale = "linear"
     """Of its axis."""
     is_ratio: bool = False
-    """Positive, and differs between runs by orders of magnitude: they are compared by the ratio of their values."""
+    """Positive, and differs by orders of magnitude between runs: compared by ratio."""
     is_relative: bool = False
-    """Divided by the model's loss: of a small one it says little."""
+    """Divided by the model's loss, so unreliable at a small loss."""
     stage: Stage = ""
-    """Where it stands in the chain sparsity -> variance -> effectiveness -> loss."""
+    """Its place in the chain sparsity -> variance -> effectiveness -> loss."""
     has_interval: bool = False
-    """`runs` holds NAME_lo and NAME_hi."""
+    """`runs` has NAME_lo and NAME_hi."""
     layer_interval: bool = False
-    """`layers` holds the metrics NAME_lo and NAME_hi."""
+    """`layers` has the metrics NAME_lo and NAME_hi."""
     has_error: bool = False
-    """NAME_se stands beside it in `runs` and `layers`."""
+    """`runs` and `layers` have NAME_se."""
     in_runs: str = "mean over layers of {}"
-    """What `runs` holds of a quantity that other tables hold by place."""
+    """How the column of `runs` is computed from the values by layer, head or pair."""
     rows: str = ""
-    """The metric that the column of `runs` sums up, where it has another name."""
+    """The metric that the column of `runs` averages, if it has another name."""
     carried_by: Literal["", "layer", "first", "both"] = ""
-    """The block that a row of `rows` counts to: its layer; of a pair the first, or both. It gives the score a profile
-    in depth (`depth_columns`)."""
+    """The block that a row of `rows` belongs to: its layer; of a pair the first, or both. Gives the score a depth
+    profile (`depth_columns`)."""
     threshold: str = ""
     """The config field of its thresholds; `runs` is at the first."""
     type: SqlType = "DOUBLE"
@@ -76,14 +76,14 @@ class Quantity:
         return self.bounds or _RANGES.get(self.unit, (0.0, math.inf))
 
     def clipped(self, end: float | None) -> float | None:
-        """The end of an interval of its mean, no further out than its range; None stays None."""
+        """The end of an interval, clipped to its range; None stays None."""
         least, most = self.range
         return None if end is None else min(max(end, least), most)
 
     def cut_at(self, *intervals: tuple[float | None, float | None]) -> str:
-        """', cut at 0': where any of these intervals was clipped."""
-        met = [f"{bound:g}" for bound in self.range if any(bound in (lo, hi) and lo != hi for lo, hi in intervals)]
-        return f", cut at {' and '.join(met)}" if met else ""
+        """', cut at 0': the bounds at which any of these intervals was clipped."""
+        bounds = [f"{bound:g}" for bound in self.range if any(bound in (lo, hi) and lo != hi for lo, hi in intervals)]
+        return f", cut at {' and '.join(bounds)}" if bounds else ""
 
     @property
     def display_name(self) -> str:
@@ -101,8 +101,7 @@ class Quantity:
         return "\n".join(textwrap.wrap(text, LONGEST_LABEL)) if is_long else text
 
     def columns(self) -> "Iterator[Column]":
-        """What the store keeps of it: a column in wide tables (runs, curves, tokens, difficulty), a metric in the
-        others."""
+        """Its columns in wide tables (runs, curves, tokens, difficulty) and its metrics in the others."""
         for table in self.tables:
             parts: list[Part] = [""]
             has_ends = {"runs": self.has_interval, "layers": self.layer_interval}.get(table, False)
@@ -120,17 +119,17 @@ class Quantity:
                 )
 
     def depth_columns(self) -> "Iterator[Quantity]":
-        """Where in depth a score comes from, as columns of `runs`: `sparsedepth.quantities.depth_profile`."""
+        """The columns of its depth profile (`sparsedepth.quantities.depth_profile`)."""
         if not self.carried_by:
             return
-        words = self.display_name.replace("\n", " ").partition(":")[0]
+        short_name = self.display_name.replace("\n", " ").partition(":")[0]
         for name, formula, label in (
             ("without_first", "{} without the first block", "{}, without the first block"),
             ("deep_half", "{} of the blocks above n_layers / 2", "{}, deep half"),
         ):
             yield replace(
                 self, name=f"{self.name}_{name}", formula=formula.format(self.name), tables=("runs",), carried_by="",
-                has_interval=False, layer_interval=False, stage="", label=label.format(words),
+                has_interval=False, layer_interval=False, stage="", label=label.format(short_name),
             )  # fmt: skip
         for name, formula, unit in (
             ("largest_share", "share of {} that its largest block carries; 1/n_layers if all are alike", "share"),
@@ -151,7 +150,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a view, or in the long tables (layers, heads, pairs) a value of their column `metric`."""
+    """A column of a view, or a value of `metric` in a long table (layers, heads, pairs)."""
 
     view: str
     name: str
@@ -160,9 +159,9 @@ class Column:
     meaning: str
     unit: str = ""
     part: Part = ""
-    """What it holds of its quantity: the value (''), an end of its interval or its standard error."""
+    """The quantity's value (''), an end of its interval, or its standard error."""
     quantity: Quantity | None = field(default=None, repr=False)
-    """None for what is configured or noted, not measured."""
+    """None for configuration and other facts that are not measured."""
 
     @property
     def measure(self) -> str:
@@ -174,7 +173,7 @@ class Column:
 
 
 class RunSizes(Protocol):
-    """The fields of a run's configuration that decide what a measure costs."""
+    """The config fields that determine the cost of a measure."""
 
     @property
     def n_layers(self) -> int: ...
@@ -200,7 +199,7 @@ class Measure:
 
     name: str
     passes: Callable[[RunSizes], tuple[float, float]]
-    """Passes over all blocks, and over the head, that each of measure_tokens tokens makes."""
+    """Passes over all blocks, and over the head, for each of measure_tokens tokens."""
     _: KW_ONLY
     on_request: bool = False
-    """Left out of the default: it costs more than the papers' scores and what a few forward passes give."""
+    """Not measured by default: more expensive than the papers' scores and a few forward passes."""

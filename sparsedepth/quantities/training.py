@@ -1,4 +1,4 @@
-"""What training itself leaves: how a run ended, what it cost, its curves."""
+"""Quantities recorded in training: how a run ended, its cost, its curves."""
 
 from sparsedepth.quantities.record import Quantity
 
