@@ -1,18 +1,16 @@
 """Rules for the parts of a sweep definition that must fit together.
 
 Each field varies in one place; a grid is finite; a sampler has a space to search and nothing that it would ignore.
+`sweep` is a SweepDefinition, whose module imports this one.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Interval, check_tune, check_zip, is_whole
 
-if TYPE_CHECKING:
-    from sparsedepth.config.sweep import SweepDefinition
 
-
-def check_sweep(sweep: "SweepDefinition") -> None:
+def check_sweep(sweep: Any) -> None:
     """Raise ValueError for the first rule that a definition breaks."""
     _check_places(sweep)
     check_zip(sweep.zip)
@@ -25,7 +23,7 @@ def check_sweep(sweep: "SweepDefinition") -> None:
         raise ValueError(f"free={sweep.free!r} is solved for parameters or FLOPs; matched is {sweep.matched!r}")
 
 
-def _check_places(sweep: "SweepDefinition") -> None:
+def _check_places(sweep: Any) -> None:
     """Each field varies in one place only."""
     if any("preset" in scope for scope in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
         raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
@@ -51,7 +49,7 @@ def _check_places(sweep: "SweepDefinition") -> None:
                 raise ValueError(f"only and exclude select cells, whose {name} is not known yet; leave it out there")
 
 
-def _check_grid(sweep: "SweepDefinition") -> None:
+def _check_grid(sweep: Any) -> None:
     if sweep.n_trials is not None:
         raise ValueError(f"n_trials={sweep.n_trials} has no meaning with sampler 'grid', which runs every cell")
     if sweep.prune:
@@ -61,7 +59,7 @@ def _check_grid(sweep: "SweepDefinition") -> None:
             raise ValueError(f"space.{name} is a range; sampler 'grid' needs a list of values")
 
 
-def _check_sampled(sweep: "SweepDefinition") -> None:
+def _check_sampled(sweep: Any) -> None:
     if sweep.n_trials is None or not sweep.axes:
         raise ValueError(f"sampler {sweep.sampler!r} needs n_trials and a space to search")
     if sweep.variants != [{}] or sweep.cells:
