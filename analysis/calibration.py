@@ -1,26 +1,27 @@
-"""Do the scores of layer effectiveness follow a need for depth that is known? A verdict for each score.
+"""Do the scores of layer effectiveness follow a known required depth? A verdict for each score.
 
-    python analysis/calibration.py RESULTS_DIR --measure          measures every run by need: by_need.parquet
+    python analysis/calibration.py RESULTS_DIR --measure          measure every run at each need: by_need.parquet
     python analysis/calibration.py RESULTS_DIR [--figure FILE]    the verdicts, from by_need.parquet
 
-Three comparisons, of models of `sweeps/known_depth.yaml`:
+The *need* is the required depth. Three comparisons, of models of `sweeps/known_depth.yaml`:
 
     hops     within one model of k-hop induction: sequences of k hops need floor(log2 k) + 2 blocks (2402.09268)
     length   within one model of A5: the position after n operations; the need grows with n (2404.08819)
-    group    A5, which is not solvable, against Z60, which is, at equal everything, seed included
+    group    A5, which is not solvable, against Z60, which is, all else equal, also the seed
 
-Scored are the positions of that difficulty alone, in k-hop those whose answer is not 'none'; group: all. A model counts
-at a need where its accuracy is at least SOLVED: what is not solved needs more depth than there is, unseen by any score.
+Scores are measured on the positions of that difficulty only, in k-hop those whose answer is not 'none'; group: on all.
+A model counts at a need if its accuracy is at least SOLVED: otherwise the task needs more depth than the model has,
+which no score can show.
 
-    tau = (pairs that the score orders as the need does - pairs it orders the other way) / pairs that differ in need
+    tau = (pairs ordered by the score as by the need - pairs ordered the other way) / pairs that differ in need
 
 Kendall's tau-a, per seed: within a depth over pairs of one depth, across depths over pairs of two. Interval: Student's
-over seeds, whose spread is taken to be at least that of tau under random order, ended at -1 and 1. p: of a mean over
-seeds as large where the needs of each model (group: of each pair of models) are in random order.
+over seeds, with a spread of at least that of tau under random order, cut at -1 and 1. p: probability of a mean over
+seeds this large if the needs of each model (group: of each pair of models) are in random order.
 
-    follows           p <= 0.025 and the mean tau >= 0.5, in one comparison at least, and 'does not' in none
-    does not follow   the interval of tau ends below 0.5, in one comparison at least
-    undecided         all else
+    follows           p <= 0.025 and the mean tau >= 0.5 in at least one comparison, and 'does not follow' in none
+    does not follow   the interval of tau ends below 0.5 in at least one comparison
+    undecided         otherwise
 
 Shapes: N rows (a model at a need), P random orders.
 """
@@ -45,7 +46,7 @@ from sparsedepth.store.run_tables import table_bytes
 
 CLAIM = (
     "usefulness, causal and permutation scores measure how effective layers are (2603.15389); nobody has compared them "
-    "with a need for depth that is known"
+    "with a known required depth"
 )
 
 SCORES = (
@@ -54,7 +55,7 @@ SCORES = (
     "causal_score", "permutation_score", "jacobian_deviation", "lens_loss_increase", "early_exit_loss_increase",
     "residual_variance_last", "residual_variance_growth", "angular_distance_middle", "participation_ratio",
 )  # fmt: skip
-"""Those that are tested, of the columns of `runs`."""
+"""The columns of `runs` that are tested."""
 
 TABLE = "by_need.parquet"
 SOLVED = 0.9
@@ -89,33 +90,33 @@ class Trial:
     score: str
     comparison: str
     n_layers: int | None
-    """None = across depths"""
+    """None: across depths"""
     tau: Estimate
-    """over seeds"""
+    """Over seeds."""
     p: float
     verdict: Verdict
 
 
 def trials(rows: Iterable[Row]) -> list[Trial]:
-    """Every score in every comparison, at each depth and across depths; only needs that are solved."""
-    solved = sorted((row for row in rows if row.accuracy >= SOLVED), key=_place)
-    made: list[Trial] = []
+    """Every score in every comparison, at each depth and across depths; only solved needs."""
+    solved = sorted((row for row in rows if row.accuracy >= SOLVED), key=_order)
+    results: list[Trial] = []
     for (comparison, score), of_score in groupby(solved, key=lambda row: (row.comparison, row.score)):
-        known = list(of_score)
-        depths = sorted({row.n_layers for row in known})
+        score_rows = list(of_score)
+        depths = sorted({row.n_layers for row in score_rows})
         for n_layers in (*depths, None) if len(depths) > 1 else depths:
-            chosen = [row for row in known if n_layers in (None, row.n_layers)]
+            chosen = [row for row in score_rows if n_layers in (None, row.n_layers)]
             trial = _trial(comparison, score, n_layers, chosen)
-            made += [] if trial is None else [trial]
-    return made
+            results += [] if trial is None else [trial]
+    return results
 
 
-def _place(row: Row) -> tuple[Any, ...]:
+def _order(row: Row) -> tuple[Any, ...]:
     return row.comparison, row.score, row.seed, row.n_layers, row.need
 
 
 def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -> Trial | None:
-    """None where no seed has two needs to compare."""
+    """None if no seed has two needs to compare."""
     rng = np.random.default_rng(0)
     taus, orders_P = [], []
     for _, of_seed in groupby(rows, key=lambda row: row.seed):
@@ -138,7 +139,7 @@ def _trial(comparison: str, score: str, n_layers: int | None, rows: list[Row]) -
 
 
 def _within_bounds(tau: Estimate) -> Estimate:
-    """Student's interval knows no bounds; tau has them."""
+    """Cut Student's interval at the bounds of tau."""
     return tau if tau.lo is None or tau.hi is None else replace(tau, lo=max(tau.lo, -1.0), hi=min(tau.hi, 1.0))
 
 
@@ -175,7 +176,7 @@ def overall(of_score: Iterable[Trial]) -> Verdict:
 
 
 def tally(of_score: list[Trial]) -> str:
-    """'follows in 9 of 12, does not in 1': how many comparisons came to which verdict."""
+    """'follows in 9 of 12, does not in 1': the number of comparisons by verdict."""
     verdicts = [trial.verdict for trial in of_score]
     return f"follows in {verdicts.count('follows')} of {len(verdicts)}, does not in {verdicts.count('does not follow')}"
 
@@ -186,8 +187,8 @@ def read(results: Path) -> list[Row]:
 
 
 def measure(results: Path) -> None:
-    """Write every run of a task of known depth in the results folder, by need, into its table; the table is whole
-    after each run, and the same command goes on with those that it lacks."""
+    """Measure every run of a task of known depth in the results folder, by need, into its table. The table is complete
+    after each run; the same command continues with the missing runs."""
     from sparsedepth.store.find import find_runs
 
     folders = sorted(run.folder for part in find_runs([results]) if part.pack is None for run in part.runs)
@@ -220,10 +221,10 @@ def _by_need(folder: Path) -> Iterator[Row]:
     )
     for comparison, difficulty, need in needs(config):
         source = _Scored(TaskSource(config), config, difficulty)
-        made = measure_run(loaded.probed, config, source.held_out, None, step=config.n_steps)
-        accuracy = made.summary["val_accuracy"] or 0.0
+        measured = measure_run(loaded.probed, config, source.held_out, None, step=config.n_steps)
+        accuracy = measured.summary["val_accuracy"] or 0.0
         for score in SCORES:
-            if (value := made.summary.get(score)) is not None:
+            if (value := measured.summary.get(score)) is not None:
                 yield Row(comparison, config.n_layers, config.seed, need, accuracy, folder.name, score, float(value))
 
 
@@ -242,14 +243,14 @@ def needs(config: Any) -> Iterator[tuple[str, int | None, float]]:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A task's held-out sequences of which only the positions of one difficulty count."""
+    """A task's held-out sequences, with only the positions of one difficulty as targets."""
 
     source: Any
     config: Any
     difficulty: int | None
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Any:
-        """Enough are drawn that those of one number of hops are about n_tokens."""
+        """Enough sequences that those with one number of hops have about n_tokens."""
         from sparsedepth.config.task import IGNORED
 
         is_k_hop = self.config.task_group is None
@@ -265,19 +266,19 @@ class _Scored:
         return replace(drawn, inputs=drawn.inputs[kept_N], targets=targets_NT[kept_N], difficulty=None)
 
 
-def report(made: list[Trial]) -> Iterator[str]:
-    """A verdict for each score, under it a line for each comparison."""
+def report(all_trials: list[Trial]) -> Iterator[str]:
+    """A verdict for each score, then a line for each comparison."""
     for score in SCORES:
-        of_score = [trial for trial in made if trial.score == score]
+        of_score = [trial for trial in all_trials if trial.score == score]
         if of_score:
             yield f"  {score}: {overall(of_score)} ({tally(of_score)})"
         for trial in of_score:
-            place = "across depths" if trial.n_layers is None else f"{trial.n_layers} layers"
+            depth = "across depths" if trial.n_layers is None else f"{trial.n_layers} layers"
             yield (
-                f"    {trial.comparison}, {place}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
+                f"    {trial.comparison}, {depth}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
                 f"{counted(trial.tau.n, 'seed')}, p {trial.p:.2g}"
             )
-    yield f"{len(made)} verdicts: chance alone makes at most about {FOLLOWS * len(made):.1f} of them 'follows'"
+    yield f"{len(all_trials)} verdicts: by chance at most about {FOLLOWS * len(all_trials):.1f} are 'follows'"
 
 
 PANELS = (
@@ -285,16 +286,16 @@ PANELS = (
     ("length", "needed_layers", "A5: operations"),
     ("length", "jointly_needed_layers", "A5: operations"),
 )
-"""(comparison, score, what the need is)"""
+"""(comparison, score, axis label of the need)"""
 COMPARISONS = {"hops": "more hops", "length": "more operations", "group": "A5 against Z60"}
 Colours = Mapping[int, Any]
-"""By n_layers."""
+"""n_layers -> colour"""
 ACROSS = "#444444"
-"""Colour of what is compared across depths."""
+"""Colour of comparisons across depths."""
 
 
-def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
-    """Two scores against the need, each model a line; every tau with its interval; the taus in the .csv."""
+def _draw(rows: list[Row], all_trials: list[Trial], path: Path) -> None:
+    """Scores against the need, one line per model; every tau with its interval, also in the .csv."""
     import pandas as pd
 
     from sparsedepth.plots.page import Drawing, check_suffix
@@ -307,12 +308,12 @@ def _draw(rows: list[Row], made: list[Trial], path: Path) -> None:
             "tau_lo": trial.tau.lo, "tau_hi": trial.tau.hi, "seeds": trial.tau.n, "p": trial.p,
             "verdict": trial.verdict,
         }
-        for trial in made
+        for trial in all_trials
     )  # fmt: skip
-    write_figure(Drawing(data=data, page=lambda: _page(rows, made)), path)
+    write_figure(Drawing(data=data, page=lambda: _page(rows, all_trials)), path)
 
 
-def _page(rows: list[Row], made: list[Trial]) -> Any:
+def _page(rows: list[Row], all_trials: list[Trial]) -> Any:
     from matplotlib.figure import Figure
 
     from sparsedepth.plots.style import caption, depth_colours, depth_legend
@@ -320,35 +321,35 @@ def _page(rows: list[Row], made: list[Trial]) -> Any:
     colours = depth_colours(row.n_layers for row in rows)
     page = Figure(figsize=(11.5, 6.6), layout="constrained")
     grid = page.add_gridspec(len(PANELS), 4, width_ratios=(1.5, 1, 1, 1))
-    for place, panel in enumerate(PANELS):
-        _draw_needs(page.add_subplot(grid[place, 0]), panel, rows, colours)
-    scores = [score for score in SCORES if any(trial.score == score for trial in made)]
-    forests = [page.add_subplot(grid[:, 1 + place]) for place in range(len(COMPARISONS))]
+    for row_index, panel in enumerate(PANELS):
+        _draw_needs(page.add_subplot(grid[row_index, 0]), panel, rows, colours)
+    scores = [score for score in SCORES if any(trial.score == score for trial in all_trials)]
+    forests = [page.add_subplot(grid[:, 1 + row_index]) for row_index in range(len(COMPARISONS))]
     for axes, comparison in zip(forests, COMPARISONS, strict=True):
-        _draw_taus(axes, comparison, scores, made, colours)
+        _draw_taus(axes, comparison, scores, all_trials, colours)
     forests[0].set_yticks(range(len(scores)), [score.replace("_", " ") for score in scores])
-    forests[1].set_xlabel("order of score and need, Kendall's tau: 1 where the score rises whenever the need does")
-    for place, score in enumerate(scores):
-        verdicts = [trial.verdict for trial in made if trial.score == score]
-        forests[-1].text(1.15, place, f"{verdicts.count('follows')} of {len(verdicts)}", va="center", fontsize=8)
+    forests[1].set_xlabel("Kendall's tau of score and need: 1 if the score always rises with the need")
+    for row_index, score in enumerate(scores):
+        verdicts = [trial.verdict for trial in all_trials if trial.score == score]
+        forests[-1].text(1.15, row_index, f"{verdicts.count('follows')} of {len(verdicts)}", va="center", fontsize=8)
     forests[-1].text(1.15, -1.0, "follows", fontsize=8)
     depth_legend(page, colours)
-    n_seeds = counted(max(trial.tau.n for trial in made), "seed")
+    n_seeds = counted(max(trial.tau.n for trial in all_trials), "seed")
     caption(
-        page, f"Left: a thin line for each model, at the needs that it solves (accuracy at least {SOLVED}); thick: "
-        f"mean. Right: does a score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and, "
-        "as a diamond, across depths; filled: it follows (p at most 0.025 and tau at least 0.5).",
+        page, f"Left: thin lines are models, at the needs that they solve (accuracy at least {SOLVED}); thick: mean. "
+        f"Right: does a score rise with the need? Mean and 95% interval over up to {n_seeds}, at each depth and "
+        "(diamonds) across depths. Filled: it follows (p at most 0.025 and tau at least 0.5).",
     )  # fmt: skip
     return page
 
 
 def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours: Colours) -> None:
-    """A score of every model against the need of what it was measured on."""
+    """A score of every model against the need of the positions it was measured on."""
     from matplotlib.ticker import MaxNLocator
 
     comparison, score, need = panel
     shown = [row for row in rows if (row.comparison, row.score) == (comparison, score) and row.accuracy >= SOLVED]
-    for (n_layers, _), line in groupby(sorted(shown, key=_place), key=lambda row: (row.n_layers, row.seed)):
+    for (n_layers, _), line in groupby(sorted(shown, key=_order), key=lambda row: (row.n_layers, row.seed)):
         points = [(row.need, row.value) for row in line]
         axes.plot(*zip(*points, strict=True), linewidth=0.6, alpha=0.35, color=colours[n_layers])
     for n_layers, of_depth in groupby(sorted(shown, key=lambda row: row.n_layers), key=lambda row: row.n_layers):
@@ -360,44 +361,44 @@ def _draw_needs(axes: Any, panel: tuple[str, str, str], rows: list[Row], colours
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _draw_taus(axes: Any, comparison: str, scores: list[str], made: list[Trial], colours: Colours) -> None:
-    """A row for each score, in it a mark for each depth in the colour of the depth, and one across depths."""
-    for place, score in enumerate(scores):
-        of_score = [trial for trial in made if (trial.score, trial.comparison) == (score, comparison)]
+def _draw_taus(axes: Any, comparison: str, scores: list[str], all_trials: list[Trial], colours: Colours) -> None:
+    """One row per score, with a marker for each depth and one across depths."""
+    for row_index, score in enumerate(scores):
+        of_score = [trial for trial in all_trials if (trial.score, trial.comparison) == (score, comparison)]
         for offset, trial in zip(np.linspace(-0.3, 0.3, len(of_score)), of_score, strict=True):
             colour = ACROSS if trial.n_layers is None else colours[trial.n_layers]
             marker = "D" if trial.n_layers is None else "o"
             face = colour if trial.verdict == "follows" else "white"
-            axes.plot([trial.tau.lo, trial.tau.hi], [place + offset] * 2, color=colour, linewidth=0.8)
-            axes.plot(trial.tau.mean, place + offset, marker, color=colour, markerfacecolor=face, markersize=4)
+            axes.plot([trial.tau.lo, trial.tau.hi], [row_index + offset] * 2, color=colour, linewidth=0.8)
+            axes.plot(trial.tau.mean, row_index + offset, marker, color=colour, markerfacecolor=face, markersize=4)
     axes.axvline(0, color="#444444", linewidth=0.8)
     axes.set(xlim=(-1.1, 1.1), ylim=(len(scores) - 0.4, -0.6), title=COMPARISONS[comparison])
     axes.set_yticks(range(len(scores)), [])
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Do the scores follow a need for depth that is known?")
+    parser = argparse.ArgumentParser(description="Do the scores follow a known required depth?")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--measure", action="store_true", help="measure every run by need first: by_need.parquet")
+    parser.add_argument("--measure", action="store_true", help="first measure every run at each need: by_need.parquet")
     parser.add_argument("--figure", type=Path, help="draw the verdicts into this .png, .svg or .pdf")
     options = parser.parse_args(arguments)
     if options.measure:
         measure(options.results)
     if not (options.results / TABLE).is_file():
         print(
-            f"no {TABLE} in {options.results}; --measure makes it of runs of sweeps/known_depth.yaml", file=sys.stderr
+            f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml", file=sys.stderr
         )
         return NOTHING
     rows = read(options.results)
-    made = trials(rows)
-    if not made:
+    all_trials = trials(rows)
+    if not all_trials:
         print(f"no two needs of these {len({row.run_id for row in rows})} runs are both solved", file=sys.stderr)
         return NOTHING
     n_runs = len({row.run_id for row in rows})
-    print(f"Claimed: {CLAIM}\nMeasured, order of a score with the need, Kendall's tau, {n_runs} runs:")
-    print("\n".join(report(made)))
+    print(f"Claimed: {CLAIM}\nMeasured, Kendall's tau of score and need, {n_runs} runs:")
+    print("\n".join(report(all_trials)))
     if options.figure:
-        _draw(rows, made, options.figure)
+        _draw(rows, all_trials, options.figure)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Do sparsity, residual variance, effectiveness and loss move together, over all knobs at once?
+"""Are sparsity, residual variance, effectiveness and loss correlated over all knobs?
 
 python analysis/chain.py RESULTS_DIR [...]
 """
@@ -21,7 +21,7 @@ def main(paths: list[str]) -> int:
         return NOTHING
     chain = [link for link in weigh(runs) if any(scope.rho is not None for scope in link.links)]
     if not chain:
-        print(f"none of the links can be seen in these {len(runs)} runs: too few, or nothing varies", file=sys.stderr)
+        print(f"these {len(runs)} runs show none of the links: too few, or nothing varies", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {CLAIM}\nMeasured, rank correlations over runs, interval over configurations:")
     for link in chain:

@@ -1,4 +1,4 @@
-"""Do more layers lower the loss, and which share of them stays useful? Against the shallowest, nothing else changed.
+"""Do more layers lower the loss, and which share of them stays useful? Against the shallowest model, all else equal.
 
 python analysis/depth.py RESULTS_DIR [...]
 """

@@ -21,21 +21,21 @@ def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
         return NOTHING
-    whole = depth_slope(runs)
-    if whole is None:
-        print(f"no two of these {len(runs)} runs differ in n_layers alone; run a sweep over n_layers", file=sys.stderr)
+    overall = depth_slope(runs)
+    if overall is None:
+        print(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers", file=sys.stderr)
         return NOTHING
-    depths = ", ".join(map(str, whole.depths))
+    depths = ", ".join(map(str, overall.depths))
     print(f"Claimed: {CLAIM}\nMeasured, over n_layers {depths}, all settings of all knobs:")
     print(
-        f"  depth slope of val_loss {estimate_text(whole.slope, 'nat/token per doubling of n_layers')}; "
-        f"exponent {exponent_text(whole)}"
+        f"  depth slope of val_loss {estimate_text(overall.slope, 'nat/token per doubling of n_layers')}; "
+        f"exponent {exponent_text(overall)}"
     )
     slopes = measure_slopes(runs) if find_knobs(runs) else []
     for contrast in slopes:
         print(f"  {slope_sentence(contrast)}")
     if not slopes:
-        print("  no setting of a knob was run at two depths beside its baseline: recipes cannot be compared")
+        print("  no setting and its baseline were both run at two depths: slopes cannot be compared")
     return 0
 
 

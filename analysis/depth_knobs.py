@@ -1,16 +1,15 @@
-"""Beside which other remedies does LNS still help? A line for each of them and depth, with LNS and without.
+"""Does LNS still help when combined with other remedies? One row per remedy and depth, with LNS and without.
 
     python analysis/depth_knobs.py RESULTS_DIR [...] [--table FILE.csv]
 
-For runs of `sweeps/depth_knobs.yaml`, or any in which depth_scale is crossed with other fields: each side at the lr
-that tuning chose, the mean loss and needed layers over the seeds of the results; LNS's effect on the loss, paired by
-seed, with Student's interval; and what LNS multiplies the residual variance of the last layer by at equal lr, whose
-choice moves variance far more than LNS does:
+For runs of `sweeps/depth_knobs.yaml`, or any in which depth_scale is crossed with other fields. Each side at its tuned
+lr: mean loss and needed layers over the result seeds, and the effect of LNS on the loss, paired by seed, with Student's
+interval. At equal lr, which changes variance far more than LNS does: the ratio of the last layer's residual variance,
 
     variance_ratio = exp(mean over runs of equal lr and seed of ln variance(LNS) - ln variance(without))
 
-with the least and the largest such ratio. The intervals are each remedy's own, uncorrected. Whether the effects differ
-from each other: `sparsedepth effects`.
+with the smallest and the largest such ratio. The intervals are not corrected for the number of remedies. To test
+whether the effects differ from each other: `sparsedepth effects`.
 """
 
 import argparse
@@ -37,7 +36,8 @@ NEEDED, VARIANCE = "needed_layers", "residual_variance_last"
 
 
 def crossed(runs: pd.DataFrame) -> pd.DataFrame | None:
-    """A row per depth and setting of the other knobs, by depth and loss; None where LNS is crossed with nothing."""
+    """One row per depth and setting of the other knobs, sorted by depth and loss; None if LNS is not crossed with any.
+    Column `beside`: that setting."""
     knobs = find_knobs(runs)
     if not any("depth_scale" in knob.fields for knob in knobs):
         return None
@@ -81,7 +81,7 @@ def _row(runs: pd.DataFrame) -> dict[str, float | int | None]:
 
 
 def lines(table: pd.DataFrame) -> Iterator[str]:
-    """A table for each depth."""
+    """One table per depth."""
     names = [
         "lr",
         "lr_lns",
@@ -96,33 +96,34 @@ def lines(table: pd.DataFrame) -> Iterator[str]:
         "beside",
     ]
     for n_layers, rows in table.groupby("n_layers"):
-        known = rows[names].astype(object).where(rows[names].notna(), None)
-        values = tuple(tuple(row) for row in known.itertuples(index=False))
+        cells = rows[names].astype(object).where(rows[names].notna(), None)
+        values = tuple(tuple(row) for row in cells.itertuples(index=False))
         yield f"\nn_layers={n_layers}"
         yield compact(QueryResult(columns=tuple(names), rows=values), ("needed needed_lns", "lr lr_lns"))
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="depth_knobs.py", description="LNS beside other remedies")
+    parser = argparse.ArgumentParser(prog="depth_knobs.py", description="LNS combined with other remedies")
     parser.add_argument("results", nargs="+")
     parser.add_argument("--table", type=Path, help="write all columns to this CSV file")
-    asked = parser.parse_args(arguments)
-    if asked.table is not None and asked.table.suffix.lower() != ".csv":
-        parser.error(f"--table {asked.table} must end in .csv")
-    runs = read_runs(asked.results)
+    options = parser.parse_args(arguments)
+    if options.table is not None and options.table.suffix.lower() != ".csv":
+        parser.error(f"--table {options.table} must end in .csv")
+    runs = read_runs(options.results)
     if runs is None:
         return NOTHING
     table = crossed(runs)
     if table is None:
-        print(f"in these {len(runs)} runs depth_scale lns is crossed with nothing", file=sys.stderr)
+        print(f"in these {len(runs)} runs depth_scale lns is not crossed with another field", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {CLAIM}\nMeasured:")
-    print("effect: loss with LNS less without, 95% interval over seeds; variance_ratio: of the last layer, at equal lr")
+    print("beside: the other remedy; effect: loss with LNS minus without, 95% interval over seeds;")
+    print("variance_ratio: with LNS over without, last layer, at equal lr")
     for line in lines(table):
         print(line)
-    if asked.table is not None:
-        table.round(6).to_csv(asked.table, index=False)
-        print(f"written: {asked.table}")
+    if options.table is not None:
+        table.round(6).to_csv(options.table, index=False)
+        print(f"written: {options.table}")
     return 0
 
 

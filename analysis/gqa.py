@@ -1,4 +1,4 @@
-"""Does sharing key/value heads (GQA) calm the residual stream and make deep layers more useful?
+"""Does sharing key/value heads (GQA) lower residual variance and make deep layers more useful?
 
 python analysis/gqa.py RESULTS_DIR [...]
 """

@@ -1,6 +1,6 @@
-"""Does damping variance by itself (LayerNorm Scaling), with no sparsity, make deep layers useful and lower the loss?
+"""Does damping variance without sparsity (LayerNorm Scaling) make deep layers useful and lower the loss?
 
-The control of the whole chain: if LNS raises usefulness with sparsity unchanged, variance is enough.
+The control of the chain: if LNS raises usefulness with sparsity unchanged, lower variance is enough.
 
     python analysis/lns.py RESULTS_DIR [...]
 """

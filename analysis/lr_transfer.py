@@ -1,15 +1,15 @@
-"""Does the best learning rate stay where it is when a model gets wider or deeper? By parametrisation, a slope each.
+"""Does the best learning rate change with width or depth? A slope for each parametrisation.
 
     python analysis/lr_transfer.py RESULTS_DIR [...] [--figure FILE]
 
-Runs of several lr at one width and depth make a curve for each seed; its optimum is the vertex of the parabola in ln lr
-through its lowest loss and the two beside it (a curve whose lowest loss is at an end has none, and is counted). Over
-all widths and depths of a parametrisation, by least squares for each seed,
+Runs with several lr at one width and depth form a curve for each seed. Its optimum is the vertex of the parabola in ln
+lr through its lowest loss and the two neighbours (a curve whose lowest loss is at an end has none; these are counted).
+Over all widths and depths of a parametrisation, by least squares for each seed,
 
-    ln lr* = a_s + b_w ln d_model + b_d ln n_layers,   s = the setting of all other fields, each with an a of its own
+    ln lr* = a_s + b_w ln d_model + b_d ln n_layers,   s = the setting of all other fields, with a separate a each
 
-with the mean of b over seeds and Student's interval. Transfer holds along an axis where the interval has 0 and lies
-within +-LIMIT: a slope of 0.25 moves the optimum by a factor of 1.4 over four times the size.
+with the mean of b over seeds and Student's interval. lr transfers along an axis if the interval contains 0 and lies
+within +-LIMIT: a slope of 0.25 changes the optimum by a factor of 1.4 over four times the size.
 """
 
 import argparse
@@ -44,9 +44,9 @@ LIMIT = 0.25
 class Transfer:
     parametrisation: str
     slopes: dict[str, Estimate]
-    """by axis that varies"""
+    """Of the axes that vary."""
     at_edge: int
-    """curves without an optimum, of"""
+    """Curves without an optimum."""
     n_curves: int
 
     def verdict(self, axis: str) -> str:
@@ -55,16 +55,17 @@ class Transfer:
             return "no interval from so few seeds"
         if slope.covers(0.0):
             return "transfers" if slope.lo > -LIMIT and slope.hi < LIMIT else "undecided"
-        return "does not transfer" if max(abs(slope.lo), abs(slope.hi)) >= LIMIT else "moves, by less than the limit"
+        return "does not transfer" if max(abs(slope.lo), abs(slope.hi)) >= LIMIT else "changes, by less than the limit"
 
 
 def optima(runs: pd.DataFrame, loss: str) -> pd.DataFrame:
     """One row per curve: parametrisation, d_model, n_layers, seed, setting, and ln lr* (NaN at an edge)."""
-    kept = runs[(runs["outcome"] == "ok") & runs[loss].notna()]
-    apart = {"lr", "parametrisation", *AXES, *DERIVED}
-    kept = kept.assign(setting=keys(kept, [name for name in CELL_FIELDS if name in kept.columns and name not in apart]))
+    finished = runs[(runs["outcome"] == "ok") & runs[loss].notna()]
+    excluded = {"lr", "parametrisation", *AXES, *DERIVED}
+    fields = [name for name in CELL_FIELDS if name in finished.columns and name not in excluded]
+    finished = finished.assign(setting=keys(finished, fields))
     rows = []
-    for key, curve in kept.groupby(["parametrisation", "d_model", "n_layers", "seed", "setting"], sort=True):
+    for key, curve in finished.groupby(["parametrisation", "d_model", "n_layers", "seed", "setting"], sort=True):
         by_lr = curve.groupby("lr")[loss].mean()
         if len(by_lr) >= 3:
             rows.append((*key, vertex(np.log(by_lr.index.to_numpy(dtype=float)), by_lr.to_numpy(dtype=float))))
@@ -72,7 +73,7 @@ def optima(runs: pd.DataFrame, loss: str) -> pd.DataFrame:
 
 
 def vertex(u_X: np.ndarray, loss_X: np.ndarray) -> float:
-    """Where the parabola through the lowest value and its neighbours is lowest; NaN where it has only one."""
+    """The vertex of the parabola through the lowest value and its neighbours; NaN if the lowest is at an end."""
     lowest = int(loss_X.argmin())
     if lowest in (0, len(u_X) - 1):
         return float("nan")
@@ -81,17 +82,17 @@ def vertex(u_X: np.ndarray, loss_X: np.ndarray) -> float:
 
 
 def transfers(curves: pd.DataFrame) -> list[Transfer]:
-    """One for each parametrisation whose optima are at two widths, or two depths."""
-    made = []
+    """One for each parametrisation with optima at two widths, or two depths."""
+    results = []
     for name in sorted(set(curves["parametrisation"])):
         of_rule = curves[curves["parametrisation"] == name]
-        known = of_rule.dropna()
-        axes = [axis for axis in AXES if known[axis].nunique() > 1]
+        with_optimum = of_rule.dropna()
+        axes = [axis for axis in AXES if with_optimum[axis].nunique() > 1]
         if not axes:
             continue
         slopes: dict[str, list[float]] = {axis: [] for axis in axes}
-        for seed in sorted(set(known["seed"])):
-            of_seed = known[known["seed"] == seed]
+        for seed in sorted(set(with_optimum["seed"])):
+            of_seed = with_optimum[with_optimum["seed"] == seed]
             values = np.log(of_seed[axes].astype(float)).assign(optimum=of_seed["optimum"])
             values = values - values.groupby(of_seed["setting"]).transform("mean")
             design = values[axes].to_numpy()
@@ -101,12 +102,12 @@ def transfers(curves: pd.DataFrame) -> list[Transfer]:
                     slopes[axis].append(float(slope))
         edge = int(of_rule["optimum"].isna().sum())
         estimates = {axis: estimate(values) for axis, values in slopes.items()}
-        made.append(Transfer(parametrisation=name, slopes=estimates, at_edge=edge, n_curves=len(of_rule)))
-    return made
+        results.append(Transfer(parametrisation=name, slopes=estimates, at_edge=edge, n_curves=len(of_rule)))
+    return results
 
 
 def draw(curves: pd.DataFrame, file: Path) -> None:
-    """The optima over width and over depth, and their numbers in a CSV beside the picture."""
+    """The optima over width and over depth, with their numbers in a CSV next to the picture."""
     from sparsedepth.plots.page import Drawing, write
 
     data = curves.dropna().assign(lr=lambda rows: np.exp(rows["optimum"]))
@@ -121,14 +122,14 @@ def page_of(data: pd.DataFrame, n_curves: int) -> "Figure":
     styles = dict(zip(sorted(set(data["parametrisation"])), SERIES, strict=False))
     page = Figure(figsize=(6.4, 3.6), layout="constrained")
     panels = page.subplots(1, 2, sharey=True)
-    for panel, (axis, word) in zip(panels, AXES.items(), strict=True):
+    for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
         for rule, (colour, marker, dashes) in styles.items():
             optima_of_rule = data[data["parametrisation"] == rule]
             panel.scatter(optima_of_rule[axis], optima_of_rule["lr"], s=16, marker=marker, color=colour, alpha=0.5)
             mean = optima_of_rule.groupby(axis)["optimum"].mean()
             panel.plot(mean.index, np.exp(mean), color=colour, linestyle=dashes, linewidth=1.4)
         sizes = sorted(set(data[axis]))
-        panel.set(xscale="log", title=f"over {word}", xlabel=axis)
+        panel.set(xscale="log", title=f"over {label}", xlabel=axis)
         panel.set_xticks(sizes, [f"{size:g}" for size in sizes])
         panel.set_xticks([], minor=True)
     log_scale(panels[0], "y", data["lr"])
@@ -136,8 +137,11 @@ def page_of(data: pd.DataFrame, n_curves: int) -> "Figure":
     handles = [line_handle(rule, style) for rule, style in styles.items()]
     page.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     edge = n_curves - len(data)
-    text = "Point: where one seed's losses over lr are lowest, at each width and depth; line: geometric mean."
-    caption(page, text + (f" Not shown: {edge} of {n_curves} curves, lowest at an end of their grid." if edge else ""))
+    text = "Points: best lr of one seed at each width and depth; lines: geometric mean."
+    caption(
+        page,
+        text + (f" Not shown: {edge} of {n_curves} curves: lowest at an end of their grid." if edge else ""),
+    )
     return page
 
 
@@ -145,21 +149,22 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="lr_transfer.py", description="Does the best lr transfer?")
     parser.add_argument("results", nargs="+")
     parser.add_argument("--figure", type=Path)
-    asked = parser.parse_args(arguments)
-    if asked.figure is not None and asked.figure.suffix.lower() not in FORMATS:
-        parser.error(f"--figure {asked.figure} must end in one of: {', '.join(FORMATS)}")
-    runs = read_runs(asked.results)
+    options = parser.parse_args(arguments)
+    if options.figure is not None and options.figure.suffix.lower() not in FORMATS:
+        parser.error(f"--figure {options.figure} must end in one of: {', '.join(FORMATS)}")
+    runs = read_runs(options.results)
     if runs is None:
         return NOTHING
     curves = optima(runs, loss_of(runs))
-    found = transfers(curves)
-    if not found:
+    results = transfers(curves)
+    if not results:
         print(
-            f"these {len(runs)} runs have no three lr at two widths or depths of one parametrisation", file=sys.stderr
+            f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation",
+            file=sys.stderr,
         )
         return NOTHING
     print(f"Claimed: {CLAIM}\nMeasured, the slope of ln lr* on the logarithm of:")
-    for transfer in found:
+    for transfer in results:
         for axis, slope in transfer.slopes.items():
             text = f"{estimate_text(slope, '1')} over {slope.n} seeds: {transfer.verdict(axis)}"
             print(f"  {transfer.parametrisation}, {AXES[axis]}: {text}")
@@ -167,9 +172,9 @@ def main(arguments: list[str]) -> int:
             print(
                 f"  {transfer.parametrisation}: {transfer.at_edge} of {transfer.n_curves} curves are lowest at an end"
             )
-    if asked.figure is not None:
-        draw(curves, asked.figure)
-        print(f"written: {asked.figure}")
+    if options.figure is not None:
+        draw(curves, options.figure)
+        print(f"written: {options.figure}")
     return 0
 
 

@@ -1,10 +1,11 @@
-"""Is it routing that makes deep layers useful, or the parameters that come with it?
+"""Does routing make deep layers useful, or do the added parameters?
 
-Experts against the narrowest dense model, and against its wider dense twins: read the ratios of parameters and FLOPs.
+Experts against the narrowest dense model, and against wider dense models: compare the ratios of parameters and FLOPs.
 
     python analysis/moe.py RESULTS_DIR [...]
 """
 
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -25,11 +26,11 @@ OUTCOMES = ("val_loss", "usefulness", "residual_variance_last")
 def against_wide_dense(runs: pd.DataFrame) -> Iterator[str]:
     experts, width = find_knob(runs, "n_experts"), find_knob(runs, "d_ff")
     if experts is None or width is None or not width.is_pure:
-        yield "no wider dense twin was run: a gain may be one of total parameters"
+        yield "no wider dense model was run: a gain may come from total parameters"
         return
     for wide in list(width.settings.values())[1:]:
         both = joint_knob(runs, (experts, width), {**experts.settings[experts.baseline], **wide})
-        for contrast in (one for outcome in OUTCOMES for one in effects_of(runs, [both], outcome)):
+        for contrast in itertools.chain.from_iterable(effects_of(runs, [both], outcome) for outcome in OUTCOMES):
             if "n_experts=0" not in contrast.setting:
                 yield contrast_sentence(contrast)
 

@@ -1,4 +1,4 @@
-"""Does each ingredient of the recipe still help when the others are there, and does the whole beat its best part?
+"""Does each ingredient of the recipe still help with the others, and do all together beat the best one alone?
 
 python analysis/recipe_ladder.py RESULTS_DIR [...]
 """
@@ -25,12 +25,14 @@ def main(paths: list[str]) -> int:
     objective = loss_of(runs)
     ladders = {depth: ladder(at_depth, objective) for depth, at_depth in runs.groupby(runs["n_layers"].astype(int))}
     if not any(steps.rungs for steps in ladders.values()):
-        print(f"no two of these {len(runs)} runs of one depth are a rung apart; run a recipe ladder", file=sys.stderr)
+        print(
+            f"no two of these {len(runs)} runs differ by one step of the ladder; run a recipe ladder", file=sys.stderr
+        )
         return NOTHING
     print(f"Claimed: {CLAIM}")
     for depth, steps in ladders.items():
-        whole = (steps.whole,) if steps.whole else ()
-        parts = (("added next", steps.rungs), ("added last", steps.last_in), ("the whole", whole))
+        together = (steps.whole,) if steps.whole else ()
+        parts = (("added next", steps.rungs), ("added last", steps.last_in), ("all together", together))
         for heading, contrasts in parts:
             for contrast in contrasts:
                 print(f"  {heading}: {contrast_sentence(replace(contrast, n_layers=depth))}")

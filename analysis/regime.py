@@ -1,4 +1,4 @@
-"""Which regime are my models in: compositional, procedural, ensemble averaging, or undecided? With the evidence.
+"""Which regime are the models in: compositional, procedural, ensemble averaging, or undecided? With the evidence.
 
 python analysis/regime.py RESULTS_DIR [...]
 """
@@ -12,7 +12,7 @@ from sparsedepth.store.connection import open_store
 
 CLAIM = (
     "most layers of a language model do the same small thing and average their errors: the angle between neighbouring "
-    "states falls as 1 / depth, neighbouring updates stand nearly across each other, few tokens stop early (2602.05970)"
+    "states falls as 1 / depth, neighbouring updates are nearly orthogonal, few tokens stop early (2602.05970)"
 )
 TOKENS = """
     select nearest, position, document_position, token_id from tokens join runs using (run_id)
@@ -29,14 +29,14 @@ def main(paths: list[str]) -> int:
         tokens = store.frame(TOKENS)
     families = regimes(runs, layers)
     if not families:
-        print(f"no two of these {len(runs)} runs differ in n_layers alone; run a sweep over n_layers", file=sys.stderr)
+        print(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers", file=sys.stderr)
         return NOTHING
-    print(f"Claimed: {CLAIM}\nMeasured, over the runs that differ in depth and seed alone:")
+    print(f"Claimed: {CLAIM}\nMeasured, over runs that differ only in depth and seed:")
     for family in families:
         for line in regime_lines(family):
             print(f"  {line}")
     if len(tokens):
-        print("Which tokens, by the ideal that their angles are shaped as, in the deepest runs:")
+        print("Tokens by the ideal nearest to their angles, in the deepest runs:")
         for kind in token_kinds(tokens):
             print(f"  {kind_sentence(kind)}")
     return 0

@@ -1,6 +1,6 @@
 """Does a longer training context make attention sparser than uniform, damp variance, and make deep layers useful?
 
-The loss is compared at the context that all runs share: at its own length a longer model simply sees more.
+The loss is compared at the context that all runs share, since a longer context lowers the loss by itself.
 
     python analysis/seq_len.py RESULTS_DIR [...]
 """

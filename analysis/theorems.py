@@ -1,26 +1,26 @@
-"""Do the variance bounds of two papers hold? In one model, its weights held and one thing varied: a slope each.
+"""Do the variance bounds of two papers hold? In one model with fixed weights, vary one thing and fit a slope.
 
     python analysis/theorems.py RUN|RESULTS [...]
 
 RUN is the folder of a run with its weights. Each check fits ln y = a + b ln x by least squares, once in each layer
-(which is changed alone: it reads the model's own stream) or, where x is the layer, in each sequence; the slope is the
-mean b, its interval Student's over layers or sequences.
+(changed alone: it reads the unchanged stream) or, if x is the layer, in each sequence. The slope is the mean b, with
+Student's interval over layers or sequences.
 
-    2603.15389, theorem 4   x = keys T that a token sees;  y = variance of what attention adds, both means over tokens
-                            with n/2 to n keys, n = 2, 4, 8, .. (of T the harmonic one);  b = -1
-                theorem 5   x = heads h of H whose outputs are averaged (drawn at random);  y the same;  b = -1
-                            x = groups G of heads, each with its heads' mean keys and values;  y the same;  b = 0, since
-                            the theorem's 1/(T H) has no G
-                theorem 6   x = experts k of each token;  y = variance of what the experts add;  b = -1
+    2603.15389, theorem 4   x = keys T that a token sees;  y = variance of attention's output, both means over tokens
+                            with n/2 to n keys, n = 2, 4, 8, .. (harmonic for T);  b = -1
+                theorem 5   x = number h of H heads whose outputs are averaged (random choice);  same y;  b = -1
+                            x = groups G of heads, each with the mean keys and values of its heads;  same y;  b = 0,
+                            since the theorem's 1/(T H) has no G
+                theorem 6   x = experts k per token;  y = variance of the experts' output;  b = -1
                             y = E ||J' v||^2, J their Jacobian, v standard normal;  b = -1
     2502.05795, theorem 3.3 x = layer l, Pre-LN;  y = residual variance of layer l;  b >= 1, between c l and c exp(l)
                             y = ||d x_l / d x_1||, bounded, by random v;  b <= 0
                 theorem 4.3 the same with LNS;  1 <= b < 2, and unbounded: b > 0
 
-3.3 and 4.3 are asked of the weights as they were trained and, for what the formula alone does, of the same weights with
-LNS put on or taken off. Of RESULTS the first line of each is asked too, of the rows that they hold: a slope per run,
-averaged within a seed, Student's over seeds. 'holds within the interval' where a slope that the theorem allows lies in
-it; -1 and 0 are claimed to within 0.1, since they are of an expectation over weights, and a model has few.
+3.3 and 4.3 are checked on the trained weights and, to see the formula alone, on the same weights with LNS added or
+removed. For RESULTS the residual variances of both are checked on the stored rows: a slope per run, averaged within a
+seed, Student's over seeds. 'holds within the interval' if the interval contains a slope that the theorem allows; -1 and
+0 are claimed to within 0.1, since they hold for an expectation over weights, and a model has few.
 
 Shapes: B sequences, T tokens of one sequence, D width of the residual stream, L layers, H heads, G groups, E experts.
 """
@@ -57,7 +57,7 @@ CLAIM = (
 )
 
 N_TOKENS = 4096
-"""Held-out tokens of a check, at most."""
+"""Most held-out tokens of a check."""
 N_DRAWS = 4
 """Random choices of heads of one size, and random vectors."""
 
@@ -71,10 +71,10 @@ class Check:
     what: str
     """y over x"""
     allowed: tuple[float, float]
-    """slopes that the theorem allows"""
+    """Slopes that the theorem allows."""
     slope: Estimate
     units: str
-    """what the interval is over"""
+    """What the interval is over."""
 
     @property
     def verdict(self) -> str:
@@ -92,7 +92,7 @@ class Check:
 
 
 def slopes(x_X: Sequence[float] | np.ndarray, y_UX: np.ndarray) -> np.ndarray:
-    """b of ln y = a + b ln x, for each unit; of those whose y are all above 0."""
+    """b of ln y = a + b ln x for each unit whose y are all above 0."""
     y_UX = y_UX[(y_UX > 0).all(1)]
     u_X = np.log(np.asarray(x_X, dtype=float))
     u_X = u_X - u_X.mean()
@@ -106,20 +106,20 @@ def check(
     return Check(theorem=theorem, what=shown, allowed=allowed, slope=estimate(slopes(x_X, y_UX)), units=units)
 
 
-# One model, its weights held
+# One model with fixed weights
 
 
 @torch.no_grad()
 def branch_variances(probed: ProbedModel, states: Sequence[Tensor], branch: int) -> Tensor:
-    """variance_LBT over D of what attention (0) or the feed-forward part (1) adds, each layer reading `states`."""
-    added = [probed.branches(layer, states[layer - 1]) for layer in range(1, probed.n_layers + 1)]
-    if any(branches is None for branches in added):
-        raise ValueError("the blocks of this model are no sums of what attention and the feed-forward part add")
-    return torch.stack([branches[branch].double().var(-1) for branches in added if branches is not None])
+    """variance_LBT over D of the output of attention (0) or the feed-forward part (1), each layer reading `states`."""
+    outputs = [probed.branches(layer, states[layer - 1]) for layer in range(1, probed.n_layers + 1)]
+    if any(branches is None for branches in outputs):
+        raise ValueError("the blocks of this model are not sums of stream, attention and feed-forward output")
+    return torch.stack([branches[branch].double().var(-1) for branches in outputs if branches is not None])
 
 
 def changed(probed: ProbedDecoder, change: Callable[[Block], None], tokens_BT: Tensor) -> ProbedDecoder:
-    """A copy of the model, each block changed, that has seen these tokens."""
+    """A copy of the model with each block changed, after these tokens."""
     other = ProbedDecoder(copy.deepcopy(probed.model))
     for block in other.model.blocks:
         assert isinstance(block, Block)
@@ -131,9 +131,9 @@ def changed(probed: ProbedDecoder, change: Callable[[Block], None], tokens_BT: T
 def average_of_heads(heads: Sequence[int]) -> Callable[[Block], None]:
     def change(block: Block) -> None:
         weight, width = block.attention.output.weight, block.attention.d_head
-        kept = torch.zeros(weight.shape[1] // width)
-        kept[list(heads)] = 1 / len(heads)
-        weight.mul_(kept.repeat_interleave(width))
+        share = torch.zeros(weight.shape[1] // width)
+        share[list(heads)] = 1 / len(heads)
+        weight.mul_(share.repeat_interleave(width))
 
     return change
 
@@ -160,7 +160,7 @@ def by_keys(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
     keys_X = [1 / np.mean([1 / (place + 1) for place in range(span.start, span.stop)]) for span in spans]
     variance_LBT = branch_variances(probed, record_states(probed, tokens_BT), 0)
     y_LX = np.stack([variance_LBT[:, :, span].mean((1, 2)).numpy() for span in spans], axis=1)
-    yield check("4", "variance of what attention adds, over keys that are seen", keys_X, y_LX, MINUS_ONE, "layers")
+    yield check("4", "variance of attention's output, over visible keys", keys_X, y_LX, MINUS_ONE, "layers")
 
 
 def by_heads(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
@@ -174,12 +174,12 @@ def by_heads(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
     drawn = [[rng.choice(config.n_heads, h, replace=False) for _ in range(N_DRAWS)] for h in sizes]
     y_LX = np.stack([np.mean([mean_variance(average_of_heads(heads)) for heads in draws], 0) for draws in drawn], 1)
     if len(sizes) > 1:
-        yield check("5", "variance of what attention adds, over heads averaged", sizes, y_LX, MINUS_ONE, "layers")
+        yield check("5", "variance of attention's output, over heads averaged", sizes, y_LX, MINUS_ONE, "layers")
     n_kv_heads = config.n_kv_heads or config.n_heads
     groups = [g for g in range(1, n_kv_heads + 1) if n_kv_heads % g == 0]
     if len(groups) > 1:
         y_LX = np.stack([mean_variance(mean_of_groups(g)) for g in groups], 1)
-        yield check("5", "variance of what attention adds, over groups", groups, y_LX, ZERO, "layers")
+        yield check("5", "variance of attention's output, over groups", groups, y_LX, ZERO, "layers")
 
 
 def by_experts(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
@@ -190,9 +190,9 @@ def by_experts(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
     others = [changed(probed, experts_of(k), tokens_BT) for k in sizes]
     routed = slice(config.n_dense_layers, None)
     y_LX = np.stack([branch_variances(other, states, 1).mean((1, 2)).numpy()[routed] for other in others], 1)
-    yield check("6", "variance of what experts add, over experts of a token", sizes, y_LX, MINUS_ONE, "layers")
+    yield check("6", "variance of the experts' output, over experts per token", sizes, y_LX, MINUS_ONE, "layers")
     y_LX = np.stack([expert_jacobians(other, states)[routed] for other in others], 1)
-    yield check("6", "E ||J' v||^2 of the experts, over experts of a token", sizes, y_LX, MINUS_ONE, "layers")
+    yield check("6", "E ||J' v||^2 of the experts, over experts per token", sizes, y_LX, MINUS_ONE, "layers")
 
 
 def expert_jacobians(probed: ProbedDecoder, states: Sequence[Tensor]) -> np.ndarray:
@@ -211,15 +211,15 @@ def expert_jacobians(probed: ProbedDecoder, states: Sequence[Tensor]) -> np.ndar
     return np.array(squares)
 
 
-def by_depth(probed: ProbedModel, tokens_BT: Tensor, is_lns: bool, beside: str) -> Iterator[Check]:
+def by_depth(probed: ProbedModel, tokens_BT: Tensor, is_lns: bool, change: str) -> Iterator[Check]:
     theorem, growth, gradient = ("4.3", BELOW_TWO, ABOVE_0) if is_lns else ("3.3", FROM_ONE, AT_MOST_0)
     layers = list(range(1, probed.n_layers + 1))
     if len(layers) < 3:
         return
     y_BL = variance_by_sequence(probed, tokens_BT)[:, 1:]
-    yield check(theorem, f"residual variance{beside}, over layers", layers, y_BL, growth, "sequences")
+    yield check(theorem, f"residual variance{change}, over layers", layers, y_BL, growth, "sequences")
     y_BL = stream_jacobians(probed, tokens_BT)
-    yield check(theorem, f"||d x_l / d x_1||{beside}, over layers", layers, y_BL, gradient, "sequences")
+    yield check(theorem, f"||d x_l / d x_1||{change}, over layers", layers, y_BL, gradient, "sequences")
 
 
 def stream_jacobians(probed: ProbedModel, tokens_BT: Tensor) -> np.ndarray:
@@ -240,21 +240,21 @@ def stream_jacobians(probed: ProbedModel, tokens_BT: Tensor) -> np.ndarray:
 
 
 def checks_of_model(probed: ProbedDecoder, tokens_BT: Tensor) -> Iterator[Check]:
-    """All that can be asked of one model."""
+    """All checks of one model."""
     model = probed.model
     assert isinstance(model, Decoder)
     with probing(probed, gradients=True):
-        for ask in (by_keys, by_heads, by_experts):
-            yield from ask(probed, tokens_BT)
+        for checks in (by_keys, by_heads, by_experts):
+            yield from checks(probed, tokens_BT)
         if model.config.norm == "pre" and model.config.depth_scale in ("none", "lns"):
             for scale in ("none", "lns"):
                 as_trained = scale == model.config.depth_scale
                 other = changed(probed, lambda block, scale=scale: setattr(block, "depth_scale", scale), tokens_BT)
-                beside = "" if as_trained else f", {'with' if scale == 'lns' else 'without'} LNS on the same weights"
-                yield from by_depth(other, tokens_BT, scale == "lns", beside)
+                change = "" if as_trained else f", {'with' if scale == 'lns' else 'without'} LNS on the same weights"
+                yield from by_depth(other, tokens_BT, scale == "lns", change)
 
 
-# Runs of several seeds, from their rows
+# Stored rows of runs with several seeds
 
 ROWS = """
     select runs.n_layers, depth_scale, seed, layers.run_id, layer, value
@@ -267,7 +267,7 @@ ROWS = """
 
 
 def checks_of_rows(paths: Sequence[str]) -> Iterator[Check]:
-    """Theorems 3.3 and 4.3 of the residual variances that results hold, for each depth."""
+    """Theorems 3.3 and 4.3 for the stored residual variances, at each depth."""
     with open_store(*paths) as store:
         rows = store.frame(ROWS)
     kinds = rows[["n_layers", "depth_scale"]].drop_duplicates().sort_values(["n_layers", "depth_scale"])

@@ -1,8 +1,8 @@
-"""Does stronger weight decay make weights sparser, the residual stream calmer and deep layers more useful?
+"""Does stronger weight decay make weights sparser, residual variance lower and deep layers more useful?
 
-At a fixed learning rate weight_decay also sets the AdamW time scale 1 / (lr * weight_decay), printed beside the
-verdicts: an effect may be one of the time scale and not of sparsity. weight_sparsity_rel does not move when weights
-merely shrink.
+At a fixed learning rate weight_decay also sets the AdamW time scale 1 / (lr * weight_decay), which is printed with the
+verdicts: an effect may come from the time scale instead of sparsity. weight_sparsity_rel does not change if weights
+just shrink.
 
     python analysis/weight_decay.py RESULTS_DIR [...]
 """

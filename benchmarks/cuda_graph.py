@@ -1,12 +1,12 @@
-"""Training steps replayed as one CUDA graph against the same steps launched one operation after the other.
+"""Training steps replayed as one CUDA graph, against the same steps with normal kernel launches.
 
     python benchmarks/cuda_graph.py                                    # widths 64, 128, 512 and 12, 24 layers, on a GPU
     python benchmarks/cuda_graph.py --widths 128 --layers 24 --experts  # with 8 experts, 2 of them chosen
-    python benchmarks/cuda_graph.py --recorded --widths 16 --layers 2 --tokens 64 --seq-len 8     # dry, on a CPU
+    python benchmarks/cuda_graph.py --recorded --widths 16 --layers 2 --tokens 64 --seq-len 8     # dry run on a CPU
 
-Eager and compiled, each plainly and as a graph; the first two steps of each way are not counted, and a median passes
-over the step that captures. Losses of all ways are compared: the rounding of the learning rate is what may differ.
-`--recorded` has tests/recorded.py stand in for the GPU: it shows that all of it runs, and no rate.
+Eager and compiled, each with and without a graph. The first two steps of each variant are not counted, and a median
+ignores the step that captures. The losses of all variants are compared; only the learning rate's rounding can differ.
+`--recorded` replaces the GPU by tests/recorded.py: it shows that everything runs, but not how fast.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def shape(width: int, layers: int, given: argparse.Namespace) -> RunConfig:
 
 
 def ways(config: RunConfig, device: str) -> dict[str, Runtime]:
-    """By name; the first is what the others are compared with. On a CPU nothing is compiled."""
+    """Variants by name, the reference first. On a CPU nothing is compiled."""
     found: dict[str, Runtime] = {}
     for compiled in (False, True) if device == "cuda" else (False,):
         plain = resolve(config, RuntimeConfig(device=device, compile=compiled))
@@ -62,7 +62,7 @@ def main() -> None:
     device = "cpu" if given.recorded else "cuda"
     for width in given.widths:
         for layers in given.layers:
-            torch._dynamo.reset()  # the shapes of another size are no reason to compile with symbolic ones
+            torch._dynamo.reset()  # else a second size would be compiled with symbolic shapes
             config = shape(width, layers, given)
             steps: dict[str, Callable[[], Step]] = {
                 name: functools.partial(ours, config, runtime) for name, runtime in ways(config, device).items()

@@ -1,13 +1,13 @@
 """What to run first on a machine with a GPU and no network: `make gpu`, or one piece of it.
 
     python benchmarks/gpu.py all --out build/gpu         # the five pieces, then the table
-    python benchmarks/gpu.py training --out build/gpu    # one piece, at most 9 minutes, that stands alone
-    python benchmarks/gpu.py table --out build/gpu       # gpu.json and gpu.md of the pieces that were run
+    python benchmarks/gpu.py training --out build/gpu    # one independent piece, at most 9 minutes
+    python benchmarks/gpu.py table --out build/gpu       # gpu.json and gpu.md of the pieces run so far
     python benchmarks/gpu.py all --dry --out build/gpu   # the same on a CPU at tiny sizes, some minutes
 
-A piece is a list of steps, each a command with a limit in seconds. A step that fails, hangs or finds no time left ends
-nothing else: its line in the table says so. What it prints is in OUT/PIECE-STEP.txt; numbers that a step leaves as
-lines of JSON in the file $ROWS are in gpu.json. Nothing changes a setting of the card.
+A piece is a list of steps, each a command with a limit in seconds. If a step fails, hangs or has no time left, the
+others still run, and its row in the table says so. Its output is in OUT/PIECE-STEP.txt; numbers that it writes as lines
+of JSON to the file $ROWS are in gpu.json. No setting of the GPU is changed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PIECE_SECONDS = 540
-"""The longest that the steps of a piece may take together."""
+"""Most seconds for all steps of a piece."""
 
 SWEEP = "-m sparsedepth.cli.main sweep sweeps/search.yaml --workers 6"
 
@@ -39,9 +39,9 @@ class Step:
     seconds: int
     command: str
     dry: str
-    """the command at tiny sizes on a CPU"""
+    """The command at tiny sizes on a CPU."""
     killed_after: int | None = None
-    """kill -9 the command, with all that it started, after so many seconds: that is no failure"""
+    """Seconds after which the command and its children get kill -9, which is not a failure."""
 
 
 def _train(name: str, size: str, seconds: int) -> Step:
@@ -134,9 +134,9 @@ PIECES: dict[str, list[Step]] = {
 
 
 def run_piece(piece: str, out: Path, dry: bool) -> list[dict[str, Any]]:
-    """A row for each step: how it ended, how long it took, and its numbers."""
+    """One row per step: how it ended, how long it took, and its numbers."""
     began, results = time.monotonic(), []
-    patience = 5 if dry else 1  # what a dry run shows is not how long it takes
+    patience = 5 if dry else 1  # a dry run does not test the time
     for step in PIECES[piece]:
         left = patience * PIECE_SECONDS - (time.monotonic() - began)
         print(f"== {piece}: {step.name}", flush=True)
@@ -194,7 +194,7 @@ def facts() -> dict[str, Any]:
 
 
 def write_table(out: Path) -> None:
-    """gpu.json and gpu.md, of the pieces whose results are there."""
+    """Write gpu.json and gpu.md of the pieces that have results."""
     steps = [
         row
         for name in PIECES

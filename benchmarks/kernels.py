@@ -1,13 +1,12 @@
-"""The kernels of attention, of the experts and of their router's softmax side by side, on the device at hand.
+"""Compare the kernels of attention, of the experts and of the router's softmax on this device.
 
     python benchmarks/kernels.py
     python benchmarks/kernels.py --quick --threads 1
 
-One forward and backward pass of one layer's attention, or of its experts, in bf16 on a GPU and fp32 elsewhere, or of
-its router's softmax, by rows as PyTorch does it and as ours, in fp32. The
-kernels take turns in each repeat, in an order that alternates, and a ratio is of times of one repeat: how many times as
-many tokens per second as the first kernel of the part. A kernel that cannot run is listed with its reason. Results are
-compared before anything is timed.
+One forward and backward pass of one layer's attention or experts, in bf16 on a GPU and fp32 elsewhere; or of the
+router's softmax in fp32, PyTorch's by rows against ours. The kernels take turns in each repeat, in alternating order. A
+ratio is of times of one repeat: tokens per second relative to the first kernel. A kernel that cannot run is listed with
+the reason. Results are compared before timing.
 """
 
 import argparse
@@ -81,7 +80,7 @@ def router_pass(kernel: str, here: Setting, options: argparse.Namespace, n_exper
 
 
 def seconds(run: Pass, here: Setting, calls: int) -> float:
-    """Of one call, over several without a wait between them."""
+    """Seconds of one call, over several calls without waiting in between."""
     began = time.perf_counter()
     for _ in range(calls):
         run()
@@ -100,7 +99,7 @@ def compare(
     reasons = {kernel: None if part == "router" else OBSTACLES[part][kernel](here) for kernel in ORDER[part]}
     runs = {kernel: make(kernel) for kernel, obstacle in reasons.items() if obstacle is None}
     first, expected = next(iter(runs)), None
-    for kernel, run in runs.items():  # the first call also pays for what is set up once
+    for kernel, run in runs.items():  # the first call includes setup
         found = run()
         expected = expected or found
         for ours, theirs in zip(found, expected, strict=True):

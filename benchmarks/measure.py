@@ -1,15 +1,15 @@
-"""The measures against the obvious way, on the same model and tokens, in one run.
+"""The measures against a naive implementation, on the same model and tokens.
 
     python benchmarks/measure.py --layers 24 --width 256 --sequences 16 --length 256 --repeats 3 --threads 1
     python benchmarks/measure.py --quick
     python benchmarks/measure.py --memory
 
-The obvious way, at micro-batch 4 without gradients: one full forward pass per intervention (causal, permutation), full
-passes and a least-squares solve per layer, then a pass with its replacement (usefulness), and one vector-Jacobian
-product per dimension (Jacobian, the released form: others would need one per dimension and position). Its Jacobian is
-timed on the middle block and multiplied by the number of blocks. Ours has two Jacobian forms in its time: released and
-per token. The ways take turns, in an order that alternates from repeat to repeat; a ratio is of times of one repeat.
-The model is random: speed does not depend on the weights. At full size on one core a repeat takes about an hour.
+Naive, at micro-batch 4 without gradients: one full forward pass per intervention (causal, permutation); full passes and
+a least-squares solve per layer, then a pass with its replacement (usefulness); one vector-Jacobian product per
+dimension (Jacobian, released form; others would need one per dimension and position), timed on the middle block and
+multiplied by the number of blocks. Ours computes two Jacobian forms in its time: released and per token. Both take
+turns, in alternating order; a ratio is of times of one repeat. The model is random, since speed does not depend on the
+weights. At full size on one core a repeat takes about an hour.
 
 Shapes: B sequences, S = T + 1 tokens of one sequence, T positions, D width of the residual stream.
 """
@@ -44,7 +44,7 @@ N_PROBES = 4
 DEPTHS = (12, 24, 48)
 
 Plan = Sequence[int | Callable[[Tensor], Tensor] | None]
-"""What runs at each layer: the block of that number, a function, or nothing."""
+"""What runs at each layer: the block with that number, a function, or nothing."""
 
 
 def passes(probed: ProbedDecoder, tokens_BS: Tensor, plan: Plan) -> Iterator[tuple[list[Tensor], Tensor]]:
@@ -179,7 +179,7 @@ def compare(options: argparse.Namespace) -> None:
         "jacobian": (our_jacobian, jacobian_obviously, (tokens_BS, middle), options.layers),
         "permutation": (our_permutation, permutation_obviously, (tokens_BS,), 1),
     }
-    causal_effect(probed, Scored.text(tokens_BS[:1]), rng())  # the first pass pays for what is set up once
+    causal_effect(probed, Scored.text(tokens_BS[:1]), rng())  # the first pass includes setup
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*ways, "suite")}
     for repeat in range(options.repeats):
         for name, (ours, obviously, arguments, times) in ways.items():
@@ -211,7 +211,7 @@ def report(name: str, rows: Sequence[tuple[float, float, float]]) -> None:
 
 
 def agree(name: str, ours: np.ndarray, obvious: np.ndarray) -> None:
-    """Raises SystemExit where the two ways disagree: then no time means anything."""
+    """Raises SystemExit if the two implementations disagree."""
     if name == "jacobian":
         value, standard_error = ours
         distance, allowed = abs(value - obvious), 4 * standard_error
@@ -245,7 +245,7 @@ def growth(options: argparse.Namespace) -> None:
 
 
 def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
-    """What runs, once each, in a process of its own. 'nothing' builds the model and the tokens alone."""
+    """The workloads, each run once in a separate process. 'nothing' builds only the model and the tokens."""
     probed, tokens_BS = build_model(options.layers, options), sequences(options, options.sequences, 0)
     fit_BS = sequences(options, options.sequences, 1)
 
@@ -265,7 +265,7 @@ def memory_parts(options: argparse.Namespace) -> dict[str, Callable[[], object]]
 
 
 def memory(arguments: Sequence[str]) -> None:
-    """Peak memory of each score over that of one plain forward pass with all states recorded, process for process."""
+    """Peak memory of each score relative to one plain forward pass that records all states, each in its own process."""
     peaks: dict[str, int] = {}
     for name in ("nothing", "forward", "causal", "permutation", "usefulness", "jacobian"):
         command = [sys.executable, __file__, *arguments, "--memory-of", name]

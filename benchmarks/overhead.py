@@ -1,10 +1,9 @@
-"""What a run costs besides its steps: from the request to its first step, and from its last step to its record.
+"""The overhead of a run: from the request to its first step, and from its last step to its record.
 
     python benchmarks/overhead.py --runs 10
 
-Tiny decoders of one step, measuring the loss alone: as a sweep runs them (forked by the forkserver), and in fresh
-interpreters, in turn. Seconds of wall time, the median over runs and the range; the forkserver's own start is paid
-once for each sweep.
+Tiny decoders with one step that measure only the loss, in turn as in a sweep (forked by the forkserver) and in fresh
+interpreters. Seconds of wall time, median over runs and range; the forkserver starts once per sweep.
 """
 
 import argparse
@@ -43,7 +42,7 @@ Start = Callable[[list[str], Path, Callable[[], bool]], int]
 
 
 def fresh(arguments: list[str], log: Path, look: Callable[[], bool]) -> int:
-    """A run in an interpreter of its own."""
+    """A run in a fresh interpreter."""
     with open(log, "ab") as output:
         command = [sys.executable, "-m", EXECUTE, *arguments]
         process = subprocess.Popen(command, stdout=output, stderr=output, env=thread_environment(1))
@@ -63,7 +62,7 @@ def forked(arguments: list[str], log: Path, look: Callable[[], bool]) -> int:
 
 
 def measure(results: Path, seed: int, start: Start) -> tuple[float, float]:
-    """Seconds until the first step is done, and from there, since it is the last, to the complete record."""
+    """Seconds until the first (and last) step is done, and from there to the complete record."""
     config = build(RunConfig, {**FIELDS, "seed": seed}, "benchmark")
     prepare(config, results / "data")
     scratch = Scratch(results, config.run_id)

@@ -1,7 +1,7 @@
-"""The decoder as one writes it from PyTorch's own parts: what the library's speed is compared with.
+"""The decoder written with PyTorch's own modules, as a reference for the library's speed.
 
-Pre-norm, RoPE, grouped queries, SwiGLU, no experts, as `sparsedepth.model.decoder` is with everything off; the weights
-are the decoder's, so the losses are too.
+Pre-norm, RoPE, grouped queries, SwiGLU, no experts, like `sparsedepth.model.decoder` with every option off; with the
+same weights it has the same losses.
 
 Shapes: B sequences, T tokens of one sequence, D d_model, H heads, K width of a head.
 """

@@ -1,12 +1,12 @@
-"""How long do questions to a large store take? 5,000 runs of 4 to 24 layers in a temporary folder: the tables and
-summaries of the quickstart's runs, under other configurations and, where questions compare them, with other numbers.
+"""How long do queries of a large store take? 5,000 runs of 4 to 24 layers in a temporary folder: the tables and
+summaries of the quickstart's runs, with other configurations and, where queries compare them, other numbers.
 
     python benchmarks/query.py [--runs 5000] [--opening] [--folder DIR]
 
-Prints seconds of processor time, which a busy machine changes least: of opening a store and of its first question to
-the tables (with --opening, of nothing else), of every saved question and of `best` inside Python (store open, pandas
-imported), and of whole commands (with their wall time), with exit status 1 where a limit is exceeded. A --folder that
-is not there is filled and kept; one that is there is taken as it is.
+Prints processor time in seconds, which other load affects least: of opening a store and its first query of the tables
+(with --opening, only these), of every saved question and of `best` inside Python (store open, pandas imported), and of
+whole commands (with their wall time). The exit status is 1 if a limit is exceeded. A missing --folder is filled and
+kept; an existing one is used unchanged.
 """
 
 import argparse
@@ -45,8 +45,8 @@ from sparsedepth.store.run_tables import table_bytes
 
 INSIDE, WHOLE, STATUS, TABLES, AGAIN = 0.5, 1.5, 1.0, 5e-3, 1.0
 FIRST, ONE_MORE = 5.0 / 5000, 0.2
-"""Of opening: seconds per run for the first time, and for one run that is not in the cache. TABLES: seconds per run of
-the first question to a table. AGAIN: with all in the cache."""
+"""Limits of opening: seconds per run for the first time, and seconds with one run that is not in the cache. TABLES:
+seconds per run of the first query of a table. AGAIN: with all runs in the cache."""
 REAL = Path(__file__).parent.parent / "results" / "quickstart"
 DEPTHS, LRS = (4, 12, 24), (5e-4, 1e-3, 2e-3)
 AXES = {"weight_decay": (0.0, 0.1, 0.3, 1.0), "n_kv_heads": (4, 2, 1), "depth_scale": ("none", "lns")}
@@ -61,7 +61,7 @@ DRAWN = ("usefulness", "usefulness_loss_increase", "weight_sparsity", "attention
 
 
 def fill(results: Path, n_runs: int) -> None:
-    """Complete runs over six axes, with every file of a real run of their depth but the weights."""
+    """Complete runs over six axes, with every file of a real run of that depth except the weights."""
     draw = random.Random(0)
     records = [parse_record(run.files()) for run in open_pack(REAL).stored_runs]
     real = {d: [run for run in records if isinstance(run, Run) and run.config.n_layers == d] for d in DEPTHS}
@@ -87,7 +87,7 @@ def fill(results: Path, n_runs: int) -> None:
 
 
 def seconds(work: Callable[[], object], times: int = 3) -> float:
-    """Processor time of this process, the least of a few."""
+    """Processor time of this process, the lowest of a few."""
     return min(_measured(work, resource.RUSAGE_SELF)[0] for _ in range(times))
 
 
@@ -100,7 +100,7 @@ def _measured(work: Callable[[], object], who: int) -> tuple[float, float]:
 
 
 def command(*words: str) -> tuple[float, float]:
-    """Processor and wall time of a command, the least of a few."""
+    """Processor and wall time of a command, the lowest of a few."""
     whole = [sys.executable, "-m", "sparsedepth.cli.main", *words]
 
     def run() -> object:
@@ -111,7 +111,7 @@ def command(*words: str) -> tuple[float, float]:
 
 
 def measure_opening(results: Path, report: Callable[..., None]) -> None:
-    """The first time, again, with one run more, and with a question to a table."""
+    """Opening for the first time, again, with one more run, and with a query of a table."""
     shutil.rmtree(results / ".cache", ignore_errors=True)
     *others, last = sorted((results / "runs").iterdir())
     aside = last.rename(results / last.name)
@@ -129,7 +129,7 @@ def measure_opening(results: Path, report: Callable[..., None]) -> None:
 
 
 def measure_questions(results: Path, report: Callable[..., None], report_command: Callable[..., None]) -> None:
-    """Every saved question and more, inside Python and as commands."""
+    """Every saved question and more, in Python and as commands."""
     folder = str(results)
     report_command("status", STATUS, "status", folder)
     with open_store(folder) as store:
@@ -163,7 +163,10 @@ def main() -> int:
         cpu, wall = command(*words)
         report(name, cpu, limit, wall)
 
-    with tempfile.TemporaryDirectory() as temporary, mock.patch("os.fsync"):  # thousands of folders' worth of waiting
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        mock.patch("os.fsync"),
+    ):  # thousands of folders would take minutes to sync
         results = given.folder or Path(temporary, "results")
         if not results.exists():
             results.mkdir()

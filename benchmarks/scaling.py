@@ -1,11 +1,11 @@
-"""Fits of the depth law: batched against one after the other with SciPy, and a whole bootstrap.
+"""Fits of the depth law: batched, against one by one with SciPy; and a whole bootstrap.
 
     python benchmarks/scaling.py --points 203 --fits 1000 --one-by-one 50
     python benchmarks/scaling.py --quick
 
 The points are drawn from a known law with noise of 0.5%, over shapes and tokens like those of a real grid. One by one:
 scipy.optimize.least_squares with the same analytic Jacobian, from the same start, to the same gradient. Set
-OMP_NUM_THREADS to the cores that the times are to be stated for.
+OMP_NUM_THREADS to the number of cores to measure for.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def draw(n_points: int) -> pd.DataFrame:
 
 
 def one_by_one(found: Fit, weight_RN: np.ndarray) -> np.ndarray:
-    """The least cost of every row of weights, (R,)."""
+    """The lowest cost for every row of weights, (R,)."""
     costs = []
     for weight_N in weight_RN:
         root_N = np.sqrt(weight_N)

@@ -1,14 +1,14 @@
-"""Many small runs: trained as one stacked model, against a process for each and against one after the other.
+"""Many small runs: as one stacked model, as one process each, or one after the other.
 
     python benchmarks/stack.py                                            # all of it, about 10 minutes
     python benchmarks/stack.py --widths 32 --layers 12 --stacks 4 --tokens 480 --processes 2
 
     1 x K    one process, K runs as one model (`train.stack`); 1 x 1 is one run after the other, the unit of 'times'
-    P x 1    P processes side by side, one run each, as `sweep` has them with one worker for each of P cores
-    P x K    P processes, each with K runs as one model: what a sweep gains is P x K over P x 1, the last column
+    P x 1    P processes in parallel, one run each, like `sweep` with one worker for each of P cores
+    P x K    P processes, each with K runs as one model: the gain of a sweep is P x K over P x 1, the last column
 
-Rates are tokens of all runs and processes per second; each process has one thread and stays for all repeats. The ways
-take turns, in an order that alternates, and a ratio is of rates of one repeat: what else the machine does strikes all.
+Rates are tokens of all runs and processes per second; each process has one thread and lives for all repeats. The
+variants take turns, in alternating order, and a ratio is of rates of one repeat, so that other load affects all alike.
 A step is forward, backward, clipping and AdamW of every run, with its own batch.
 """
 
@@ -45,7 +45,7 @@ def batch(config: RunConfig, step: int) -> Batch:
 
 
 class Trials:
-    """K runs that take their steps as one model, or one by itself."""
+    """K runs trained as one model, or a single one."""
 
     def __init__(self, shape: dict[str, Any], trials: int, device: str, compiled: bool):
         fields = {**shape, "vocab_size": 64, "train_tokens": shape["batch_tokens"] * 10**6}
@@ -69,7 +69,7 @@ class Trials:
             state.recent.clear()
 
     def rate(self, seconds: float, clock: Callable[[], float]) -> float:
-        """Tokens of all trials per second, over steps that last about so long."""
+        """Tokens of all trials per second, over steps for about this many seconds."""
         began, steps = clock(), 0
         while steps < 2 or clock() - began < seconds:
             self.step(steps)
@@ -80,7 +80,7 @@ class Trials:
 
 
 def child(given: argparse.Namespace) -> None:
-    """Answers each line, the seconds to take steps for, with the rate."""
+    """Reads seconds to train for, one per line, and writes the rate."""
     torch.set_num_threads(1)
     trials = Trials(json.loads(given.child), given.stacks[0], given.device, given.compile)
     clock = time.process_time if given.cpu_time else time.perf_counter
@@ -117,7 +117,7 @@ class Way:
 
 
 def compare(shape: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each way."""
+    """One row per variant."""
     counts = sorted({(1, 1), (given.processes, 1), *itertools.product({1, given.processes}, given.stacks)})
     ways = [Way(shape, processes, trials, given) for processes, trials in counts]
     rates: dict[str, list[float]] = {way.name: [] for way in ways}

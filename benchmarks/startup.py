@@ -1,10 +1,10 @@
-"""How long do short commands take? With --against, beside another checkout of the library, both in turn.
+"""How long do short commands take? With --against, compared with another checkout of the library, in turn.
 
     python benchmarks/startup.py [--against CHECKOUT] [--repeats 9]
 
-Prints median and quartiles of seconds of processor time, which a busy machine changes least: of the process and its
-child together, and of what happens in sequence, which an idle machine with two cores waits for: the process until its
-child has started, and the child.
+Prints median and quartiles of processor time in seconds, which other load affects least: of the process and its child
+together, and in sequence (the process until its child has started, then the child), which is the waiting time on an
+idle machine with two cores.
 """
 
 import argparse
@@ -41,7 +41,7 @@ print(json.dumps([own + of_child, (started or [own])[0] + of_child]), file=sys.s
 
 
 def seconds(checkout: Path, words: Sequence[str]) -> list[float]:
-    """Processor time of a command: all, and what is in sequence."""
+    """Processor time of a command: in total, and in sequence."""
     command = [sys.executable, "-c", INSIDE, *words]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=checkout)

@@ -1,11 +1,11 @@
-"""A group of toy students as one batched model, against training them one by one, in one run.
+"""A group of toy students as one batched model, against training them one by one.
 
     python benchmarks/toy.py --layers 6 12 24 48 --temperatures 16 --steps 3 --repeats 3 --threads 1
     python benchmarks/toy.py --quick
 
-One by one is the paper's way: ordinary modules and autograd, one student at a time, its teacher run for it alone at
-every step. Both ways start from the same weights, see the same inputs, and must agree in every loss. They take turns,
-in an order that alternates from repeat to repeat; a ratio is of times of one repeat, and the spread is its range.
+One by one, as in the paper: ordinary modules and autograd, one student at a time, with its own run of the teacher at
+every step. Both start from the same weights, see the same inputs, and must agree in every loss. They take turns, in
+alternating order; a ratio is of times of one repeat, and the spread is its range.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """One model of many, as ordinary modules."""
+    """One student, as ordinary modules."""
 
     def __init__(self, weights: Weights, model: int, midpoint: bool = False) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def weights_of(students: Students) -> Weights:
 
 
 def train_alone(group: Group, number: int, n_steps: int) -> list[float]:
-    """The training losses of one student of a fresh group, trained by itself."""
+    """The training losses of one student of a new group, trained alone."""
     config, axes = group.config, student_axes(group.config)[number]
     at = config.rho.index(axes["rho"]) * len(config.teacher_seed) + config.teacher_seed.index(int(axes["teacher_seed"]))
     teacher = Network(group.teachers, at)

@@ -1,20 +1,19 @@
-"""Training steps of ours against those of `transformers`, or of the same model from PyTorch's own parts (`plain`), with
-the same weights, batches and optimizer, in one run.
+"""Our training steps against those of `transformers`, or of the same model in PyTorch's own modules (`plain`), with the
+same weights, batches and optimizer.
 
     python benchmarks/train.py                       # 12 layers, width 128, T 256, batch 16, fp32, on the CPU
     python benchmarks/train.py --preset experts      # the same with 8 experts, against Mixtral
     python benchmarks/train.py --preset small        # width 32, 64, 4 to 32 layers, 2,048 tokens a step, against plain
-    python benchmarks/train.py --preset gpu          # 1.2B, 32 layers, T 1024-4096, bf16, every kernel that can run
+    python benchmarks/train.py --preset gpu          # 1.2B, 32 layers, T 1024-4096, bf16, every available kernel
     python benchmarks/train.py --preset gpu-250m     # one size (100m, 250m, 1.2b, experts), also against plain compiled
-    python benchmarks/train.py --observe             # what observing the residual variance costs
+    python benchmarks/train.py --observe             # the cost of observing residual variance
 
-A step is forward, backward, clipping and fused AdamW. The ways take turns, in an order that alternates from repeat to
-repeat; a ratio is of times of one repeat, so that other work on the machine affects both. Ours is the training loop's
-own step; of several runs trained as one model, a run's share of the step. With one thread of a CPU a time is the
-thread's own, which other processes disturb through the caches alone. Memory on a CPU is the growth of the resident set
-in a process of its own (Linux). Utilisation counts 3 times `config.cost`'s forward FLOPs, so no recomputation, of the
-device's dense bf16 peak. `--top` also profiles: the share of the time outside of matrix products, and the operations
-that take most.
+A step is forward, backward, clipping and fused AdamW. The variants take turns, in alternating order; a ratio is of
+times of one repeat, so that other load affects both. Ours is the step of the training loop; for several runs trained as
+one model, a run's share of it. With one CPU thread a time is the thread's CPU time, which other processes affect only
+through the caches. Memory on a CPU is the growth of the resident set of a separate process (Linux). Utilisation is 3
+times the forward FLOPs of `config.cost` (no recomputation) over the device's dense bf16 peak. `--top` also profiles:
+the share of time outside matrix products, and the slowest operations.
 """
 
 import argparse
@@ -103,10 +102,10 @@ PRESETS = ("cpu", "experts", "quick", "small", "gpu", *(f"gpu-{name}" for name i
 
 STACKED = "ours, 4 runs as one model"
 RUNS_OF_STEP = {STACKED: 4}
-"""Way -> runs that one of its steps trains; where it is not named, one."""
+"""variant -> number of runs that one step trains; 1 if not listed"""
 
 Step = Callable[[int], Tensor]
-"""Takes the training step of that number; its cross-entropy, on the device."""
+"""Does the training step with that number; returns its cross-entropy, on the device."""
 
 
 def batch(config: RunConfig, step: int) -> Batch:
@@ -127,7 +126,7 @@ def ours(config: RunConfig, runtime: Runtime) -> Step:
 
 
 def stacked(config: RunConfig, runtime: Runtime) -> Step:
-    """A step of several runs, of seeds of their own, as one model: what a sweep's worker does with small runs."""
+    """A step of several runs with different seeds as one model, like a sweep's worker with small runs."""
     configs = [config.model_copy(update={"seed": config.seed + i}) for i in range(RUNS_OF_STEP[STACKED])]
     models = [ALONE.place_model(Decoder(run, run.seed), runtime.device).train() for run in configs]
     states = [TrainingState(model, run, runtime, ALONE) for model, run in zip(models, configs, strict=True)]
@@ -146,12 +145,12 @@ def stacked(config: RunConfig, runtime: Runtime) -> Step:
 
 
 def stepped(model: nn.Module, loss_of: Callable[[Batch], Tensor], config: RunConfig, runtime: Runtime) -> Step:
-    """The step of a model that is not ours: the optimizer, schedule and clipping of ours."""
+    """The step of a third-party model, with our optimizer, schedule and clipping."""
     optimizer = make_optimizer(model, config)
 
     def step(number: int) -> Tensor:
         given = batch(config, number).to(runtime.device)
-        for group in optimizer.param_groups:  # of the standard parametrisation
+        for group in optimizer.param_groups:  # standard parametrisation
             group["lr"] = learning_rate(config, number)
         with runtime.autocast:
             loss = loss_of(given)
@@ -184,7 +183,7 @@ def plain(config: RunConfig, runtime: Runtime) -> Step:
 
 
 def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
-    """Eager and compiled, by name; the first is the one to be compared with."""
+    """Eager and compiled by name, the reference first."""
     eager, compiled = (resolve(config, wanted.model_copy(update={"compile": on})) for on in (False, True))
     own: dict[str, Callable[[], Step]] = {
         "ours, eager": lambda: ours(config, eager),
@@ -199,7 +198,7 @@ def against_plain(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callabl
 
 
 def show_top(name: str, step: Step, device: torch.device, n_shown: int) -> float:
-    """Profile three steps: print the operations that take most; the share of the time outside of products."""
+    """Profile three steps: print the slowest operations; returns the share of time outside matrix products."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     kinds += [torch.profiler.ProfilerActivity.CUDA] * (device.type == "cuda")
     for number in range(2):
@@ -217,7 +216,7 @@ def show_top(name: str, step: Step, device: torch.device, n_shown: int) -> float
 
 
 def ways(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
-    """By name; the first is theirs. On a GPU every kernel that can run here, compiled."""
+    """Variants by name, transformers' first. On a GPU every available kernel, compiled."""
     found = {"theirs, eager": lambda: theirs(config, resolve(config, wanted))}
     found["ours, eager"] = lambda: ours(config, resolve(config, wanted))
     plain = resolve(config, wanted)
@@ -256,7 +255,7 @@ class Result:
 
 
 def take_turns(found: dict[str, Callable[[], Step]], repeats: int, device: torch.device) -> dict[str, Result]:
-    """Every way takes the same steps; the first two of each are not counted. On a GPU one model is held at a time."""
+    """Time all variants on the same steps, without the first two. On a GPU only one model is in memory at a time."""
     results = {name: Result() for name in found}
     rounds = [range(repeats + 2)] if device.type == "cuda" else [range(n, n + 1) for n in range(repeats + 2)]
     steps: dict[str, Step] = {}
@@ -282,7 +281,7 @@ def take_turns(found: dict[str, Callable[[], Step]], repeats: int, device: torch
 
 
 def memory_of(name: str, arguments: list[str]) -> int:
-    """Bytes by which two steps of one way enlarge the resident set of a fresh process."""
+    """Growth of the resident set of a fresh process by two steps of one variant, in bytes."""
     command = [sys.executable, __file__, *arguments, "--memory-of", name]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
@@ -392,7 +391,7 @@ def main() -> None:
         if given.observe:
             observation(config, resolve(config, wanted), given.repeats)
             continue
-        torch._dynamo.reset()  # the shapes of another size are no reason to compile with symbolic ones
+        torch._dynamo.reset()  # else a second size would be compiled with symbolic shapes
         against = given.preset == "small" or given.preset.startswith("gpu-")
         found = (against_plain if against else ways)(config, wanted)
         found = {name: make for name, make in found.items() if not (given.no_compile and "compiled" in name)}
