@@ -1,13 +1,13 @@
-"""A results folder as a few files: `sparsedepth pack`, `sparsedepth unpack`.
+"""Packs: a results folder as a few files (`sparsedepth pack`, `sparsedepth unpack`).
 
     PACK/runs.parquet, rows.parquet   the rows of the views (`store.tables`)
-    PACK/records.parquet    place, name, content: every other file of the records, as it was
-    PACK/weights/           <run_id>.safetensors, where asked for
+    PACK/records.parquet    place, name, content: all other files of the records, unchanged
+    PACK/weights/           <run_id>.safetensors, if requested
     PACK/pack.json          last: the checksums of the above
-    PACK/...                sweep.yaml, plan.json, figures: what lay in the results folder beside the records
+    PACK/...                the other files of the results folder: sweep.yaml, plan.json, figures
 
-A pack is read like the folder, at the speed of a cache. A run's Parquet files are not kept: they are made from the
-rows again, byte by byte the same where the version of pyarrow is; where it is not, the marker gets their new checksums.
+A pack is read like the folder, as fast as a cache. The Parquet files of a run are made again from the rows when they
+are needed: byte-identical with the same version of pyarrow; with another, the marker gets their new checksums.
 """
 
 import functools
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[a-z][a-z_]*(\.[a-z]+)?")
 
 
 class DamagedPack(DamagedRun):
-    """A pack whose files are not the ones it was written with."""
+    """A pack whose files differ from those it was written with."""
 
     def __init__(self, folder: Path, name: str, problem: str) -> None:
         ValueError.__init__(
@@ -52,15 +52,14 @@ def is_pack(folder: Path) -> bool:
 
 
 def refuse_pack(results: Path) -> None:
-    """Refuse a pack as results folder. Raises ValueError where runs would be added to a pack, which knows nothing of
-    those it holds."""
+    """Raises ValueError for a pack: runs can only be added to a results folder."""
     if is_pack(results):
         name = quote(str(results))
-        raise ValueError(f"{name} is a pack; sparsedepth unpack {name} -o DIR, and go on in DIR")
+        raise ValueError(f"{name} is a pack; sparsedepth unpack {name} -o DIR, and continue in DIR")
 
 
 def open_pack(folder: Path) -> "Pack":
-    """The index of a pack, checked. Raises DamagedPack, OSError."""
+    """Open a pack (cached until its index changes). Raises DamagedPack, OSError."""
     state = (folder / INDEX).stat()
     return _open(folder, state.st_mtime_ns, state.st_ino)
 
@@ -71,7 +70,7 @@ def _open(folder: Path, *state: int) -> "Pack":
 
 
 class Pack:
-    """A pack, open; `runs` are read at once, and the rest when it is asked for."""
+    """An open pack; `runs` are read at once, the rest when needed."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -103,13 +102,13 @@ class Pack:
         return frozenset(run.run_id for run in self.stored_runs)
 
     def rows(self) -> Rows | None:
-        """The rows of the views; None where they were written with other columns than ours."""
+        """The rows of the views; None if they were written with other columns than the current ones."""
         if self.index.get("version") != tables.VERSION:
             return None
         return self._checked("a table", lambda: tables.open_rows(self.folder, self.index, self.runs))
 
     def places(self, kind: str) -> list[str]:
-        """The records in RESULTS/kind."""
+        """The places of the records of one of KINDS."""
         return sorted(place for place in self._places if place.partition("/")[0] == kind)
 
     def files(self, place: str) -> Files:
@@ -121,7 +120,7 @@ class Pack:
         return Files(folder=folder, marker=marker, read=lambda name: self._read(place, marker, name))
 
     def content(self, place: str, name: str) -> bytes | None:
-        """A file that was kept as it was; None where there is none."""
+        """A file in records.parquet; None where there is none."""
         return self.contents.get(place, {}).get(name)
 
     def _read(self, place: str, marker: Marker, name: str) -> bytes:
@@ -133,14 +132,14 @@ class Pack:
 
     def _table_file(self, table: Table, run_id: str) -> bytes:
         """A run's Parquet file, made from its rows."""
-        rows, places = self._tables[table]
-        first, end = places.get(run_id, (0, 0))
+        rows, extents = self._tables[table]
+        first, end = extents.get(run_id, (0, 0))
         schema = file_schema(table)
         return table_bytes(rows.slice(first, end - first).select(schema.names).combine_chunks().cast(schema))
 
     @cached_property
     def _tables(self) -> dict[Table, tuple[pa.Table, dict[str, tuple[int, int]]]]:
-        """Each table, and where in it the rows of a run begin and end."""
+        """Each table, and the first and end row of each run in it."""
         views = self._checked(f"{ROWS}.parquet", lambda: tables.open_views(self.folder, self.index))
         rows = Rows(runs=self.runs, tables=views)
         in_memory = {table: rows.in_memory(table) for table in views}
@@ -148,13 +147,13 @@ class Pack:
 
     @cached_property
     def _places(self) -> frozenset[str]:
-        """Of every record, without what it holds, which is most of the file."""
+        """The places of all records, read without their contents, which are most of the file."""
         places = self._table(RECORDS, pa.schema([RECORDS_SCHEMA.field("place")])).column(0)
         return frozenset(map(str, places.to_pylist()))
 
     @cached_property
     def contents(self) -> dict[str, dict[str, bytes]]:
-        """place -> name -> content of `records.parquet`."""
+        """records.parquet: place -> name -> content."""
         contents: dict[str, dict[str, bytes]] = {}
         columns = self._table(RECORDS, RECORDS_SCHEMA).columns
         for place, name, content in zip(*(column.to_pylist() for column in columns), strict=True):
@@ -176,7 +175,7 @@ class Pack:
 def _extents(run_ids: pa.ChunkedArray) -> dict[str, tuple[int, int]]:
     if not len(run_ids):
         return {}
-    import pyarrow.compute as pc  # slow to load, and for few
+    import pyarrow.compute as pc  # slow to import, and rarely needed
 
     encoded = pc.call_function("run_end_encode", [run_ids.combine_chunks()])
     ends = encoded.run_ends.to_pylist()

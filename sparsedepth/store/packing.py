@@ -1,4 +1,4 @@
-"""Write a results folder as a pack, and a pack as the folder that it was made from."""
+"""Pack a results folder, and unpack it."""
 
 import math
 import shutil
@@ -22,58 +22,54 @@ from sparsedepth.store.schema import TABLES
 
 WEIGHTS_FOLDER = "weights"
 WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
-"""What a run without a result leaves: why it was ended."""
-_OF_ROWS = {f"{table}.parquet" for table in TABLES}
+"""Files of a run without a result, which say why it ended."""
+_TABLE_FILES = {f"{table}.parquet" for table in TABLES}
 
 LEVEL = 19
-"""Of zstd: a pack is written once and kept in repositories; at this one it is 5 to 15% smaller than at the default."""
+"""Level of zstd: 5 to 15% smaller than the default, since a pack is written once and kept in repositories."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """What was packed, or unpacked."""
+    """Counts of what was packed or unpacked."""
 
     records: int
     files: int
     bytes: int
     rewritten: int = 0
-    """Records whose tables are in other bytes: another pyarrow wrote them, or the pack rounded their rows."""
+    """Records whose tables are not byte-identical: written by another pyarrow, or rounded by the pack."""
 
 
 def check_new(folder: Path, source: Path | None = None) -> None:
-    """Check that a folder is new. Raises ValueError where something is in the place of a folder to write, or it lies in
-    the `source` of what it is to hold: every run there would be found twice."""
+    """Raises ValueError if the folder is not new, or is inside its `source`, where its runs would be found twice."""
     if source and source.resolve() in folder.resolve().parents:
-        raise ValueError(
-            f"{str(folder)!r} lies in {str(source)!r}, which it is made from; name a folder beside it with -o"
-        )
+        raise ValueError(f"{str(folder)!r} is inside its source {str(source)!r}; name a folder outside with -o")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{str(folder)!r} is not an empty folder; name a new one with -o")
 
 
 def pack(results: Path, out: Path, weights: bool = False, digits: int | None = None) -> Packed:
-    """Write the complete records of a results folder into the new folder `out`, which appears whole or not at all.
+    """Write the complete records of a results folder into the new folder `out`, atomically.
 
-    `digits` rounds the rows of the views but `runs` to that many significant digits: what they hold was measured in
-    single precision (7 digits), and digits beyond it are noise that does not compress.
+    `digits` rounds the rows of all views but `runs` to that many significant digits: they were measured in single
+    precision (7 digits), and further digits are noise that does not compress.
 
-    Raises DamagedRun, and ValueError where there are none, or one does not lie in a folder of KINDS.
+    Raises DamagedRun, and ValueError if there is no record, or one is outside the folders of KINDS.
     """
     parts = find_runs([results])
     stored = [run for part in parts for run in part.runs]
     records = [(run.place, run.files()) for run in stored]
-    records += [
-        (f"{kind}/{files.folder.name}", files) for kind in (TOYS, EVALS) for files in find_groups(results, kind)
-    ]
+    for kind in (TOYS, EVALS):
+        records += [(f"{kind}/{files.folder.name}", files) for files in find_groups(results, kind)]
     if any(part.root != results for part in parts) or not all(PLACE.fullmatch(place) for place, _ in records):
         raise ValueError(f"{str(results)!r} holds runs of several results folders; pack each by itself")
     if not records:
         raise ValueError(f"{str(results)!r} holds no complete run, toy or evaluation; name a results folder")
     contents: list[dict[str, Any]] = []
     for place, files in records:
-        made = {*_OF_ROWS, WEIGHTS} if _is_run(place) else ()
+        stored_apart = {*_TABLE_FILES, WEIGHTS} if _is_run(place) else ()
         contents.append({"place": place, "name": MARKER, "content": files.marker.content})
-        names = (name for name in files.marker.files if name not in made)
+        names = (name for name in files.marker.files if name not in stored_apart)
         contents += [{"place": place, "name": name, "content": files.read(name)} for name in names]
     contents += _unfinished(results, {place for place, _ in records})
     rows = tables.read_rows(stored)
@@ -90,7 +86,7 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
 
 
 def _rounded(rows: pa.Table, digits: int) -> pa.Table:
-    """Numbers to the nearest of as many bits as the decimal digits take: other bits are 0, and compress."""
+    """Floats rounded to the bits that the decimal digits need; the other bits are 0, and compress."""
     scale = 2.0 ** math.ceil(digits * math.log2(10))
     for position, field in enumerate(rows.schema):
         if pa.types.is_floating(field.type):
@@ -109,15 +105,14 @@ def write_pack(folder: Path, rows: tables.Rows, contents: list[dict[str, Any]], 
 
 
 def _unfinished(results: Path, places: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Why runs without a result have none."""
+    """The files of runs without a result, which say why."""
     for path in sorted((results / WORK).glob("*/*.*")):
         if path.name in WORK_FILES and path.is_file() and f"{RUNS}/{path.parent.name}" not in places:
             yield {"place": f"{WORK}/{path.parent.name}", "name": path.name, "content": path.read_bytes()}
 
 
 def unpack(packed: Pack, out: Path) -> Packed:
-    """Write the results folder that was packed into the new folder `out`, which appears whole or not at all.
-    Raises DamagedPack."""
+    """Write the packed results folder into the new folder `out`, atomically. Raises DamagedPack."""
     places = sorted(packed.contents)
     rewritten = 0
     with atomic_folder(out) as aside:
@@ -132,21 +127,21 @@ def unpack(packed: Pack, out: Path) -> Packed:
 
 
 def _complete(packed: Pack, place: str, folder: Path) -> bool:
-    """Add what is no file of the pack, and check all; whether the marker had to be written anew."""
+    """Add tables and weights to a record, and verify it; returns whether the marker had to be rewritten."""
     files = packed.files(place)
     listed = files.marker.files
     if _is_run(place):
         check_marker(folder, files.marker)
-    made = {name for name in listed if name != WEIGHTS and packed.content(place, name) is None}
-    for name in made:
+    table_files = {name for name in listed if name != WEIGHTS and packed.content(place, name) is None}
+    for name in table_files:
         (folder / name).write_bytes(files.read(name))
     weights = packed.folder / WEIGHTS_FOLDER / f"{files.marker.run_id}.safetensors"
     if WEIGHTS in listed and weights.is_file():
         shutil.copyfile(weights, folder / WEIGHTS)
     present = {path.name for path in folder.iterdir()} - {MARKER}
     differing = {name for name in present if name not in listed or sha256(folder / name) != listed[name][0]}
-    if wrong := differing - made:
-        raise DamagedPack(packed.folder, f"{place}/{min(wrong)}", "is not the file that was packed")
+    if damaged := differing - table_files:
+        raise DamagedPack(packed.folder, f"{place}/{min(damaged)}", "is not the file that was packed")
     if differing:
         (folder / MARKER).unlink()
         write_marker(folder, files.marker.run_id, listed)
@@ -157,12 +152,12 @@ def _is_run(place: str) -> bool:
     return place.startswith((f"{RUNS}/", f"{MODELS}/"))
 
 
-def _copy_other_files(folder: Path, into: Path, but: Collection[str]) -> None:
-    """Copy the files beside the records: a definition, a plan, figures; not the study, which is made again."""
-    for path in sorted(folder.iterdir()):
-        is_kept = path.name not in but and not path.name.startswith((".", "study."))
-        if is_kept and path.is_file() and not path.is_symlink():
-            shutil.copyfile(path, into / path.name)
+def _copy_other_files(source: Path, target: Path, excluded: Collection[str]) -> None:
+    """Copy the files that are not records: a definition, a plan, figures; not the study, which can be rebuilt."""
+    for path in sorted(source.iterdir()):
+        is_copied = path.name not in excluded and not path.name.startswith((".", "study."))
+        if is_copied and path.is_file() and not path.is_symlink():
+            shutil.copyfile(path, target / path.name)
 
 
 def _packed(out: Path, records: int, rewritten: int = 0) -> Packed:

@@ -1,4 +1,4 @@
-"""One record as a row of the view `runs`: configuration, summary and manifest under its columns' names and types."""
+"""A record as a row of the view `runs`: its configuration, summary and manifest, typed by column."""
 
 import functools
 import json
@@ -24,36 +24,35 @@ from sparsedepth.store.schema import MANIFEST_COLUMNS, RUN_COLUMNS
 
 
 def utf8(text: str) -> str:
-    """The text with what UTF-8 cannot express (half characters, undecodable file names) as '?'."""
+    """The text with characters that UTF-8 cannot encode (lone surrogates, undecodable file names) as '?'."""
     return text.encode(errors="replace").decode()
 
 
 _COLUMNS = {column.name: column for column in RUN_COLUMNS}
 _DEPTH_COLUMNS = {score.name: {column.name for column in score.depth_columns()} for score in quantities.PROFILED}
-_OF_SUMMARY = frozenset(column.name for column in quantities.RUNS)
+_SUMMARY_COLUMNS = frozenset(column.name for column in quantities.RUNS)
 
 
 def run_row(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
-    """The values of `runs` that are not NULL. Raises DamagedRun for one that its column cannot hold."""
+    """The values that are not NULL. Raises DamagedRun for a value that does not fit its column."""
     facts = {column.name: run.manifest.get(column.name) for column in MANIFEST_COLUMNS}
     if isinstance(facts["packages"], dict):
         facts["packages"] = json.dumps(facts["packages"], sort_keys=True)
-    summary = {name: value for name, value in run.summary.items() if name in _OF_SUMMARY}
+    summary = {name: value for name, value in run.summary.items() if name in _SUMMARY_COLUMNS}
     try:
         return {"run_id": run.run_id, **_config_columns(run), **_typed({**depth_columns(run), **summary, **facts})}
     except MisfitError as misfit:
-        name = "summary.json" if misfit.column.name in _OF_SUMMARY else "manifest.json"
+        name = "summary.json" if misfit.column.name in _SUMMARY_COLUMNS else "manifest.json"
         if misfit.column.name in RunConfig.model_fields:
             name = CONFIG if isinstance(run, Run) else MODEL if isinstance(run, MeasuredRecord) else IMPORTED
         raise DamagedRun(run.folder, name, str(misfit)) from None
 
 
 def _config_columns(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any]:
-    """What is known of the RunConfig's fields, which for a measured model is little, and for an imported run what its
-    table states; and what names the cell."""
+    """The cell, and the known fields of RunConfig: few for a measured model, those of its table for an imported run."""
     if isinstance(run, ImportedRecord):
-        named = {"cell_id": run.run.cell_id, "origin": run.run.origin, "cluster": run.run.cluster}
-        return _typed({**named, "unknown_fields": ",".join(run.run.unknown), **run.run.config})
+        origin = {"cell_id": run.run.cell_id, "origin": run.run.origin, "cluster": run.run.cluster}
+        return _typed({**origin, "unknown_fields": ",".join(run.run.unknown), **run.run.config})
     if isinstance(run, Run):
         replicate = {name: getattr(run.config, name) for name in REPLICATE_FIELDS}
         return {**_cell_columns(run.config.cell), **_typed(replicate)}
@@ -62,7 +61,7 @@ def _config_columns(run: Run | MeasuredRecord | ImportedRecord) -> dict[str, Any
 
 @functools.lru_cache(maxsize=2048)
 def _cell_columns(cell: RunConfig) -> dict[str, Any]:
-    """The columns that replicates share."""
+    """The columns that all replicates share."""
     return _typed({"cell_id": cell.cell_id, **_fields_of(cell)})
 
 
@@ -74,11 +73,11 @@ def _fields_of(subject: RunConfig | MeasuredModel) -> dict[str, Any]:
 _PYTHON_TYPES = {"BIGINT": int, "DOUBLE": float, "VARCHAR": str, "BOOLEAN": bool}
 _LARGEST = {"BIGINT": 2**63 - 1, "DOUBLE": sys.float_info.max}
 _KINDS = {name: (_PYTHON_TYPES[column.type], _LARGEST.get(column.type)) for name, column in _COLUMNS.items()}
-"""What the values of a column are in Python, and how large they may be."""
+"""Column -> Python type of its values, and their largest magnitude."""
 
 
 class MisfitError(ValueError):
-    """A value that its column cannot hold."""
+    """A value that does not fit its column."""
 
     def __init__(self, column: Column, value: object) -> None:
         super().__init__(f"has {column.name}={str(value)[:40]!r}, which is not a {column.type}")
@@ -100,8 +99,7 @@ def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def depth_columns(record: Record) -> dict[str, float | None]:
-    """Columns of `runs` that a record's summary lacks, from its rows at the last step: where in depth
-    the scores of older runs come from. Empty where it has them."""
+    """Depth profiles that the summary of an older run lacks, computed from its rows at the last step."""
     missing = [
         score
         for score in quantities.PROFILED
@@ -114,11 +112,11 @@ def depth_columns(record: Record) -> dict[str, float | None]:
 
     from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
 
-    wanted = pc.SetLookupOptions(value_set=pa.array([score.rows or score.name for score in missing]))
+    metrics = pc.SetLookupOptions(value_set=pa.array([score.rows or score.name for score in missing]))
     rows = []
     for name in ("layers", "pairs"):
         table = record.tables[name]
-        rows.append(table.filter(pc.call_function("is_in", [table["metric"]], wanted)).to_pylist())
+        rows.append(table.filter(pc.call_function("is_in", [table["metric"]], metrics)).to_pylist())
     layers, pairs = rows
     n_layers = max((row.get("other_layer") or row["layer"] for row in (*layers, *pairs)), default=0)
     columns: dict[str, float | None] = {}

@@ -1,4 +1,4 @@
-"""The tables of one run: rows in Parquet files of its folder, by the columns of the schema."""
+"""The tables of one run: Parquet files in its folder."""
 
 import functools
 import io
@@ -13,27 +13,26 @@ from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, TABLES
 
 SMALL_BYTES = 2**16
-"""Of a table in memory: below it zstd saves nothing."""
+"""Tables up to this size in memory do not gain from zstd."""
 
 MAX_ROWS = 50_000_000
-"""A table above this is not read: no run of ours comes near."""
+"""Larger tables are rejected as damaged; ours are far smaller."""
 
 
 def table_bytes(rows: pa.Table, level: int | None = None) -> bytes:
-    """A Parquet file of these rows, by zstd at a level; equal rows give equal bytes, in one version of pyarrow."""
+    """A Parquet file of these rows, at a zstd level; deterministic for one version of pyarrow."""
     content = io.BytesIO()
     pq.write_table(rows, content, compression=compression_of(rows.nbytes, level), compression_level=level)
     return content.getvalue()
 
 
 def compression_of(n_bytes: int, level: int | None) -> str:
-    """A small table is no smaller for zstd, which takes three times as long to read: it is by snappy."""
+    """zstd, or snappy for small tables, which reads three times as fast."""
     return "zstd" if level is not None or n_bytes > SMALL_BYTES else "snappy"
 
 
 class TableFiles(Mapping[Table, pa.Table]):
-    """A record's tables. The bytes are those that were written; each is parsed when it is asked for, which may raise
-    DamagedRun."""
+    """A record's tables, each parsed on first access, which may raise DamagedRun."""
 
     def __init__(self, folder: Path, contents: Mapping[str, bytes]) -> None:
         self._folder, self._contents = folder, contents
@@ -75,7 +74,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def arrow_schema(columns: Iterable[Column], keys: Collection[str] = ()) -> pa.Schema:
-    """The Arrow schema of these columns, of which the keys are never NULL."""
+    """The Arrow schema of these columns; keys are never NULL."""
     types = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "BOOLEAN": pa.bool_()}
     return pa.schema([pa.field(column.name, types[column.type], column.name not in keys) for column in columns])
 

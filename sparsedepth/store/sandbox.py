@@ -1,15 +1,14 @@
-"""One question to the store in a process of its own, under limits that nothing in the question can escape.
+"""Run one query in a process of its own, under limits of the kernel that no query can escape.
 
-The limits of `open_store` act between batches of rows; one call that builds one huge value, such as
-repeat('x', 4000000000), runs between them. Here the kernel holds them, whatever the question does:
+The limits of `open_store` act between batches of rows, so a call that builds one huge value, such as
+repeat('x', 4000000000), escapes them. Here
 
-    time      the process is killed GRACE seconds after the question's own time limit; its processor time is bounded too
+    time      the process is killed GRACE seconds after the query's own time limit; its processor time is bounded too
     memory    MEMORY bytes of address space beyond what the open store needs (Linux)
-    disk      no file can grow by a byte
+    disk      no file can grow
 
-The child loads what it needs before it is told of any folder (`start`). It opens the store, says so, takes on the
-limits and only then reads the question from anyone. It sends back the finished text or Parquet file, so that the parent
-interprets nothing.
+The child process imports its modules before it gets a request (`start`). It opens the store, reports that, applies the
+limits, and only then runs the query. It returns the finished text or Parquet file, which the parent does not interpret.
 """
 
 import importlib
@@ -32,27 +31,27 @@ if TYPE_CHECKING:
 
 TIME_LIMIT = 60.0
 GRACE = 2.0
-"""Seconds in which DuckDB should have stopped by itself, with the clearer message."""
+"""Seconds for DuckDB to stop by itself, with a clearer message."""
 MEMORY = 3 * 2**30
-"""Bytes; above DuckDB's own limit, which says more clearly what was too much."""
+"""Bytes; above DuckDB's own limit, whose message is clearer."""
 
 _OPEN, _USER_ERROR = b"open\n", 2
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sparsedepth.store.sandbox import child; child()"
 _LIBRARY = str(Path(__file__).parents[2])
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Children without a question. One that gets none ends with this process."""
+"""Idle child processes, which end with this one."""
 
 
 def start() -> None:
-    """Start the child of the next question, for which it waits."""
-    # Isolated: no module of the current folder, which may be a stranger's, stands before the library's; nor are paths
-    # set up (-S), which takes as long as all of Python: it gets ours.
+    """Start a child process, which waits for the next query."""
+    # Isolated (-I): modules in the current folder, which may be untrusted, do not shadow the library's. Without site
+    # (-S), which would double the start time: sys.path is passed instead.
     command = [sys.executable, "-I", "-S", "-c", _CODE, json.dumps([*filter(None, sys.path), _LIBRARY])]
     _started.append(
         subprocess.Popen(
             command,
-            bufsize=0,  # `communicate` must find what follows the first line
+            bufsize=0,  # `communicate` must see all that follows the first line
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -70,7 +69,7 @@ def ask(
 ) -> bytes:
     """The answer in one of the formats of `render.encode`. `question` is {"sql": text}, or {"best": options of `best`}.
 
-    Raises ValueError for whatever `open_store`, `Store.sql` or `best` refuse, and at a limit.
+    Raises ValueError for errors of `open_store`, `Store.sql` and `best`, and at a limit.
     """
     request = {"paths": list(map(str, paths)), "question": question, "format": format, "time_limit": time_limit}
     request["skip_damaged"] = skip_damaged
@@ -78,32 +77,32 @@ def ask(
         start()
     with _started.pop() as process:
         assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError):  # its exit code says more
+        with suppress(BrokenPipeError):  # the exit code explains more
             process.stdin.write(json.dumps(request).encode() + b"\n")
         opened = process.stdout.readline() == _OPEN
         try:
-            content, said = process.communicate(timeout=time_limit + GRACE if opened else None)
+            content, stderr = process.communicate(timeout=time_limit + GRACE if opened else None)
         except subprocess.TimeoutExpired:
-            raise ValueError(_beyond(f"ran for longer than {time_limit:g} s")) from None
+            raise ValueError(_limit_message(f"ran for longer than {time_limit:g} s")) from None
         finally:
             process.kill()
-    return _content_or_error(process.returncode, content, said.decode(errors="replace"))
+    return _content_or_error(process.returncode, content, stderr.decode(errors="replace"))
 
 
-def _content_or_error(code: int, content: bytes, said: str) -> bytes:
+def _content_or_error(code: int, content: bytes, stderr: str) -> bytes:
     if code == 0:
-        sys.stderr.write(visible(said, keep="\n"))  # warnings
+        sys.stderr.write(visible(stderr, keep="\n"))  # warnings
         return content
     if code == _USER_ERROR:
-        raise ValueError(said)
-    if "MemoryError" in said or "bad_alloc" in said:  # Python's, Arrow's, C++'s
-        raise ValueError(_beyond(f"needs more memory than there is, or than {MEMORY // 2**30} GB"))
+        raise ValueError(stderr)
+    if "MemoryError" in stderr or "bad_alloc" in stderr:  # of Python, Arrow or C++
+        raise ValueError(_limit_message(f"needs more memory than there is, or than {MEMORY // 2**30} GB"))
     ended = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
-    last = said.strip().rpartition("\n")[2]
+    last = stderr.strip().rpartition("\n")[2]
     raise ValueError(f"the query was stopped: its process ended {ended}" + (f": {last}" if last else ""))
 
 
-def _beyond(limit: str) -> str:
+def _limit_message(limit: str) -> str:
     return f"the query was stopped: it {limit}; narrow it with WHERE, or aggregate"
 
 
@@ -111,16 +110,16 @@ def _beyond(limit: str) -> str:
 
 
 def child() -> None:
-    """Answer the request on stdin. Exit code 2, with one line on stderr, for what the asker did wrong."""
+    """Answer the request on stdin. User errors exit with code 2 and one line on stderr."""
     import warnings
 
     warnings.formatwarning = lambda message, *_: f"sparsedepth: warning: {message}\n"  # ty: ignore[invalid-assignment] - fewer names
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    importlib.import_module("sparsedepth.store.connection")  # while the parent reads its command line
-    question = sys.stdin.readline()
-    if not question:
-        return  # whoever started this has ended
-    request = json.loads(question)
+    importlib.import_module("sparsedepth.store.connection")  # while the parent parses its command line
+    line = sys.stdin.readline()
+    if not line:
+        return  # the parent has ended
+    request = json.loads(line)
     try:
         content = _answer(request, sys.stdout.buffer)
     except ValueError as error:
@@ -131,7 +130,7 @@ def child() -> None:
         sys.exit(_USER_ERROR)
     sys.stdout.buffer.write(content)
     sys.stdout.flush()
-    os._exit(0)  # what is left needs no farewell, and no memory
+    os._exit(0)  # skip cleanup, which takes time and memory
 
 
 def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
@@ -151,18 +150,18 @@ def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
 
 
 def _selecting(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
-    """What answers SQL, with what it needs loaded."""
+    """A function that answers SQL, its modules already imported."""
     from sparsedepth.store import render
 
     def answer(store: "Store") -> bytes:
-        found = store.sql(question["sql"])
-        return render.encode(render.with_decimals(found) if format in render.FOR_PEOPLE else found, format)
+        result = store.sql(question["sql"])
+        return render.encode(render.with_decimals(result) if format in render.FOR_PEOPLE else result, format)
 
     return answer
 
 
 def _ranking(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
-    """What answers `best`, with what it needs loaded."""
+    """A function that answers `best`, its modules already imported."""
     from sparsedepth.store import best, render
 
     def answer(store: "Store") -> bytes:
@@ -173,7 +172,7 @@ def _ranking(question: Mapping[str, Any], format: str) -> "Callable[[Store], byt
 
 
 def limit(seconds: float) -> None:
-    """Bound what this process may take from now on. Raises ValueError where the kernel refuses."""
+    """Limit time, memory and files of this process from now on. Raises ValueError if the kernel refuses."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     processor = int(used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)) + 1
     limits = {resource.RLIMIT_CPU: processor, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}

@@ -1,7 +1,7 @@
-"""What the store holds: the columns of every view, each with its type, unit and meaning.
+"""The schema of the store: the columns of all views, with type, unit and meaning.
 
-Derived from `RunConfig` (one column per field) and `sparsedepth.quantities` (one column or metric per quantity), so a
-name cannot mean two things. Nothing here reads a file.
+Derived from `RunConfig` (a column per field) and `sparsedepth.quantities` (a column or metric per quantity), so that a
+name has one meaning.
 """
 
 import types
@@ -24,38 +24,36 @@ MANIFEST_COLUMNS = (
     _of_runs("started", "VARCHAR", "when it started, ISO 8601 (manifest)"),
     _of_runs("seconds", "DOUBLE", "wall-clock time (manifest)", "s"),
     _of_runs("training_seconds", "DOUBLE", "the part of seconds before anything was measured (manifest)", "s"),
-    _of_runs("planned_seconds", "DOUBLE", "what the run was priced at before the sweep started (manifest)", "s"),
+    _of_runs("planned_seconds", "DOUBLE", "time estimated before the sweep started (manifest)", "s"),
     _of_runs(
         "peak_memory_bytes",
         "BIGINT",
         "most memory: allocated on the GPU, or on a CPU added to the process (manifest)",
         "byte",
     ),
-    _of_runs("planned_memory_bytes", "BIGINT", "what it was priced at before the sweep started (manifest)", "byte"),
+    _of_runs("planned_memory_bytes", "BIGINT", "memory estimated before the sweep started (manifest)", "byte"),
     _of_runs(
         "node_hours",
         "DOUBLE",
-        "on a cluster, lost starts included; its share of a task that computed others beside it (manifest)",
+        "node time on a cluster, failed starts included; its share if the task computed several runs (manifest)",
         "h",
     ),
     _of_runs("packages", "VARCHAR", "versions of the packages used, as JSON (manifest)"),
 )
-"""What the columns of `runs` take from a manifest."""
+"""The columns of `runs` that come from the manifest."""
 
 
 def _run_columns() -> tuple[Column, ...]:
     return (
         _of_runs("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
         _of_runs("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
-        _of_runs("model", "VARCHAR", "a model that was only measured, as it was named; NULL for a trained run"),
+        _of_runs("model", "VARCHAR", "name of a model that was only measured; NULL for a trained run"),
         *(_of_runs(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
         *quantities.RUNS,
-        _of_runs("folder", "VARCHAR", "where the run's files lie"),
+        _of_runs("folder", "VARCHAR", "folder of the run's files"),
         *MANIFEST_COLUMNS,
-        _of_runs("origin", "VARCHAR", "whose run it is, where it was imported from a table; NULL for a run of ours"),
-        _of_runs(
-            "cluster", "VARCHAR", "imported rows that share it are not independent: points of one training run, say"
-        ),
+        _of_runs("origin", "VARCHAR", "source of an imported run; NULL for a run of ours"),
+        _of_runs("cluster", "VARCHAR", "imported rows that share it are not independent, e.g. steps of one run"),
         _of_runs("unknown_fields", "VARCHAR", "fields that an imported run's table does not state, comma-separated"),
     )
 
@@ -66,8 +64,8 @@ def config_type(name: str) -> str:
 
 
 def column_type(annotation: Any) -> str:
-    """The SQL type of a field, by its annotation, for which no validator is built; a tuple is kept as JSON text, so
-    that it can be grouped and compared."""
+    """The SQL type of a field's annotation (no validator is built for it); a tuple is JSON text, so that it can be
+    grouped and compared."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType, Annotated):
         return column_type(next(option for option in inner if option is not types.NoneType))
@@ -77,11 +75,11 @@ def column_type(annotation: Any) -> str:
 _TYPES = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN", str: "VARCHAR", tuple: "VARCHAR"}
 
 
-def _metric_columns(view: Table, places: dict[str, str]) -> tuple[Column, ...]:
-    """The long form: one row per place and metric."""
+def _metric_columns(view: Table, keys: dict[str, str]) -> tuple[Column, ...]:
+    """The columns of a long table: one row per step, keys and metric."""
     return (
         Column(view=view, name="step", type="BIGINT", meaning="optimiser steps done when it was measured", unit="step"),
-        *(Column(view=view, name=name, type="BIGINT", meaning=meaning) for name, meaning in places.items()),
+        *(Column(view=view, name=name, type="BIGINT", meaning=meaning) for name, meaning in keys.items()),
         Column(
             view=view, name="metric", type="VARCHAR", meaning="name of the quantity, with @threshold where it has one"
         ),
@@ -109,56 +107,56 @@ TUNING_COLUMNS = (
     _of_runs(
         "tuned_fields",
         "VARCHAR",
-        "fields that the sweep tuned for this configuration, comma-separated; NULL where it tuned none",
+        "fields that the sweep tuned for this configuration, comma-separated; NULL if none",
     ),
     _of_runs(
         "tuning",
         "VARCHAR",
         "best, edge (best, but the lowest or highest value tried), rejected (another value was better) or "
-        "tuning (a seed that only chose the value, no result); NULL where nothing was tuned",
+        "tuning (a seed of tuning alone, no result); NULL if nothing was tuned",
     ),
     _of_runs(
         "tuned_by",
         "VARCHAR",
-        "the objective whose mean over the tuning seeds chose the value; NULL where nothing was tuned",
+        "the objective whose mean over the tuning seeds chose the value; NULL if nothing was tuned",
     ),
     _of_runs(
         "tuned_values",
         "VARCHAR",
-        "values tried for this configuration, ascending, comma-separated; NULL where several fields were tuned",
+        "values tried for this configuration, ascending, comma-separated; NULL if several fields were tuned",
     ),
     _of_runs(
         "tuned_rivals",
         "VARCHAR",
-        "values beside the chosen one that may be better, for all that these runs tell, comma-separated; NULL "
-        "where there is none, or several fields were tuned",
+        "values next to the chosen one that may be better, comma-separated; NULL if there is none, or several fields "
+        "were tuned",
     ),
     _of_runs(
         "tuning_n_seeds",
         "DOUBLE",
-        "seeds whose mean chose the value; NULL where nothing was tuned, or several fields were",
+        "seeds whose mean chose the value; NULL if nothing was tuned, or several fields were",
     ),
     _of_runs(
         "tuned_optimum",
         "DOUBLE",
-        "the best value by a smooth curve through those near the chosen one; NULL where it tells none",
+        "the optimum of a smooth curve through the values near the chosen one; NULL if it is not identified",
     ),
     _of_runs("tuned_optimum_lo", "DOUBLE", "lower end of the 95% interval of tuned_optimum"),
     _of_runs("tuned_optimum_hi", "DOUBLE", "upper end of the 95% interval of tuned_optimum"),
     _of_runs(
         "tuning_variance",
         "DOUBLE",
-        "what choosing the value adds to the mean square error of tuned_by, in its unit squared, given all "
-        "runs at the values tried; NULL where too few were",
+        "what choosing the value adds to the mean squared error of tuned_by, in its unit squared, given all "
+        "runs at the values tried; NULL if there are too few",
     ),
     _of_runs(
         "tuning_excess",
         "DOUBLE",
-        "by how much tuned_by is expected to lie above its best within a step of the chosen value, in its unit",
+        "expected excess of tuned_by over its minimum within a step of the chosen value, in its unit",
     ),
     _of_runs("tuning_df", "DOUBLE", "degrees of freedom of tuning_variance"),
 )
-"""What a run is among the others of its sweep; derived whenever a store is opened, so no cache holds it."""
+"""The role of a run in the tuning of its sweep; computed when a store is opened, so not in any cache."""
 
 COLUMNS: dict[Table, tuple[Column, ...]] = {
     "runs": RUN_COLUMNS,
@@ -184,4 +182,4 @@ KEYS: dict[Table, tuple[str, ...]] = {
     "tokens": ("step", "sequence", "position"),
     "difficulty": ("step", "difficulty"),
 }
-"""What tells two rows of one run apart; never NULL."""
+"""The primary key of the rows of one run; never NULL."""

@@ -1,8 +1,8 @@
-"""A folder that a sampler filled: TPE, NSGA-II, random search or quasi-Monte Carlo. Its proposals are no ladder.
+"""Folders filled by a sampler: TPE, NSGA-II, random search or quasi-Monte Carlo.
 
-No proposal is a baseline, since none was chosen to be one. What a search gives is its *front* (no other proposal is at
-least as good in every objective and better in one) and, since few seeds chose each, a list to run again with new ones.
-A proposal whose other seeds were ended early has the seeds that survived, which flatter it: its mean is no score.
+A search has no baseline. Its results are the Pareto *front* (no other proposal is at least as good in all objectives
+and better in one), and a shortlist to run again with new seeds, because the best of many is optimistic. A proposal with
+pruned seeds has no score: the mean of the surviving seeds is optimistic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.files import write_text
 
 FRESH = 5
-"""Seeds that a shortlist is run with again."""
+"""Seeds to run a shortlist with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Search:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The fields that the sampler chose; those that are zipped to them follow."""
+        """The fields that the sampler chose, and those zipped to them."""
         return tuple(self.definition.varied)
 
     @property
@@ -36,7 +36,7 @@ class Search:
 
     @property
     def n_seeds(self) -> int:
-        """Seeds that a proposal has at least, unless a run of it was ended early, failed or is still to come."""
+        """The least number of seeds of a proposal none of whose runs was pruned, failed or is unfinished."""
         seeds = self.definition.seeds
         return min(len(own_seeds(entry, seeds)) for entry in ({}, *self.definition.variants, *self.definition.cells))
 
@@ -44,16 +44,16 @@ class Search:
     def text(self) -> str:
         kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(self.definition.sampler, "random")
         return (
-            f"a {kind} search over {', '.join(self.axes)}: proposals, none of them a baseline; what stands first was "
-            f"lucky, too, until it is run with other seeds"
+            f"a {kind} search over {', '.join(self.axes)}, without a baseline; the best of many is optimistic until it "
+            f"is run with new seeds"
         )
 
 
 def search_of(roots: Sequence[Path]) -> Search | None:
-    """The search that filled these folders; None where there are several, or one of them was filled otherwise."""
+    """The search that filled this folder; None for several folders, or one without a search."""
     try:
         definitions = [read_definition(root) for root in roots if root.is_dir()]
-    except ValueError:  # no definition of this version: nothing is known of a sampler
+    except ValueError:  # a definition of another version
         return None
     if len(definitions) != 1 or definitions[0] is None or definitions[0].sampler == "grid":
         return None
@@ -61,20 +61,20 @@ def search_of(roots: Sequence[Path]) -> Search | None:
 
 
 def on_front(values_CK: np.ndarray, objectives: Sequence[str]) -> np.ndarray:
-    """Which rows no other row dominates, (C,); a row with a missing objective is on none."""
+    """Whether each row is on the Pareto front, (C,); rows with a missing objective are not."""
     loss_CK = values_CK * np.array([-quantities.sign(name) for name in objectives])
     known_C = np.asarray(np.isfinite(loss_CK).all(axis=1))
     loss_CK = np.where(known_C[:, None], loss_CK, np.inf)
-    no_worse = np.all(loss_CK[:, None] <= loss_CK[None], axis=2)
-    better = np.any(loss_CK[:, None] < loss_CK[None], axis=2)
-    return known_C & ~np.any(no_worse & better, axis=0)
+    no_worse_CC = np.all(loss_CK[:, None] <= loss_CK[None], axis=2)
+    better_CC = np.any(loss_CK[:, None] < loss_CK[None], axis=2)
+    return known_C & ~np.any(no_worse_CC & better_CC, axis=0)
 
 
 def rerun_definition(
     search: Search, chosen: Sequence[Mapping[str, Any]], out: Path, n_seeds: int = FRESH
 ) -> SweepDefinition:
-    """Write the sweep of these configurations (fields -> values) with seeds that no proposal had. Raises ValueError
-    where `out` exists."""
+    """Write the definition of a sweep of these configurations (field -> value) with new seeds. Raises ValueError if
+    `out` exists."""
     from sparsedepth.config.load import yaml_text
 
     if out.exists():
@@ -84,7 +84,7 @@ def rerun_definition(
     values = {
         "name": f"{searched.name}-again"[:64],
         "question": "Do the best proposals of the search stay the best with other seeds?",
-        "hypothesis": "Their order is partly luck: the first loses most.",
+        "hypothesis": "Their order is partly chance: the first will lose most.",
         "matched": searched.matched,
         "objectives": list(searched.objectives),
         "base": searched.base,

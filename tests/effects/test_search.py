@@ -74,7 +74,7 @@ def test_best_shows_a_front_and_no_baseline(searched):
     assert "front" in notes and not any("baseline" in (note or "") for note in notes)
     assert ranking.by == "val_loss" and "train_flops" in ranking.table.columns
     assert "lr=" in ranking.settings[0] and "weight_decay=" in ranking.settings[0]
-    assert "none of them a baseline" in shown and "baseline" not in shown.replace("none of them a baseline", "")
+    assert "without a baseline" in shown and "baseline" not in shown.replace("without a baseline", "")
     assert len(ranking.table.rows) > 2  # the whole front, not the first two
 
 
@@ -167,7 +167,9 @@ def test_figures_of_a_search(searched, tmp_path):
         assert drawn.drawings["slices"].data["kind"].nunique() == 2
         steps = draw(store, "history").drawings["history"].data["best_val_loss"]
         for name in ("effects", "learning_rate", "variance", "curves"):
-            with pytest.raises(NothingToDraw, match="a sampler chose these runs by their results: see slices"):
+            with pytest.raises(
+                NothingToDraw, match="a search chose these runs by earlier results; draw --figure slices"
+            ):
                 draw(store, name)
     assert steps.is_monotonic_decreasing
 

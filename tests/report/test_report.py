@@ -89,7 +89,7 @@ def test_a_search_is_no_ladder(tmp_path):
         told = content(store, [tmp_path])
     assert (told.card, told.effects, told.links) == (None, None, ())
     assert told.summary[0] == "Best of 3 proposals: val_loss 2 at n_layers=6, lr=0.002."
-    assert told.summary[1].startswith("A TPE search over lr: proposals, none of them a baseline")
+    assert told.summary[1].startswith("A TPE search over lr, without a baseline")
 
 
 def test_the_card_holds_all_thirteen_fields(said):

@@ -285,9 +285,9 @@ def test_the_commands(results, tmp_path, capsys):
     assert "failed 1x: no" in command("status", tmp_path / "results.pack")[1]
     for words, message in (
         (("pack", results), "is not an empty folder"),
-        (("pack", results, "-o", results / "runs/inside"), "results', which it is made from"),
-        (("unpack", tmp_path / "results.pack", "-o", tmp_path / "results.pack/inside"), "which it is made from"),
-        (("unpack", results, "-o", tmp_path / "x"), "is no pack"),
+        (("pack", results, "-o", results / "runs/inside"), "is inside its source"),
+        (("unpack", tmp_path / "results.pack", "-o", tmp_path / "results.pack/inside"), "is inside its source"),
+        (("unpack", results, "-o", tmp_path / "x"), "is not a pack"),
         (("pack", tmp_path), "several results folders"),
         (("pack", tmp_path / "again/work"), "no complete run"),
     ):
