@@ -1,19 +1,19 @@
-"""Which architecture of transformers computes what a decoder computes, and with which weights; or why none does.
+"""The transformers architecture that computes the same as a decoder, and its weights; or the reasons why none does.
 
-An architecture is chosen by the fields (`architecture`), and what it has no field for is folded into its weights:
+The config fields select an architecture (`architecture`); what it has no field for is folded into its weights:
 
     depth_scale lns               s_l into the weights of the block's norms                              exact
     depth_scale after_branch ...  s_l into the output projections, or into the norm after the branch     exact
     residual_gate                 the same                                                               exact
-    depth_scale before_norm       nothing: N(s x) = N(x), but for an epsilon that counts 1/s^2 times     to epsilon
+    depth_scale before_norm       nothing: N(s x) = N(x), except that epsilon has a weight of 1/s^2      to epsilon
     weight_density                zeros                                                                  exact
     loops                         a block's weights into each of its layers                              exact
     norm peri                     the embedding's norm into its rows                                     exact
-    n_shared_experts              Qwen2-MoE's gated expert, its gate held at sigmoid(0) = 1/2, twice as large   exact
+    n_shared_experts              Qwen2-MoE's gated expert, its gate held at sigmoid(0) = 1/2, doubled   exact
 
-Sandwich norms go out as Gemma-2 without its cap on attention; it multiplies the embedding by sqrt(D) and norms by
-1 + w, which is folded too. Experts with q/k norm over all heads go out as OLMoE, with one by head as Qwen3-MoE; raw
-gates without either as Qwen2-MoE, since OLMoE cannot do without its norm.
+Sandwich norms are exported as Gemma-2 without its attention cap; its embedding scale sqrt(D) and norm weights 1 + w are
+folded too. Experts with q/k norm over all heads are exported as OLMoE, per head as Qwen3-MoE; raw gates without q/k
+norm as Qwen2-MoE, since OLMoE requires its norm.
 
 Shapes: D d_model, E experts, F d_expert, V vocabulary.
 """
@@ -38,7 +38,7 @@ from sparsedepth.probe.hf_names import hf_name
 Weights = dict[str, Tensor]
 
 _ACTS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
-"""The gate's function by the name it has there."""
+"""transformers' name of the gate's activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Architecture:
     values: dict[str, Any]
     """fields of its config"""
     notes: tuple[str, ...]
-    """what was folded, and what a reader of the weights should know"""
+    """what was folded, and other notes for users of the weights"""
 
 
 REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
@@ -63,7 +63,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
         "activation={c.activation!r}: every decoder there that fits has a gated feed-forward part",
     ),
     (
-        lambda c: c.mask_documents and not _is_of_pairs(c),
+        lambda c: c.mask_documents and not _has_pairs(c),
         "mask_documents=True: exported, a token would see the documents before its own, as no decoder there ends "
         "attention at an end-of-document token",
     ),
@@ -103,12 +103,12 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
         "norms so, has experts in every layer and no window",
     ),
 )
-"""When a decoder cannot be expressed, and the reason."""
+"""Conditions under which a decoder cannot be exported, with the reason."""
 
 
 def architecture(config: ModelConfig) -> Architecture:
-    """The architecture for these fields. Raises ValueError, with every reason, where there is none."""
-    reasons = [reason.format(c=config) for is_so, reason in REFUSED if is_so(config)]
+    """The architecture for these fields. Raises ValueError with all reasons if there is none."""
+    reasons = [reason.format(c=config) for applies, reason in REFUSED if applies(config)]
     if reasons:
         raise ValueError(f"this model has no equal in transformers: {'; '.join(reasons)}")
     family = _family(config)
@@ -126,8 +126,9 @@ def _family(config: ModelConfig) -> str:
     return "mixtral" if is_plain else "qwen2_moe"
 
 
-def _is_of_pairs(config: ModelConfig) -> bool:
-    """Whether the run is of prompts and answers: each is asked by itself, where a mask of documents changes nothing."""
+def _has_pairs(config: ModelConfig) -> bool:
+    """Whether the run is trained on prompts and answers: each is used by itself, where document masks have no
+    effect."""
     return isinstance(config, RunConfig) and is_sft(config.corpus)
 
 
@@ -157,7 +158,7 @@ def _common(config: ModelConfig) -> dict[str, Any]:
 
 
 def _every_layer(config: ModelConfig) -> dict[str, Any]:
-    """A window, or none, in all layers, for families that choose by layer."""
+    """The same window, or none, in all layers, for families that choose by layer."""
     kind = "full_attention" if config.sliding_window is None else "sliding_attention"
     return {
         "use_sliding_window": config.sliding_window is not None,
@@ -189,7 +190,7 @@ def _mixtral(config: ModelConfig) -> dict[str, Any]:
 
 
 def _routed(config: ModelConfig) -> dict[str, Any]:
-    """transformers' balance loss is top_k, not 1, where the experts are in balance."""
+    """transformers' balance loss is top_k, not 1, for balanced experts."""
     assert config.top_k is not None
     return {"num_experts_per_tok": config.top_k, "router_aux_loss_coef": config.balance_loss / config.top_k}
 
@@ -237,7 +238,7 @@ _OWN: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
 
 
 def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
-    """What is folded into the weights, and what a reader of them should know."""
+    """What is folded into the weights, and other notes for users of the weights."""
     place = "the norms after the branches" if _has_out_norms(config) else "the output projections"
     folded = (
         (config.depth_scale == "lns", "LayerNorm Scaling (1/sqrt(layer)) is folded into the weights of the norms"),
@@ -247,7 +248,7 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
         ),
         (
             config.depth_scale == "before_norm",
-            "depth_scale=before_norm is left out: a norm undoes it, but for its epsilon, here norm_eps in every layer "
+            "depth_scale=before_norm is left out: a norm undoes it, except for epsilon, here norm_eps in every layer "
             "and norm_eps x layer in the run",
         ),
         (
@@ -257,32 +258,32 @@ def notes(config: ModelConfig, family: str) -> tuple[str, ...]:
         (config.residual_gate != "none", f"residual_gate={config.residual_gate} is folded into {place}"),
         (
             config.weight_density < 1,
-            f"weight_density={config.weight_density:g}: missing weights are zeros, which further training would fill",
+            f"weight_density={config.weight_density:g}: masked weights are zeros, which further training would change",
         ),
-        (config.drops, "dropout is left out, which is of training alone: further training would be without"),
+        (config.drops, "dropout is left out: further training would be without"),
         (
             config.loops > 1,
-            f"loops={config.loops}: a block's weights are written for each of its layers, and would part in training",
+            f"loops={config.loops}: a block's weights are written for each of its layers, and would differ if trained",
         ),
         (config.norm == "peri", "the norm of the embedding is folded into its rows"),
         (
-            _is_of_pairs(config),
-            "trained on prompts and answers, several in a sequence and each by itself: give it one at a time",
+            _has_pairs(config),
+            "trained on prompts and answers, several in a sequence with separate attention: use one at a time",
         ),
-        (family == "gemma2", "Gemma-2 stands for sandwich norms, with our activation and without its cap on attention"),
-        (family == "gemma2" and config.tie_embeddings, "the tied head is a matrix of its own here"),
+        (family == "gemma2", "Gemma-2 represents sandwich norms, with our activation and without its attention cap"),
+        (family == "gemma2" and config.tie_embeddings, "the tied head is a separate matrix here"),
         (
             config.n_shared_experts > 0,
             "the shared expert's gate is 0, which halves it, and its output projection is doubled",
         ),
-        (family in ("qwen2_moe", "qwen3_moe"), f"{family} stands for experts that Mixtral cannot express"),
+        (family in ("qwen2_moe", "qwen3_moe"), f"{family} represents experts that Mixtral cannot express"),
     )
-    return tuple(note for is_so, note in folded if is_so)
+    return tuple(note for applies, note in folded if applies)
 
 
 @torch.no_grad()
 def weights(model: Decoder) -> Weights:
-    """The decoder's weights under the names of its architecture, in fp32; products are taken in fp64 first."""
+    """The decoder's weights with the architecture's names, in fp32, computed in fp64."""
     config, family, own = model.config, _family(model.config), folded_weights(model)
     if config.norm == "peri":
         own["embed.weight"] = model.embed_norm(own["embed.weight"].double())
@@ -292,7 +293,7 @@ def weights(model: Decoder) -> Weights:
         own |= {name: weight.double() - 1 for name, weight in own.items() if name.endswith("norm.weight")}
     elif config.tie_embeddings:
         del own["head.weight"]
-    named = {theirs: weight for name, weight in own.items() if (theirs := hf_name(name, family))}
+    named = {hf: weight for name, weight in own.items() if (hf := hf_name(name, family))}
     if family == "qwen2_moe":
         for index, block in enumerate(model.blocks):
             assert isinstance(block, Block)
@@ -301,7 +302,7 @@ def weights(model: Decoder) -> Weights:
 
 
 def folded_weights(model: Decoder) -> Weights:
-    """All weights under the decoder's own names, those with what no family has a field for folded into them."""
+    """All weights with the decoder's names, including what has to be folded for any architecture."""
     own = {**model.state_dict(), "head.weight": model.head.weight.double() / model.config.width_multiplier}
     for index, block in enumerate(model.blocks):
         assert isinstance(block, Block)
@@ -310,7 +311,7 @@ def folded_weights(model: Decoder) -> Weights:
 
 
 def _folded(block: Block, config: ModelConfig) -> Weights:
-    """The weights of a block that factors are folded into: of its norms, and of output projections without a norm."""
+    """The weights of a block after folding: of norms, and of output projections without a norm after them."""
     after_norm = block.depth_factor.double() if config.depth_scale == "lns" else 1.0
     folded = {}
     for part in PARTS:
@@ -328,7 +329,7 @@ def _folded(block: Block, config: ModelConfig) -> Weights:
 
 
 def branch_factor(block: Block, config: ModelConfig, part: Part) -> Tensor:
-    """What multiplies a branch before it is added: one number, or one for each channel."""
+    """The factor on a branch's output: one number, or one per channel."""
     factor = torch.ones_like(block.depth_factor, dtype=torch.float64)
     if config.depth_scale in ("after_branch", f"after_{part}"):
         factor = block.depth_factor.double()
@@ -342,7 +343,7 @@ def scaled_outputs(weight: Tensor, factor: Tensor) -> Tensor:
 
 
 def _shared_gate(ffn: FeedForward | Experts) -> Weights:
-    """What Qwen2-MoE cannot do without: the gate of the shared expert, and that expert, 0 wide where there is none."""
+    """Weights that Qwen2-MoE requires: the gate of the shared expert, and if there is none an expert of width 0."""
     if isinstance(ffn, FeedForward):
         return {}
     width = ffn.router.in_features

@@ -1,4 +1,4 @@
-"""The model card of an exported run: how to load it, what was checked, its scores, its configuration, its origin."""
+"""The model card of an exported run: loading, parity check, scores, configuration and origin."""
 
 import json
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from sparsedepth.store.run_record import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """The largest absolute difference of a logit, exported model against run, both in fp32."""
+    """The largest absolute difference of logits between exported model and run, both in fp32."""
 
     random_tokens: float
     held_out_text: float
     inputs: tuple[str, str] = ("random tokens", "held-out text")
-    """what the two are of"""
+    """names of the two inputs"""
 
     @property
     def largest(self) -> float:
@@ -27,13 +27,13 @@ class Parity:
 
 
 def card(run: Run, exported: Architecture, parity: Parity) -> str:
-    """README.md. Every value from the run is written as JSON on a line of its own, so that none can pose as markup."""
+    """README.md. Every value of the run is JSON on a line of its own, so that none can inject markup."""
     config, summary, is_vit = run.config, run.summary, exported.family == "vit"
     kinds = "AutoModelForImageClassification, AutoImageProcessor" if is_vit else "AutoModelForCausalLM, AutoTokenizer"
     reader = "processor" if is_vit else "tokenizer"
     versions = {"sparsedepth": __version__, **{name: version(name) for name in ("torch", "transformers")}}
-    told = ("code", "started", "seconds", "device", "data_hash", "packages")
-    origin = {name: run.manifest.get(name) for name in told}
+    manifest_fields = ("code", "started", "seconds", "device", "data_hash", "packages")
+    origin = {name: run.manifest.get(name) for name in manifest_fields}
     sections = [
         _front_matter(config, parity),
         f"# sparsedepth run {config.run_id}",
@@ -71,7 +71,7 @@ def _front_matter(config: RunConfig, parity: Parity) -> str:
 
 
 def _lines(values: Mapping[str, Any]) -> str:
-    """`name: value` lines, each value JSON, which is YAML, but for numbers such as 1e-06, which YAML 1.1 calls text."""
+    """`name: value` lines with JSON values, valid as YAML 1.1 (which reads 1e-06 as text)."""
     lines = []
     for name, value in values.items():
         text = json.dumps(value)
@@ -90,6 +90,6 @@ def _scores(summary: Mapping[str, Any]) -> str:
     for column, value, ends in quantities.with_intervals(summary):
         if not isinstance(value, bool | str):
             interval = f"{ends[0]:.4g} to {ends[1]:.4g}" if ends else ""
-            shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-            rows.append(f"| {column.name} | {shown} | {interval} | {column.unit} |")
+            number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+            rows.append(f"| {column.name} | {number} | {interval} | {column.unit} |")
     return "\n".join(rows)

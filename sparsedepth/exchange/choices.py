@@ -1,12 +1,12 @@
-"""Multiple-choice questions of a JSON-lines file, scored by the likelihood of each choice; needs no other package.
+"""Multiple-choice questions from a JSON-lines file, scored by the likelihood of each choice; needs no other package.
 
-    {"question": ..., "choices": [..., ...], "answer": 1}        the right choice by its place from 0, or by its text
+    {"question": ..., "choices": [..., ...], "answer": 1}        the right choice by its index from 0, or by its text
 
     acc        share of the questions whose right choice has the largest ln p(choice | question)
-    acc_norm   the same of ln p / characters of the choice: a longer choice is not less likely for its length alone
+    acc_norm   the same with ln p / characters of the choice, a correction for length
 
-Both are lm-evaluation-harness's, and so is the text: question, a space unless it ends in white space, choice. Of equal
-choices the first is taken. Their intervals are Wilson's at 95%, over questions (`store.small_sample`).
+Both are defined as in lm-evaluation-harness, with the same text: question, a space unless it ends in white space,
+choice. Of equal choices the first is taken. Intervals are Wilson's at 95%, over questions (`store.small_sample`).
 """
 
 import math
@@ -30,11 +30,11 @@ from sparsedepth.store.evals import EvaluationKey
 from sparsedepth.store.small_sample import share_interval
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz")
-"""How the name of a file of questions ends; other tasks are lm-evaluation-harness's."""
+"""File names of questions; other task names are lm-evaluation-harness's."""
 
 SHAPES = "question, choices and answer"
 DEFAULT_LEN = 2048
-"""Tokens that a model without a limit of its own reads."""
+"""Context of a model without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,12 @@ class ChoiceQuestion:
     question: str
     choices: tuple[str, ...]
     answer: int
-    """the place of the right choice"""
+    """index of the right choice"""
 
 
 def read_questions(file: Path, limit: int | None = None) -> list[ChoiceQuestion]:
-    """The questions of a file. Raises ValueError, naming the line, for a missing field, an answer that is none of the
-    choices, fewer than two of these, or two alike."""
+    """The questions of a file. Raises ValueError, naming the line, for a missing field, an answer that is no choice,
+    fewer than two choices, or duplicates."""
     if not file.is_file():
         raise ValueError(f"{str(file)!r} is no file; name a JSON-lines file with {SHAPES}")
     questions = [_question(row, place) for place, row in json_objects(file)]
@@ -66,28 +66,28 @@ def _question(row: Mapping[str, Any], place: str) -> ChoiceQuestion:
     if len(choices) < 2 or len(set(choices)) < len(choices):
         raise ValueError(f"{place} has choices={str(choices)[:60]}; give at least two, no two alike")
     answer = row.get("answer")
-    place_of = choices.index(answer) if answer in choices else answer
-    if not isinstance(place_of, int) or isinstance(place_of, bool) or not 0 <= place_of < len(choices):
+    answer_index = choices.index(answer) if answer in choices else answer
+    if not isinstance(answer_index, int) or isinstance(answer_index, bool) or not 0 <= answer_index < len(choices):
         raise ValueError(
-            f"{place} has answer={answer!r}, which is no choice; give its text, or its place, 0 to {len(choices) - 1}"
+            f"{place} has answer={answer!r}, which is no choice; give its text, or its index, 0 to {len(choices) - 1}"
         )
-    return ChoiceQuestion(question=question, choices=tuple(map(plain, choices)), answer=place_of)
+    return ChoiceQuestion(question=question, choices=tuple(map(plain, choices)), answer=answer_index)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Questions:
-    """A file of questions, as a task."""
+    """A file of questions as an evaluation task."""
 
     name: str
     questions: list[ChoiceQuestion]
 
     def key(self, model: LoadedModel) -> EvaluationKey:
-        asked = [[question.question, question.choices, question.answer] for question in self.questions]
+        content = [[question.question, question.choices, question.answer] for question in self.questions]
         return model_key(
             model,
             task=self.name,
             task_version="1",
-            task_hash=digest(asked),
+            task_hash=digest(content),
             n_fewshot=0,
             harness=f"sparsedepth {__version__}",
         )
@@ -99,7 +99,7 @@ class Questions:
         n = len(self.questions)
         return EvaluationScores(
             rows=scores(self.questions, log_p),
-            hits={(metric, "none"): dict(enumerate(of_all)) for metric, of_all in hits(self.questions, log_p).items()},
+            hits={(metric, "none"): dict(enumerate(row)) for metric, row in hits(self.questions, log_p).items()},
             n=n,
             n_documents=n,
             n_truncated=likelihood.n_truncated,
@@ -109,14 +109,14 @@ class Questions:
 def choice_likelihoods(
     likelihood: Likelihood, tokenizer: Tokenizer, questions: list[ChoiceQuestion]
 ) -> list[np.ndarray]:
-    """ln p of each choice, one array a question."""
+    """ln p of each choice, one array per question."""
     pairs = [Pair(question.question, choice) for question in questions for choice in question.choices]
     log_p = np.array([value for value, _ in likelihood(encode_pairs(tokenizer, pairs))])
     return np.split(log_p, np.cumsum([len(question.choices) for question in questions])[:-1])
 
 
 def hits(questions: list[ChoiceQuestion], log_p: list[np.ndarray]) -> dict[str, list[bool]]:
-    """By metric, whether each question is answered rightly, from ln p of every choice."""
+    """By metric, whether each question is answered correctly, from ln p of every choice."""
     lengths = [np.array([len(choice) for choice in question.choices]) for question in questions]
     right = [question.answer for question in questions]
     return {
@@ -130,7 +130,7 @@ def scores(questions: list[ChoiceQuestion], log_p: list[np.ndarray]) -> list[dic
     right = [question.answer for question in questions]
     pairs = [Pair(question.question, question.choices[question.answer]) for question in questions]
     bits = [(-p[answer] / math.log(2), answer_bytes(pair)) for p, answer, pair in zip(log_p, right, pairs, strict=True)]
-    accuracies = [_accuracy(metric, of_all) for metric, of_all in hits(questions, log_p).items()]
+    accuracies = [_accuracy(metric, question_hits) for metric, question_hits in hits(questions, log_p).items()]
     return [*accuracies, *answer_bits(bits)]
 
 

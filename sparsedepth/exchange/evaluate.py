@@ -1,20 +1,20 @@
-"""lm-evaluation-harness on a run or a Hugging Face folder: tasks by name, one evaluation each, kept in the store.
+"""lm-evaluation-harness on a run or a Hugging Face folder, one evaluation per task, stored in the store.
 
-Tasks are those of the harness, and of a folder that the user names. A task of that folder is a YAML file, and may name
-Python functions beside it (`!function`), which run: name only a folder that is trusted. Nothing of the *model's* folder
-is ever run. A group of tasks is evaluated task by task. Seeds of few-shot examples are the harness's own.
+Tasks are the harness's, or those of a folder that the user names. Such a task is a YAML file that may name Python
+functions beside it (`!function`), which are executed: name only trusted folders. Nothing in the *model's* folder is
+ever executed. A group of tasks is evaluated task by task. Seeds of few-shot examples are the harness's own.
 
-Beside the harness's metrics, tasks with a right answer get
+In addition to the harness's metrics, tasks with a right answer get
 
     answer_bits_per_byte = -sum log2 p(right answer | question) / sum bytes(right answer)
 
-over all documents, which moves long before accuracy does, and compares across tokenizers.
+over all documents: it improves long before accuracy does, and is comparable across tokenizers.
 
-Without some layers a model is asked the same documents, and each metric that is right or wrong of a document gets
+A model without some layers is evaluated on the same documents, and each metric that is 0 or 1 per document gets
 
     metric_lost = metric with all layers - metric without them
 
-with a 95% interval that pairs the documents (`store.small_sample.paired_share_interval`).
+with a 95% interval paired by document (`store.small_sample.paired_share_interval`).
 """
 
 import difflib
@@ -25,7 +25,7 @@ import random
 import re
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -44,84 +44,88 @@ from sparsedepth.store.small_sample import paired_share_interval
 
 ANSWER_BITS = "answer_bits_per_byte"
 LOST = "_lost"
-"""Ends the name of what a metric loses without layers."""
+"""Name suffix of a metric's decrease without layers."""
 FEWSHOT_SEED = 1234
 """The harness's default, as are those below."""
 N_BOOTSTRAP = 100_000
 
 
 def check_harness() -> None:
-    """Raises ValueError, with the command that fixes it, without lm-evaluation-harness."""
+    """Raises ValueError, with the fix, without lm-evaluation-harness."""
     if find_spec("lm_eval") is None:
         raise ValueError("lm-evaluation-harness is not installed; pip install 'sparsedepth[eval]'")
 
 
 Hits = Mapping[tuple[str, str], Mapping[int, bool]]
-"""By metric and filter: of each document, whether it was answered rightly."""
+"""By metric and filter: whether each document was answered correctly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationScores:
-    """What a task says of a model."""
+    """A model's results on a task."""
 
     rows: list[dict[str, Any]]
-    """of an evaluation's `results`"""
+    """rows of an evaluation's `results`"""
     hits: Hits
-    """of the metrics that are right or wrong"""
+    """of the metrics that are 0 or 1 per document"""
     n: int
     n_documents: int
     n_truncated: int | None
 
 
-class Asked(Protocol):
-    """What a model is evaluated on: tasks of lm-evaluation-harness, or a file of questions."""
+class EvaluationTask(Protocol):
+    """A task of lm-evaluation-harness, or a file of questions."""
 
     def key(self, model: LoadedModel) -> EvaluationKey:
-        """The identity of an evaluation: all that its scores on the whole model depend on."""
+        """The identity of an evaluation: everything that the whole model's scores depend on."""
         ...
 
     def score(self, model: LoadedModel, data: Path, layers: list[int] | None) -> EvaluationScores:
-        """Evaluate the model, or its `layers` alone where they are given; `data` is the data folder of its results."""
+        """Evaluate the model, or only its `layers` if given; `data` is the data folder of its results."""
         ...
 
 
-def keys_of(asked: Asked, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:
-    """Of the whole model, then of the model without each range of layers."""
-    whole = asked.key(model)
+def keys_of(task: EvaluationTask, model: LoadedModel, without: Sequence[str]) -> list[EvaluationKey]:
+    """The key of the whole model, then of the model without each range of layers."""
+    whole = task.key(model)
     return [whole, *(whole.model_copy(update={"without": layers}) for layers in without)]
 
 
 def evaluate(
-    model: LoadedModel, data: Path, asked: Asked, keys: Sequence[EvaluationKey], kept: Container[EvaluationKey] = ()
+    model: LoadedModel,
+    data: Path,
+    task: EvaluationTask,
+    keys: Sequence[EvaluationKey],
+    stored: Container[EvaluationKey] = (),
 ) -> Iterator[Evaluation]:
-    """The evaluations of `keys_of` that are not `kept`.
+    """The evaluations of `keys_of` that are not `stored`.
 
-    A drop is of pairs of answers, so the whole model is asked again where its evaluation alone is kept.
+    Losses are paired by document, so the whole model is evaluated again even if its evaluation is stored.
     """
-    wanted = [key for key in keys if key not in kept]
+    missing = [key for key in keys if key not in stored]
     whole: EvaluationScores | None = None
-    for key in [keys[0], *(key for key in wanted if key.without is not None)] if wanted else []:
+    for key in [keys[0], *(key for key in missing if key.without is not None)] if missing else []:
         started, clock = datetime.now(UTC), time.perf_counter()
         layers = None if key.without is None else layers_left(key.without, model.probed.n_layers)
         with model.probed.exact():
-            scored = asked.score(model, data, layers)
-        whole = whole or scored
-        if key in wanted:
+            result = task.score(model, data, layers)
+        whole = whole or result
+        if key in missing:
             facts = {
                 **key.model_dump(mode="json"),
                 "model": model.source,
-                "n": scored.n,
-                "n_documents": scored.n_documents,
-                "n_truncated": scored.n_truncated,
+                "n": result.n,
+                "n_documents": result.n_documents,
+                "n_truncated": result.n_truncated,
                 "started": started.isoformat(timespec="seconds"),
                 "seconds": round(time.perf_counter() - clock, 3),
-                "results": [*scored.rows, *([] if key.without is None else lost(whole.hits, scored.hits))],
+                "results": [*result.rows, *([] if key.without is None else metric_losses(whole.hits, result.hits))],
             }
             yield build(Evaluation, facts, key.task)
 
 
 def layers_left(without: str, n_layers: int) -> list[int]:
-    """The layers of a model without '5', or without '5-8'. Raises ValueError for what is no range of its layers."""
+    """The layers of a model without '5', or without '5-8'. Raises ValueError for other texts or layers."""
     if ends := re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", without):
         first, last = int(ends[1]), int(ends[2] or ends[1])
         if 1 <= first <= last <= n_layers:
@@ -129,10 +133,10 @@ def layers_left(without: str, n_layers: int) -> list[int]:
     raise ValueError(f"--without {without!r} is no layer or range of the {n_layers} layers; write 5, or 5-8, from 1")
 
 
-def lost(whole: Hits, left: Hits) -> list[dict[str, Any]]:
-    """Rows of what each metric loses, over the documents that both were asked."""
+def metric_losses(whole: Hits, without: Hits) -> list[dict[str, Any]]:
+    """Rows of each metric's decrease, over the documents that both evaluated."""
     rows = []
-    for (metric, filter), hits in left.items():
+    for (metric, filter), hits in without.items():
         pairs = [(whole[metric, filter][document], hit) for document, hit in hits.items()]
         n_lost, n_gained, n = pairs.count((True, False)), pairs.count((False, True)), len(pairs)
         lo, hi = paired_share_interval(n_lost, n_gained, n)
@@ -166,25 +170,27 @@ class HarnessTask:
         from sparsedepth.exchange.harness import DecoderLM, harness_model
 
         lm = harness_model(model, data, layers)
-        out = [] if layers is None else [*({*range(1, model.probed.n_layers + 1)} - {*layers})]
-        with model.probed.without_layers(out) if isinstance(model.probed, ProbedHfModel) and out else nullcontext():
+        skipping: AbstractContextManager[None] = nullcontext()
+        if layers is not None and isinstance(model.probed, ProbedHfModel):
+            skipping = model.probed.without_layers({*range(1, model.probed.n_layers + 1)} - {*layers})
+        with skipping:
             loaded = {"tasks": {self.name: self.loaded}, "groups": {}, "group_map": {}}
-            answer = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
-        samples = answer["samples"][self.name]
+            output = evaluator.evaluate(lm, loaded, limit=self.limit, bootstrap_iters=N_BOOTSTRAP, log_samples=True)
+        samples = output["samples"][self.name]
         return EvaluationScores(
-            rows=[*_results(answer, self.name), *_answer_bits(self, samples)],
+            rows=[*_results(output, self.name), *_answer_bits(self, samples)],
             hits=_hits(samples),
-            n=answer["n-samples"][self.name]["effective"],
-            n_documents=answer["n-samples"][self.name]["original"],
+            n=output["n-samples"][self.name]["effective"],
+            n_documents=output["n-samples"][self.name]["original"],
             n_truncated=lm.n_truncated if isinstance(lm, DecoderLM) else None,
         )
 
 
 def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: int | None = None) -> list[HarnessTask]:
-    """The tasks behind the names of tasks, groups and tags, its first `limit` documents each. Raises ValueError for a
-    name that is not known, and where a task's documents cannot be had."""
+    """The tasks of these names, groups and tags, with their first `limit` documents each. Raises ValueError for an
+    unknown name, and for a task that cannot be loaded."""
     check_harness()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # a line for each default that a task leaves as it is
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it logs every default
     from datasets import disable_progress_bars
     from lm_eval.tasks import TaskManager
 
@@ -194,7 +200,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
     random.seed(0)
     np.random.seed(FEWSHOT_SEED)
     manager = TaskManager(include_path=include_path, include_defaults=include_path is None)
-    if not set(names) <= set(manager.all_tasks):  # reading all of the harness's thousands takes seconds
+    if not set(names) <= set(manager.all_tasks):  # reading the harness's thousands of tasks takes seconds
         manager = TaskManager(include_path=include_path)
     for name in names:
         if name not in manager.all_tasks:  # the harness would also take a path here
@@ -217,26 +223,26 @@ def _near(name: str, manager: Any) -> str:
 
 
 def model_key(model: LoadedModel, **task: Any) -> EvaluationKey:
-    """The identity of an evaluation, from the model and the fields of its task."""
+    """The identity of an evaluation, from the model and the task's fields."""
     run_id = None if model.config is None else model.config.run_id
     return EvaluationKey(run_id=run_id, weights_hash=model.weights_hash, max_len=context_of(model) or 0, **task)
 
 
 def context_of(model: LoadedModel) -> int | None:
-    """Tokens that it reads at most; None where its config does not say."""
+    """Maximum context length; None if the config has none."""
     return model.facts.max_len if model.config is None else model.config.seq_len
 
 
 def _hits(samples: list[dict[str, Any]]) -> Hits:
-    """Of every metric that is 0 or 1 of each document."""
+    """Hits by document of all metrics that are 0 or 1 per document."""
     values: dict[tuple[str, str], dict[int, float | None]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
             values.setdefault((metric, sample["filter"]), {})[sample["doc_id"]] = _number(sample[metric])
     return {
-        name: {document: value == 1 for document, value in of_documents.items()}
-        for name, of_documents in values.items()
-        if {*of_documents.values()} <= {0.0, 1.0}
+        name: {document: value == 1 for document, value in by_document.items()}
+        for name, by_document in values.items()
+        if {*by_document.values()} <= {0.0, 1.0}
     }
 
 
@@ -254,7 +260,7 @@ def _results(answer: dict[str, Any], task: str) -> list[dict[str, Any]]:
 
 
 def row(metric: str, filter: str, value: float | None, stderr: float | None, better: bool | None) -> dict[str, Any]:
-    """Of an evaluation's `results`."""
+    """A row of an evaluation's `results`."""
     return {"metric": metric, "filter": filter, "value": value, "stderr": stderr, "higher_is_better": better}
 
 
@@ -265,7 +271,7 @@ def _number(value: Any) -> float | None:
 
 
 def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row where every document has one right answer whose likelihood was asked for, else none."""
+    """One row if every document has one right answer with a likelihood, else none."""
     answers: list[tuple[float, int]] = []
     for sample in samples:
         right = {"multiple_choice": sample["target"], "loglikelihood": 0}.get(task.loaded.get_config("output_type"))
@@ -278,7 +284,7 @@ def _answer_bits(task: HarnessTask, samples: list[dict[str, Any]]) -> list[dict[
 
 
 def answer_bits(answers: list[tuple[float, int]]) -> list[dict[str, Any]]:
-    """The row of bits and bytes of right answers; none without any.
+    """The row of answer bits per byte, from bits and bytes of right answers; none without answers.
 
     The standard error is that of a ratio b / m of sums over n documents: sqrt(n / (n - 1) sum (b_i - r m_i)^2) / sum m.
     """

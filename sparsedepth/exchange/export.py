@@ -1,11 +1,11 @@
-"""A complete run as a Hugging Face folder that transformers loads with no custom code, or the reason why there is none.
+"""Export of a complete run as a Hugging Face folder that transformers loads without custom code.
 
     DIR/  model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  README.md
 
 A ViT has a preprocessor_config.json in place of the tokenizer's files and generation_config.json (`vit`).
 
-The folder is written aside, loaded again as any stranger's would be, and compared with the run: every logit of random
-tokens and of held-out text must agree to 1e-4 in fp32. Only then does it appear.
+The folder is first written under another name, loaded like any third-party model, and compared with the run: all logits
+of random tokens and of held-out text must agree to 1e-4 in fp32. Only then is it renamed.
 """
 
 import shutil
@@ -44,14 +44,14 @@ class Exported:
     """model_type of transformers"""
     parity: Parity
     notes: tuple[str, ...]
-    """what was folded into the weights, and what a reader of them should know"""
+    """what was folded into the weights, and other notes for users of the weights"""
 
 
 def export(run: Path, out: Path) -> Exported:
-    """Write the run folder `run` to `out`, whole or not at all.
+    """Write the run folder `run` to `out`, completely or not at all.
 
-    Raises ValueError, one line with the reason, for a run that is not complete or cannot be expressed, for an `out`
-    that is not free, and where logits or token ids are not the run's.
+    Raises ValueError, one line with the reason, for an incomplete or unsupported run, an `out` that exists, and if
+    logits or token ids differ from the run's.
     """
     record = read_run(run)
     config = record.config
@@ -63,43 +63,44 @@ def export(run: Path, out: Path) -> Exported:
     data = run.resolve().parent.parent / "data"
     source = measure_source(loaded, None, config.seq_len, config.seq_len, data)
     held_out_1T = torch.from_numpy(source.held_out(config.seq_len, config.seq_len)[:1].inputs)
-    with atomic_folder(out) as aside:
+    with atomic_folder(out) as unfinished:
         if isinstance(source, ImageSource):
-            save_model(model, with_classes(target, source.classes), aside)
-            save_processor(config, aside)
+            save_model(model, with_classes(target, source.classes), unfinished)
+            save_processor(config, unfinished)
             random_NT = model.random_tokens(N_RANDOM, config.seq_len, torch.Generator().manual_seed(0))
-            parity = vit_parity(model, aside, random_NT, held_out_1T)
+            parity = vit_parity(model, unfinished, random_NT, held_out_1T)
         else:
             tokenizer = tokenizer_of(loaded, data)
-            if config.mask_documents:  # the first document alone: what a mask keeps apart is not compared
+            if config.mask_documents:  # only the first document, as transformers has no such mask
                 held_out_1T = first_document(held_out_1T, tokenizer.eod)
-            save_model(model, target, aside, tokenizer.eod)
-            save_tokenizer(tokenizer, aside, config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
-            exported, random_NT = load_model(aside), random_documents(config, N_RANDOM)
+            save_model(model, target, unfinished, tokenizer.eod)
+            save_tokenizer(tokenizer, unfinished, config.seq_len, tokenizer.decode(held_out_1T[0].tolist()))
+            exported, random_NT = load_model(unfinished), random_documents(config, N_RANDOM)
             differences = [_difference(loaded, exported, tokens_NT) for tokens_NT in (random_NT, held_out_1T)]
             parity = Parity(random_tokens=differences[0], held_out_text=differences[1])
-        if not (parity.random_tokens <= TOLERANCE and parity.held_out_text <= TOLERANCE):  # NaN is refused too
+        if not (parity.random_tokens <= TOLERANCE and parity.held_out_text <= TOLERANCE):  # also false for NaN
             raise ValueError(
-                f"the exported model's logits are up to {parity.largest:.1e} from the run's, and may be "
-                f"{TOLERANCE:.0e} from them; nothing was written"
+                f"the exported model's logits are up to {parity.largest:.1e} from the run's, expected at most "
+                f"{TOLERANCE:.0e}; nothing was written"
             )
-        write_text(aside / "README.md", card(record, target, parity))
+        write_text(unfinished / "README.md", card(record, target, parity))
     return Exported(folder=out, family=target.family, parity=parity, notes=target.notes)
 
 
 def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | None = None) -> None:
-    """Weights, config and, of what writes text, generation config; transformers renames experts as its own checkpoints
-    have them."""
-    logging.disable_progress_bar()  # its bar over the weights would stand among our lines
+    """Save weights, config and, for text, generation config; transformers renames experts as in its own checkpoints."""
+    logging.disable_progress_bar()  # it would mix with our output
     config_class: Any = CONFIG_MAPPING[target.family]
     ends = {} if eod is None else {"eos_token_id": eod}
     config = config_class(**target.values, **ends, dtype="float32")
     auto_class: Any = AutoModelForImageClassification if target.family == FAMILY else AutoModelForCausalLM
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Initializing zero-element")  # a shared expert may be 0 wide: none
+        warnings.filterwarnings("ignore", "Initializing zero-element")  # a missing shared expert has width 0
         exported: Any = auto_class.from_config(config, dtype=torch.float32, trust_remote_code=False)
     own = vit_weights(model) if target.family == FAMILY else weights(model)
-    own = {name: weight.clone() for name, weight in own.items()}  # blocks of a loop share theirs: none is written twice
+    own = {
+        name: weight.clone() for name, weight in own.items()
+    }  # looped blocks share weights; safetensors needs copies
     missing, unexpected = exported.load_state_dict(own, strict=False, assign=True)
     tied = {"lm_head.weight"} if model.config.tie_embeddings and target.family != "gemma2" else set()
     assert not unexpected and set(missing) == tied, f"{target.family}: {missing}, {unexpected}"
@@ -107,13 +108,13 @@ def save_model(model: Decoder, target: Architecture, folder: Path, eod: int | No
     if eod is not None:
         exported.generation_config = GenerationConfig(eos_token_id=eod)
     exported.save_pretrained(folder)
-    for path in weight_files(folder):  # safetensors writes them for their owner alone
+    for path in weight_files(folder):  # safetensors makes them readable for the owner only
         shutil.copymode(folder / CONFIG, path)
 
 
 @torch.no_grad()
 def _difference(loaded: LoadedModel, exported: LoadedModel, tokens_NT: Tensor) -> float:
-    """NaN where either has a logit that is not finite; one sequence at a time, since logits are large."""
+    """The largest difference of logits, NaN if any is not finite; sequence by sequence, since logits are large."""
     with loaded.probed.exact():
         differences = [
             (loaded.probed.model(tokens_1T) - exported.probed.model(tokens_1T).logits).abs().max()

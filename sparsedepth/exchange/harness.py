@@ -1,11 +1,11 @@
-"""A model as lm-evaluation-harness asks it: log-likelihoods of continuations, of whole texts, and greedy answers.
+"""Models with the interface of lm-evaluation-harness: log-likelihoods of continuations and texts, and greedy answers.
 
-A run answers through `DecoderLM`, whatever its architecture, so that all cells of a sweep are evaluated alike, those
-that no other library can express too. A Hugging Face folder answers through the harness's own adapter, which knows what
-its family expects at the start of a text. Both in fp32.
+A run is evaluated through `DecoderLM`, whatever its architecture, so that all runs of a sweep are evaluated alike, also
+those that cannot be exported. A Hugging Face folder uses the harness's own adapter, which handles what its family
+expects at the start of a text. Both in fp32.
 
-As in training, nothing is put before a text, but for the token that ends a document where there is no text before. What
-is longer than the model's context loses its start, and is counted.
+As in training, nothing is prepended to a text, except the end-of-document token to an empty context. Inputs longer than
+the model's context are truncated at the start, and counted.
 
 Shapes: B sequences, T tokens of one sequence, V vocabulary.
 """
@@ -30,10 +30,10 @@ from sparsedepth.probe.text import tokenizer_of
 HF_BATCH = 16
 
 MAX_ANSWER_TOKENS = 256
-"""Of an answer, where the task names no length: the harness's own default."""
+"""Maximum answer length, if the task sets none: the harness's default."""
 
 Request = tuple[tuple[str, str], list[int], list[int]]
-"""The two texts; the tokens given, and those asked for."""
+"""The two texts; context ids, and continuation ids."""
 
 
 def harness_model(model: LoadedModel, data: Path, layers: Sequence[int] | None = None) -> LM:
@@ -58,7 +58,7 @@ def harness_model(model: LoadedModel, data: Path, layers: Sequence[int] | None =
 
 
 class DecoderLM(TemplateLM):
-    """`Decoder` behind the harness's interface."""
+    """`Decoder` with the harness's interface."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, max_len: int, layers: Sequence[int] | None = None):
         super().__init__()
@@ -71,19 +71,19 @@ class DecoderLM(TemplateLM):
 
     @property
     def n_truncated(self) -> int:
-        """Requests that were too long so far."""
+        """Number of truncated requests."""
         return self._likelihood.n_truncated
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return self._text.encode([string])[0]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """ln p of each text, cut into windows of `max_length` that do not overlap, each after its previous token."""
+        """ln p of each text, in disjoint windows of `max_length`, each conditioned on the previous token."""
         windows: list[tuple[int, Request]] = []
         for index, request in enumerate(requests):
             ids = self.tok_encode(request.args[0])
-            cut = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
-            windows += [(index, (("", ""), *make_disjoint_window(pair))) for pair in cut]
+            text_windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, context_len=1)
+            windows += [(index, (("", ""), *make_disjoint_window(pair))) for pair in text_windows]
         totals = [0.0] * len(requests)
         answers = self._loglikelihood_tokens([request for _, request in windows])
         for (index, _), (log_p, _) in zip(windows, answers, strict=True):
@@ -91,26 +91,26 @@ class DecoderLM(TemplateLM):
         return totals
 
     def _loglikelihood_tokens(self, requests: Sequence[Request], **kwargs: Any) -> list[tuple[float, bool]]:
-        """ln p of the tokens asked for, and whether each is the likeliest."""
-        return self._likelihood([(given, asked) for _, given, asked in requests])
+        """ln p of the continuations, and whether each is the greedy one."""
+        return self._likelihood([(context, continuation) for _, context, continuation in requests])
 
     @torch.no_grad()
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy answers, each up to the first of its `until` strings, one at a time and without a cache: for short
+        """Greedy answers, each up to the first of its `until` strings, one at a time and without a cache, as for short
         answers. Raises ValueError for a task that samples."""
         return [self._answer(*request.args) for request in requests]
 
     def _answer(self, question: str, options: dict[str, Any]) -> str:
         if options.get("do_sample"):
             raise ValueError("the task samples its answers (do_sample); runs are evaluated by their greedy answers")
-        most = int(options.get("max_gen_toks", MAX_ANSWER_TOKENS))
+        max_tokens = int(options.get("max_gen_toks", MAX_ANSWER_TOKENS))
         until = options.get("until") or []
         until = [until] if isinstance(until, str) else until
         ids, answer = self.tok_encode(question) or [self.prefix_token_id], ""
-        start, is_cut = len(ids), False
-        while len(ids) - start < most:
-            # No room is kept for the answer: most answers end long before the tokens that they may have.
-            is_cut |= len(ids) > self.max_length
+        start, is_truncated = len(ids), False
+        while len(ids) - start < max_tokens:
+            # Truncated only when needed: most answers are much shorter than their limit.
+            is_truncated |= len(ids) > self.max_length
             x_1TD = self._likelihood.last_state([ids[-self.max_length :]])
             token = int(self._model.logits(x_1TD[:, -1:]).argmax())
             if token == self.eot_token_id:
@@ -121,5 +121,5 @@ class DecoderLM(TemplateLM):
             if ends:
                 answer = answer[: min(ends)]
                 break
-        self._likelihood.n_truncated += is_cut
+        self._likelihood.n_truncated += is_truncated
         return answer

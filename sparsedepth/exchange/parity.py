@@ -1,4 +1,4 @@
-"""What the logits of two models that are to be the same are compared on. Shapes: N sequences, T tokens of one."""
+"""Inputs on which the logits of two equal models are compared. Shapes: N sequences, T tokens."""
 
 import torch
 from torch import Tensor
@@ -6,11 +6,11 @@ from torch import Tensor
 from sparsedepth.config.model import ModelConfig
 
 TOLERANCE = 1e-4
-"""Of a logit, in fp32."""
+"""maximum difference of a logit, in fp32"""
 
 
 def random_documents(config: ModelConfig, n: int) -> Tensor:
-    """tokens_NT, each sequence one document: it holds no `eod`, behind which a mask begins another."""
+    """tokens_NT, each sequence a single document: without `eod`, after which a mask would begin another."""
     tokens_NT = torch.randint(config.vocab_size, (n, config.seq_len), generator=torch.Generator().manual_seed(0))
     if config.eod is not None:
         tokens_NT[tokens_NT == config.eod] = (config.eod + 1) % config.vocab_size
@@ -18,6 +18,6 @@ def random_documents(config: ModelConfig, n: int) -> Tensor:
 
 
 def first_document(tokens_1T: Tensor, eod: int) -> Tensor:
-    """The tokens before the first `eod` of a sequence; all of them where there is none."""
+    """The tokens before the first `eod` of a sequence, or all."""
     ends = (tokens_1T[0] == eod).nonzero()
     return tokens_1T[:, : int(ends[0])] if len(ends) else tokens_1T

@@ -1,23 +1,23 @@
-"""Depth scaling on a Hugging Face model that exists already, in place, for training it on: s_l = 1/sqrt(l), l = 1..L.
+"""Depth scaling added in module to an existing Hugging Face model, to train it on: s_l = 1/sqrt(l), l = 1..L.
 
     from sparsedepth.exchange import retrofit
     retrofit.apply(model, "lns")                   # LayerNorm Scaling (2502.05795): the norms' outputs times s_l
     retrofit.apply(model, "lns", mode="hook")
 
-    lns              the output of every norm of the block     after_attention  what attention adds
-    after_branch     what either branch adds                   after_ffn        what the feed-forward part adds
-    before_norm      the input of every norm of the block (hook alone: no weight can hold it)
+    lns              the output of every norm of the block     after_attention  the output of attention
+    after_branch     the output of both branches               after_ffn        the output of the feed-forward part
+    before_norm      the input of every norm of the block (hook only: it cannot be folded into a weight)
 
-Scaling the stream itself (`after_residual`) cannot be done from outside a block, and is refused. A block that norms its
-branches' outputs (Gemma-2, OLMo-2) is scaled there, since a norm would undo what stands before it.
+Scaling the stream itself (`after_residual`) is impossible from outside a block, and refused. Blocks with norms on
+branch outputs (Gemma-2, OLMo-2) are scaled after that norm, which would otherwise undo it.
 
 Two modes compute the same function and train differently. `fold` multiplies weights: the model keeps its class, saves
-and loads anywhere, and its config.json says `depth_scale`. But the gain g' = s g is now what is trained: a step of
-AdamW, whose size does not depend on the gradient's, moves it by 1/s = sqrt(l) times as much as it would move s g, and
-one of SGD by 1/s^2 = l times. `hook` multiplies at run time by a buffer, and trains as a model built with the scale
-does; it is not saved: `apply` it again after loading. So train with `hook`; when done, `remove` it and `fold`.
+and loads anywhere, and its config.json records `depth_scale`. But then g' = s g is trained: a step of AdamW, whose size
+does not depend on the gradient's, changes it 1/s = sqrt(l) times as much as it would change s g, and one of SGD 1/s^2 =
+l times. `hook` multiplies at run time by a buffer, and trains like a model built with the scale; it is not saved:
+`apply` it again after loading. So train with `hook`; afterwards `remove` it and `fold`.
 
-A trained model computes something else with any of these. It is refused unless `allow_trained` says that this is meant.
+Any of these changes what a trained model computes, so trained models are refused without `allow_trained`.
 """
 
 import math
@@ -35,14 +35,13 @@ DepthScale = Literal["lns", "before_norm", "after_branch", "after_attention", "a
 Mode = Literal["fold", "hook"]
 
 FAMILIES = MEASURED - {"gpt2", "gpt_neox", "olmo"}
-"""Values of `model_type` whose blocks are laid out as Llama's: self_attn, mlp, and norms called ..._layernorm with a
-gain."""
+"""Values of `model_type` with Llama's layout: self_attn, mlp, and norms called ..._layernorm with a gain."""
 
 _OUT_NORMS = {"gemma2", "olmo2"}
-"""Their blocks norm what a branch adds: post_attention_layernorm and post_feedforward_layernorm."""
+"""Families with norms on branch outputs: post_attention_layernorm and post_feedforward_layernorm."""
 
 _GAIN_IS_ONE_PLUS = {"gemma", "gemma2"}
-"""Their norms multiply by 1 + w."""
+"""Families whose norms multiply by 1 + w."""
 
 _BUFFER = "depth_scale"
 _HANDLES = "_depth_scale_handles"
@@ -50,19 +49,19 @@ _HANDLES = "_depth_scale_handles"
 
 @dataclass(frozen=True, kw_only=True)
 class Retrofit:
-    """What was done."""
+    """The applied scaling."""
 
     depth_scale: DepthScale
     mode: Mode
     scales: dict[str, float]
-    """s_l by the name of the module, or of the parameter, that was scaled"""
+    """s_l by name of the scaled module or parameter"""
 
 
 def apply(
     model: PreTrainedModel, depth_scale: DepthScale = "lns", *, mode: Mode = "fold", allow_trained: bool = False
 ) -> Retrofit:
-    """Scale the model in place. Raises ValueError for a family or a scale that cannot be, for a model that has a scale
-    already, and for a trained one (its norms are not as they start) without `allow_trained`."""
+    """Scale the model in module. Raises ValueError for an unsupported family or scale, a model that already has a
+    scale, and a trained one (some norm's gain is not 1) without `allow_trained`."""
     _check(model, depth_scale, mode)
     if not allow_trained and _is_trained(model):
         raise ValueError(
@@ -75,7 +74,7 @@ def apply(
         return Retrofit(depth_scale=depth_scale, mode=mode, scales=scales)
     names = {id(module): name for name, module in model.named_modules()}
     handles, scales = [], {}
-    for layer, module in _places(model, depth_scale):
+    for layer, module in _scaled_modules(model, depth_scale):
         scale = scales[names[id(module)]] = 1 / math.sqrt(layer)
         parameter = next(module.parameters())
         module.register_buffer(_BUFFER, torch.tensor(scale, device=parameter.device), persistent=False)
@@ -88,7 +87,7 @@ def apply(
 
 
 def remove(model: PreTrainedModel) -> None:
-    """Undo `apply`, to rounding where weights were folded. Raises ValueError for a model without a scale."""
+    """Undo `apply`, to rounding if weights were folded. Raises ValueError for a model without a scale."""
     folded = getattr(model.config, _BUFFER, None)
     if folded is not None:
         _fold(model, folded, math.sqrt)
@@ -106,16 +105,18 @@ def remove(model: PreTrainedModel) -> None:
 def _check(model: PreTrainedModel, depth_scale: str, mode: str) -> None:
     family = model.config.model_type
     if family not in FAMILIES:
-        raise ValueError(f"model_type={family!r} is not laid out as Llama; known: {', '.join(sorted(FAMILIES))}")
+        raise ValueError(
+            f"model_type={family!r} does not have Llama's layout; supported: {', '.join(sorted(FAMILIES))}"
+        )
     if depth_scale not in get_args(DepthScale):
         raise ValueError(f"depth_scale={depth_scale!r} is not one of {', '.join(get_args(DepthScale))}")
     if mode not in get_args(Mode):
         raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
     if mode == "fold" and depth_scale == "before_norm":
-        raise ValueError("depth_scale='before_norm' is undone by the norm but for its epsilon; use mode='hook'")
+        raise ValueError("depth_scale='before_norm' is undone by the norm except for its epsilon; use mode='hook'")
     present = getattr(model.config, _BUFFER, None) or ("hooks" if _is_hooked(model) else None)
     if present:
-        raise ValueError(f"this model has a depth scale already ({present}); retrofit.remove(model) takes it off")
+        raise ValueError(f"this model has a depth scale already ({present}); remove it with retrofit.remove(model)")
 
 
 def _is_hooked(model: PreTrainedModel) -> bool:
@@ -137,8 +138,8 @@ def _norms(layer: nn.Module) -> list[Any]:
     return [child for name, child in layer.named_children() if name.endswith("layernorm")]
 
 
-def _places(model: PreTrainedModel, depth_scale: str) -> Iterator[tuple[int, nn.Module]]:
-    """The modules whose output (input for before_norm) is scaled, with their layer."""
+def _scaled_modules(model: PreTrainedModel, depth_scale: str) -> Iterator[tuple[int, nn.Module]]:
+    """The modules whose output (for before_norm: input) is scaled, with their layer."""
     has_out_norms = model.config.model_type in _OUT_NORMS
     for index, layer in _layers(model):
         if depth_scale in ("lns", "before_norm"):
@@ -151,25 +152,25 @@ def _places(model: PreTrainedModel, depth_scale: str) -> Iterator[tuple[int, nn.
 
 @torch.no_grad()
 def _fold(model: PreTrainedModel, depth_scale: str, factor: Callable[[int], float]) -> dict[str, float]:
-    """Multiply the weights behind each place by factor(layer); s_l by the name of the parameter."""
+    """Multiply the weights of each scaled module by factor(layer); returns s_l by parameter name."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     offset = 1.0 if model.config.model_type in _GAIN_IS_ONE_PLUS else 0.0
     scales = {}
-    for layer, place in _places(model, depth_scale):
-        is_norm = type(place).__name__.endswith("Norm")
-        for weight in place.parameters() if is_norm else _outputs(place):
+    for layer, module in _scaled_modules(model, depth_scale):
+        is_norm = type(module).__name__.endswith("Norm")
+        for weight in module.parameters() if is_norm else _outputs(module):
             shift = offset if is_norm else 0.0
             weight.copy_((weight.double() + shift) * factor(layer) - shift)
             scales[names[id(weight)]] = 1 / math.sqrt(layer)
     return scales
 
 
-def _outputs(place: nn.Module) -> Iterator[nn.Parameter]:
-    """What the output of a projection, or of a feed-forward part with all its experts, is linear in."""
-    if isinstance(place, nn.Linear):
-        yield from place.parameters()
+def _outputs(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights in which the output of a projection, or of a feed-forward part with experts, is linear."""
+    if isinstance(module, nn.Linear):
+        yield from module.parameters()
         return
-    for name, parameter in place.named_parameters():
+    for name, parameter in module.named_parameters():
         if "down_proj" in name.split("."):
             yield parameter
 

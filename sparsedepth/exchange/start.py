@@ -1,13 +1,13 @@
-"""The model that training starts from (`train --from`): a complete run, or a Hugging Face folder that a decoder can be.
+"""The model that training starts from (`train --from`): a complete run, or a compatible Hugging Face folder.
 
-What the start fixes are the fields of the model, and the tokenizer: the run's own file may repeat them or leave them
-out. Free is what changes nothing that the model computes of one document: seq_len, mask_documents, the weights of the
-routers' losses. The seed is the start's unless another is given, so that starts of several seeds make replicates.
+The starting model fixes the model fields and the tokenizer; the run's own file may repeat or omit them. Free are fields
+that do not change what the model computes for one document: seq_len, mask_documents, the weights of router losses. The
+seed defaults to the starting model's, so that starts of several seeds are replicates.
 
-A model of transformers becomes a decoder where each of its weights has a place in one: Llama, Mistral, Qwen3, Mixtral,
-OLMoE, Qwen3-MoE. The decoder's logits are held to the model's before anything is trained. What `export` has folded into
-the weights of a run (LNS, gates) stays folded and trains as weights do (`exchange.retrofit` says how that differs):
-start from the run itself where it is at hand.
+A transformers model can be used if a decoder has a place for each of its weights: Llama, Mistral, Qwen3, Mixtral,
+OLMoE, Qwen3-MoE. The decoder's logits are compared with the model's before training. What `export` has folded into the
+weights of a run (LNS, gates) stays folded and is trained as weights (`exchange.retrofit` explains the difference):
+start from the run itself if possible.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from sparsedepth.probe.load import RUN_CONFIG, LoadedModel, load_model
 from sparsedepth.probe.text import tokenizer_folder, tokenizer_of
 
 FREE = ("seq_len", "mask_documents", "eod", "balance_loss", "router_z_loss", "allow")
-"""Fields of the model that a run may have other than its start."""
+"""Model fields that a run may set differently from its starting model."""
 
 FAMILIES = ("llama", "mistral", "qwen3", "mixtral", "olmoe", "qwen3_moe")
 
@@ -46,14 +46,14 @@ class Start:
     loaded: LoadedModel
     weights_hash: str
     fields: dict[str, Any]
-    """of the model, as far as it fixes them"""
+    """fixed fields of the model"""
     tokenizer_name: str | None
     """the field `tokenizer`; None for a run on a task"""
     tokenizer: Tokenizer | None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the manifest of a run records of its start."""
+        """The manifest's entry about the starting model."""
         run = self.loaded.config
         return {
             "model": self.loaded.source,
@@ -64,23 +64,23 @@ class Start:
 
     @property
     def cell(self) -> str:
-        """What replicates of a start share: how it was trained. What it computes stands in the fields of each run that
-        starts from it, and how it was measured changes nothing."""
+        """An id shared by replicates of a starting model: how it was trained, excluded from seed and measures. Its
+        model fields are fields of each run that starts from it."""
         run = self.loaded.config
         if run is None:
             return self.weights_hash
-        apart = fields_where(RunConfig, lambda role: role.kind in ("measure", "record", "replicate"))
-        chosen = run.cell.model_dump(mode="json", exclude_defaults=True, exclude={*apart, *ModelConfig.model_fields})
+        excluded = fields_where(RunConfig, lambda role: role.kind in ("measure", "record", "replicate"))
+        chosen = run.cell.model_dump(mode="json", exclude_defaults=True, exclude={*excluded, *ModelConfig.model_fields})
         return digest({**chosen, **{name: getattr(run, name) for name in FREE if name not in ("eod", "allow")}})
 
     @property
     def learned(self) -> Tokenizer | None:
-        """The tokenizer, where the start's run learned it: elsewhere it has no name."""
+        """The tokenizer, if learned by the starting run: it cannot be loaded by name."""
         return self.tokenizer if self.tokenizer_name and is_learned(self.tokenizer_name) else None
 
     def values(self, given: dict[str, Any]) -> dict[str, Any]:
-        """A run's values laid over the start's. Raises ValueError for a field of the model, or a tokenizer, that is
-        another than the start's, and for longer sequences than it has positions for."""
+        """A run's values merged with the starting model's. Raises ValueError for a model field or tokenizer that
+        differs from the starting model's, and for sequences longer than its positions."""
         values = {name: value for name, value in presets.expand(given).items() if value is not None}
         reads_text = is_text(str(values.get("corpus")))
         fixed = {**self.fields, "start_weights": self.weights_hash, "start_cell": self.cell}
@@ -106,8 +106,8 @@ class Start:
 
     @torch.no_grad()
     def load_into(self, model: Decoder) -> None:
-        """Give a decoder of these fields the start's weights. Raises ValueError for a model of transformers that
-        computes something else than the decoder."""
+        """Load the weights into a decoder of these fields. Raises ValueError for a transformers model that computes
+        something else than the decoder."""
         own = self.loaded.probed.model
         weights = dict(own.named_parameters()) if isinstance(own, Decoder) else _renamed(self.loaded, model)
         for name, parameter in model.named_parameters():
@@ -117,7 +117,7 @@ class Start:
 
 
 def open_start(source: str) -> Start:
-    """The model in a folder. Raises ValueError, one line, for what is no run and no model that a decoder can be."""
+    """The model in a folder. Raises ValueError, one line, for other folders and unsupported models."""
     folder = Path(source).expanduser()
     if not (folder / RUN_CONFIG).exists() and not (folder / CONFIG).exists():
         raise ValueError(
@@ -142,19 +142,19 @@ def open_start(source: str) -> Start:
 
 
 def _fields(loaded: LoadedModel) -> dict[str, Any]:
-    """The fields of a decoder like a model of transformers. Raises ValueError where there is none."""
+    """The fields of the decoder equal to a transformers model. Raises ValueError if there is none."""
     facts, config = loaded.facts, getattr(loaded.probed.model, "config")  # noqa: B009 - of transformers, untyped
     family = facts.family
     rope = getattr(config, "rope_parameters", None) or {}  # GPT-2 has no rotation
     reasons = (
         (family not in FAMILIES, f"model_type={family!r} is not one of {', '.join(FAMILIES)}"),
         (family in FAMILIES and rope.get("rope_type") != "default", f"its rope_type is {rope.get('rope_type')!r}"),
-        (getattr(config, "use_sliding_window", False) is True, "a part of its layers has a window"),
+        (getattr(config, "use_sliding_window", False) is True, "only some of its layers have a window"),
         (getattr(config, "clip_qkv", None) is not None, "it clips queries, keys and values"),
         (getattr(config, "decoder_sparse_step", 1) != 1, "only some of its layers have experts"),
     )
-    for is_so, reason in reasons:
-        if is_so:
+    for applies, reason in reasons:
+        if applies:
             raise ValueError(f"--from {loaded.source} cannot be trained on as a decoder of ours: {reason}")
     fields = {
         "n_layers": facts.n_layers,
@@ -170,7 +170,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
         "sliding_window": config.sliding_window if family in ("mistral", "mixtral") else None,
         "qk_norm": family in ("qwen3", "qwen3_moe", "olmoe"),
         "qk_norm_over": "all" if family == "olmoe" else "head",
-        # what says how weights are drawn: these are not
+        # initial weights are not drawn, so these have no effect
         **{name: ModelConfig.model_fields[name].default for name in ("init", "init_std", "weight_density")},
     }
     if facts.n_experts:
@@ -186,8 +186,8 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def _renamed(loaded: LoadedModel, model: Decoder) -> dict[str, Tensor]:
-    """The weights of a model of transformers by the decoder's names. Raises ValueError for one that is missing, has
-    another shape, or has no place."""
+    """A transformers model's weights by the decoder's names. Raises ValueError for missing weights, other shapes, and
+    weights without a place."""
     own = dict(loaded.probed.model.named_parameters())
     weights = {}
     for name, parameter in model.named_parameters():
@@ -202,14 +202,13 @@ def _renamed(loaded: LoadedModel, model: Decoder) -> dict[str, Tensor]:
 
 
 def _check_logits(loaded: LoadedModel, model: Decoder) -> None:
-    """Raises ValueError unless both compute the same of random tokens; TOLERANCE is relative to the largest logit, and
-    to 1."""
+    """Raises ValueError unless logits of random tokens agree to TOLERANCE, relative to the largest logit or 1."""
     tokens_1T = random_documents(model.config, 1)
     with loaded.probed.exact():
-        theirs = loaded.probed.model(tokens_1T).logits.float()
-    difference = (model.eval()(tokens_1T) - theirs).abs().max().item()
-    if not difference <= TOLERANCE * max(1.0, theirs.abs().max().item()):
+        hf_logits = loaded.probed.model(tokens_1T).logits.float()
+    difference = (model.eval()(tokens_1T) - hf_logits).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, hf_logits.abs().max().item()):
         raise ValueError(
             f"--from {loaded.source} computes something else than a decoder of the same fields: logits are up to "
-            f"{difference:.1e} apart; it cannot be trained on here"
+            f"{difference:.1e} excluded; it cannot be trained on here"
         )

@@ -1,7 +1,7 @@
-"""A run's tokenizer as transformers reads it: a PreTrainedTokenizerFast that gives every text the ids of the run.
+"""Export of a run's tokenizer as a PreTrainedTokenizerFast that gives every text the same ids.
 
-Bytes become a BPE without merges over the byte-level alphabet, id = byte. As in training no token is added to a text,
-and a special token written in one is text like any other.
+Bytes become a BPE without merges on the byte-level alphabet, id = byte. As in training, no token is added to a text,
+and special tokens written in a text are ordinary text.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from sparsedepth.files import write_json
 from sparsedepth.probe.folder import read_json
 
 ODD = "a\x00b\r\n\r\n  can't\tnaïve 東京 \u2028 🙂👩\u200d👧 <|endoftext|></s>\ufffd \x7f"
-"""What tokenizers stumble over: control characters, line ends, joined emoji, special tokens in a text."""
+"""Difficult text for tokenizers: control characters, line ends, joined emoji, special tokens in a text."""
 
 _END = "<|endoftext|>"
 _CONFIG = "tokenizer_config.json"
@@ -33,10 +33,10 @@ def save_tokenizer(tokenizer: OurTokenizer, folder: Path, max_len: int, sample: 
         clean_up_tokenization_spaces=False,
         model_max_length=max_len,
     ).save_pretrained(folder)
-    # The name that every release of transformers knows; 5 writes one of its own.
+    # The class name that every release of transformers knows; version 5 writes its own.
     write_json(folder / _CONFIG, {**read_json(folder / _CONFIG), "tokenizer_class": "PreTrainedTokenizerFast"})
     exported: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    exported.model_max_length = int(1e30)  # else it warns of a sample longer than the model's context
+    exported.model_max_length = int(1e30)  # avoids a warning for long samples
     for text in (ODD, sample):
         if exported(text)["input_ids"] != tokenizer.encode([text])[0]:
             raise ValueError(
@@ -67,7 +67,7 @@ def _bytes() -> Tokenizer:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character that byte-level tokenizers write for a byte -> the byte: itself where it can be printed."""
+    """The character of each byte in byte-level tokenizers: itself if printable."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -1,9 +1,9 @@
-"""A ViT as transformers' ViTForImageClassification, or the reason why it is none.
+"""Export of a ViT as transformers' ViTForImageClassification, or the reasons why it is not possible.
 
     FOLDER/  model.safetensors  config.json  preprocessor_config.json  README.md
 
-LNS, gates and factors of branches are folded as for decoders (`architecture`), LNS into the bias of a norm too. What
-the model here has no vector for is 0 there: the class vector (its position holds it) and the biases of all matrices.
+LNS, gates and branch factors are folded as for decoders (`architecture`), LNS also into the bias of a norm. What the
+model does not have is 0 there: the class vector (its position replaces it) and the biases of all matrices.
 
 Shapes: B images, T positions, P numbers of a patch, C channels, D d_model.
 """
@@ -43,15 +43,12 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.attention_residuals > 0, "attention_residuals={c.attention_residuals}: its blocks sum branches"),
     (lambda c: c.logit_soft_cap > 0, "logit_soft_cap={c.logit_soft_cap:g}: its logits have no cap"),
 )
-"""When a ViT cannot be expressed, and the reason."""
+"""Conditions under which a ViT cannot be exported, with the reason."""
 
 
 def vit_architecture(config: ModelConfig) -> Architecture:
-    """The fields of ViTConfig but the names of its classes.
-
-    Raises ValueError, with every reason, where the model is no such ViT.
-    """
-    if reasons := [reason.format(c=config) for is_so, reason in REFUSED if is_so(config)]:
+    """The fields of ViTConfig except class names. Raises ValueError with all reasons if the model is no such ViT."""
+    if reasons := [reason.format(c=config) for applies, reason in REFUSED if applies(config)]:
         raise ValueError(f"this model has no equal in transformers, whose ViT differs: {'; '.join(reasons)}")
     values = {
         "hidden_size": config.d_model,
@@ -68,12 +65,12 @@ def vit_architecture(config: ModelConfig) -> Architecture:
         "attention_probs_dropout_prob": 0.0,
         "initializer_range": config.init_std,
     }
-    of_vit = ("the class vector and the biases of all matrices are 0, as in the run, which has none",)
-    return Architecture(family=FAMILY, values=values, notes=notes(config, FAMILY) + of_vit)
+    vit_notes = ("the class vector and the biases of all matrices are 0, as in the run, which has none",)
+    return Architecture(family=FAMILY, values=values, notes=notes(config, FAMILY) + vit_notes)
 
 
 def with_classes(target: Architecture, classes: Sequence[str]) -> Architecture:
-    """The same with the names of its classes, in the order of their numbers."""
+    """The architecture with class names, in order of their indices."""
     names = dict(enumerate(classes))
     labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
     return replace(target, values=target.values | labels)
@@ -81,9 +78,9 @@ def with_classes(target: Architecture, classes: Sequence[str]) -> Architecture:
 
 @torch.no_grad()
 def vit_weights(model: Decoder) -> Weights:
-    """The model's weights under the names of ViTForImageClassification, in fp32; products are taken in fp64 first."""
+    """The model's weights with the names of ViTForImageClassification, in fp32, computed in fp64."""
     config, positions_TD = model.config, model.get_parameter("embed.positions")
-    named = {theirs: weight for name, weight in folded_weights(model).items() if (theirs := hf_name(name, FAMILY))}
+    named = {hf: weight for name, weight in folded_weights(model).items() if (hf := hf_name(name, FAMILY))}
     patches = "vit.embeddings.patch_embeddings.projection.weight"
     named[patches] = model.embed.weight.view(-1, config.n_channels or 0, *[config.patch_size or 0] * 2)
     biases = {name: weight.new_zeros(len(weight)) for name, weight in named.items() if weight.ndim > 1}
@@ -94,7 +91,7 @@ def vit_weights(model: Decoder) -> Weights:
 
 
 def save_processor(config: ModelConfig, folder: Path) -> None:
-    """What brings an image to what the model reads: its size, and values from -1 to 1."""
+    """Write the image preprocessing: resizing, and scaling to -1..1."""
     size, middle = config.image_size, [0.5] * (config.n_channels or 0)
     write_json(
         folder / "preprocessor_config.json",
@@ -113,24 +110,24 @@ def save_processor(config: ModelConfig, folder: Path) -> None:
 
 
 def pixel_values(patches_BTP: Tensor, config: ModelConfig) -> Tensor:
-    """The images [B, C, size, size] from -1 to 1 whose patches these are; the first is the class token's."""
+    """The images [B, C, size, size], from -1 to 1, of these patches; position 0 is the class token."""
     channels, patch, size = config.n_channels or 0, config.patch_size or 0, config.image_size or 0
-    along = size // patch
-    pixels = patches_BTP[:, 1:].view(-1, along, along, channels, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    per_side = size // patch
+    pixels = patches_BTP[:, 1:].view(-1, per_side, per_side, channels, patch, patch).permute(0, 3, 1, 4, 2, 5)
     return pixels.reshape(-1, channels, size, size).float() / 127.5 - 1
 
 
 @torch.no_grad()
 def vit_parity(model: Decoder, folder: Path, random_BTP: Tensor, held_out_BTP: Tensor) -> Parity:
-    """How far the logits of a folder, loaded as a stranger's, are from the model's."""
+    """The difference between a folder's logits, loaded as a third-party model, and the model's."""
     check_folder(folder, (FAMILY,))
     exported: Any = AutoModelForImageClassification.from_pretrained(
         folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32
     )
 
     def difference(patches_BTP: Tensor) -> float:
-        theirs = exported.eval()(pixel_values(patches_BTP, model.config)).logits
-        return (model(patches_BTP)[:, 0] - theirs).abs().max().item()
+        hf = exported.eval()(pixel_values(patches_BTP, model.config)).logits
+        return (model(patches_BTP)[:, 0] - hf).abs().max().item()
 
     inputs = ("random pixels", "a held-out image")
     return Parity(random_tokens=difference(random_BTP), held_out_text=difference(held_out_BTP), inputs=inputs)

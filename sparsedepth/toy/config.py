@@ -1,11 +1,11 @@
-"""A toy sweep: teacher-student networks that tell the regimes of depth apart (2602.05970, section 5).
+"""A toy sweep: teacher-student networks that distinguish regimes of depth (2602.05970, section 5).
 
     groups   = variants x n_layers
     students = rho x teacher_seed x temperature x seed          (of one group, trained as one batched model)
 
-A *group* is every student of one depth. Fields that hold a list are axes of its students, and the column of the same
-name holds a student's own value. Teachers, first weights and the stream of inputs are functions of their seeds alone,
-so students of all groups learn the same teachers from the same inputs.
+A *group* is all students of one depth. Fields with a list are axes of its students; the column of that name holds a
+student's value. Teachers, initial weights and inputs are functions of their seeds, so students of all groups learn the
+same teachers from the same inputs.
 """
 
 import math
@@ -21,9 +21,9 @@ from sparsedepth.files import digest
 
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 DEFAULTS_VERSION = 1
-"""Raised when a default changes meaning; a new field keeps old ids valid."""
+"""Increased when a default changes meaning; new fields keep old ids valid."""
 AXES = ("rho", "teacher_seed", "temperature", "seed")
-"""The fields that hold a list, in the order in which students are numbered; the last changes fastest."""
+"""The fields with a list, in the order that numbers students; the last varies fastest."""
 
 
 class ToyConfig(Section):
@@ -60,7 +60,7 @@ class ToyConfig(Section):
         Positive | None, Field(description="take lr x this / sqrt(n_layers) instead of lr; null = lr at every depth")
     ] = None
     decay_from: Annotated[Fraction, Field(description="share of the steps after which lr falls linearly")] = 1.0
-    decay_to: Annotated[Fraction, Field(description="share of lr that is left at the end")] = 0.1
+    decay_to: Annotated[Fraction, Field(description="share of lr that is remaining at the end")] = 0.1
     test_batches: Annotated[Count, Field(description="batches of the test loss, never trained on")] = 10
     log_every: Annotated[Count, Field(description="steps between two rows of the curves")] = 500
 
@@ -69,7 +69,7 @@ class ToyConfig(Section):
         for name in AXES:
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name}={list(values)} holds a value twice; each student must be another one")
+                raise ValueError(f"{name}={list(values)} contains a value twice; all students must differ")
         if self.target == "mse" and self.temperature != (1.0,):
             raise ValueError(
                 f"temperature={list(self.temperature)} has no effect on target mse, which has no head; leave it out"
@@ -77,7 +77,7 @@ class ToyConfig(Section):
 
     @property
     def run_id(self) -> str:
-        """12 hex digits: the hash of everything that differs from the defaults, and of the defaults' version."""
+        """12 hex digits: a hash of all non-default fields and of the defaults' version."""
         return digest({"toy_defaults": DEFAULTS_VERSION, **self.model_dump(mode="json", exclude_defaults=True)})
 
     @property
@@ -95,27 +95,27 @@ class ToyConfig(Section):
 
     @property
     def flops(self) -> int:
-        """Of the whole group's blocks: 2 per multiply-add, backward = 2 x forward; heads and tests are left out."""
+        """FLOPs of the group's blocks: 2 per multiply-add, backward = 2 x forward; without heads and tests."""
         block = 4 * self.d_model * self.width_ff
         n_teachers = len(self.rho) * len(self.teacher_seed)
         per_input = block * (3 * self.n_students * self.n_blocks + n_teachers * self.teacher_layers)
         return self.n_steps * self.batch_size * per_input
 
     def learning_rate(self, step: int) -> float:
-        """Of the step after `step` steps: constant, then falling linearly from `decay_from` of the steps."""
+        """The learning rate of step `step` (from 0): constant, then falling linearly from `decay_from` of the steps."""
         peak = self.lr if self.lr_depth_factor is None else self.lr * self.lr_depth_factor / math.sqrt(self.n_layers)
         start = self.decay_from * self.n_steps
         if step < start:
             return peak
-        left = (self.n_steps - step) / (self.n_steps - start)
-        return peak * (self.decay_to + (1 - self.decay_to) * left)
+        remaining = (self.n_steps - step) / (self.n_steps - start)
+        return peak * (self.decay_to + (1 - self.decay_to) * remaining)
 
 
 Variant = dict[str, Any]
 
 
 class ToyScale(Section):
-    """Changes that turn the definition into one of another size."""
+    """Changes that scale the definition to another size."""
 
     cost: str = ""
     n_layers: Annotated[list[Count], Field(min_length=1)] | None = None
@@ -140,7 +140,7 @@ class ToyDefinition(Section):
     scales: Annotated[dict[str, ToyScale], Field(description="the same question at other sizes")] = {}
 
     fields_of_parts: ClassVar[Collection[str]] = ToyConfig.model_fields
-    """What stands in the base and the variants, never beside them."""
+    """Fields of base and variants, not of the definition."""
 
     @check
     def _check(self) -> None:
@@ -160,7 +160,7 @@ class ToyDefinition(Section):
         return build(ToyDefinition, {**values, **changes, "name": f"{self.name}-{scale}"}, f"{self.name} at {scale}")
 
     def with_changes(self, changes: Mapping[str, Any]) -> "ToyDefinition":
-        """The definition with other depths or base fields. Raises ValueError for a field that the variants set."""
+        """The definition with other depths or base fields. Raises ValueError for a field set by variants."""
         for name in changes:
             if any(name in variant for variant in self.variants):
                 raise ValueError(f"--set {name}: variants of {self.name!r} set {name}; change them in the definition")
@@ -170,7 +170,7 @@ class ToyDefinition(Section):
         return build(ToyDefinition, {**values, **depths, "base": {**self.base, **base}}, "--set")
 
     def groups(self) -> list[ToyConfig]:
-        """Every group, in order. Raises ValueError naming the variant that cannot be built."""
+        """All groups, in order. Raises ValueError naming an invalid variant."""
         groups = []
         for variant in self.variants:
             depths = variant.get("n_layers", self.n_layers)

@@ -1,13 +1,13 @@
-"""The depth exponent of the toys: how loss falls with the student's depth, for each kind of teacher (2602.05970, 5).
+"""The depth exponent of the toys: how the loss falls with student depth, by kind of teacher (2602.05970, 5).
 
     L(l) = c l^-alpha + L_rest,    c > 0, L_rest >= 0
 
-Fitted for each teacher by least squares on relative errors, sum_l (L_fit(l) / L(l) - 1)^2, because losses span
-decades. At a given alpha this is linear in c and L_rest (non-negative least squares), so alpha alone is searched, over
-the whole of ALPHAS: there is no start to choose and no local optimum. The interval is Student's over teachers.
+Fitted per teacher by least squares on relative errors, sum_l (L_fit(l) / L(l) - 1)^2, because losses span decades. At
+fixed alpha this is linear in c and L_rest (non-negative least squares), so only alpha is searched, over all of ALPHAS:
+no starting point, no local optimum. The interval is Student's over teachers.
 
-Also the slope of log L against log l, which is alpha if L_rest = 0: where the fit cannot tell alpha from L_rest, the
-slope is still known. An alpha at an end of ALPHAS is no measurement and is None.
+Also the slope of log L against log l, which equals alpha if L_rest = 0; it is defined even if alpha and L_rest cannot
+be separated. An alpha at an end of ALPHAS is not identified and is None.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MIN_DEPTHS = 4
 
 REPLICATES = ("n_layers", "teacher_seed", "seed")
 SETTINGS = tuple(name for name in ToyConfig.model_fields if name not in REPLICATES)
-"""What one exponent belongs to: every field but depth and the replicates."""
+"""The fields that define a setting with one exponent: all but depth and replicates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class PowerLaw:
     """-d log L / d log l, by least squares."""
 
     def __call__(self, depth: np.ndarray) -> np.ndarray:
-        """The fitted loss; where alpha is no measurement, that of the slope alone."""
+        """The fitted loss; by the slope if alpha is not identified."""
         return self.c * depth ** -(self.alpha if self.alpha is not None else self.slope) + self.rest
 
 
@@ -52,7 +52,9 @@ def fit_power_law(depth: Sequence[float] | np.ndarray, loss: Sequence[float] | n
 
     depth_L, loss_L = np.asarray(depth, float), np.asarray(loss, float)
     if len(set(depth_L)) < MIN_DEPTHS:
-        raise ValueError(f"{len(set(depth_L))} depths cannot fix three unknowns; train at least {MIN_DEPTHS} depths")
+        raise ValueError(
+            f"{len(set(depth_L))} depths do not determine three unknowns; train at least {MIN_DEPTHS} depths"
+        )
     if not (np.isfinite(loss_L).all() and (loss_L > 0).all()):
         raise ValueError(f"losses {loss_L.tolist()} must be finite and positive")
     grid = np.geomspace(*ALPHAS, 60)
@@ -70,7 +72,7 @@ def fit_power_law(depth: Sequence[float] | np.ndarray, loss: Sequence[float] | n
 
 
 def _linear(alpha: float, depth_L: np.ndarray, loss_L: np.ndarray) -> tuple[float, float, float]:
-    """The best c and L_rest at this alpha, and the error left."""
+    """The best c and L_rest at this alpha, and the remaining error."""
     from scipy.optimize import nnls
 
     shallowest = depth_L.min()
@@ -88,38 +90,38 @@ class Exponent:
     slope: Estimate
     depths: tuple[int, ...]
     teachers: dict[int, PowerLaw]
-    """By teacher_seed."""
+    """by teacher_seed"""
     losses: "pd.DataFrame"
-    """Columns n_layers, teacher_seed, test_loss: mean over the students' seeds."""
+    """columns n_layers, teacher_seed, test_loss: mean over student seeds"""
 
 
 def exponents(toys: "pd.DataFrame") -> list[Exponent]:
-    """One per setting, from the rows of `toys`; settings with fewer than MIN_DEPTHS depths are left out. A teacher
-    counts if it has a loss at every depth of its setting."""
+    """One per setting with at least MIN_DEPTHS depths, from the rows of `toys`. Teachers without a loss at some depth
+    are left out."""
     fitted = []
     for key, rows in toys.groupby(list(SETTINGS), dropna=False, sort=True):
         by_teacher = rows.groupby(["n_layers", "teacher_seed"])["test_loss"].mean().unstack("teacher_seed")
-        whole = by_teacher.loc[:, (by_teacher > 0).all()]
-        if len(whole) < MIN_DEPTHS or whole.empty:
+        complete = by_teacher.loc[:, (by_teacher > 0).all()]
+        if len(complete) < MIN_DEPTHS or complete.empty:
             continue
-        depths = whole.index.to_numpy(float)
-        fits = {int(teacher): fit_power_law(depths, whole[teacher].to_numpy()) for teacher in whole}
+        depths = complete.index.to_numpy(float)
+        fits = {int(teacher): fit_power_law(depths, complete[teacher].to_numpy()) for teacher in complete}
         alphas = [fit.alpha for fit in fits.values() if fit.alpha is not None]
         fitted.append(
             Exponent(
                 setting=dict(zip(SETTINGS, key if isinstance(key, tuple) else (key,), strict=True)),
                 alpha=estimate(alphas if len(alphas) == len(fits) else []),
                 slope=estimate([fit.slope for fit in fits.values()]),
-                depths=tuple(int(depth) for depth in whole.index),
+                depths=tuple(int(depth) for depth in complete.index),
                 teachers=fits,
-                losses=whole.stack().rename("test_loss").reset_index(),
+                losses=complete.stack().rename("test_loss").reset_index(),
             )
         )
     return fitted
 
 
 def varied(fitted: Sequence[Exponent]) -> list[str]:
-    """The fields that tell the settings apart, the paper's first; one that only goes along with these is left out."""
+    """The fields that distinguish the settings, the paper's first, without redundant ones."""
     first = ("target", "integrator", "rho", "temperature")
     names: list[str] = []
     n_settings = 1

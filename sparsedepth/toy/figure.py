@@ -1,8 +1,8 @@
-"""The toys in one picture: loss against depth with its fits, and the exponent by temperature or by rho.
+"""The figure of the toys: loss against depth with fits, and the exponent by temperature or rho.
 
-One column per kind of student (target, integrator and whatever else differs). Above: points are means over teachers,
-lines c l^-alpha + L_rest of the mean alpha's teachers, dashed where only the slope is known. Below: filled markers are
-alpha with its 95% interval over teachers, hollow ones the plain slope; grey lines are the paper's expectations.
+One column per kind of student (target, integrator and other differing fields). Above: points are means over teachers,
+lines the mean of the teachers' fits c l^-alpha + L_rest, dashed if only the slope is known. Below: filled markers are
+alpha with its 95% interval over teachers, hollow ones the slope; grey lines are the paper's expectations.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def page_of_toys(columns: Sequence[FigureColumn]) -> Figure:
 
 
 def _draw_losses(axis: Any, column: FigureColumn, styles: dict[float, tuple[str, str, str]]) -> None:
-    temperatures, shown = column.axis("temperature"), []
+    temperatures, losses = column.axis("temperature"), []
     for exponent in column.settings:
         colour, marker, _ = styles[exponent.setting["rho"]]
         shade = 1 - 0.7 * temperatures.index(exponent.setting["temperature"]) / max(1, len(temperatures) - 1)
@@ -119,11 +119,11 @@ def _draw_losses(axis: Any, column: FigureColumn, styles: dict[float, tuple[str,
         axis.plot(means.index, means, color=colour, marker=marker, markersize=4, linestyle="", alpha=shade)
         dashes = "-" if exponent.alpha.mean is not None else (0, (4, 3))
         axis.plot(depths, line, color=colour, linewidth=1.1, linestyle=dashes, alpha=shade)
-        shown += [*means]
+        losses += [*means]
     trained = sorted({depth for exponent in column.settings for depth in exponent.depths})
     log_scale(axis, "x", trained)
     axis.set_xticks(trained, [str(depth) for depth in trained])
-    log_scale(axis, "y", shown)
+    log_scale(axis, "y", losses)
     axis.set(xlabel="student depth (n_layers)", ylabel=f"test loss: {LABELS[column.target]}")
     axis.set_title(column.title, fontsize=8)
 
@@ -155,7 +155,7 @@ def _draw_exponents(axis: Any, column: FigureColumn, styles: dict[float, tuple[s
 
 
 def _bars(estimates: Sequence[Estimate]) -> np.ndarray | None:
-    """Distances from the mean to the interval's ends; 0 where there is none."""
+    """Distances from the mean to the interval's ends; 0 without an interval."""
     if not estimates:
         return None
     mean_N, lo_N, hi_N = (

@@ -1,7 +1,7 @@
-"""A toy group, from its config to a complete folder: train (continuing from its checkpoints), then write the record.
+"""Trains a toy group (continuing from its checkpoints) and writes its record.
 
-One lock per group, so the same command started again, here or on another machine that shares the folder, takes the
-groups that nobody is training.
+Each group has a lock, so the same command, started again here or on a machine that shares the folder, takes other
+groups.
 """
 
 import datetime
@@ -27,7 +27,7 @@ def scratch(results: Path, config: ToyConfig) -> Path:
 
 
 def is_busy(results: Path, config: ToyConfig) -> bool:
-    """Whether a living process trains the group."""
+    """Whether a running process trains the group."""
     return is_locked(scratch(results, config) / "lock")
 
 
@@ -40,7 +40,7 @@ def make_group(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Make the group complete in `results`, and return its folder; one that is complete is left as it is.
+    """Train the group into `results` unless complete; returns its folder.
 
     `facts` go into the manifest. Raises Interrupted, after a checkpoint, once `stop()` is true.
     """
@@ -51,7 +51,7 @@ def make_group(
             group = train(config, device, checkpoints=work / "checkpoints", progress=progress, stop=stop)
             times = {
                 "started": started.isoformat(timespec="seconds"),
-                "seconds": round(time.perf_counter() - clock, 3),  # of this process: a resumed group took longer
+                "seconds": round(time.perf_counter() - clock, 3),  # of this process only
             }
             save_toy(results, config, student_rows(group), group.curves, {**times, **facts})
     shutil.rmtree(work, ignore_errors=True)
@@ -59,7 +59,7 @@ def make_group(
 
 
 def student_rows(group: Group) -> list[dict[str, Any]]:
-    """What each student ended with."""
+    """The final losses of each student."""
     last = group.curves[-group.config.n_students :]
     return [
         {**axes, "student": row["student"], "test_loss": row["test_loss"], "train_loss": row["train_loss"]}

@@ -1,4 +1,4 @@
-"""Residual ReLU^2 networks, many at once: every weight has a leading axis of models (2602.05970, section 5.1).
+"""Residual ReLU^2 networks, batched: every weight has a leading dimension of models (2602.05970, section 5.1).
 
     x_0 = N(input)          f_l(x) = relu(N(x) W_l + b_l)^2 V_l          N(x) = x / sqrt(mean(x^2) + eps)
     Euler:     x_l = x_(l-1) + f_l(x_(l-1))
@@ -9,8 +9,8 @@ Teacher: W, b, V, H uniform in +-1/sqrt(fan in), V divided by sqrt(teacher_layer
 
     sqrt(rho) shared + sqrt(1 - rho) own_l
 
-so that each entry keeps its variance and two layers correlate by rho: tied at 1, independent at 0. Students draw W and
-b alike; V and H start at 0. Every draw is a function of a seed, made on the CPU, whatever the device.
+so each entry keeps its variance and two layers have correlation rho: tied at 1, independent at 0. Students draw W and b
+likewise; V and H start at 0. All draws are functions of a seed, made on the CPU for every device.
 
 K models, L blocks, B inputs, M width, F width of the ReLU^2 layer, V outputs of the head.
 """
@@ -30,7 +30,7 @@ EPS = torch.finfo(torch.float32).eps
 
 
 class Weights(NamedTuple):
-    """Of K models."""
+    """The weights of K models."""
 
     fc: Tensor
     """W: [L, K, M, F]."""
@@ -43,7 +43,7 @@ class Weights(NamedTuple):
 
 
 def generator(*key: object) -> torch.Generator:
-    """Random numbers that are a function of the key: ('teacher', seed), ('inputs', seed, step)."""
+    """A random generator that is a function of a key such as ('teacher', seed) or ('inputs', seed, step)."""
     seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7])
     return torch.Generator().manual_seed(seed)
 
@@ -54,7 +54,7 @@ def norm(x_KBM: Tensor) -> Tensor:
 
 
 class Branch(torch.autograd.Function):
-    """f(x) with its derivative by hand: it keeps less and passes over the data fewer times than autograd would."""
+    """f(x) with a hand-written backward pass: less memory and fewer passes over the data than autograd."""
 
     @staticmethod
     def forward(ctx: Any, x_KBM: Tensor, fc_KMF: Tensor, bias_K1F: Tensor, proj_KFM: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def final_state(weights: Weights, input_BM: Tensor, midpoint: bool = False) -> T
 
 
 def uniform(source: torch.Generator, *shape: int, fan_in: int) -> Tensor:
-    """In +-1/sqrt(fan in): PyTorch's default for a linear layer, and so the paper's."""
+    """Uniform in +-1/sqrt(fan in): PyTorch's default for a linear layer, as in the paper."""
     return torch.rand(shape, generator=source).mul_(2).sub_(1).div_(math.sqrt(fan_in))
 
 
@@ -109,8 +109,8 @@ def _teacher(config: ToyConfig, rho: float, seed: int) -> Iterator[Tensor]:
     """W, b, V of one teacher and its head; the same draws for every rho."""
     shared = _blocks(generator("teacher", seed, "shared"), 1, config)
     own = _blocks(generator("teacher", seed, "own"), config.teacher_layers, config)
-    for index, (together, apart) in enumerate(zip(shared, own, strict=True)):
-        mixed = math.sqrt(rho) * together + math.sqrt(1 - rho) * apart
+    for index, (shared_part, own_part) in enumerate(zip(shared, own, strict=True)):
+        mixed = math.sqrt(rho) * shared_part + math.sqrt(1 - rho) * own_part
         yield mixed / math.sqrt(config.teacher_layers) if index == 2 else mixed
     yield _head(config, seed)
 
@@ -131,7 +131,7 @@ def teachers(config: ToyConfig, device: torch.device | str = "cpu") -> Weights:
 
 
 class Students(nn.Module):
-    """The students of a group, numbered as config.AXES says. Only a head that is learned is a parameter."""
+    """The students of a group, numbered by config.AXES. The head is a parameter only if it is learned."""
 
     def __init__(self, config: ToyConfig, given_head_KMV: Tensor | None = None) -> None:
         super().__init__()

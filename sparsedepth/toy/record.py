@@ -1,8 +1,8 @@
-"""Toy groups in a results folder, apart from the runs: the views `toys` (a row per student) and `toy_curves`.
+"""Toy groups in a results folder, separate from runs: the views `toys` (a row per student) and `toy_curves`.
 
     RESULTS/toys/<run_id>/   config.yaml  manifest.json  summary.json  students.parquet  curves.parquet  complete
 
-As with a run, the folder appears whole, carries checksums, and never changes.
+Like a run's, the folder is written atomically, has checksums, and never changes.
 """
 
 import io
@@ -70,7 +70,7 @@ _FILE_SCHEMAS = {
         (CURVES, "toy_curves", _SCHEMAS["toy_curves"].names[1:]),
     )
 }
-"""What a file holds of its view; the rest is the same in every row of a group."""
+"""The columns of a view that a file stores; the others are constant in a group."""
 
 
 def toy_folder(results: Path, config: ToyConfig) -> Path:
@@ -84,7 +84,7 @@ def save_toy(
     curves: Sequence[Mapping[str, Any]],
     manifest: Mapping[str, Any],
 ) -> Path:
-    """Write the group's folder, whole or not at all; the folder."""
+    """Write the group's folder, completely or not at all; returns it."""
     folder = toy_folder(results, config)
     losses = [row["test_loss"] for row in students if row["test_loss"] is not None]
     summary = {
@@ -94,21 +94,21 @@ def save_toy(
         "test_loss_min": min(losses, default=None),
         "test_loss_max": max(losses, default=None),
     }
-    with atomic_folder(folder) as aside:
-        write_text(aside / "config.yaml", yaml_text(config.model_dump(mode="json")))
-        write_json(aside / "manifest.json", dict(manifest))
-        write_json(aside / "summary.json", summary)
+    with atomic_folder(folder) as unfinished:
+        write_text(unfinished / "config.yaml", yaml_text(config.model_dump(mode="json")))
+        write_json(unfinished / "manifest.json", dict(manifest))
+        write_json(unfinished / "summary.json", summary)
         for name, rows in ((STUDENTS, students), (CURVES, curves)):
             content = io.BytesIO()
             pq.write_table(pa.Table.from_pylist(list(rows), schema=_FILE_SCHEMAS[name]), content, compression="zstd")
-            write_bytes(aside / name, content.getvalue())
-        write_marker(aside, config.run_id, FILES)
+            write_bytes(unfinished / name, content.getvalue())
+        write_marker(unfinished, config.run_id, FILES)
     return folder
 
 
 def read_toys(roots: Iterable[Path]) -> dict[ToyView, pa.Table]:
-    """The rows of both views from every complete group of results folders; a group met twice counts once. Raises
-    DamagedRun where a file is not the one that was written."""
+    """The rows of both views from all complete groups of results folders, without duplicate groups. Raises DamagedRun
+    if a file's checksum differs."""
     tables_by_id: dict[str, dict[ToyView, pa.Table]] = {}
     for files in (files for root in roots for files in find_groups(root, FOLDER)):
         if files.marker.run_id not in tables_by_id:
@@ -136,7 +136,7 @@ def _read_group(files: Files) -> dict[ToyView, pa.Table]:
 
 
 def _with(rows: pa.Table, shared: Mapping[str, Any], view: ToyView) -> pa.Table:
-    """The view's columns: those of the file, and the same value in every row for the others."""
+    """The view's columns: the file's, and the group's constants."""
     columns = [
         rows[field.name] if field.name in rows.column_names else pa.array([shared[field.name]] * len(rows), field.type)
         for field in _SCHEMAS[view]

@@ -1,13 +1,13 @@
-"""Train every student of a group as one batched model; one by one they would end with the same weights.
+"""Trains all students of a group as one batched model, with the same result as training each separately.
 
     kl:             E_x KL(softmax(t / temperature) || softmax(s))                 t, s: logits of teacher and student
     kl_given_head:  E_x KL(softmax(t / temperature) || softmax(s / temperature))   s through the teacher's head
     mse:            mean over inputs and entries of (N(x_L) of the student - N(x_L) of the teacher)^2
 
-The sum of the students' losses is minimised: its gradient with respect to one student is that of its own loss, and
-Adam acts entry by entry. A teacher runs once per step for all its temperatures and seeds. The inputs of step t are a
-function of (data_seed, t), those of the test of data_seed alone; the test is summed in double precision, because a KL
-near 0 is the difference of large terms.
+The sum of the students' losses is minimised: its gradient with respect to one student is that of its own loss, and Adam
+is elementwise. A teacher runs once per step for all its temperatures and seeds. Inputs of step t are a function of
+(data_seed, t), test inputs of data_seed; test losses are computed in double precision, because a KL near 0 is the
+difference of large terms.
 
 J = rho x teacher_seed teachers, G = J x temperature targets, S seeds, K = G x S students.
 """
@@ -34,7 +34,7 @@ Progress = Callable[[int, float | None], None]
 
 
 class Group:
-    """All students of one config, with their teachers and optimiser."""
+    """All students of a config, with their teachers and optimizer."""
 
     def __init__(self, config: ToyConfig, device: torch.device | str = "cpu") -> None:
         self.config, self.device = config, torch.device(device)
@@ -54,7 +54,7 @@ class Group:
         """A batch of standard normal inputs, drawn on the CPU."""
         source = generator("inputs", self.config.data_seed, *key)
         input_BM = torch.randn(self.config.batch_size, self.config.d_model, generator=source)
-        if self.device.type == "cuda":  # from pinned memory a copy does not hold up the host
+        if self.device.type == "cuda":  # copies from pinned memory do not block the host
             input_BM = input_BM.pin_memory()
         return input_BM.to(self.device, non_blocking=True)
 
@@ -64,7 +64,7 @@ class Group:
         return final_state(self.teachers, input_BM)
 
     def targets(self, state_JBM: Tensor) -> Tensor:
-        """What the students are to match: log probabilities [G, B, V], or states [G, B, M]."""
+        """The students' targets: log probabilities [G, B, V], or states [G, B, M]."""
         if self.config.target == "mse":
             return state_JBM
         logits_JBV = torch.bmm(state_JBM, self.teachers.head)
@@ -83,12 +83,12 @@ class Group:
         log_ratio = target.to(dtype).unsqueeze(1) - F.log_softmax(logits_GSBV, -1)
         return (target.to(dtype).exp().unsqueeze(1) * log_ratio).sum(-1).mean(-1).flatten()
 
-    def _by_target(self, of_KBX: Tensor) -> Tensor:
+    def _by_target(self, x_KBX: Tensor) -> Tensor:
         """[K, B, X] -> [G, S, B, X]."""
-        return of_KBX.unflatten(0, (-1, len(self.config.seed)))
+        return x_KBX.unflatten(0, (-1, len(self.config.seed)))
 
     def take_step(self) -> Tensor:
-        """One optimiser step; the losses before it, [K]."""
+        """One optimizer step; returns the losses before it, [K]."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate(self.step)
         input_BM = self.inputs(self.step)
@@ -101,7 +101,7 @@ class Group:
 
     @torch.no_grad()
     def test_losses(self) -> list[float]:
-        """The loss of each student on batches it never trains on."""
+        """The loss of each student on the test batches."""
         if self.tests is None:
             batches = [self.inputs("test", index) for index in range(self.config.test_batches)]
             self.tests = [(input_BM, self.teacher_states(input_BM)) for input_BM in batches]
@@ -118,7 +118,7 @@ class Group:
         ]
 
     def mean_train_loss(self) -> float | None:
-        """Over the students, as last logged."""
+        """The last logged mean over students."""
         last = [row["train_loss"] for row in self.curves[-self.config.n_students :]]
         known = [loss for loss in last if loss is not None]
         return sum(known) / len(known) if known else None
@@ -128,7 +128,7 @@ class Group:
         checkpoint.write(folder, self.students, self.optimizer, position)
 
     def resume(self, folder: Path) -> None:
-        """Continue from the newest whole checkpoint, if there is one."""
+        """Continue from the newest valid checkpoint, if any."""
         if position := checkpoint.read(folder, self.students, self.optimizer):
             self.step, self.curves = position.step, position.curves
 
@@ -145,7 +145,7 @@ def train(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Group:
-    """Train a group to its end, continuing from `checkpoints`; on a CPU the end is the same to the last bit.
+    """Train a group to its end, continuing from `checkpoints`; on a CPU with bit-equal results.
 
     Raises Interrupted, after a checkpoint, once `stop()` is true.
     """

@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_logits(place, tmp_path, capsys):
     assert found["answer_bits_per_byte"][0] == pytest.approx(bits, rel=1e-4)
     assert found["acc"][4:7] == (7, run.name, "threes") and found["acc"][7].startswith("sparsedepth ")
     asked(run, folder, None)
-    assert "kept" in capsys.readouterr().out
+    assert "stored" in capsys.readouterr().out
     asked(folder / "exported", folder, tmp_path / "other")
     other = stored(tmp_path / "other")
     assert {name: row[0] for name, row in other.items()} == pytest.approx(

@@ -8,7 +8,7 @@ import torch
 from exporting import loud_run, write_task
 
 from sparsedepth.exchange import evaluate as module
-from sparsedepth.exchange.evaluate import evaluate, keys_of, load_tasks, lost
+from sparsedepth.exchange.evaluate import evaluate, keys_of, load_tasks, metric_losses
 from sparsedepth.probe.load import load_model
 from sparsedepth.store.small_sample import paired_share_interval
 
@@ -140,7 +140,7 @@ def test_without_layers_the_others_alone_answer(place, name, metric):
 def test_drops_by_hand():
     """Of five documents two are lost and one is gained."""
     left = {("acc", "none"): dict(enumerate([False, False, True, True, False]))}
-    (row,) = lost({("acc", "none"): dict(enumerate([True, True, False, True, False]))}, left)
+    (row,) = metric_losses({("acc", "none"): dict(enumerate([True, True, False, True, False]))}, left)
     assert (row["metric"], row["value"]) == ("acc_lost", pytest.approx(0.2))
     assert (row["lo"], row["hi"]) == pytest.approx(paired_share_interval(2, 1, 5))
 

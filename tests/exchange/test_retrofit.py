@@ -103,7 +103,7 @@ def test_the_gradient_of_a_folded_gain_lacks_the_scale():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="not laid out as Llama"):
+    with pytest.raises(ValueError, match=r"does not have Llama.s layout"):
         retrofit.apply(tiny("gpt2"))
     model = tiny("llama")
     with pytest.raises(ValueError, match=r"is trained.*allow_trained=True"):

@@ -66,7 +66,7 @@ def test_flops_by_hand():
         ({"base": {"temprature": [1]}}, "did you mean 'temperature'"),
         ({"base": {"rho": [1.5]}}, "less than or equal to 1"),
         ({"base": {"temperature": [0]}}, "greater than 0"),
-        ({"base": {"seed": [1, 1]}}, "holds a value twice"),
+        ({"base": {"seed": [1, 1]}}, "contains a value twice"),
         ({"base": {"target": "mse", "temperature": [0.1]}}, "no effect on target mse"),
         ({"base": {"integrator": "rk4"}}, "'euler' or 'midpoint'"),
         ({"variants": [{}, {}]}, "holds a group twice"),
