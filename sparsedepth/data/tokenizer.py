@@ -1,7 +1,7 @@
 """Text to token ids and back: bytes, a BPE trained on the corpus, or any fast tokenizer of Hugging Face.
 
     'byte'      id = byte (0..255); 256 ends a document. Every text, no dependency, never out of vocabulary
-    'bpe:SIZE'  byte-level BPE of at max_characters SIZE tokens, trained on the training documents; 0 ends a document
+    'bpe:SIZE'  byte-level BPE of at most SIZE tokens, trained on the training documents; 0 ends a document
     other       a local folder or a hub name, through `transformers.AutoTokenizer`; its end-of-sequence token ends one
 
 Special tokens in a text are not recognised: '<|endoftext|>' in a document is ordinary text. But a word or piece model

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on a run or a Hugging Face folder, one evaluation per task, stored in the store.
+"""lm-evaluation-harness on a run or a Hugging Face folder, one evaluation per task, kept in the store.
 
 Tasks are the harness's, or those of a folder that the user names. Such a task is a YAML file that may name Python
 functions beside it (`!function`), which are executed: name only trusted folders. Nothing in the *model's* folder is

@@ -64,7 +64,7 @@ class Start:
 
     @property
     def cell(self) -> str:
-        """An id shared by replicates of a starting model: how it was trained, excluded from seed and measures. Its
+        """An id shared by replicates of a starting model: how it was trained, apart from seed and measures. Its
         model fields are fields of each run that starts from it."""
         run = self.loaded.config
         if run is None:
@@ -210,5 +210,5 @@ def _check_logits(loaded: LoadedModel, model: Decoder) -> None:
     if not difference <= TOLERANCE * max(1.0, hf_logits.abs().max().item()):
         raise ValueError(
             f"--from {loaded.source} computes something else than a decoder of the same fields: logits are up to "
-            f"{difference:.1e} excluded; it cannot be trained on here"
+            f"{difference:.1e} apart; it cannot be trained on here"
         )

@@ -15,7 +15,6 @@ Shapes: B and N sequences, T tokens, n tokens of a batch, D width of the residua
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,16 +30,10 @@ NEAR_ZERO = 0.1
 """Threshold relative to the rms of a layer's hidden units, as the first of weight_rel_eps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Activations:
-    shares: dict[str, list[float | None]]
+def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> dict[str, list[float | None]]:
     """activation_zeros, activation_sparsity and activation_units of layers 1..L; None for experts, or (units) if all
-    hidden units are 0"""
-    n_tokens: int
-
-
-def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Activations:
-    """Two passes without the head, the first for the rms of each layer; each block runs to its hidden units twice."""
+    hidden units are 0. Two passes without the head, the first for the rms of each layer; each block runs to its hidden
+    units twice."""
     squares: dict[int, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
     sums: dict[int, Tensor] = defaultdict(lambda: torch.zeros(4, dtype=torch.float64))
     with probing(probed):
@@ -54,8 +47,7 @@ def activations(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TO
             unit_n = (energy_n.square() / (h_nF.shape[1] * fourth_n))[fourth_n > 0]
             batch_sums = (is_zero.double().mean(1).sum(), is_near.double().mean(1).sum(), unit_n.sum(), len(unit_n))
             sums[layer] += torch.tensor([float(value) for value in batch_sums])
-    n_tokens = token_count(tokens_NT)
-    return Activations(shares=_shares(sums, probed.n_layers, n_tokens), n_tokens=n_tokens)
+    return _shares(sums, probed.n_layers, token_count(tokens_NT))
 
 
 def _hidden(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Iterator[tuple[int, Tensor]]:
@@ -78,8 +70,7 @@ def _shares(sums: Mapping[int, Tensor], n_layers: int, n_tokens: int) -> dict[st
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = activations(context.probed, context.inputs, context.max_tokens)
-    for name, by_layer in result.shares.items():
+    for name, by_layer in activations(context.probed, context.inputs, context.max_tokens).items():
         if known := [share for share in by_layer if share is not None]:  # a mixture of experts may have no dense part
             rows.summary[name] = sum(known) / len(known)
-            rows.add_layers(name, by_layer, result.n_tokens)
+            rows.add_layers(name, by_layer, context.n_tokens)

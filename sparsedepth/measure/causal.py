@@ -43,9 +43,6 @@ class CausalEffect:
     """None for a single block"""
     skip_increase: list[float | None]
     """of blocks 1..L; negative if the loss is lower without the block"""
-    n_tokens: int
-    n_scored: int
-    """scored positions of the skip increase"""
 
 
 def causal_effect(
@@ -63,8 +60,6 @@ def causal_effect(
         by_layer=[finite(mean_of_last(row[s:]).item()) for s, row in enumerate(effect_LL, start=1)],
         score=bootstrap(_score, change_NLL, update_NL, rng=rng),
         skip_increase=[finite(value) for value in relative_change(skipped_NL.mean(0), base_N.mean())],
-        n_tokens=scored.targets.numel(),
-        n_scored=scored.n_scored,
     )
 
 
@@ -112,7 +107,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = causal_effect(context.probed, context.scored, context.rng(), context.max_tokens)
     rows.add_score("causal_score", result.score)
     rows.summary["usefulness_identity"] = share_above(result.skip_increase, context.config.usefulness_threshold)
-    rows.summary["score_tokens"] = result.n_scored
-    rows.add_layers("causal_effect", result.by_layer, result.n_tokens)
-    rows.add_layers("skip_loss_increase", result.skip_increase, result.n_scored)
-    rows.add_pairs("causal_effect", result.effects, result.n_tokens)
+    rows.summary["score_tokens"] = context.scored.n_scored
+    rows.add_layers("causal_effect", result.by_layer, context.n_tokens)
+    rows.add_layers("skip_loss_increase", result.skip_increase, context.scored.n_scored)
+    rows.add_pairs("causal_effect", result.effects, context.n_tokens)

@@ -31,7 +31,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import Fork, by_sequence, record_states, replace, run_forks, token_count
+from sparsedepth.probe.fork import Fork, by_sequence, record_states, replace, run_forks
 from sparsedepth.probe.probed_model import ProbedModel
 
 SMALLEST_UPDATE = 1e-6
@@ -50,7 +50,6 @@ class CausalMaximum:
     """layer, from 1, from the mean over sequences of each one's largest ratio; None if no block has an effect"""
     positions: list[int]
     """p, from 0; empty for 'current'"""
-    n_tokens: int
 
 
 def causal_maximum(
@@ -79,7 +78,6 @@ def causal_maximum(
         score=estimate(_mean_over_pairs, largest_NLL),
         depth_score=estimate(_depth_score, largest_NLL),
         positions=positions,
-        n_tokens=token_count(tokens_NT),
     )
 
 
@@ -144,4 +142,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         )
         rows.add_score(name, result.score)
         rows.add_score(name.replace("causal_maximum", "depth_score"), result.depth_score)
-        rows.add_pairs(name, result.effects, result.n_tokens)
+        rows.add_pairs(name, result.effects, context.n_tokens)

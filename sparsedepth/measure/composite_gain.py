@@ -22,7 +22,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, record_states, token_count
+from sparsedepth.probe.fork import batches, probing, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -38,7 +38,6 @@ class Gain:
 class CompositeGain:
     forward: Gain
     backward: Gain
-    n_tokens: int
 
 
 def composite_gain(
@@ -59,7 +58,7 @@ def composite_gain(
             parts.append(torch.stack([torch.stack(gains) for gains in reversed(by_layer)]).cpu())
     gain_L2N = torch.cat(parts, dim=-1).numpy()
     forward, backward = (_gain(gain_L2N[:, way], rng) for way in (0, 1))
-    return CompositeGain(forward=forward, backward=backward, n_tokens=token_count(tokens_NT))
+    return CompositeGain(forward=forward, backward=backward)
 
 
 def _gain(gain_LN: np.ndarray, rng: np.random.Generator) -> Gain:
@@ -73,4 +72,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         return
     for name, gain in (("composite_gain", result.forward), ("composite_gain_backward", result.backward)):
         rows.add_score(name, gain.whole)
-        rows.add_layers(name, gain.by_layer, result.n_tokens)
+        rows.add_layers(name, gain.by_layer, context.n_tokens)

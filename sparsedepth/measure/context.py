@@ -44,6 +44,11 @@ class MeasureContext:
         return self.scored.inputs
 
     @property
+    def n_tokens(self) -> int:
+        """Scored or not."""
+        return self.scored.targets.numel()
+
+    @property
     def fit(self) -> Tensor:
         """fit_NT, on all of whose tokens maps are fitted, scored or not."""
         return self.sequences(self.config.seq_len, self.config.fit_tokens, self.config.measure_tokens).inputs

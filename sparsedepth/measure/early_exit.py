@@ -43,7 +43,6 @@ class EarlyExit:
     """after layers 0..L"""
     last_block: Exits
     """after layers 0..L-1, then through block L"""
-    n_tokens: int
 
 
 def early_exit(
@@ -59,7 +58,7 @@ def early_exit(
         by_layer = [finite(loss_N.mean()) for loss_N in loss_NE.T]
         return Exits(by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
 
-    return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE), n_tokens=scored.n_scored)
+    return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE))
 
 
 def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tensor, Tensor]:
@@ -82,4 +81,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
     for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
         rows.add_score(f"{name}_increase", exits.mean_increase)
-        rows.add_layers(name, exits.by_layer, result.n_tokens, first=0)
+        rows.add_layers(name, exits.by_layer, context.scored.n_scored, first=0)

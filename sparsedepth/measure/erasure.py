@@ -54,7 +54,6 @@ class Erasure:
     """mean over layers and positions except the first token"""
     late_share: BootstrapEstimate
     """share of the effect at layers from L // 2 on; None without an effect"""
-    n_tokens: int
 
 
 def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Erasure:
@@ -73,7 +72,6 @@ def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, ma
         effect=effect_NLP.mean(0),
         score=estimate(lambda effect_RL: effect_RL.mean(-1), later_NL),
         late_share=estimate(_late_share, later_NL),
-        n_tokens=token_count(tokens_NT),
     )
 
 
@@ -134,6 +132,6 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = erasure(context.probed, context.inputs, context.rng(), context.max_tokens)
     rows.add_score("erasure_effect", result.score)
     rows.add_score("erasure_late_share", result.late_share)
-    rows.add_layers("erasure_effect", result.effect[:, 1:].mean(1).tolist(), result.n_tokens, first=0)
+    rows.add_layers("erasure_effect", result.effect[:, 1:].mean(1).tolist(), context.n_tokens, first=0)
     for share, effect_L in zip(SHARES, result.effect.T, strict=True):
         rows.add_layers(f"erasure_effect_{100 * share:.0f}", effect_L.tolist(), len(context.inputs), first=0)

@@ -25,7 +25,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
+from sparsedepth.probe.fork import batches, block_inputs, probing
 from sparsedepth.probe.probed_model import ProbedModel
 
 
@@ -41,7 +41,6 @@ class ExpertUse:
     mean_effective_experts: BootstrapEstimate
     mean_variation: BootstrapEstimate
     mean_router_entropy: BootstrapEstimate
-    n_tokens: int
 
 
 def expert_use(
@@ -83,7 +82,6 @@ def expert_use(
         mean_effective_experts=mean_over_layers(effective_experts),
         mean_variation=mean_over_layers(variation),
         mean_router_entropy=estimate(identity, np.mean([*entropy_N.values()], axis=0)),
-        n_tokens=token_count(tokens_NT),
     )
 
 
@@ -107,4 +105,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         ("router_entropy", result.mean_router_entropy, result.router_entropy),
     ):
         rows.add_score(name, mean)
-        rows.add_layers(name, by_layer, result.n_tokens)
+        rows.add_layers(name, by_layer, context.n_tokens)

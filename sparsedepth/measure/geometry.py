@@ -34,7 +34,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, chunk_size, probing, token_count
+from sparsedepth.probe.fork import batches, chunk_size, probing
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import Update, updates
 from sparsedepth.quantities import IN_RUNS
@@ -67,7 +67,6 @@ class Geometry:
     """mean of theta(x_(l-1), x_l) over 1 < l < L, as in 2602.05970; None below three layers"""
     angular_distance_last_token: BootstrapEstimate
     """mean of theta(x_(l-1), x_l) over layers, at the last token"""
-    n_tokens: int
 
 
 def geometry(
@@ -105,7 +104,6 @@ def geometry(
         angles_last_token=_by_pair(last),
         angular_distance_middle=mean(moments["angular_distance"][:, 1:-1]),
         angular_distance_last_token=mean(last[next_to]),
-        n_tokens=token_count(tokens_NT),
     )
 
 
@@ -232,11 +230,11 @@ def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = geometry(context.probed, context.inputs, context.rng(), context.max_tokens, context.eod)
     rows.add_score("angular_distance_middle", result.angular_distance_middle)
-    rows.add_pairs("angular_distance", result.angles, result.n_tokens)
+    rows.add_pairs("angular_distance", result.angles, context.n_tokens)
     if context.probed.causal:  # otherwise the last token is not special
         rows.add_score("angular_distance_last_token", result.angular_distance_last_token)
         rows.add_pairs("angular_distance_last_token", result.angles_last_token, len(context.inputs))
     for name, profile in result.profiles.items():
-        rows.add_layers(name, profile.by_layer, result.n_tokens, first=profile.first)
+        rows.add_layers(name, profile.by_layer, context.n_tokens, first=profile.first)
         if name in IN_RUNS:
             rows.add_score(name, profile.mean)

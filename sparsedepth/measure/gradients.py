@@ -35,7 +35,6 @@ class Gradients:
     by_layer: list[float | None]
     """layers 0..L, 1 at L; None if no gradient reaches x_L"""
     gain: BootstrapEstimate
-    n_tokens: int
 
 
 def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Gradients:
@@ -62,11 +61,10 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
     return Gradients(
         by_layer=[finite(value) for value in by_layer],
         gain=bootstrap(gain, square_NL, rng=rng),
-        n_tokens=scored.targets.numel(),
     )
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = gradients(context.probed, context.scored, context.rng(), context.max_tokens)
     rows.add_score("gradient_gain", result.gain)
-    rows.add_layers("stream_gradient", result.by_layer, result.n_tokens, first=0)
+    rows.add_layers("stream_gradient", result.by_layer, context.n_tokens, first=0)

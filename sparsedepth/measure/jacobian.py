@@ -44,7 +44,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, probing, token_count
+from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
 
 Form = Literal["per_token", "averaged", "released"]
@@ -71,12 +71,6 @@ class FormDeviation:
     """of the probes"""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class JacobianDeviation:
-    forms: dict[Form, FormDeviation]
-    n_tokens: int
-
-
 @dataclass(frozen=True, eq=False)
 class _Layer:
     """Intermediate results of one block, by batch."""
@@ -96,7 +90,7 @@ def jacobian_deviation(
     n_probes: int | None = 4,
     forms: Sequence[Form] = FORMS,
     max_tokens: int = MAX_TOKENS,
-) -> JacobianDeviation:
+) -> dict[Form, FormDeviation]:
     """The `forms` for every block, by `n_probes` shared probes or (None) exactly.
 
     Costs per block 2 vector-Jacobian products for per_token, 2 n_probes for averaged, n_probes for released; exactly,
@@ -124,7 +118,7 @@ def jacobian_deviation(
                     _measure_by_probes(layer, pull, x_BTD, forms, v_PD, generators)
                 x_BTD = after_BTD
             n_done += len(tokens_BT)
-        return _summarise(layers, forms, n_probes, token_count(tokens_NT), x_BTD.shape[-1], rng)
+        return _summarise(layers, forms, n_probes, x_BTD.shape[-1], rng)
 
 
 def _differentiate(probed: ProbedModel, layer: int, x_BTD: Tensor) -> tuple[Pull, Tensor]:
@@ -190,17 +184,16 @@ def _summarise(
     layers: list[_Layer],
     forms: Sequence[Form],
     n_probes: int | None,
-    n_tokens: int,
     width: int,
     rng: np.random.Generator,
-) -> JacobianDeviation:
+) -> dict[Form, FormDeviation]:
     estimate = shared_resamples(rng)
 
     def deviation(form: Form) -> FormDeviation:
         if form == "per_token":
             square_LNT = torch.stack([torch.cat(layer.squares) for layer in layers]).double().cpu().numpy()
             kernel_LNN = square_LNT.mean(-1)[..., None]  # linear in the resample's weights
-            variance_L = square_LNT.var((1, 2)) / n_tokens
+            variance_L = square_LNT.var((1, 2)) / square_LNT[0].size
         else:
             parts = [layer.averaged if form == "averaged" else layer.released for layer in layers]
             kernel_LNN, variance_L = (np.stack(values) for values in zip(*map(_kernel, parts), strict=True))
@@ -222,7 +215,7 @@ def _summarise(
             score_standard_error=float(np.linalg.norm(error_L)) / len(layers) / unit,
         )
 
-    return JacobianDeviation(forms={form: deviation(form) for form in forms}, n_tokens=n_tokens)
+    return {form: deviation(form) for form in forms}
 
 
 def _kernel(parts: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, float]:
@@ -249,12 +242,12 @@ def _signs(generator: torch.Generator, n_tokens: int) -> Tensor:
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
-    result = jacobian_deviation(
+    deviations = jacobian_deviation(
         context.probed, context.inputs, context.rng(), context.config.jacobian_probes, max_tokens=context.max_tokens
     )
-    for form, deviation in result.forms.items():
+    for form, deviation in deviations.items():
         name = "jacobian_deviation" + ("" if form == "per_token" else f"_{form}")
         rows.add_score(name, deviation.score)
         rows.summary[f"{name}_se"] = deviation.score_standard_error
-        rows.add_layers(name, deviation.by_layer, result.n_tokens)
-        rows.add_layers(f"{name}_se", deviation.standard_error, result.n_tokens)
+        rows.add_layers(name, deviation.by_layer, context.n_tokens)
+        rows.add_layers(f"{name}_se", deviation.standard_error, context.n_tokens)

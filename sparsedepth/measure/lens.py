@@ -23,7 +23,7 @@ from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.loss import MAX_LOGITS
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import by_sequence, chunk_size, record_states, token_count
+from sparsedepth.probe.fork import by_sequence, chunk_size, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 
 TOP = 5
@@ -39,7 +39,6 @@ class Lens:
     mean_kl: BootstrapEstimate
     """over layers 0..L-1"""
     mean_overlap: BootstrapEstimate
-    n_tokens: int
 
 
 def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
@@ -52,7 +51,6 @@ def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_t
         overlap=overlap_L.tolist(),
         mean_kl=mean(both_N2L[:, 0]),
         mean_overlap=mean(both_N2L[:, 1]),
-        n_tokens=token_count(tokens_NT),
     )
 
 
@@ -85,4 +83,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         ("lens_overlap", result.mean_overlap, result.overlap),
     ):
         rows.add_score(name, score)
-        rows.add_layers(name, by_layer, result.n_tokens, first=0)
+        rows.add_layers(name, by_layer, context.n_tokens, first=0)

@@ -47,7 +47,6 @@ class Participation:
     """x_l, layers 0..L"""
     updates: list[SpectrumSpread]
     """u_l, layers 1..L"""
-    n_tokens: int
 
 
 def participation(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_TOKENS) -> Participation:
@@ -67,7 +66,6 @@ def participation(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int = MAX_
     return Participation(
         states=[spreads["states", layer] for layer in range(probed.n_layers + 1)],
         updates=[spreads["updates", layer] for layer in range(probed.n_layers)],
-        n_tokens=n_tokens,
     )
 
 
@@ -97,4 +95,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
         ("update_rank", update_ranks, 1),
     ):
         rows.summary[name] = complete_mean(values[1 - first :])
-        rows.add_layers(name, values, result.n_tokens, first=first)
+        rows.add_layers(name, values, context.n_tokens, first=first)

@@ -42,7 +42,6 @@ class PermutationEffect:
     """by pair of layers a < b, from 0"""
     score: BootstrapEstimate
     """None for a single block. The interval is over sequences, and over sampled pairs"""
-    n_tokens: int
 
 
 def permutation_effect(
@@ -63,7 +62,6 @@ def permutation_effect(
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
         score=score if neighbours else _with_pair_sampling(score, effects, math.comb(n_layers, 2)),
-        n_tokens=scored.n_scored,
     )
 
 
@@ -110,7 +108,7 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     n_pairs = context.config.permutation_pairs
     result = permutation_effect(context.probed, context.scored, context.rng(), n_pairs, context.max_tokens)
     rows.add_score("permutation_score", result.score)
-    rows.add_pairs("permutation_effect", result.effects, result.n_tokens)
+    rows.add_pairs("permutation_effect", result.effects, context.scored.n_scored)
 
 
 def add_neighbour_rows(context: MeasureContext, rows: Measurements) -> None:

@@ -45,7 +45,6 @@ class Removal:
     """over single blocks"""
     range_score: BootstrapEstimate
     """over ranges of two or more blocks; None if there is none. The interval ignores the sampling of ranges"""
-    n_tokens: int
 
 
 def removal(
@@ -75,7 +74,6 @@ def removal(
         ),
         score=estimate(_mean_drop, removed_NP[:, : probed.n_layers], base_N),
         range_score=estimate(_mean_drop, removed_NP[:, probed.n_layers :], base_N),
-        n_tokens=scored.n_scored,
     )
 
 
@@ -124,5 +122,5 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.add_score("removal_range_score", result.range_score)
     rows.add_score("removal_accuracy_lost", result.accuracy_score)
     rows.summary["removal_cosine_correlation"] = result.cosine_correlation
-    rows.add_pairs("removal_drop", result.drops, result.n_tokens)
-    rows.add_pairs("removal_accuracy_lost", result.accuracy_lost, result.n_tokens)
+    rows.add_pairs("removal_drop", result.drops, context.scored.n_scored)
+    rows.add_pairs("removal_accuracy_lost", result.accuracy_lost, context.scored.n_scored)

@@ -41,7 +41,7 @@ from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 Statistic = Callable[..., np.ndarray]
-"""Means over sequences, [R, ...] estimates -> [R, E]."""
+"""Means over sequences, [R, ...] each -> [R, E]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,6 @@ class Usefulness:
     mean_accuracy_lost: BootstrapEstimate
     needed: BootstrapEstimate
     """number of blocks; None without an interval, which takes two sequences"""
-    n_tokens: int
-    """scored positions"""
 
     @property
     def affine_increase(self) -> list[float | None]:
@@ -124,7 +122,6 @@ def usefulness(
         mean_added=estimates(_mean(per_position), added_NL, weight_N)[0],
         mean_accuracy_lost=estimates(_mean(per_position), lost_NL, weight_N)[0],
         needed=needed_layers(added, needed_threshold, estimates(count, added_NL, weight_N)[0]),
-        n_tokens=scored.n_scored,
     )
 
 
@@ -199,6 +196,6 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.add_score("affine_loss_added", result.mean_added)
     rows.add_score("affine_accuracy_lost", result.mean_accuracy_lost)
     rows.add_score("needed_layers", result.needed)
-    rows.add_layer_scores("affine_loss_increase", result.increase, result.n_tokens)
-    rows.add_layer_scores("affine_loss_added", result.added, result.n_tokens)
-    rows.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, result.n_tokens)
+    rows.add_layer_scores("affine_loss_increase", result.increase, context.scored.n_scored)
+    rows.add_layer_scores("affine_loss_added", result.added, context.scored.n_scored)
+    rows.add_layer_scores("affine_accuracy_lost", result.accuracy_lost, context.scored.n_scored)

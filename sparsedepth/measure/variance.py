@@ -21,7 +21,7 @@ from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, identity, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext
 from sparsedepth.measure.rows import Measurements
-from sparsedepth.probe.fork import batches, by_sequence, probing, stream, token_count
+from sparsedepth.probe.fork import batches, by_sequence, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import updates
 
@@ -49,7 +49,6 @@ class ResidualVariance:
     attention: BranchVariance | None
     ffn: BranchVariance | None
     """None if the model has no known branches"""
-    n_tokens: int
 
 
 def residual_variance(
@@ -81,7 +80,6 @@ def residual_variance(
         growth_rate=estimate(_growth_rate, variance_NL1),
         attention=branch(0),
         ffn=branch(1),
-        n_tokens=token_count(tokens_NT),
     )
 
 
@@ -125,9 +123,9 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = residual_variance(context.probed, context.inputs, context.rng(), context.max_tokens)
     rows.add_score("residual_variance_last", result.last)
     rows.add_score("residual_variance_growth", result.growth_rate)
-    rows.add_layers("residual_variance", result.by_layer, result.n_tokens, first=0)
-    rows.add_layers("residual_growth", result.growth_by_layer, result.n_tokens)
+    rows.add_layers("residual_variance", result.by_layer, context.n_tokens, first=0)
+    rows.add_layers("residual_growth", result.growth_by_layer, context.n_tokens)
     for name, branch in (("attention_variance", result.attention), ("ffn_variance", result.ffn)):
         if branch is not None:
             rows.add_score(name, branch.mean)
-            rows.add_layers(name, branch.by_layer, result.n_tokens)
+            rows.add_layers(name, branch.by_layer, context.n_tokens)

@@ -60,7 +60,7 @@ class ToyConfig(Section):
         Positive | None, Field(description="take lr x this / sqrt(n_layers) instead of lr; null = lr at every depth")
     ] = None
     decay_from: Annotated[Fraction, Field(description="share of the steps after which lr falls linearly")] = 1.0
-    decay_to: Annotated[Fraction, Field(description="share of lr that is remaining at the end")] = 0.1
+    decay_to: Annotated[Fraction, Field(description="share of lr at the end")] = 0.1
     test_batches: Annotated[Count, Field(description="batches of the test loss, never trained on")] = 10
     log_every: Annotated[Count, Field(description="steps between two rows of the curves")] = 500
 

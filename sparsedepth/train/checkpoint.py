@@ -1,7 +1,7 @@
 """Checkpoints: safetensors for tensors and JSON for the position; complete or absent, no pickle.
 
 `step-N.safetensors` (weights, optimizer moments, RNG state) is written first, `step-N.json` (position, curves,
-checksums) last: the JSON commits it. The two newest are tensors; a damaged one is skipped for the one before.
+checksums) last: the JSON commits it. The two newest are kept; a damaged one is skipped for the one before.
 
 With several processes the first one writes the full tensors: a checkpoint does not depend on the number of processes.
 """

@@ -1,7 +1,7 @@
 """A whole training step as one CUDA graph: captured once, then replayed by one launch instead of thousands.
 
 A captured step reads its batch, the weights of its micro-batches and the learning rate from fixed memory, which is
-written before each replay. Parameters and moments change in tensor. Gradients exist only inside the graph, so an
+written before each replay. Parameters and moments change in place. Gradients exist only inside the graph, so an
 uncaptured step in between neither finds nor leaves any. The first WARM_UP steps of a process run uncaptured on the
 capture stream, where kernels are chosen and moments allocated; they are normal training steps.
 

@@ -7,7 +7,7 @@ on a CPU its weights end bit-equal. A loss or gradient that is not finite, or a 
 run as a *result* (outcome 'diverged', with step and cause), not as an error.
 
 CE is the mean over scored positions: all of a text, the answers of a task. A step adds the gradients of micro-batches,
-each weighted by its share of the scored positions, so CE (and for text z) is that of the full_tensor batch. Deviates:
+each weighted by its share of the scored positions, so CE (and for text z) is that of the whole batch. Deviates:
 the balance loss, a product of two means, is averaged over micro-batches; over several devices it is exact. Nothing in a
 step makes the host wait for the device.
 
@@ -73,7 +73,7 @@ def losses(model: Decoder, inputs_BT: Tensor, targets_BT: Tensor, config: RunCon
 
 
 class Objective(nn.Module):
-    """`losses` as a module, wrapped by DDP and FSDP so that their hooks surround the full_tensor forward pass."""
+    """`losses` as a module, wrapped by DDP and FSDP so that their hooks surround the whole forward pass."""
 
     def __init__(self, model: Decoder, config: RunConfig):
         super().__init__()
@@ -149,7 +149,7 @@ class TrainingState:
         return "gradients" in self.config.measures and not (step % self.config.observe_every and 1 < step < n_steps)
 
     def record_gradient_norms(self) -> None:
-        """Add a row per block with its gradient norm, if is_due."""
+        """Add a row per block with its gradient norm, if due."""
         if not self.is_gradient_norm_due:
             return
         weights = [[*block.parameters()] for block in self.model.blocks]
@@ -283,7 +283,7 @@ def training(
     stop: Callable[[], bool] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Work[TrainingResult]:
-    """Train `model` in place for config.n_steps steps on batch(step), the full_tensor batch in every process.
+    """Train `model` in place for config.n_steps steps on batch(step), the whole batch in every process.
 
     Continues from the newest valid checkpoint in `checkpoints`, if any. `progress(steps done, curves)` is called after
     each step. Raises Interrupted, after a checkpoint, once `stop()` is true in any process. Only the first process

@@ -29,10 +29,10 @@ def test_by_hand():
     """Zeros 2 + 4 + 0 + 2 of 16. rms^2 = (25 + 4 + 25.01) / 16, a tenth of it 0.184: 0.1 is near 0 too. Units:
     25^2 / (4 (81 + 256)), none, 1, 25.01^2 / (4 (0.0001 + 625))."""
     found = activations(HiddenModel(Decoder(run_config(n_layers=3))), torch.tensor([[0, 1], [2, 3]]), 2)
-    assert found.shares["activation_zeros"] == [None, pytest.approx(8 / 16), None]
-    assert found.shares["activation_sparsity"] == [None, pytest.approx(9 / 16), None]
+    assert found["activation_zeros"] == [None, pytest.approx(8 / 16), None]
+    assert found["activation_sparsity"] == [None, pytest.approx(9 / 16), None]
     units = (625 / (4 * 337) + 1 + 25.01**2 / (4 * 625.0001)) / 3
-    assert found.shares["activation_units"] == [None, pytest.approx(units), None] and found.n_tokens == 4
+    assert found["activation_units"] == [None, pytest.approx(units), None]
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "reglu", "relu", "relu2", "gelu"])
@@ -43,7 +43,7 @@ def test_against_a_plain_loop_and_only_relus_make_zeros(activation):
         block.ffn.down.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().flatten(0, 1)))
     model.eval()(tokens_BT)
     expected = list(seen)
-    found = activations(ProbedDecoder(model), tokens_BT, 20).shares
+    found = activations(ProbedDecoder(model), tokens_BT, 20)
     for layer, h_nF in enumerate(expected):
         rms = math.sqrt(sum(value**2 for value in h_nF.flatten().tolist()) / h_nF.numel())
         near = sum(abs(value) < 0.1 * rms for value in h_nF.flatten().tolist()) / h_nF.numel()
@@ -55,5 +55,5 @@ def test_against_a_plain_loop_and_only_relus_make_zeros(activation):
 
 def test_a_mixture_has_none_and_its_dense_layers_have():
     model = Decoder(run_config(n_layers=2, n_experts=4, top_k=2, n_dense_layers=1))
-    for shares in activations(ProbedDecoder(model), integers(40, 2, 16)).shares.values():
+    for shares in activations(ProbedDecoder(model), integers(40, 2, 16)).values():
         assert shares[0] is not None and shares[1] is None

@@ -77,5 +77,4 @@ def test_against_full_forward_passes_under_any_budget(family):
         assert found.score.value == pytest.approx(np.mean(list(expected.values())), rel=1e-5)
         assert found.skip_increase == pytest.approx(skipped, abs=1e-6)
         assert found.by_layer[1] == pytest.approx(np.mean([expected[2, later] for later in (3, 4, 5)]), rel=1e-5)
-        assert found.n_tokens == 48
         assert brackets(found.score)

@@ -38,7 +38,7 @@ def test_by_hand():
     effect = math.sqrt(2) * (sigmoid(7) - sigmoid(3))
     assert found.effect == pytest.approx(np.array([[0, effect, 0, 0], [0, 0, 0, 0]]), abs=1e-6)
     assert found.score.value == pytest.approx(effect / 6, abs=1e-6)  # 2 layers, 3 places
-    assert found.late_share.value == 0 and found.n_tokens == 5
+    assert found.late_share.value == 0
 
 
 def test_what_is_read_late_is_late():

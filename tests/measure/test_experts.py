@@ -52,7 +52,6 @@ def test_collapsed_balanced_and_sure_and_unsure_by_hand():
     assert found.mean_effective_experts.value == pytest.approx(7 / 3)
     assert found.mean_variation.value == pytest.approx((3**0.5 + 1) / 3)
     assert found.mean_router_entropy.value == pytest.approx(math.log(8) / 3)
-    assert found.n_tokens == 24
 
 
 def test_the_load_of_resamples_is_pooled_before_its_entropy():

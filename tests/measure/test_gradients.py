@@ -29,7 +29,6 @@ def test_by_hand():
     found = gradients(HandMadeModel([lambda x: 2 * x, identity, lambda x: 3 * x], normal(20, 8)), scored, RNG)
     assert found.by_layer == pytest.approx([6, 3, 3, 1], rel=1e-5)
     assert found.gain.value == pytest.approx(6, rel=1e-5) and found.gain.lo == pytest.approx(6, rel=1e-5)
-    assert found.n_tokens == 24
 
 
 def test_no_gradient_has_no_ratio():
@@ -44,7 +43,7 @@ def test_a_sign_is_seen_by_neither_and_a_turn_by_the_jacobian_alone():
     """x -> -x: as far from the identity as a block of twice the stream, which stays as large, and so does g."""
     probed, scored = HandMadeModel([lambda x: -x] * 2, normal(20, 8)), Scored.text(integers(20, 3, 9))
     assert gradients(probed, scored, RNG).by_layer == pytest.approx([1, 1, 1])
-    assert jacobian_deviation(probed, scored.inputs, RNG, None).forms["per_token"].by_layer[0] > 1
+    assert jacobian_deviation(probed, scored.inputs, RNG, None)["per_token"].by_layer[0] > 1
     growth = residual_variance(probed, scored.inputs, RNG).by_layer
     assert growth == pytest.approx([growth[0]] * 3)
 

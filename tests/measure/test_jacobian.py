@@ -27,7 +27,7 @@ def running_mean(x_BTD):
 def test_the_identity_and_a_constant_deviate_by_nothing(n_probes):
     probed = HandMadeModel([identity, lambda x: x + 7, lambda x: 1 * x], normal(5, 4))
     found = jacobian_deviation(probed, TOKENS, rng(), n_probes)
-    for deviation in found.forms.values():
+    for deviation in found.values():
         assert deviation.by_layer == deviation.standard_error == [0, 0, 0]
         assert (deviation.score.value, deviation.score.hi, deviation.score_standard_error) == (0, 0, 0)
 
@@ -36,18 +36,17 @@ def test_a_linear_block_by_hand():
     """x W^T has J = W at every token: ||W - I||_F of [[1, 2], [3, 0]] is sqrt(0 + 4 + 9 + 1); released: / D."""
     weight = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
     found = jacobian_deviation(HandMadeModel([lambda x: x @ weight.T], normal(5, 2)), TOKENS, rng(), None)
-    assert found.forms["per_token"].by_layer == pytest.approx([14**0.5], abs=1e-6)
-    assert found.forms["averaged"].by_layer == pytest.approx([14**0.5], abs=1e-6)
-    assert found.forms["released"].by_layer == pytest.approx([14**0.5 / 2], abs=1e-6)
-    assert found.n_tokens == 12
+    assert found["per_token"].by_layer == pytest.approx([14**0.5], abs=1e-6)
+    assert found["averaged"].by_layer == pytest.approx([14**0.5], abs=1e-6)
+    assert found["released"].by_layer == pytest.approx([14**0.5 / 2], abs=1e-6)
 
 
 def test_a_block_that_mixes_tokens_by_hand():
     """T = 4, D = 2: ||J_tt - I|| = sqrt(2) / t, and the columns of J - I sum to 1 over t >= s: in all T, / T = 1."""
     found = jacobian_deviation(HandMadeModel([running_mean], normal(5, 2)), TOKENS, rng(), None)
-    assert found.forms["per_token"].by_layer == pytest.approx([(2 * (1 + 1 / 4 + 1 / 9 + 1 / 16) / 4) ** 0.5], abs=1e-6)
-    assert found.forms["averaged"].by_layer == pytest.approx([2**0.5 * (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4], abs=1e-6)
-    assert found.forms["released"].by_layer == pytest.approx([2**0.5 / 2], abs=1e-6)
+    assert found["per_token"].by_layer == pytest.approx([(2 * (1 + 1 / 4 + 1 / 9 + 1 / 16) / 4) ** 0.5], abs=1e-6)
+    assert found["averaged"].by_layer == pytest.approx([2**0.5 * (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4], abs=1e-6)
+    assert found["released"].by_layer == pytest.approx([2**0.5 / 2], abs=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -66,9 +65,9 @@ def test_exact_against_plain_autograd_under_any_budget(family):
                 "averaged": np.linalg.norm(own_BTDD.mean((0, 1))),
                 "released": np.linalg.norm(summed_DD) / 16,
             }
-            by_form = {form: found.forms[form].by_layer[layer - 1] for form in FORMS}
+            by_form = {form: found[form].by_layer[layer - 1] for form in FORMS}
             assert by_form == pytest.approx(expected, rel=1e-5)
-    assert all(brackets(found.forms[form].score) for form in FORMS)
+    assert all(brackets(found[form].score) for form in FORMS)
 
 
 def test_probes_are_unbiased_and_their_standard_errors_hold():
@@ -77,17 +76,17 @@ def test_probes_are_unbiased_and_their_standard_errors_hold():
     exact = jacobian_deviation(probed, tokens, rng(), None)
     draws = [jacobian_deviation(probed, tokens, rng(seed), 8) for seed in range(150)]
     for form in FORMS:
-        truth = np.array(exact.forms[form].by_layer)
-        values = np.array([draw.forms[form].by_layer for draw in draws])
-        errors = np.array([draw.forms[form].standard_error for draw in draws])
+        truth = np.array(exact[form].by_layer)
+        values = np.array([draw[form].by_layer for draw in draws])
+        errors = np.array([draw[form].standard_error for draw in draws])
         squares = values**2  # what is unbiased
         assert (np.abs(squares.mean(0) - truth**2) < 4 * squares.std(0) / 150**0.5).all(), form
         spread = values.std(0)
         assert (errors.mean(0) > 0.8 * spread).all() and (errors.mean(0) < 3 * spread).all(), form
         assert (np.abs(values - truth) < 4 * errors).mean() > 0.98, form
-        scores = np.array([draw.forms[form].score.value for draw in draws])
-        assert draws[0].forms[form].score_standard_error < 3 * scores.std()
-        assert scores.mean() == pytest.approx(exact.forms[form].score.value, rel=0.1)
+        scores = np.array([draw[form].score.value for draw in draws])
+        assert draws[0][form].score_standard_error < 3 * scores.std()
+        assert scores.mean() == pytest.approx(exact[form].score.value, rel=0.1)
 
 
 def test_probes_do_not_depend_on_the_batch_and_repeat():
@@ -95,11 +94,11 @@ def test_probes_do_not_depend_on_the_batch_and_repeat():
     one, other = (jacobian_deviation(probed, tokens, rng(1), 2, max_tokens=budget) for budget in (1, 8192))
     again = jacobian_deviation(probed, tokens, rng(1), 2)
     for form in FORMS:
-        assert one.forms[form].by_layer == pytest.approx(other.forms[form].by_layer, rel=1e-5)
-        assert again.forms[form].by_layer == other.forms[form].by_layer
-        assert again.forms[form].score == other.forms[form].score
-    alone = jacobian_deviation(probed, tokens, rng(1), 2, forms=["released"]).forms
-    assert alone["released"].by_layer == other.forms["released"].by_layer and list(alone) == ["released"]
+        assert one[form].by_layer == pytest.approx(other[form].by_layer, rel=1e-5)
+        assert again[form].by_layer == other[form].by_layer
+        assert again[form].score == other[form].score
+    alone = jacobian_deviation(probed, tokens, rng(1), 2, forms=["released"])
+    assert alone["released"].by_layer == other["released"].by_layer and list(alone) == ["released"]
 
 
 def fail(*_):

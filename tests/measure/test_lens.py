@@ -29,7 +29,7 @@ def test_by_hand():
         0,
     ]
     assert found.kl == pytest.approx(kl, abs=1e-6) and found.overlap == [1, 1, 1]  # of a vocabulary of two
-    assert found.mean_kl.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6) and found.n_tokens == 12
+    assert found.mean_kl.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
 
 
 def test_the_five_most_likely_tokens():

@@ -45,7 +45,6 @@ def test_by_hand():
     base, swapped = math.log(1 + math.e**4), math.log(1 + math.e**3)
     assert found.effects == pytest.approx({(1, 2): (base - swapped) / base}, rel=1e-6)
     assert found.score.value == pytest.approx((base - swapped) / base, rel=1e-6)  # a gain counts as an effect, too
-    assert found.n_tokens == 9
 
 
 def test_a_single_block_has_no_score():
@@ -137,7 +136,6 @@ def test_neighbours_by_hand():
     expected = {(1, 2): (cost[5] - cost[4]) / cost[5], (2, 3): (cost[6] - cost[5]) / cost[5]}
     assert found.effects == pytest.approx(expected, abs=1e-6)
     assert found.score.value == pytest.approx(sum(expected.values()) / 2, abs=1e-6)
-    assert found.n_tokens == 9
 
 
 def test_a_single_block_has_no_neighbour():

@@ -12,7 +12,8 @@ from reference import FAMILIES, run_config
 
 from sparsedepth import quantities
 from sparsedepth.config.run import MeasureOnlyConfig
-from sparsedepth.data.sequences import next_tokens
+from sparsedepth.config.task import IGNORED
+from sparsedepth.data.sequences import Sequences, next_tokens
 from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.suite import SUITE, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
@@ -106,6 +107,21 @@ def test_rows_by_layer_head_and_pair():
     assert sum(row["metric"] == "permutation_effect" for row in found.pairs) == 10
     assert sum(row["metric"] == "angular_distance" for row in found.pairs) == 15  # layers 0 to 5
     assert all(row["layer"] < row["other_layer"] for row in found.pairs)
+
+
+def test_sample_sizes_are_all_tokens_or_the_scored_ones():
+    def every_fourth(seq_len, n_tokens, skip_tokens):
+        text = held_out(seq_len, n_tokens, skip_tokens)
+        return Sequences(inputs=text.inputs, targets=np.where(np.arange(seq_len) % 4 == 3, text.targets, IGNORED))
+
+    found = measured(text=every_fourth, fields={"measures": list(SUITE)})
+    n = {row["metric"]: row["n"] for row in (*found.layers, *found.pairs)}
+    scored = {"affine_loss_increase", "affine_loss_added", "affine_accuracy_lost", "skip_loss_increase", "lens_loss",
+              "early_exit_loss", "permutation_effect", "removal_drop", "removal_accuracy_lost"}  # fmt: skip
+    every = {"residual_variance", "attention_variance", "state_norm", "angular_distance", "causal_effect", "lens_kl",
+             "causal_maximum", "jacobian_deviation_se", "stream_gradient", "update_rank", "activation_zeros",
+             "erasure_effect"}  # fmt: skip
+    assert {n[name] for name in scored} == {16} and {n[name] for name in every} == {64}
 
 
 def test_the_summary_agrees_with_the_rows_it_sums_up():

@@ -35,7 +35,6 @@ def test_replacing_a_linear_block_loses_nothing_on_held_out_tokens():
     assert found.affine_increase[1] == pytest.approx(0, abs=1e-6)
     assert found.affine_increase[3] == pytest.approx(0, abs=1e-6)
     assert abs(known(found.affine_increase[0])) > 1e-3 and abs(known(found.affine_increase[2])) > 1e-3
-    assert found.n_tokens == 200
 
 
 def test_the_map_of_a_linear_block_is_that_block():
