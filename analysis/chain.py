@@ -5,9 +5,9 @@ python analysis/chain.py RESULTS_DIR [...]
 
 import sys
 
-from sparsedepth.effects.causal_evidence import weigh
+from sparsedepth.effects.causal_evidence import chain_evidence
 from sparsedepth.effects.script import NOTHING, read_runs, run_script
-from sparsedepth.effects.text_report import evidence_lines, heading_of
+from sparsedepth.effects.text_report import evidence_lines, link_heading
 
 CLAIM = (
     "sparser mechanisms tend to exhibit lower output variance and better layer differentiation (2603.15389 v2, "
@@ -19,13 +19,13 @@ def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
         return NOTHING
-    chain = [link for link in weigh(runs) if any(scope.rho is not None for scope in link.links)]
+    chain = [link for link in chain_evidence(runs) if any(scope.rho is not None for scope in link.links)]
     if not chain:
         print(f"these {len(runs)} runs show none of the links: too few, or nothing varies", file=sys.stderr)
         return NOTHING
     print(f"Claimed: {CLAIM}\nMeasured, rank correlations over runs, interval over configurations:")
     for link in chain:
-        print(f"  {heading_of(link)}")
+        print(f"  {link_heading(link)}")
         for line in evidence_lines(link):
             print(f"    {line}")
     print("'associated': Holm over the links of a scope; without any link, chance makes one of them so in 5% of stores")

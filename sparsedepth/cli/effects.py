@@ -72,7 +72,7 @@ def effects(
             write(encode(search_text.search_table(runs, search, by), format), out)
         return
     by = loss_of(runs) if by in (None, "loss") else by
-    sizes = scale_text.wanted(at or [])
+    sizes = scale_text.prediction_sizes(at or [])
     if part != "scale" and at:
         raise ValueError("--at predicts for other widths and budgets; add --part scale")
     if format != "table":
@@ -81,7 +81,7 @@ def effects(
         elif part == "lr":
             table = lr_slope.lr_table(lr_slope.lr_slopes(runs, by, knob))
         elif part == "chain":
-            table = text_report.chain_table(causal_evidence.weigh(runs))
+            table = text_report.chain_table(causal_evidence.chain_evidence(runs))
         else:
             table = all_effects.effects_table(all_effects.measure_effects(runs, by, knob))
         write(encode(table, format), out)

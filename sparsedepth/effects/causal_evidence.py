@@ -1,27 +1,28 @@
-"""What must be shown before a link of the chain is said to be more than a coincidence: the one place with the rules.
-A recipe earns the same words by other rules, from its held-out tests (`sparsedepth.recipe.card.earned_word`).
+"""The evidence for each link of the chain, and the verdict it supports. (For the evidence level of a recipe, from its
+held-out tests, see `sparsedepth.recipe.card.earned_word`.)
 
-    associated  the rank correlation within depth has a 95% interval that excludes 0, and so has it among all links, by
-                Holm's correction (see `chain`)
-    predicts    associated, and depths that were held out are predicted better than by their own mean:
+    associated  the rank correlation within depth has a 95% interval that excludes 0 and is significant after Holm's
+                correction over all links (see `chain`)
+    predicts    associated, and held-out depths are predicted better than by their own mean:
                 skill = 1 - sum_depths SSE(y - b_without_this_depth x) / sum_depths SST(y),  interval > 0,
                 x and y the ranks within depth, b the least-squares slope over the other depths; the interval is the
                 jackknife's over combinations of settings
-    causes      associated, and an intervention moved the cause, did not move what else could be behind it (by more than
-                EQUIVALENT of the baseline, interval included), and moved the effect: two verdicts of
-                `all_effects.effects_over_depths`, over all depths and corrected over all settings
+    causes      associated, and an intervention moved the cause, left its controls unchanged (within EQUIVALENT of the
+                baseline, interval included), and moved the effect: two verdicts of `all_effects.effects_over_depths`,
+                over all depths and corrected over all settings
 
-The interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
-sparsity; a random mask makes weights sparse without training having done so. 'causes' says that the link acts, under
-that intervention, at the models that were run; not that it is the way by which every knob acts.
+Interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
+sparsity; a random mask makes weights sparse without any effect of training. 'causes' means that the link holds under
+that intervention in these models, not that every knob acts through it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
@@ -39,24 +40,24 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.holm import holm
 from sparsedepth.store.tuning_roles import result_rows
 
-LinkWord = Literal["causes", "predicts", "associated", "not distinguishable"]
+LinkVerdict = Literal["causes", "predicts", "associated", "not distinguishable"]
 
 EQUIVALENT = 0.1
-"""A quantity that moved by less than this share of its baseline, interval included, stood still."""
+"""A change within this share of the baseline, interval included, counts as none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intervention:
-    """A field that sets one quantity of the chain directly, without the others."""
+    """A field that sets one quantity of the chain directly. (An alias is the name of a field in cards.)"""
 
     field: str
     moves: str
-    leaves: tuple[str, ...] = ()
-    """What could act in its place, and must stand still; without any, it is no evidence for a link by itself."""
+    controls: Annotated[tuple[str, ...], Field(alias="leaves")] = ()
+    """Other possible causes, which must not change; without any, the intervention is no evidence for a link."""
 
 
 INTERVENTIONS = tuple(
-    Intervention(field=name, moves=role.directly_sets, leaves=role.must_stand_still)
+    Intervention(field=name, moves=role.directly_sets, controls=role.must_stand_still)
     for name, role in roles(RunConfig).items()
     if role.directly_sets
 )
@@ -68,24 +69,24 @@ class InterventionEffect:
 
     intervention: Intervention
     moved: Contrast
-    """The cause."""
-    left: tuple[Contrast, ...]
-    """What should stand still, as far as it was measured."""
+    """The effect on the cause."""
+    controls: Annotated[tuple[Contrast, ...], Field(alias="left")]
+    """The effects on the controls that were measured."""
     effect: Contrast
 
     @property
     def is_alone(self) -> bool:
-        """Whether the cause moved, and all else that was to stand still did."""
-        still = [stood_still(contrast) for contrast in self.left]
-        all_measured = len(still) == len(self.intervention.leaves)
-        return self.moved.verdict != "not distinguishable" and all_measured and all(still)
+        """Whether the cause moved and no control did."""
+        all_measured = len(self.controls) == len(self.intervention.controls)
+        return self.moved.verdict != "not distinguishable" and all_measured and all(map(is_unchanged, self.controls))
 
     @property
-    def shows(self) -> bool:
+    def confirms(self) -> bool:
+        """Whether the effect moved with the cause alone."""
         return self.is_alone and self.effect.verdict != "not distinguishable"
 
 
-def stood_still(contrast: Contrast) -> bool:
+def is_unchanged(contrast: Contrast) -> bool:
     """Whether the interval lies within EQUIVALENT of the baseline's mean on either side."""
     effect, baseline = contrast.effect, contrast.baseline_mean
     if effect.lo is None or effect.hi is None or baseline is None:
@@ -96,7 +97,7 @@ def stood_still(contrast: Contrast) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Skill:
-    """How well depths that were held out are predicted: 1 is perfect, 0 no better than their mean."""
+    """How well held-out depths are predicted: 1 is perfect, 0 no better than their mean."""
 
     value: float | None
     lo: float | None
@@ -106,14 +107,14 @@ class Skill:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEvidence:
-    """All there is on one link."""
+    """All evidence for one link."""
 
     cause: str
     effect: str
-    word: LinkWord
+    verdict: Annotated[LinkVerdict, Field(alias="word")]
     links: tuple[Link, ...]
-    """Pooled, within depth, that given lr and tuning (where they differ), that given the loss (unless the loss is part
-    of it), within each knob, between knobs."""
+    """Scopes: pooled; within depth; within depth given lr and tuning, where they vary; within depth given the loss,
+    unless it is one side of the link; within each knob; between knobs."""
     skill: Skill
     interventions: tuple[InterventionEffect, ...]
 
@@ -126,77 +127,80 @@ def within_depth(links: Sequence[Link]) -> Link:
     return next(link for link in links if link.scope == "within depth")
 
 
-def word_of(links: Sequence[Link], skill: Skill, interventions: Sequence[InterventionEffect]) -> LinkWord:
-    """The word that the evidence on a link earns."""
+def link_verdict(links: Sequence[Link], skill: Skill, interventions: Sequence[InterventionEffect]) -> LinkVerdict:
+    """The strongest verdict that the evidence for a link supports."""
     if within_depth(links).verdict == "not distinguishable":
         return "not distinguishable"
-    if any(tried.shows for tried in interventions):
+    if any(intervention.confirms for intervention in interventions):
         return "causes"
     return "predicts" if skill.lo is not None and skill.lo > 0 else "associated"
 
 
-def weigh(runs: pd.DataFrame) -> list[LinkEvidence]:
-    """The evidence on every link of the chain that was measured, from the runs that stand for a configuration; p-values
-    are Holm's over all links of a scope."""
-    known = ChainRuns(runs)
-    chain = [weigh_link(known, cause, effect) for cause, effect in known.links]
-    p_at: dict[str, dict[tuple[int, int], float]] = {}
-    for i, each in enumerate(chain):
-        for k, one in enumerate(each.links):
-            if one.p is not None:
-                p_at.setdefault(one.scope, {})[i, k] = one.p
-    p_holm_at: dict[tuple[int, int], float] = {}
-    for p_values in p_at.values():
-        p_holm_at |= dict(zip(p_values, holm(list(p_values.values())), strict=True))
+def chain_evidence(runs: pd.DataFrame) -> list[LinkEvidence]:
+    """The evidence for every measured link of the chain, from the runs that stand for a configuration; p-values are
+    Holm's over all links of a scope."""
+    chain_runs = ChainRuns(runs)
+    chain = [link_evidence(chain_runs, cause, effect) for cause, effect in chain_runs.links]
+    p_by_scope: dict[str, dict[tuple[int, int], float]] = {}
+    for i, evidence in enumerate(chain):
+        for k, scope in enumerate(evidence.links):
+            if scope.p is not None:
+                p_by_scope.setdefault(scope.scope, {})[i, k] = scope.p
+    p_holm: dict[tuple[int, int], float] = {}
+    for p_values in p_by_scope.values():
+        p_holm |= dict(zip(p_values, holm(list(p_values.values())), strict=True))
     corrected = []
-    for i, each in enumerate(chain):
-        links = tuple(replace(one, p_holm=p_holm_at.get((i, k), one.p_holm)) for k, one in enumerate(each.links))
-        corrected.append(replace(each, links=links, word=word_of(links, each.skill, each.interventions)))
+    for i, evidence in enumerate(chain):
+        links = tuple(replace(scope, p_holm=p_holm.get((i, k))) for k, scope in enumerate(evidence.links))
+        verdict = link_verdict(links, evidence.skill, evidence.interventions)
+        corrected.append(replace(evidence, links=links, verdict=verdict))
     return corrected
 
 
-def weigh_link(known: ChainRuns, cause: str, effect: str) -> LinkEvidence:
-    """The evidence on one link, as if it were the only one."""
-    runs, tuning = known.given_of_tuning
+def link_evidence(chain_runs: ChainRuns, cause: str, effect: str) -> LinkEvidence:
+    """The evidence for one link, without correction for the others."""
+    runs, tuning = chain_runs.given_of_tuning
     links = [link(runs, cause, effect, "pooled"), link(runs, cause, effect, "within depth")]
-    given = [tuning, [known.loss] if known.loss not in (cause, effect) else []]
+    given = [tuning, [chain_runs.loss] if chain_runs.loss not in (cause, effect) else []]
     links += [link(runs, cause, effect, "within depth", names) for names in given if names]
-    links += [link_within(known, knob, cause, effect) for knob in known.pure_knobs]
-    links.append(link_between(known, cause, effect))
-    predicted, tried = skill(runs, cause, effect), interventions(known, cause, effect)
+    links += [link_within(chain_runs, knob, cause, effect) for knob in chain_runs.pure_knobs]
+    links.append(link_between(chain_runs, cause, effect))
+    predicted, tested = skill(runs, cause, effect), interventions(chain_runs, cause, effect)
     return LinkEvidence(
         cause=cause,
         effect=effect,
-        word=word_of(links, predicted, tried),
+        verdict=link_verdict(links, predicted, tested),
         links=tuple(links),
         skill=predicted,
-        interventions=tuple(tried),
+        interventions=tuple(tested),
     )
 
 
-def interventions(known: ChainRuns, cause: str, effect: str) -> list[InterventionEffect]:
-    """Every setting of every intervention on this cause that was run beside its baseline, nothing else changed."""
-    tried = []
+def interventions(chain_runs: ChainRuns, cause: str, effect: str) -> list[InterventionEffect]:
+    """Every setting of an intervention on this cause that has pairs with its baseline, nothing else changed."""
+    tested = []
     for intervention in INTERVENTIONS:
-        if intervention.moves != cause or not intervention.leaves:
+        if intervention.moves != cause or not intervention.controls:
             continue
-        names = (cause, effect, *intervention.leaves)
-        pure = (knob for knob in known.pure_knobs if intervention.field in knob.fields)
+        names = (cause, effect, *intervention.controls)
+        pure = (knob for knob in chain_runs.pure_knobs if intervention.field in knob.fields)
         for setting in (setting for knob in pure for setting in list(knob.settings)[1:]):
-            moved, moving, *left = (known.effects(name).get(setting) for name in names)
-            if moved is not None and moving is not None:
-                still = tuple(contrast for contrast in left if contrast is not None)
-                tried.append(InterventionEffect(intervention=intervention, moved=moved, left=still, effect=moving))
-    return tried
+            on_cause, on_effect, *on_controls = (chain_runs.effects(name).get(setting) for name in names)
+            if on_cause is not None and on_effect is not None:
+                controls = tuple(contrast for contrast in on_controls if contrast is not None)
+                tested.append(
+                    InterventionEffect(intervention=intervention, moved=on_cause, controls=controls, effect=on_effect)
+                )
+    return tested
 
 
 def skill(runs: pd.DataFrame, cause: str, effect: str) -> Skill:
-    """How well each depth is predicted by the others; None with fewer than two depths; no interval with fewer than
+    """How well each depth is predicted from the others; None with fewer than two depths; no interval with fewer than
     MIN_UNITS combinations of settings."""
-    known = result_rows(runs)
-    usable = known[known["outcome"] == "ok"].dropna(subset=[cause, effect])
+    results = result_rows(runs)
+    usable = results[results["outcome"] == "ok"].dropna(subset=[cause, effect])
     depths = tuple(sorted(set(map(int, usable["n_layers"]))))
-    unit_N, units = pd.factorize(units_of(known)[usable.index])
+    unit_N, units = pd.factorize(units_of(results)[usable.index])
     if len(depths) < 2:
         return Skill(value=None, lo=None, hi=None, depths=depths)
     depth_N = usable["n_layers"].to_numpy()

@@ -30,12 +30,12 @@ from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, lab
 from sparsedepth.effects.pairs import UNKNOWN_SEED, one_in_each, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
     counted,
+    detectable_text,
     df_text,
     estimate_text,
     floor_text,
     holm_text,
     number_text,
-    seen_text,
     verdict_text,
 )
 from sparsedepth.effects.tuning_error import tuned_side, tuning_of
@@ -268,29 +268,27 @@ def _exponent_difference(pairs: pd.DataFrame) -> Estimate | None:
 
 def slope_sentence(contrast: SlopeContrast) -> str:
     """'n_kv_heads=1 vs n_kv_heads=4: depth slope of val_loss not distinguishable: -0.02 nat/token per doubling ...'."""
-    here, there = contrast.at_setting, contrast.at_baseline
+    setting, baseline = contrast.at_setting, contrast.at_baseline
     parts = [
-        f"{here.setting} vs {there.setting}: depth slope of {contrast.outcome} {verdict_text(contrast)}: "
-        f"{estimate_text(contrast.effect, contrast.unit)}{seen_text(contrast)}",
-        f"{counted(contrast.effect.n, 'pair')} of lines over n_layers {', '.join(map(str, here.depths))}, "
+        f"{setting.setting} vs {baseline.setting}: depth slope of {contrast.outcome} {verdict_text(contrast)}: "
+        f"{estimate_text(contrast.effect, contrast.unit)}{detectable_text(contrast)}",
+        f"{counted(contrast.effect.n, 'pair')} of lines over n_layers {', '.join(map(str, setting.depths))}, "
         f"{counted(contrast.n_seeds, 'seed')}{df_text(contrast)}, {floor_text(contrast.floor, contrast.unit)}"
         f"{holm_text(contrast.p_holm)}",
-        _of_both("slope", number_text(here.slope.mean), number_text(there.slope.mean)),
-        _of_both("exponent", exponent_text(here), exponent_text(there)),
+        _both_sides("slope", number_text(setting.slope.mean), number_text(baseline.slope.mean)),
+        _both_sides("exponent", exponent_text(setting), exponent_text(baseline)),
     ]
     if contrast.exponent_difference is not None:
-        parts.append(f"their difference {estimate_text(contrast.exponent_difference, '1')}")
+        parts.append(f"difference of exponents {estimate_text(contrast.exponent_difference, '1')}")
     if contrast.verdict_blocked_by:
         parts.append(contrast.verdict_blocked_by)
     if contrast.n_diverged:
-        parts.append(f"{counted(contrast.n_diverged, 'run')} diverged, left out with its partner")
+        parts.append(f"{counted(contrast.n_diverged, 'run')} diverged, excluded with the paired run")
     return "; ".join(parts)
 
 
-def _of_both(noun: str, of_setting: str, of_baseline: str) -> str:
-    if of_setting == of_baseline:
-        return f"{noun}s of both {of_setting}"
-    return f"{noun} of the setting {of_setting}, of the baseline {of_baseline}"
+def _both_sides(noun: str, setting: str, baseline: str) -> str:
+    return f"{noun}: " + (f"both {setting}" if setting == baseline else f"setting {setting}, baseline {baseline}")
 
 
 def exponent_text(slope: DepthSlope) -> str:

@@ -60,7 +60,7 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not (0 < self.own < math.inf):
-            raise ValueError(f"a noise of {self.own:g} between seeds tells nothing; it must be above 0")
+            raise ValueError(f"noise between seeds is {self.own:g}; it must be above 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,9 @@ def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
     known = result_rows(runs)
     total, total_df = noise(known, outcome)
     if not total:
-        raise ValueError(f"the pilot tells no noise: no configuration has two finished runs that differ in {outcome}")
+        raise ValueError(
+            f"the pilot has no estimate of noise: no configuration has two finished runs that differ in {outcome}"
+        )
     squares, df = 0.0, 0
     for _, rows in known.assign(value=values_of(known, outcome)).groupby("n_layers"):
         y_CS = rows.pivot_table(index="cell_id", columns="seed", values="value").dropna().to_numpy()
@@ -126,19 +128,21 @@ def regret_of_choice(n_values: int) -> tuple[float, float]:
 
 
 def choice_text(noise: Noise, outcome: str, n_values: Mapping[str, int], n_tuning: int, n_results: int) -> str:
-    """What choosing the tuned values by so many tuning seeds loses, and by as many as the results have."""
+    """The expected loss of choosing tuned values with this many tuning seeds, and with as many as the results have."""
     mean, rare = np.sum([regret_of_choice(n) for n in n_values.values()], axis=0) * noise.own
     unit = unit_of(outcome)
 
-    def lost(n_seeds: int) -> str:
+    def losses(n_seeds: int) -> str:
         on_average, rarely = (_size(loss / math.sqrt(n_seeds), unit) for loss in (mean, rare))
         return f"{on_average} on average, {rarely} in one of 20"
 
-    fields = " and ".join(f"{field} of {n} values" for field, n in n_values.items())
-    more = "" if n_tuning >= n_results else f"; chosen with {n_results}, as many as the results have, {lost(n_results)}"
+    fields = " and ".join(f"{field} from {n} values" for field, n in n_values.items())
+    more = (
+        "" if n_tuning >= n_results else f"; with {n_results} seeds, as many as the results have, {losses(n_results)}"
+    )
     return (
-        f"choice: {fields}, chosen with {n_tuning} tuning seed{'' if n_tuning == 1 else 's'}, may cost a configuration "
-        f"{lost(n_tuning)}{more}"
+        f"choice: choosing {fields} with {n_tuning} tuning seed{'' if n_tuning == 1 else 's'} may cost a configuration "
+        f"{losses(n_tuning)}{more}"
     )
 
 
@@ -328,39 +332,37 @@ def _at_power(threshold_B: np.ndarray, error_B: np.ndarray) -> float | None:
 
 
 def power_text(noise: Noise, source: str, outcome: str, tuned: Sequence[str], effect: float | None) -> str:
-    """What the table shows, and the noise that it rests on; above the table."""
-    unit = unit_of(outcome)
-    parts = [f"{noise.own:.3g} {unit} between the runs of a configuration ({source}{_df_text(noise)})"]
+    """Above the table: its explanation, and the noise that was assumed."""
+    unit, fields = unit_of(outcome), " and ".join(tuned)
+    df = f", {noise.df:g} df, its uncertainty included" if noise.df else ""
+    parts = [f"{noise.own:.3g} {unit} between the runs of a configuration ({source}{df})"]
     if noise.shared:
-        parts.append(f"{noise.shared:.3g} of a seed that all its runs share")
+        parts.append(f"{noise.shared:.3g} shared by all runs of a seed")
     if tuned and noise.choice:
-        parts.append(f"{math.sqrt(noise.choice.variance):.3g} of the choice of {' and '.join(tuned)}")
+        parts.append(f"{math.sqrt(noise.choice.variance):.3g} from choosing {fields}")
     elif tuned:
-        parts.append(f"nothing of the choice of {' and '.join(tuned)}, which a pilot that tuned would tell")
-    asked = "" if effect is None else f"; seeds wanted: for an effect of {_size(effect, unit)}"
+        parts.append(f"none assumed from choosing {fields}, which a pilot with tuning would measure")
+    needed = "" if effect is None else f"; seeds wanted: for an effect of {_size(effect, unit)}"
     return (
-        f"power: detectable: the effect on {outcome} that is told apart in {POWER:.0%} of such sweeps ({ALPHA:.0%} "
-        f"two-sided, corrected over the settings at a depth, as `effects` does){asked}\nnoise: {'; '.join(parts)}"
+        f"power: detectable: the effect on {outcome} that such a sweep detects with {POWER:.0%} power ({ALPHA:.0%} "
+        f"two-sided, Holm-corrected over the settings at a depth, as in `effects`){needed}\n"
+        f"noise (standard deviation): {'; '.join(parts)}"
     )
-
-
-def _df_text(noise: Noise) -> str:
-    return f", {noise.df:g} df, whose own uncertainty counts" if noise.df else ""
 
 
 def power_table(powers: Sequence[Power], outcome: str, effect: float | None) -> QueryResult:
     """One row per setting, and per number of pairs at a depth."""
     rows = []
     for power in powers:
-        seen = "none: too few seeds" if power.detectable is None else _size(power.detectable, unit_of(outcome))
+        detectable = "none: too few seeds" if power.detectable is None else _size(power.detectable, unit_of(outcome))
         depths = ", ".join(map(str, power.n_layers)) or "all"
         wanted = () if effect is None else (str(power.n_seeds_wanted or f"over {MAX_SEEDS}"),)
         pairs_there = power.n_pairs * power.n_seeds
-        rows.append((power.setting, power.baseline, depths, pairs_there, power.n_seeds, seen, *wanted))
+        rows.append((power.setting, power.baseline, depths, pairs_there, power.n_seeds, detectable, *wanted))
     names = ("setting", "baseline", "n_layers", "pairs", "seeds", "detectable")
     return QueryResult(columns=(*names, *(() if effect is None else ("seeds wanted",))), rows=tuple(rows))
 
 
 def _size(value: float, unit: str) -> str:
-    """Two digits, which is what the draws tell."""
+    """Two digits, the precision of the draws."""
     return f"x{math.exp(value):.2g}" if unit == "ln ratio" else f"{value:.2g} {unit}"

@@ -9,22 +9,21 @@ A line through each seed's effects (the seed is the unit); r_s is what the line 
 effect at a scale, have the wider of two Student's intervals: over the G lines, and from the scales' own residuals with
 S - 2 degrees of freedom. A *prediction* at a size that was not run adds the residual variance of one more scale. For
 parameters, tokens are held (each number of tokens has its own level), and for tokens parameters are, unless each size
-has tokens of its own.
+has its own number of tokens.
 
-    reverses  the effects at the smallest and at the largest scale are told from 0, with opposite signs
-    shrinks   the slope is told from 0, towards no effect, and so is the effect at the smallest scale
-    persists  the effect at the largest scale is told from 0, with the sign of the smallest's
+    reverses  the effects at the smallest and at the largest scale are significant, with opposite signs
+    shrinks   the slope and the effect at the smallest scale are significant, and the slope leads towards no effect
+    persists  the effect at the largest scale is significant, with the sign of the smallest's
     undecided none of these; too few scales: fewer than three
 
-Told from 0: by Holm's p of at most 0.05 over the settings of a depth on an axis; slopes, and the effects at either end,
-are a family each. A scale is a width and a budget: its size is the mean over the runs there, so that a
-choice that adds parameters, such as experts, makes no scale of its own.
+Significant: Holm's p of at most 0.05 over the settings of a depth on an axis; slopes, and the effects at either end,
+are a family each. A scale is a width and a budget: its size is the mean over the runs there, so that a choice that adds
+parameters, such as experts, is not a scale of its own.
 
 Decision accuracy (DataDecide, 2504.11393): the share of pairs of configurations whose order at a smaller scale is that
 at the largest, a tie counted half.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,14 +43,14 @@ AXES: Mapping[str, str] = {
     "tokens": "tokens_trained",
     "tokens per parameter": "tokens_per_param",
 }
-"""What a scale is measured by -> its column of `runs`."""
+"""Measure of scale -> its column of `runs`."""
 HELD: Mapping[str, str] = {"parameters": "tokens", "tokens": "parameters"}
 _SIZE = {column: f"{column} of the baseline" for column in AXES.values()}
 MIN_SCALES = 3
-OF_SCALE = {"d_model", "train_tokens"}
-"""What runs of several scales differ in; fields that move with them are no choice of their own."""
+SCALE_FIELDS = {"d_model", "train_tokens"}
+"""The fields that make scales; fields that change with them are no knobs."""
 
-Word = Literal["persists", "shrinks", "reverses", "undecided", "too few scales"]
+TrendVerdict = Literal["persists", "shrinks", "reverses", "undecided", "too few scales"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,36 +75,36 @@ class Trend:
     smallest: Estimate
     largest: Estimate
     at: float | None
-    """The wanted size; None where none was asked for."""
+    """The size to predict at, if any."""
     predicted: Estimate | None
-    """There, with its 95% prediction interval."""
-    word: Word
+    """The effect there, with its 95% prediction interval."""
+    verdict: TrendVerdict
     n_tested: int = 0
-    """Settings that its word is corrected for, itself among them."""
+    """Settings in the family that the verdict is corrected for."""
 
 
 def trends(
     runs: pd.DataFrame, outcome: str, knob: str | None = None, at: Mapping[str, float] | None = None
 ) -> list[Trend]:
-    """Every setting at every depth along every axis that takes several values there. `at`: axis -> a wanted size."""
+    """Every setting at every depth along every axis that takes several values there. `at`: axis -> size to predict."""
     runs = result_rows(runs)
     sizes = _sizes(runs)
-    found: list[Trend] = []
+    family: list[Trend] = []
     knobs = _knobs(runs)
     for each in knobs:
         rows = pairs(runs, each, outcome).dropna(subset=["difference"])
         rows = rows.join(sizes, on="run_id_baseline")
-        places = sorted(set(zip(rows["n_layers"].astype(int), rows["setting"], strict=True)))
-        for (depth, setting), axis in itertools.product(places, AXES):
-            here = rows[(rows["n_layers"] == depth) & (rows["setting"] == setting)]
-            if fields := _trend(here, axis, size := (at or {}).get(axis)):
-                trend = Trend(
-                    knob=each.name, setting=setting, baseline=each.baseline, n_layers=depth, outcome=outcome,
-                    unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
-                )  # fmt: skip
-                found.append(trend)
-    shown = {each.name for each in knobs if knob is None or knob in each.fields}
-    return [trend for trend in _judged(found) if trend.knob in shown]
+        for _, at_depth in rows.groupby(["n_layers", "setting"]):
+            depth, setting = int(at_depth["n_layers"].iloc[0]), str(at_depth["setting"].iloc[0])
+            for axis in AXES:
+                if fields := _trend(at_depth, axis, size := (at or {}).get(axis)):
+                    trend = Trend(
+                        knob=each.name, setting=setting, baseline=each.baseline, n_layers=depth, outcome=outcome,
+                        unit=unit_of(outcome, runs), axis=axis, at=size, **fields,
+                    )  # fmt: skip
+                    family.append(trend)
+    chosen = {each.name for each in knobs if knob is None or knob in each.fields}
+    return [trend for trend in _with_verdicts(family) if trend.knob in chosen]
 
 
 def _sizes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -114,46 +113,65 @@ def _sizes(runs: pd.DataFrame) -> pd.DataFrame:
     shape = [runs["n_layers"], runs["d_model"]]
     means = logs.groupby([*shape, runs["train_tokens"]]).transform("mean")
     means["params_total"] = logs["params_total"].groupby(shape).transform("mean")
-    sizes = np.exp(means.fillna(logs))  # what does not say its width or budget stands for itself
+    sizes = np.exp(means.fillna(logs))  # a run of unknown width or budget is a scale of its own
     return sizes.set_index(pd.Index(runs["run_id"])).rename(columns=_SIZE)
 
 
-def _judged(found: Sequence[Trend]) -> list[Trend]:
-    """The trends with their words, corrected for how many of them an axis has at their depth."""
-    words: dict[int, tuple[Word, int]] = {}
-    for place in {(trend.n_layers, trend.axis) for trend in found}:
-        here = [i for i, trend in enumerate(found) if (trend.n_layers, trend.axis) == place]
-        tested = [i for i in here if found[i].slope.p is not None]
-        p_holm = [holm([end.p or 0.0 for end in ends]) for ends in zip(*(_ends(found[i]) for i in tested), strict=True)]
-        for k, i in enumerate(tested):
-            words[i] = _word(*_ends(found[i]), *(family[k] <= ALPHA for family in p_holm)), len(tested)
-    return [
-        replace(trend, word=words[i][0], n_tested=words[i][1]) if i in words else trend for i, trend in enumerate(found)
-    ]
+def _with_verdicts(trends: Sequence[Trend]) -> list[Trend]:
+    """The trends with their verdicts, corrected over the settings of a depth and axis."""
+    families: dict[tuple[int, str], list[int]] = {}
+    for i, trend in enumerate(trends):
+        if trend.slope.p is not None:
+            families.setdefault((trend.n_layers, trend.axis), []).append(i)
+    judged = list(trends)
+    for family in families.values():
+        estimates = [(trends[i].slope, trends[i].smallest, trends[i].largest) for i in family]
+        p_holm = zip(
+            *(holm([each.p or 0.0 for each in column]) for column in zip(*estimates, strict=True)), strict=True
+        )
+        for i, parts, p_values in zip(family, estimates, p_holm, strict=True):
+            verdict = _verdict(*parts, *(p <= ALPHA for p in p_values))
+            judged[i] = replace(trends[i], verdict=verdict, n_tested=len(family))
+    return judged
 
 
-def _ends(trend: Trend) -> tuple[Estimate, Estimate, Estimate]:
-    return trend.slope, trend.smallest, trend.largest
+def _verdict(
+    slope: Estimate,
+    smallest: Estimate,
+    largest: Estimate,
+    slope_differs: bool,
+    smallest_differs: bool,
+    largest_differs: bool,
+) -> TrendVerdict:
+    """`*_differs`: whether it differs significantly from 0."""
+    assert slope.mean is not None and smallest.mean is not None and largest.mean is not None
+    if smallest_differs and largest_differs and smallest.mean * largest.mean < 0:
+        return "reverses"
+    if slope_differs and smallest_differs and slope.mean * smallest.mean < 0:
+        return "shrinks"
+    if largest_differs and smallest.mean * largest.mean > 0:
+        return "persists"
+    return "undecided"
 
 
 def _knobs(runs: pd.DataFrame) -> list[Knob]:
-    """The knobs that are no scale."""
-    return [knob for knob in find_knobs(runs) if OF_SCALE.isdisjoint(knob.fields)]
+    """The knobs that make no scale."""
+    return [knob for knob in find_knobs(runs) if SCALE_FIELDS.isdisjoint(knob.fields)]
 
 
 def _levels(values: pd.Series) -> pd.Series:
-    """ln, to 2%: sizes that a knob moves a little are one scale."""
+    """ln, in steps of 2%: sizes that a knob changes slightly are one scale."""
     return (np.log(values) / 0.02).round() * 0.02
 
 
 def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | None:
-    """The fields of a Trend that the data say; None where the axis takes one value."""
+    """The fields of a Trend that come from the pairs; None where the axis takes one value."""
     size, other = rows[_SIZE[AXES[axis]]], rows[_SIZE[AXES[HELD.get(axis, axis)]]]
     if size.isna().any():
         return None
     cells = rows.assign(x=_levels(size), held=_levels(other))
     if axis not in HELD or other.isna().any() or len(cells.drop_duplicates(["x", "held"])) == cells["held"].nunique():
-        cells["held"] = 0.0  # no two sizes have one number of tokens: the two cannot be told apart
+        cells["held"] = 0.0  # no two sizes have the same number of tokens: the two effects cannot be separated
     if cells["x"].nunique() < 2:
         return None
     means = _common_seeds(cells.groupby(["x", "held", "seed"])["difference"].agg(["mean", "size"]).reset_index())
@@ -171,35 +189,22 @@ def _trend(rows: pd.DataFrame, axis: str, at: float | None) -> dict[str, Any] | 
     }
     lines = _lines(means, seeds) if len(xs) >= MIN_SCALES else None
     if lines is None:
-        return fields | {"word": "too few scales"}
+        return fields | {"verdict": "too few scales"}
     slope = lines.estimate(np.array([0.0, 1.0]) * math.log(2))
     smallest, largest = (lines.estimate(np.array([1.0, x - lines.centre])) for x in (xs[0], xs[-1]))
-    predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), one_more=True)
-    known = {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted}
-    return fields | known | {"word": "undecided"}  # until it is judged beside the others
+    predicted = None if at is None else lines.estimate(np.array([1.0, math.log(at) - lines.centre]), new_scale=True)
+    estimates = {"slope": slope, "smallest": smallest, "largest": largest, "predicted": predicted}
+    return fields | estimates | {"verdict": "undecided"}  # until corrected over its family
 
 
 def _common_seeds(means: pd.DataFrame) -> pd.DataFrame:
-    """Scales that were run with the same seeds: of all such blocks the one of most rows."""
+    """Scales that were run with the same seeds: the largest such block of rows."""
     by_scale = means.groupby(["x", "held"])["seed"].agg(frozenset)
     blocks = []
     for seeds in set(by_scale):
         has_all = [seeds <= by_scale[scale] for scale in zip(means["x"], means["held"], strict=True)]
         blocks.append(means[means["seed"].isin(seeds) & pd.Series(has_all, means.index)])
     return max(blocks, key=lambda block: (len(block), -block["seed"].min()))
-
-
-def _word(
-    slope: Estimate, smallest: Estimate, largest: Estimate, slope_told: bool, smallest_told: bool, largest_told: bool
-) -> Word:
-    assert slope.mean is not None and smallest.mean is not None and largest.mean is not None
-    if smallest_told and largest_told and smallest.mean * largest.mean < 0:
-        return "reverses"
-    if slope_told and smallest_told and slope.mean * smallest.mean < 0:
-        return "shrinks"
-    if largest_told and smallest.mean * largest.mean > 0:
-        return "persists"
-    return "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,11 +220,11 @@ class _Lines:
     df: int
     centre: float
 
-    def estimate(self, weights_2: np.ndarray, one_more: bool = False) -> Estimate:
-        """A sum of level and slope, with the wider of its intervals; of one more scale, its prediction interval."""
+    def estimate(self, weights_2: np.ndarray, new_scale: bool = False) -> Estimate:
+        """A weighted sum of level and slope, with the wider of its intervals; for a new scale, to predict."""
         values_G = self.theta_by_seed @ weights_2
         mean, n = float(values_G.mean()), len(values_G)
-        extra = self.residual * one_more
+        extra = self.residual * new_scale
         from_scales = self.residual * float(weights_2 @ self.gram @ weights_2) + extra
         estimates = [t_interval(mean, math.sqrt(from_scales), self.df, n)]
         if n >= 3:
@@ -228,11 +233,10 @@ class _Lines:
 
 
 def _lines(means: pd.DataFrame, seeds: Sequence[float]) -> _Lines | None:
-    """Least squares per seed on the same scales; each level of what is held has its own intercept. None without a
+    """Least squares per seed on the same scales, with an intercept for each level of the held quantity. None without a
     degree of freedom."""
     centre = float(np.mean(means["x"].unique()))
-    thetas = []
-    rest = []
+    thetas, residuals = [], []
     for seed in seeds:
         rows = means[means["seed"] == seed]
         levels = pd.get_dummies(rows["held"]).to_numpy(float)
@@ -241,16 +245,14 @@ def _lines(means: pd.DataFrame, seeds: Sequence[float]) -> _Lines | None:
         if len(rows) <= design_NP.shape[1] or np.linalg.matrix_rank(design_NP) < design_NP.shape[1]:
             return None
         theta = np.linalg.lstsq(design_NP, rows["mean"].to_numpy(), rcond=None)[0]
-        rest.append(rows["mean"].to_numpy() - design_NP @ theta)
+        residuals.append(rows["mean"].to_numpy() - design_NP @ theta)
         thetas.append([float((levels @ theta[:-1]).mean()), float(theta[-1])])
-    df = len(rest[0]) - design_NP.shape[1]
-    mean_rest = np.mean(rest, axis=0)
+    df = len(design_NP) - design_NP.shape[1]
+    mean_N = np.mean(residuals, axis=0)
     to_line = np.zeros((2, design_NP.shape[1]))
     to_line[0, :-1], to_line[1, -1] = levels.mean(axis=0), 1.0
     gram = to_line @ np.linalg.inv(design_NP.T @ design_NP) @ to_line.T
-    return _Lines(
-        theta_by_seed=np.array(thetas), gram=gram, residual=float(mean_rest @ mean_rest) / df, df=df, centre=centre
-    )
+    return _Lines(theta_by_seed=np.array(thetas), gram=gram, residual=float(mean_N @ mean_N) / df, df=df, centre=centre)
 
 
 # Decisions
@@ -258,13 +260,13 @@ def _lines(means: pd.DataFrame, seeds: Sequence[float]) -> _Lines | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """How well a smaller scale orders the configurations of the largest."""
+    """How well a smaller scale ranks the configurations of the largest."""
 
     n_layers: int
     params: float
     tokens: float
     compute: float
-    """Of one run, as a share of one at the largest scale."""
+    """Of one run, relative to the largest scale."""
     right: float
     n: int
 
@@ -277,50 +279,44 @@ def decision_accuracy(runs: pd.DataFrame, outcome: str) -> list[Decision]:
     """Every scale but the largest of each depth, against the largest; configurations by their mean over seeds."""
     runs = result_rows(runs)
     chosen = [name for knob in _knobs(runs) for name in knob.fields]
-    sized = {
-        name: pd.to_numeric(runs[name], errors="coerce").astype(float) for name in ("params_total", "tokens_trained")
-    }
-    flops = pd.to_numeric(runs["train_flops"], errors="coerce").astype(float)
+    params, tokens, flops = (
+        pd.to_numeric(runs[name], errors="coerce").astype(float)
+        for name in ("params_total", "tokens_trained", "train_flops")
+    )
     frame = pd.DataFrame(
         {
             "n_layers": runs["n_layers"].astype(int),
             "configuration": keys(runs, chosen),
             "width": keys(runs, ["d_model"]),
-            "tokens": sized["tokens_trained"],
-            "params": sized["params_total"],
-            "compute": flops.fillna(6 * sized["params_total"] * sized["tokens_trained"]),
+            "tokens": tokens,
+            "params": params,
+            "compute": flops.fillna(6 * params * tokens),
             "value": values_of(runs, outcome),
         }
     ).dropna(subset=["value", "compute"])
-    found = []
-    for depth in sorted(set(frame["n_layers"])):
-        here = frame[frame["n_layers"] == depth]
-        scales = here.groupby(["width", "tokens"])["compute"].mean().sort_values()
-        values = {key: rows.groupby("configuration")["value"].mean() for key, rows in here.groupby(["width", "tokens"])}
+    by_scale = []
+    for _, at_depth in frame.groupby("n_layers"):
+        scales = [rows for _, rows in at_depth.groupby(["width", "tokens"])]
         if len(scales) < 2:
             continue
-        target = values[scales.index[-1]]
-        for key in scales.index[:-1]:
-            both = values[key].index.intersection(target.index)
-            right, n = decisions(values[key][both].to_numpy(), target[both].to_numpy())
+        *smaller, largest = sorted(scales, key=lambda rows: rows["compute"].mean())
+        target = largest.groupby("configuration")["value"].mean()
+        for rows in smaller:
+            values = rows.groupby("configuration")["value"].mean()
+            both = values.index.intersection(target.index)
+            right, n = decisions(values[both].to_numpy(), target[both].to_numpy())
             if n:
-                at = here[(here["width"] == key[0]) & (here["tokens"] == key[1])]
-                share = float(scales[key] / scales.iloc[-1])
-                found.append(
-                    Decision(
-                        n_layers=int(depth),
-                        params=float(at["params"].mean()),
-                        tokens=key[1],
-                        compute=share,
-                        right=right,
-                        n=n,
-                    )
-                )
-    return found
+                decision = Decision(
+                    n_layers=int(rows["n_layers"].iloc[0]), params=float(rows["params"].mean()),
+                    tokens=float(rows["tokens"].iloc[0]), right=right, n=n,
+                    compute=float(rows["compute"].mean() / largest["compute"].mean()),
+                )  # fmt: skip
+                by_scale.append(decision)
+    return by_scale
 
 
 def decisions(predicted_C: np.ndarray, measured_C: np.ndarray) -> tuple[float, int]:
-    """How many pairs of configurations are ordered as predicted, a predicted tie counted half; and how many pairs."""
+    """How many pairs of configurations are ordered as predicted, a predicted tie counted half; and of how many."""
     first, second = np.triu_indices(len(predicted_C), 1)
     truth = np.sign(measured_C[first] - measured_C[second])
     agree = (1 + truth * np.sign(predicted_C[first] - predicted_C[second])) / 2
@@ -332,7 +328,7 @@ def decisions(predicted_C: np.ndarray, measured_C: np.ndarray) -> tuple[float, i
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A shape's best learning rate, and what that of the smallest runs would have cost there."""
+    """A shape's best learning rate, and the regret of using that of the smallest runs instead."""
 
     d_model: int
     n_layers: int
@@ -340,19 +336,19 @@ class Transfer:
     tokens: float
     best: float
     optimum: float | None
-    """By a smooth curve (`store.tuning_curve`), with its 95% interval; None where it tells none."""
+    """Of a fitted curve (`store.tuning_curve`), with its 95% interval; None where it has none."""
     lo: float | None
     hi: float | None
     at_edge: bool
     moved: float
     """The best lr of the smallest, by parameters x tokens."""
     regret: float | None
-    """Loss there (linear in ln lr between the values tried) less the lowest; None outside the values tried."""
+    """Loss there (linear in ln lr between the values tried) minus the lowest; None outside the values tried."""
 
 
 def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
-    """Where lr was tuned: each width and depth, and the regret of the smallest's lr. Of several configurations, or
-    other tuned fields, each lr takes the best."""
+    """Where lr was tuned: each width and depth, and the regret of the smallest's lr. Each lr has the loss of its best
+    configuration there."""
     if "tuned_fields" not in runs.columns or "lr" not in runs.columns:
         return []
     tuned = runs[runs["tuned_fields"].map(lambda text: "lr" in parse_tuned_fields(text))]
@@ -366,32 +362,31 @@ def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
         return []
     smallest, _ = curves[min(curves, key=lambda shape: (shape[0] * shape[1], shape))]
     moved = min(smallest, key=smallest.__getitem__)
-    found = []
+    by_shape = []
     for (params, tokens, width, depth), (losses, rows) in curves.items():
         rates, best = [*losses], min(losses, key=losses.__getitem__)
-        there = float(np.interp(math.log(moved), np.log(rates), [*losses.values()]))
-        known = rows[rows["tuning"].isin(["best", "edge"])]
-        optimum, lo, hi = (_one(known, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
-        found.append(
-            Transfer(
-                d_model=int(width), n_layers=int(depth), params=params, tokens=tokens, best=best,
-                optimum=optimum, lo=lo, hi=hi, at_edge=best in (rates[0], rates[-1]),
-                moved=moved, regret=there - losses[best] if rates[0] <= moved <= rates[-1] else None,
-            )
+        loss_moved = float(np.interp(math.log(moved), np.log(rates), [*losses.values()]))
+        chosen = rows[rows["tuning"].isin(["best", "edge"])]
+        optimum, lo, hi = (_single(chosen, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
+        transfer = Transfer(
+            d_model=int(width), n_layers=int(depth), params=params, tokens=tokens, best=best,
+            optimum=optimum, lo=lo, hi=hi, at_edge=best in (rates[0], rates[-1]),
+            moved=moved, regret=loss_moved - losses[best] if rates[0] <= moved <= rates[-1] else None,
         )  # fmt: skip
-    return found
+        by_shape.append(transfer)
+    return by_shape
 
 
 def _curve(rows: pd.DataFrame) -> dict[float, float]:
-    """lr, ascending -> loss: of the best cell there, the mean over the seeds that every lr has. A lowest of single runs
-    would be lower the more runs there are, as there are at the chosen lr."""
+    """lr, ascending -> loss of the best cell there, its mean over the seeds that every lr has. (The lowest of single
+    runs would favour the chosen lr, which has more runs.)"""
     seeds = set.intersection(*(set(at_lr["seed"]) for _, at_lr in rows.groupby("lr")))
     rows = rows[rows["seed"].isin(seeds)] if seeds else rows
     by_lr = rows.groupby(["lr", "cell_id"])["value"].mean().groupby("lr").min()
     return {float(lr): float(loss) for lr, loss in zip(by_lr.index, by_lr, strict=True)}
 
 
-def _one(rows: pd.DataFrame, name: str) -> float | None:
-    """The mean of a column of one configuration's rows; of several configurations in a shape none is told."""
+def _single(rows: pd.DataFrame, name: str) -> float | None:
+    """The value of a column that has one; None where several configurations differ in it."""
     values = rows[name].dropna().unique() if name in rows.columns else []
     return float(values[0]) if len(values) == 1 else None

@@ -1,4 +1,4 @@
-"""Effects across scale, in sentences and as a table."""
+"""Trends of effects with scale, in sentences and as a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,31 +10,31 @@ from sparsedepth.effects.sentences import counted
 from sparsedepth.store.query_result import QueryResult
 
 EXPLAINED = (
-    "Effects at one depth against the size of the baseline's runs; slopes per doubling, the wider of the intervals "
-    "over seeds and over scales; a prediction is for one more scale. A width or a budget alone has no trend. Words are "
-    "corrected by Holm's procedure over the settings of a depth and axis."
+    "Trends of effects with scale: effects at one depth against the size of the baseline's runs. Slopes are per "
+    "doubling, with the wider of the intervals over seeds and over scales; a predicted effect has the prediction "
+    "interval of a new scale. Verdicts are Holm-corrected over the settings at one depth on one axis."
 )
 
 
 def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[str, float]) -> Iterator[str]:
-    """Trends of every setting, decision accuracy against compute, and what transferring the lr costs."""
+    """Trends of every setting, decision accuracy against compute, and the regret of transferring lr."""
     yield EXPLAINED
     by_setting = trends(runs, outcome, knob, at)
     if not by_setting:
-        yield "too few scales: no setting was run at two sizes or budgets of one depth"
+        yield "too few scales: no setting was run at two widths or token budgets of one depth"
     for trend in by_setting:
         yield trend_text(trend)
-    decided = decision_accuracy(runs, outcome)
-    if decided:
-        yield "\nDo small runs order configurations as the largest do? (pairs of configurations, a tie counted half)"
-    yield from map(_decision_text, decided)
-    moved = transfers(runs, outcome)
-    if moved:
+    decisions = decision_accuracy(runs, outcome)
+    if decisions:
+        yield "\nDo small runs rank configurations as the largest do? (pairs in the same order; a tie counts half)"
+    yield from map(_decision_text, decisions)
+    lr_transfers = transfers(runs, outcome)
+    if lr_transfers:
         yield (
-            f"\nThe best lr by width and depth, and the regret: how much more {outcome} the best lr of the smallest "
-            "runs (by parameters x tokens) leaves there"
+            f"\nBest lr by width and depth. Regret: how much higher {outcome} is there at the best lr of the smallest "
+            "runs (by parameters x tokens)"
         )
-    yield from map(_transfer_text, moved)
+    yield from map(_transfer_text, lr_transfers)
 
 
 def trend_text(trend: Trend) -> str:
@@ -44,7 +44,7 @@ def trend_text(trend: Trend) -> str:
     )
     unit = f" [{trend.unit}]" if trend.unit not in ("", "1") else ""
     head = (
-        f"  n_layers={trend.n_layers}, {trend.setting} vs {trend.baseline}, over {trend.axis}: {trend.word}: "
+        f"  n_layers={trend.n_layers}, {trend.setting} vs {trend.baseline}, over {trend.axis}: {trend.verdict}: "
         f"{trend.outcome}{unit} {by_scale}; {trend.n_pairs} pairs, {trend.n_seeds} seeds"
     )
     if trend.slope.mean is None:
@@ -67,35 +67,31 @@ def _decision_text(decision: Decision) -> str:
 
 def _transfer_text(transfer: Transfer) -> str:
     edge = ", the edge of the values tried" if transfer.at_edge else ""
-    smooth = (
-        ""
-        if transfer.optimum is None
-        else f"; smooth optimum {transfer.optimum:.3g} ({transfer.lo:.3g} to {transfer.hi:.3g})"
-    )
+    smooth = ""
+    if transfer.optimum is not None:
+        smooth = f"; fitted optimum {transfer.optimum:.3g} (95% interval {transfer.lo:.3g} to {transfer.hi:.3g})"
     regret = "not tried there" if transfer.regret is None else f"regret {transfer.regret:.3g}"
     return (
         f"  d_model={transfer.d_model}, n_layers={transfer.n_layers}, {transfer.params:.3g} parameters, "
-        f"{transfer.tokens:.3g} tokens: best lr "
-        f"{transfer.best:.3g}{edge}{smooth}; at {transfer.moved:.3g}: {regret}"
+        f"{transfer.tokens:.3g} tokens: best lr {transfer.best:.3g}{edge}{smooth}; at {transfer.moved:.3g}: {regret}"
     )
 
 
 def scale_table(by_setting: Sequence[Trend]) -> QueryResult:
-    """One row per setting, depth and axis."""
-    ends = [f"{name}{part}" for name in ("slope", "smallest", "largest", "predicted") for part in ("", "_lo", "_hi")]
-    place = ("knob", "setting", "baseline", "n_layers", "axis", "word", "tested", "scales", "pairs", "seeds")
-    columns = (*place, *ends, "at", "unit")
+    """One row per setting, depth and axis; `word` is the verdict."""
+    ends = [f"{name}{end}" for name in ("slope", "smallest", "largest", "predicted") for end in ("", "_lo", "_hi")]
+    head = ("knob", "setting", "baseline", "n_layers", "axis", "word", "tested", "scales", "pairs", "seeds")
     rows = []
     for trend in by_setting:
-        where = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.word, trend.n_tested)
-        parts = (trend.slope, trend.smallest, trend.largest, trend.predicted)
-        numbers = [getattr(part, name, None) for part in parts for name in ("mean", "lo", "hi")]
-        rows.append((*where, len(trend.scales), trend.n_pairs, trend.n_seeds, *numbers, trend.at, trend.unit))
-    return QueryResult(columns=columns, rows=tuple(rows))
+        setting = (trend.knob, trend.setting, trend.baseline, trend.n_layers, trend.axis, trend.verdict, trend.n_tested)
+        estimates = (trend.slope, trend.smallest, trend.largest, trend.predicted)
+        numbers = [getattr(estimate, end, None) for estimate in estimates for end in ("mean", "lo", "hi")]
+        rows.append((*setting, len(trend.scales), trend.n_pairs, trend.n_seeds, *numbers, trend.at, trend.unit))
+    return QueryResult(columns=(*head, *ends, "at", "unit"), rows=tuple(rows))
 
 
-def wanted(texts: Sequence[str]) -> dict[str, float]:
-    """'parameters=1e9' -> {'parameters': 1e9}. Raises ValueError."""
+def prediction_sizes(texts: Sequence[str]) -> dict[str, float]:
+    """The values of --at: 'parameters=1e9' -> {'parameters': 1e9}. Raises ValueError."""
     sizes = {}
     for text in texts:
         name, size = named_number(text)
@@ -106,7 +102,7 @@ def wanted(texts: Sequence[str]) -> dict[str, float]:
 
 
 def named_number(text: str) -> tuple[str, float | None]:
-    """'a_l=1' -> ('a_l', 1.0); None for what is no number."""
+    """'a_l=1' -> ('a_l', 1.0); None for a value that is not a number."""
     name, _, value = text.partition("=")
     try:
         return name, float(value)

@@ -44,7 +44,7 @@ def answer(
     knob = find_knob(runs, field)
     if knob and not knob.is_pure and field != "n_layers":
         print(
-            f"{' and '.join(knob.fields)} change only together: no effect can be ascribed to {field}", file=sys.stderr
+            f"{' and '.join(knob.fields)} change only together: no effect can be attributed to {field}", file=sys.stderr
         )
         return NOTHING
     knobs = all_knobs(runs) if knob else []

@@ -1,4 +1,4 @@
-"""Effects as sentences that say no more than was measured: direction, size, interval, sample, floor, basis."""
+"""Effects as sentences: direction, size, interval, sample, noise floor, matched quantities."""
 
 import math
 
@@ -10,21 +10,21 @@ from sparsedepth.effects.setting_interactions import SettingInteraction
 
 
 def contrast_sentence(contrast: Contrast) -> str:
-    """'n_layers=24, n_kv_heads=1 vs n_kv_heads=4: val_loss lower by ...; on what the two were matched."""
+    """'n_layers=24, n_kv_heads=1 vs n_kv_heads=4: val_loss lower: ... Matched: tokens'."""
     depth = "" if contrast.n_layers is None else f"n_layers={contrast.n_layers}, "
     basis = f". {basis_text(contrast)}" if contrast.effect.n else ""
     return f"{depth}{contrast.setting} vs {contrast.baseline}: {effect_text(contrast)}{basis}"
 
 
 def effect_text(contrast: Contrast, tested: str = "") -> str:
-    """Outcome, verdict, size with interval, pairs, seeds, degrees of freedom, floor, Holm's p (over `tested`), and
-    where nothing can be told what would have been seen; divergences and missing values where there are any."""
+    """Outcome, verdict, size with interval, pairs, seeds, degrees of freedom, floor, Holm's p (over `tested`); the
+    detectable effect if not significant; divergences and missing values, if any."""
     parts = [f"{contrast.outcome} unknown"]
     if contrast.effect.n:
         size = estimate_text(contrast.effect, contrast.unit)
         sample = f"{counted(contrast.effect.n, 'pair')}, {counted(contrast.n_seeds, 'seed')}{df_text(contrast)}"
         parts = [
-            f"{contrast.outcome} {verdict_text(contrast)}: {size}{seen_text(contrast)}",
+            f"{contrast.outcome} {verdict_text(contrast)}: {size}{detectable_text(contrast)}",
             *([contrast.tuned] if contrast.tuned else []),
             f"{sample}, {floor_text(contrast.floor, contrast.unit)}{holm_text(contrast.p_holm)}"
             f"{f' over {tested}' if tested else ''}",
@@ -43,31 +43,30 @@ def effect_text(contrast: Contrast, tested: str = "") -> str:
 def estimate_text(effect: Estimate, unit: str) -> str:
     """'-0.021 nat/token (95% interval -0.031 to -0.011)', or a ratio 'x0.43 (...)' for logarithms."""
     if effect.mean is None:
-        return "no pair with the number"
+        return "no pair with a value"
 
     def number(value: float) -> str:
         return size_text(value if abs(value) > 1e-12 else 0.0, unit, "+")
 
-    shown = number(effect.mean) if unit in ("ln ratio", "1", "") else f"{number(effect.mean)} {unit}"
+    mean = number(effect.mean) if unit in ("ln ratio", "1", "") else f"{number(effect.mean)} {unit}"
     if effect.lo is None or effect.hi is None:
-        return f"{shown} (no interval from so few)"
-    return f"{shown} (95% interval {number(effect.lo)} to {number(effect.hi)})"
+        return f"{mean} (too few for an interval)"
+    return f"{mean} (95% interval {number(effect.lo)} to {number(effect.hi)})"
 
 
 def verdict_text(judged: Judged) -> str:
-    """The verdict; where only uneven tuning keeps it from 'lower' or 'higher', that."""
-    is_barred = judged.verdict_ignoring_tuning != judged.verdict
-    return f"{judged.verdict} from uneven tuning" if is_barred else judged.verdict
+    """The verdict; with the reason where uneven tuning alone withholds 'lower' or 'higher'."""
+    is_withheld = judged.verdict_ignoring_tuning != judged.verdict
+    return f"{judged.verdict} from uneven tuning" if is_withheld else judged.verdict
 
 
-def seen_text(judged: Judged) -> str:
-    """'; effects above 0.05 would have been seen in 80% of such sweeps', where nothing can be told apart; else ''."""
+def detectable_text(judged: Judged) -> str:
+    """'; effects above 0.05 would have been detected (80% power)', where the effect is not significant; else ''."""
     if judged.verdict_ignoring_tuning != "not distinguishable":
         return ""
     if judged.detectable is None:
-        return "; no effect would have been seen: too few seeds"
-    size = size_text(judged.detectable, judged.unit)
-    return f"; effects above {size} would have been seen in {POWER:.0%} of such sweeps"
+        return "; too few seeds to detect any effect"
+    return f"; effects above {size_text(judged.detectable, judged.unit)} would have been detected ({POWER:.0%} power)"
 
 
 def df_text(judged: Judged) -> str:
@@ -100,9 +99,9 @@ def holm_text(p_holm: float | None) -> str:
 def basis_text(contrast: Contrast) -> str:
     """'Matched: tokens, flops; setting / baseline: params_total 0.93'."""
     matched = [basis for basis in BASES if contrast.matches(basis)]
-    others = [f"{basis} {ratio_text(contrast.ratios[basis])}" for basis in BASES if basis not in matched]
-    apart = f"; setting / baseline: {', '.join(others)}" if others else ""
-    return f"Matched: {', '.join(matched) or 'nothing'}{apart}"
+    ratios = [f"{basis} {ratio_text(contrast.ratios[basis])}" for basis in BASES if basis not in matched]
+    unmatched = f"; setting / baseline: {', '.join(ratios)}" if ratios else ""
+    return f"Matched: {', '.join(matched) or 'nothing'}{unmatched}"
 
 
 def ratio_text(ratio: tuple[float, float] | None) -> str:
@@ -111,14 +110,14 @@ def ratio_text(ratio: tuple[float, float] | None) -> str:
 
 
 def setting_interaction_sentence(interaction: SettingInteraction) -> str:
-    """How the effect beside other settings differs from that alone."""
-    alone, beside = (estimate_text(each.effect, each.unit) for each in (interaction.alone, interaction.beside))
+    """How a setting's effect combined with other settings differs from its effect alone."""
+    alone, combined = (estimate_text(c.effect, c.unit) for c in (interaction.alone, interaction.combined))
     return (
-        f"n_layers={interaction.n_layers}, {interaction.setting} vs {interaction.alone.baseline}, effect beside "
-        f"{', '.join(interaction.settings)} ({beside}) less that alone ({alone}): {interaction.outcome} "
-        f"{verdict_text(interaction)}: {estimate_text(interaction.effect, interaction.unit)}{seen_text(interaction)}; "
-        f"{counted(interaction.effect.n, 'pair')} of pairs, {counted(len(interaction.by_seed), 'seed')}"
-        f"{df_text(interaction)}{holm_text(interaction.p_holm)}"
+        f"n_layers={interaction.n_layers}, {interaction.setting} vs {interaction.alone.baseline}, effect combined with "
+        f"{', '.join(interaction.settings)} ({combined}) minus effect alone ({alone}): {interaction.outcome} "
+        f"{verdict_text(interaction)}: {estimate_text(interaction.effect, interaction.unit)}"
+        f"{detectable_text(interaction)}; {counted(interaction.effect.n, 'pair')} of pairs, "
+        f"{counted(len(interaction.by_seed), 'seed')}{df_text(interaction)}{holm_text(interaction.p_holm)}"
         f"{f'; {interaction.verdict_blocked_by}' if interaction.verdict_blocked_by else ''}"
     )
 
@@ -130,11 +129,11 @@ def link_text(link: Link) -> str:
     if link.lo is not None and link.hi is not None:
         rho += f" (95% interval {link.lo:+.2f} to {link.hi:+.2f}){holm_text(link.p_holm)}"
     elif link.rho is not None:
-        rho += f" (no interval from so few {noun}s)"
-    out = f"; left out: {link.n_missing} not measured, {link.n_diverged} diverged"
+        rho += f" (too few {noun}s for an interval)"
+    excluded = f"; excluded: {link.n_missing} not measured, {link.n_diverged} diverged"
     return (
         f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} of "
-        f"{counted(link.n_units, noun)}{out if link.n_missing or link.n_diverged else ''}"
+        f"{counted(link.n_units, noun)}{excluded if link.n_missing or link.n_diverged else ''}"
     )
 
 

@@ -1,6 +1,6 @@
-"""Effects, slopes in depth and links of the chain as a table each, for a screen: what `sparsedepth effects` opens with.
+"""Effects, depth slopes and links of the chain as tables for a terminal: the default output of `sparsedepth effects`.
 
-The sentences that say the same with all that it rests on are in `text_report`.
+`text_report` has the same in sentences, with the full evidence (--detail).
 """
 
 import math
@@ -12,7 +12,7 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.effects.all_effects import measure_effects, measure_slopes, relevant_columns
-from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
+from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import MIN_UNITS, cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import SlopeContrast
@@ -28,20 +28,20 @@ from sparsedepth.store.tuning_roles import result_rows
 SIZE = ("effect", "lo", "hi", "detectable")
 
 UNEVEN = "uneven tuning"
-NOT_ALONE = "; intervention 'not alone': it moved other things that bear on the effect as well"
+CONFOUNDED = "; intervention 'confounded': not shown to move only the cause"
 
 LEGEND = {
     "lo": "lo, hi: 95% interval over seeds",
-    "verdict": "verdict '-': measured, not significant (the interval holds 0, the effect is within the noise of "
-    f"seeds, or Holm's correction at {ALPHA} takes it)",
-    "detectable": f"detectable: the effect that {POWER:.0%} of such sweeps would have told apart",
+    "verdict": "verdict '-': measured, not significant (the interval contains 0, the effect is within seed noise, or "
+    f"it does not survive Holm's correction at {ALPHA})",
+    "detectable": f"detectable: the effect that such a sweep detects with {POWER:.0%} power",
 }
-"""Column -> what its numbers say, for a table that has it."""
-OF_RATIOS = " (a ratio above it, or below 1 over it)"
+"""Column -> its explanation, for a table that has it."""
+RATIO_NOTE = " (a ratio above it, or below its inverse)"
 
 
 def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Iterator[str]:
-    """The table of effects; those of interactions between settings, and of slopes in depth, where there are any."""
+    """The tables of effects, of interactions between settings, and of depth slopes, where there are any."""
     yield effects_text(measure_effects(runs, outcome, knob))
     interactions = setting_interactions(relevant_columns(runs, outcome), outcome, knob)
     if interactions:
@@ -52,115 +52,117 @@ def knob_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Ite
 
 
 def effects_text(effects: Sequence[Contrast], width: int | None = None, every_basis: bool = False) -> str:
-    """A line for each setting at each depth, on the first basis that has pairs (of equal tokens first); with
-    `every_basis` one for each set of pairs. Under it why tuning bars a verdict."""
-    places: dict[tuple[int | None, str], dict[tuple[str, ...], Contrast]] = {}
+    """A row per setting and depth, on the first basis that has pairs (equal tokens first); with `every_basis` one per
+    set of pairs. Below it, the verdicts that uneven tuning withholds, with the reason."""
+    by_setting: dict[tuple[int | None, str], dict[tuple[str, ...], Contrast]] = {}
     for contrast in effects:
         if contrast.has_pairs:
-            places.setdefault((contrast.n_layers, contrast.setting), {}).setdefault(contrast.run_ids, contrast)
-    if not places:
+            by_setting.setdefault((contrast.n_layers, contrast.setting), {}).setdefault(contrast.run_ids, contrast)
+    if not by_setting:
         return "no two runs match on any basis"
-    shown = [c for by_runs in places.values() for c in list(by_runs.values())[: None if every_basis else 1]]
-    shown.sort(key=lambda contrast: contrast.n_layers or math.inf)  # depth itself, over all of them, comes last
-    bases = {contrast.basis for contrast in shown}
+    contrasts = [c for by_runs in by_setting.values() for c in list(by_runs.values())[: None if every_basis else 1]]
+    contrasts.sort(key=lambda contrast: contrast.n_layers or math.inf)  # the effect of depth itself comes last
+    first, bases = contrasts[0], {contrast.basis for contrast in contrasts}
     names = ("n_layers", *SIZE, "equal", "seeds", "diverged", "flops", "verdict", "setting")
     rows = [
         (
             contrast.n_layers or "all",
-            *_size(contrast),
+            *_effect_cells(contrast),
             contrast.basis if len(bases) > 1 else None,
             contrast.n_seeds,
             contrast.n_diverged or None,
-            one_ratio(contrast.ratios["flops"]),
-            verdict_word(contrast),
-            shown_setting(contrast.setting),
+            ratio_cell(contrast.ratios["flops"]),
+            verdict_cell(contrast),
+            short_setting(contrast.setting),
         )
-        for contrast in shown
+        for contrast in contrasts
     ]
-    only = shown[0].basis and f"at equal {shown[0].basis}"
-    at = "both sides equal in what 'equal' names" if len(bases) > 1 else only or "all else equal"
-    own = ", each at its own tuned value" if any(contrast.tuned.startswith("each") for contrast in shown) else ""
-    outcome = shown[0].outcome
-    if own and outcome not in LOSSES:
-        own += f", so that what lr does to {outcome} is in it (at equal lr: --detail)"
-    accuracy = " (accuracy: --by val_accuracy)" if shown[0].unit == "nat/image" else ""
+    matched = f"at equal {first.basis}" if first.basis else "all else equal"
+    if len(bases) > 1:
+        matched = "matched on the quantity in column 'equal'"
+    tuned = tuned_text(contrasts)
+    if tuned and first.outcome not in LOSSES:
+        tuned += f", so it includes the effect of lr on {first.outcome} (at equal lr: --detail)"
+    accuracy = " (accuracy: --by val_accuracy)" if first.unit == "nat/image" else ""
     head = (
-        f"{title(outcome, shown[0].unit)}{accuracy}; effect: setting {against(shown[0].unit)} baseline, "
-        f"{at}{pooled(shown)}{own}",
-        f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in shown))}",
+        f"{title(first.outcome, first.unit)}{accuracy}; effect: setting {minus(first.unit)} baseline, "
+        f"{matched}{averaging_text(contrasts)}{tuned}",
+        f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in contrasts))}",
     )
-    legend = LEGEND | {"flops": "flops: of training, over the baseline's"}
-    if _is_ratio(shown[0].unit):
-        legend["detectable"] += OF_RATIOS
-    notes = uneven_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in shown)
-    notes += _at_equal_lr(shown, effects)
-    return laid_out(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width, legend)
+    legend = LEGEND | {"flops": "flops: training FLOPs relative to the baseline"}
+    if _is_ratio(first.unit):
+        legend["detectable"] += RATIO_NOTE
+    notes = tuning_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in contrasts)
+    notes += _equal_lr_notes(contrasts, effects)
+    return table_page(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width, legend)
 
 
-def _at_equal_lr(shown: Iterable[Contrast], effects: Iterable[Contrast]) -> list[str]:
-    """One line that names the settings of which runs at one lr say 'lower' or 'higher', and those at tuned ones not."""
-    at_one = {(c.n_layers, c.setting): c for c in effects if c.basis == EQUAL_LR}
+def _equal_lr_notes(contrasts: Iterable[Contrast], effects: Iterable[Contrast]) -> list[str]:
+    """A line with the settings that are 'lower' or 'higher' at the baseline's lr but not at tuned values."""
+    at_equal_lr = {(c.n_layers, c.setting): c for c in effects if c.basis == EQUAL_LR}
     by_setting: dict[str, list[str]] = {}
-    for contrast in shown:
-        other = at_one.get((contrast.n_layers, contrast.setting))
+    for contrast in contrasts:
+        other = at_equal_lr.get((contrast.n_layers, contrast.setting))
         if other and other.verdict not in (contrast.verdict, "not distinguishable"):
             size = size_text(other.effect.mean or 0.0, other.unit, "+")
-            where = f" at n_layers={contrast.n_layers}" if contrast.n_layers else ""
-            by_setting.setdefault(contrast.setting, []).append(f"{other.verdict} ({size}){where}")
-    words = "; ".join(f"{setting} {', '.join(each)}" for setting, each in by_setting.items())
-    head = "with the baseline's lr on both sides the verdict is another (intervals: --detail)"
-    return [f"{head}: {words}"] if words else []
+            depth = f" at n_layers={contrast.n_layers}" if contrast.n_layers else ""
+            by_setting.setdefault(contrast.setting, []).append(f"{other.verdict} ({size}){depth}")
+    verdicts = "; ".join(f"{setting} {', '.join(texts)}" for setting, texts in by_setting.items())
+    head = "different verdicts with both sides at the baseline's lr (intervals: --detail)"
+    return [f"{head}: {verdicts}"] if verdicts else []
 
 
 def interactions_text(interactions: Sequence[SettingInteraction], width: int | None = None) -> str:
-    """A line for each setting, depth and what it was run beside: its effect alone, beside, and their difference."""
-    names = ("n_layers", "alone", "beside", "difference", *SIZE[1:], "seeds", "verdict", "setting")
+    """A row per depth and combination: the setting's effect alone, combined with the others, and the difference."""
+    names = ("n_layers", "alone", "combined", "difference", *SIZE[1:], "seeds", "verdict", "setting")
     rows = [
         (
-            each.n_layers,
-            shown_value(each.alone.effect.mean, each.unit),
-            shown_value(each.beside.effect.mean, each.unit),
-            *_size(each),
-            len(each.by_seed),
-            verdict_word(each),
-            each.text,
+            interaction.n_layers,
+            display_value(interaction.alone.effect.mean, interaction.unit),
+            display_value(interaction.combined.effect.mean, interaction.unit),
+            *_effect_cells(interaction),
+            len(interaction.by_seed),
+            verdict_cell(interaction),
+            interaction.text,
         )
-        for each in interactions
+        for interaction in interactions
     ]
     head = (
-        f"Does an effect on {interactions[0].outcome} depend on what else is set? A setting's effect beside other "
-        f"settings {against(interactions[0].unit)} its effect alone, of the seeds that have both (above, all seeds)",
+        f"Does an effect on {interactions[0].outcome} depend on the other settings? difference: a setting's effect "
+        f"combined with other settings {minus(interactions[0].unit)} its effect alone, over the seeds that have both",
     )
-    notes = uneven_notes((f"{each.text} at n_layers={each.n_layers}", each) for each in interactions)
-    return laid_out(head, names, rows, ("seeds", "detectable", "alone beside"), notes, width)
+    notes = tuning_notes(
+        (f"{interaction.text} at n_layers={interaction.n_layers}", interaction) for interaction in interactions
+    )
+    return table_page(head, names, rows, ("seeds", "detectable", "alone combined"), notes, width)
 
 
 def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:
-    """A line for each setting: how the outcome runs with depth there, at its baseline, and their difference."""
-    names = ("of_setting", "of_baseline", "difference", *SIZE[1:], "seeds", "verdict", "setting")
+    """A row per setting: the outcome's slope in depth at the setting, at the baseline, and their difference."""
+    names = ("slope", "baseline", "difference", *SIZE[1:], "seeds", "verdict", "setting")
     rows = [
         (
-            shown_value(slope.at_setting.slope.mean, slope.unit),
-            shown_value(slope.at_baseline.slope.mean, slope.unit),
-            *_size(slope),
+            display_value(slope.at_setting.slope.mean, slope.unit),
+            display_value(slope.at_baseline.slope.mean, slope.unit),
+            *_effect_cells(slope),
             slope.n_seeds,
-            verdict_word(slope),
-            shown_setting(slope.at_setting.setting),
+            verdict_cell(slope),
+            short_setting(slope.at_setting.setting),
         )
         for slope in slopes
     ]
     head = (
-        f"Does {slopes[0].outcome} run differently with depth? Its change per doubling of n_layers: setting "
-        f"{against(slopes[0].unit)} baseline",
+        f"Does {slopes[0].outcome} change differently with depth? slope: change per doubling of n_layers; difference: "
+        f"setting {minus(slopes[0].unit)} baseline",
     )
-    notes = uneven_notes((slope.at_setting.setting, slope) for slope in slopes)
-    return laid_out(head, names, rows, ("seeds", "detectable", "of_setting of_baseline"), notes, width)
+    notes = tuning_notes((slope.at_setting.setting, slope) for slope in slopes)
+    return table_page(head, names, rows, ("seeds", "detectable", "slope baseline"), notes, width)
 
 
 def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
-    """A line for each link from sparsity to loss: the correlation within depth, the skill at held-out depths, what an
-    intervention showed, and the word for it."""
-    chain = weigh(runs)
+    """A row per link from sparsity to loss: correlation within depth, skill at held-out depths, the result of
+    interventions, and the verdict."""
+    chain = chain_evidence(runs)
     if not chain:
         yield "no two quantities of the chain were measured in the same runs"
         return
@@ -168,36 +170,35 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
     rows = []
     for link in chain:
         within, skill = link.within, link.skill
-        unknown = "too few" if within.lo is None else "-"
-        word = unknown if link.word == "not distinguishable" else link.word
-        size = (within.rho, within.lo, within.hi, skill.value)
-        rows.append((link.cause, link.effect, *size, _tried(link), word))
+        insignificant = "too few" if within.lo is None else "-"
+        verdict = insignificant if link.verdict == "not distinguishable" else link.verdict
+        row = (link.cause, link.effect, within.rho, within.lo, within.hi, skill.value)
+        rows.append((*row, _intervention_cell(link), verdict))
     n_units = chain[0].within.n_units
-    interval = f"no interval of {n_units} combinations, {MIN_UNITS} are needed"
+    interval = f"no interval: {n_units} combinations of settings, {MIN_UNITS} are needed"
     if any(link.within.lo is not None for link in chain):
-        interval = "lo, hi: its 95% interval over combinations"
-    tried = {_tried(link) for link in chain}
+        interval = "lo, hi: 95% interval over combinations of settings"
+    is_confounded = any(_intervention_cell(link) == "confounded" for link in chain)
     head = (
-        f"The chain from sparsity to loss, over {counted(chain[0].within.n_runs, 'run')} of "
+        f"The chain from sparsity to loss: {counted(chain[0].within.n_runs, 'run')} of "
         f"{counted(n_units, 'combination')} of settings, each with all its depths and seeds",
-        f"rho: rank correlation within depth ({interval}); skill at depths held out: 1 is perfect, 0 no better than "
-        f"the mean{NOT_ALONE if 'not alone' in tried else ''}; verdict: associated (rho excludes 0 after Holm), "
-        "predicts (skill, too), causes (an intervention moved the cause alone, and the effect), "
-        "'-' not distinguishable",
+        f"rho: rank correlation within depth ({interval}); skill: prediction of held-out depths, 1 perfect, 0 no "
+        f"better than their mean{CONFOUNDED if is_confounded else ''}; verdict: associated (rho significant after "
+        "Holm's correction), predicts (and skill above 0), causes (an intervention that moved only the cause moved the "
+        "effect), '-' not distinguishable from 0",
     )
-    yield laid_out(head, names, rows, ("skill",), cautions(result_rows(runs)))
+    yield table_page(head, names, rows, ("skill",), cautions(result_rows(runs)))
 
 
-def _tried(link: LinkEvidence) -> str:
-    """What the interventions on a link showed, in a word."""
+def _intervention_cell(link: LinkEvidence) -> str:
     if not link.interventions:
         return "none"
-    if any(tried.shows for tried in link.interventions):
-        return "shows it"
-    return "shows nothing" if any(tried.is_alone for tried in link.interventions) else "not alone"
+    if any(intervention.confirms for intervention in link.interventions):
+        return "confirms"
+    return "no effect" if any(intervention.is_alone for intervention in link.interventions) else "confounded"
 
 
-def laid_out(
+def table_page(
     head: Iterable[str],
     names: Sequence[str],
     rows: Sequence[tuple[Any, ...]],
@@ -206,66 +207,72 @@ def laid_out(
     width: int | None = None,
     legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Head, table and notes; of the legend (column -> words) what is said of columns that the width leaves."""
+    """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend."""
     table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
     columns = set(table.split())
-    words = "; ".join(meaning for column, meaning in legend.items() if column in columns)
-    above = render.wrapped([*head, *([words] if words else [])], width)
+    explained = "; ".join(text for column, text in legend.items() if column in columns)
+    above = render.wrapped([*head, *([explained] if explained else [])], width)
     return f"{above}{table}\n{render.wrapped(notes, width)}".rstrip("\n")
 
 
-def uneven_notes(places: Iterable[tuple[str, Judged]]) -> list[str]:
-    """'uneven tuning, so no verdict (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
+def tuning_notes(effects: Iterable[tuple[str, Judged]]) -> list[str]:
+    """'uneven tuning, verdict withheld (n_kv_heads=1 at n_layers=24): the reason', a line for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for place, judged in places:
+    for name, judged in effects:
         if judged.verdict_blocked_by:
-            by_reason.setdefault(judged.verdict_blocked_by, []).append(place)
-    return [f"{UNEVEN}, so no verdict ({'; '.join(places)}): {reason}" for reason, places in by_reason.items()]
+            by_reason.setdefault(judged.verdict_blocked_by, []).append(name)
+    return [f"{UNEVEN}, verdict withheld ({'; '.join(names)}): {reason}" for reason, names in by_reason.items()]
 
 
-def verdict_word(judged: Judged) -> str:
-    """'-' where it was measured and cannot be told apart; why nothing can be said where that is the reason."""
+def verdict_cell(judged: Judged) -> str:
+    """The verdict, '-' where it is not significant, or why there is none."""
     if judged.effect.mean is None:
         return "unmeasured"
     if judged.effect.lo is None:
         return "few seeds"
-    # also where there would be none without it: the effect is not that of two sides tuned alike
+    # even where the effect would not be significant: it compares sides that were tuned differently
     if judged.verdict_blocked_by:
         return UNEVEN
     return "-" if judged.verdict == "not distinguishable" else judged.verdict
 
 
-def pooled(contrasts: Iterable[Contrast]) -> str:
-    """', averaged over what else was set', where a seed has several pairs: runs beside other settings as well."""
-    return ", averaged over what else was set" if any(c.effect.n > c.n_seeds > 0 for c in contrasts) else ""
+def averaging_text(contrasts: Iterable[Contrast]) -> str:
+    """', averaged over the other settings', where a seed has several pairs."""
+    return ", averaged over the other settings" if any(c.effect.n > c.n_seeds > 0 for c in contrasts) else ""
 
 
-def shown_setting(setting: str, most: int = 3) -> str:
-    """'task_group=A5, seq_len=8, 5 more fields', where so many move together that no line holds them."""
+def tuned_text(contrasts: Iterable[Contrast]) -> str:
+    """', each side at its own tuned value', where any was tuned."""
+    return ", each side at its own tuned value" if any(c.tuned.startswith("each") for c in contrasts) else ""
+
+
+def short_setting(setting: str, most: int = 3) -> str:
+    """'task_group=A5, seq_len=8, 5 more fields', where too many fields move together for one line."""
     parts = setting.split(", ")
-    left = len(parts) - most + 1
-    return setting if left < 2 else f"{', '.join(parts[: most - 1])}, {left} more fields"
+    n_more = len(parts) - most + 1
+    return setting if n_more < 2 else f"{', '.join(parts[: most - 1])}, {n_more} more fields"
 
 
-def _size(judged: Judged) -> tuple[float | None, ...]:
+def _effect_cells(judged: Judged) -> tuple[float | None, ...]:
     effect, unit = judged.effect, judged.unit
-    return tuple(shown_value(value, unit) for value in (effect.mean, effect.lo, effect.hi, judged.detectable))
+    return tuple(display_value(value, unit) for value in (effect.mean, effect.lo, effect.hi, judged.detectable))
 
 
-def shown_value(value: float | None, unit: str) -> float | None:
-    """A difference, or the ratio whose logarithm it is."""
+def display_value(value: float | None, unit: str) -> float | None:
+    """The difference; for a difference of logarithms, the ratio."""
     return math.exp(value) if value is not None and _is_ratio(unit) else value
 
 
-def one_ratio(ends: tuple[float, float] | None) -> float | str | None:
-    """One number, where the pairs' ratios are within 5%; else both ends."""
+def ratio_cell(ends: tuple[float, float] | None) -> float | str | None:
+    """One number where the pairs' ratios are within 5%; else smallest and largest."""
     if ends is None:
         return None
     return sum(ends) / 2 if ends[1] < 1.05 * ends[0] else ratio_text(ends)
 
 
-def against(unit: str) -> str:
-    return "over" if _is_ratio(unit) else "less"
+def minus(unit: str) -> str:
+    """How a table's head relates setting and baseline: 'minus', or 'over' for ratios."""
+    return "over" if _is_ratio(unit) else "minus"
 
 
 def _is_ratio(unit: str) -> bool:
@@ -273,7 +280,7 @@ def _is_ratio(unit: str) -> bool:
 
 
 def title(outcome: str, unit: str) -> str:
-    """'val_loss [nat/token], low is better'."""
-    quantity = quantities.IN_RUNS[outcome]
-    shown = "" if unit in ("", "1") else f" [{'ratio' if _is_ratio(unit) else unit}]"
-    return f"{outcome}{shown}{f', {quantity.better} is better' if quantity.better in ('low', 'high') else ''}"
+    """'val_loss [nat/token], lower is better'."""
+    better = quantities.IN_RUNS[outcome].better
+    bracket = "" if unit in ("", "1") else f" [{'ratio' if _is_ratio(unit) else unit}]"
+    return f"{outcome}{bracket}{f', {better}er is better' if better in ('low', 'high') else ''}"

@@ -1,20 +1,20 @@
-"""What tuning says of a contrast: the value of either side, what choosing it adds to the error, what is uneven in it.
+"""How tuning bears on a contrast: the tuned values of both sides, the error that choosing them adds, uneven tuning.
 
-A side's mean over n pairs has cells with shares w_c of them; each was run at a value of its own, whose choice adds
+A side's mean over n pairs has cells with shares w_c of them; each was run at its own tuned value, whose choice adds
 (`store.tuning_curve`)
 
     sum over c of w_c^2 variance_c      for the setting, and the same for the baseline
 
-to the variance of the effect: the seeds of the results, all at one value, do not show it. What the values are expected
-to lie above their best, setting less baseline, is the effect's *expected regret*: a verdict that needs it is barred
-(`intervals.Judged`). Both are known for the objective that was tuned by, and for either loss where that is one.
+to the variance of the effect, which the seeds of the results, all at one value, do not show. How far the values are
+expected to lie above their best, setting minus baseline, is the effect's *expected regret*: a verdict that depends on
+it is withheld (`intervals.Judged`). Both are known for the objective of tuning, and for either loss if that is one.
 
-One lr for both sides bounds the effect of sides at their best, L_s and L_b: with lr_s and lr_b those chosen
+Runs of both sides at one lr bound the effect of sides at their best, L_s and L_b: with lr_s and lr_b those chosen
 
     L_s(lr_s) - L_b(lr_s)  <=  L_s(best) - L_b(best)  <=  L_s(lr_b) - L_b(lr_b)       (as far as these are the best)
 
-so that 'lower' is contradicted by runs of both at lr_s, 'higher' by runs of both at lr_b, where these have no such
-effect and exclude the one that was found.
+so that 'lower' is contradicted by runs of both at lr_s, 'higher' by runs of both at lr_b, where these show no such
+effect and exclude the one measured.
 """
 
 import math
@@ -29,12 +29,12 @@ from sparsedepth.store.tuning_roles import parse_tuned_fields
 
 NUMBERS = ("tuning_variance", "tuning_df", "tuning_excess")
 SIDE = ("tuned_fields", "tuned_at", "tuned_values", "tuned_rivals", "tuning_n_seeds", *NUMBERS)
-"""What a run says of its tuning, as columns of a side of pairs."""
+"""Tuning columns of each side of a pair."""
 LOSSES = {OWN, COMMON}
 
 
 def tuned_side(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
-    """The columns of SIDE, a row per run: `tuned_at` is the value in words, the variance that of the outcome."""
+    """The columns of SIDE, a row per run: `tuned_at` is the value as text, the variance that of the outcome."""
     side = pd.DataFrame(None, index=runs.index, columns=[*SIDE], dtype=object)
     if "tuned_fields" not in runs.columns:
         return side
@@ -45,25 +45,25 @@ def tuned_side(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
         values = rows[names].itertuples(index=False)
         side.loc[rows.index, "tuned_at"] = [" and ".join(f"{value:g}" for value in row) for row in values]
     if "tuning_variance" in runs.columns:
-        known = (runs["tuned_by"] == outcome) | (runs["tuned_by"].isin(LOSSES) & (outcome in LOSSES))
+        is_tuned_outcome = (runs["tuned_by"] == outcome) | (runs["tuned_by"].isin(LOSSES) & (outcome in LOSSES))
         for name in ("tuned_values", "tuned_rivals", "tuning_n_seeds"):
             side[name] = runs[name]
         for name in NUMBERS:
-            side[name] = pd.to_numeric(runs[name]).where(known)
+            side[name] = pd.to_numeric(runs[name]).where(is_tuned_outcome)
     return side
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningUncertainty:
-    """What tuning does to an effect, for the fields of `intervals.Judged`."""
+    """How tuning bears on an effect: the fields of `intervals.Judged` for it."""
 
     extra_variances: tuple[ExtraVariance, ...] = ()
     expected_regret: float = 0.0
     tuning_flaw: str = ""
     tuning_ambiguity: str = ""
 
-    def less(self, other: "TuningUncertainty") -> "TuningUncertainty":
-        """What tuning does to one effect less another."""
+    def minus(self, other: "TuningUncertainty") -> "TuningUncertainty":
+        """For the difference of two effects."""
         return TuningUncertainty(
             extra_variances=(*self.extra_variances, *other.extra_variances),
             expected_regret=self.expected_regret - other.expected_regret,
@@ -73,7 +73,7 @@ class TuningUncertainty:
 
 
 def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUncertainty:
-    """What tuning does to the mean difference of these pairs, or to their sum with other `weights`."""
+    """How tuning bears on the mean difference of these pairs, or on their sum with other `weights`."""
     if at_equal_lr(rows) or all(rows[f"tuned_fields{end}"].isna().all() for end in ("", "_baseline")):
         return TuningUncertainty()
     weights = pd.Series(1 / len(rows), rows.index) if weights is None else weights
@@ -82,7 +82,7 @@ def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUnc
     end = "" if regret > 0 else "_baseline"
     ambiguity = _ambiguity(rows.loc[sides[end].idxmax()], end) if sides[end].notna().any() else ""
     return TuningUncertainty(
-        extra_variances=terms(rows, weights),
+        extra_variances=choice_variances(rows, weights),
         expected_regret=regret,
         tuning_flaw=flaw_of(rows),
         tuning_ambiguity=ambiguity,
@@ -90,19 +90,19 @@ def tuning_of(rows: pd.DataFrame, weights: pd.Series | None = None) -> TuningUnc
 
 
 def _ambiguity(pair: pd.Series, end: str) -> str:
-    """'lr 0.006 of the baseline was chosen with 2 seeds, which cannot tell it from 0.0015 or 0.003'."""
+    """'the baseline's lr 0.006 was chosen with 2 seeds, which cannot distinguish it from 0.0015 or 0.003'."""
     side, rivals, n_seeds = "baseline" if end else "setting", pair[f"tuned_rivals{end}"], pair[f"tuning_n_seeds{end}"]
     field = " and ".join(parse_tuned_fields(pair[f"tuned_fields{end}"]))
-    chosen = f"{field} {pair[f'tuned_at{end}']} of the {side} was chosen"
+    value = f"the {side}'s {field} {pair[f'tuned_at{end}']}"
     if isinstance(rivals, str) and rivals:
-        by = f"{n_seeds:.0f} seed{'' if n_seeds == 1 else 's'}"
-        return f"{chosen} with {by}, which cannot tell it from {' or '.join(rivals.split(','))}"
-    return f"{chosen} away from its best, by the other values' losses"
+        seeds = f"{n_seeds:.0f} seed{'' if n_seeds == 1 else 's'}"
+        return f"{value} was chosen with {seeds}, which cannot distinguish it from {' or '.join(rivals.split(','))}"
+    return f"{value} is not at the optimum that the losses of the other values suggest"
 
 
-def terms(rows: pd.DataFrame, weights: pd.Series | None = None) -> tuple[ExtraVariance, ...]:
-    """The variances that tuning adds to the mean difference of these pairs, or to their sum with other `weights`, one
-    for either side; none where nothing was tuned, or both sides have one lr, of which nothing was chosen."""
+def choice_variances(rows: pd.DataFrame, weights: pd.Series | None = None) -> tuple[ExtraVariance, ...]:
+    """The variances that choosing tuned values adds to the mean difference of these pairs, or to their sum with other
+    `weights`, one per side; none without tuning, or with both sides at one lr."""
     extra: list[ExtraVariance] = []
     if at_equal_lr(rows) or rows["tuning_variance"].isna().all():
         return ()
@@ -119,17 +119,17 @@ def terms(rows: pd.DataFrame, weights: pd.Series | None = None) -> tuple[ExtraVa
 
 
 def values_text(rows: pd.DataFrame) -> str:
-    """'each at its own lr (0.0015 -> 0.006)', baseline first, or 'both at lr 0.0015'; '' where nothing was tuned."""
+    """'each at its own tuned lr (0.0015 -> 0.006)', baseline first, or 'both at lr 0.0015'; '' without tuning."""
     fields = {*rows["tuned_fields"].dropna()} & {*rows["tuned_fields_baseline"].dropna()}
     if len(fields) != 1:
         return ""
     field = " and ".join(parse_tuned_fields(fields.pop()))
     before, after = (_distinct(rows[f"tuned_at{end}"].dropna()) for end in ("_baseline", ""))
-    return f"both at {field} {before}" if at_equal_lr(rows) else f"each at its own {field} ({before} -> {after})"
+    return f"both at {field} {before}" if at_equal_lr(rows) else f"each at its own tuned {field} ({before} -> {after})"
 
 
 def at_equal_lr(rows: pd.DataFrame) -> bool:
-    """Whether these are pairs that were matched in lr, rather than by what tuning chose."""
+    """Whether both sides of these pairs have the same lr, instead of their tuned values."""
     return "matched_lr" in rows.columns and bool(rows["matched_lr"].any())
 
 
@@ -138,7 +138,7 @@ def _distinct(values: Iterable[str]) -> str:
 
 
 def flaw_of(rows: pd.DataFrame) -> str:
-    """Why the two sides of these pairs were not tuned alike; '' where they were, or nothing was."""
+    """Why the two sides of these pairs were not tuned alike; '' where they were, or without tuning."""
     if at_equal_lr(rows):
         return ""
     flaws = [flaw for row in _distinct_choices(rows) if (flaw := _flaw(*row))]
@@ -153,16 +153,16 @@ def _distinct_choices(rows: pd.DataFrame) -> list[tuple[str, ...]]:
 
 def _flaw(field: str, at: str, values: str, field_baseline: str, at_baseline: str, values_baseline: str) -> str:
     if field != field_baseline:
-        return f"{field} was tuned for the setting, {field_baseline} for the baseline"
+        return f"the setting's {field} was tuned, and the baseline's {field_baseline}"
     sides = {"setting": (float(at), _numbers(values)), "baseline": (float(at_baseline), _numbers(values_baseline))}
     for side, (value, tried) in sides.items():
         if value in (tried[0], tried[-1]):
             end = "lowest" if value == tried[0] else "highest"
-            return f"the best {field} of the {side} is the {end} tried ({value:g}): a better one may lie beyond"
+            return f"the {side}'s best {field} is the {end} tried ({value:g}): a better one may lie beyond it"
     step = max(_step(*choice) for choice in sides.values())
     near, near_baseline = (_count(*choice, step) for choice in sides.values())
     if near != near_baseline:
-        return f"{near} values of {field} were tried around the best of the setting, {near_baseline} of the baseline"
+        return f"{near} values of {field} were tried around the setting's best, {near_baseline} around the baseline's"
     return ""
 
 

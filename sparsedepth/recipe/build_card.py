@@ -21,7 +21,7 @@ import pandas as pd
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import family_of, slopes_of
-from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, weigh
+from sparsedepth.effects.causal_evidence import INTERVENTIONS, InterventionEffect, chain_evidence
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import contrasts_on_bases
 from sparsedepth.effects.knobs import Knob, Plain, find_knobs, labels, tuned_fields
@@ -196,7 +196,7 @@ def mechanism_of(
     pure = {knob.name for knob in tested if knob.is_pure}
     tried = [
         InterventionEffect(
-            intervention=intervention, moved=moved[intervention.moves][setting], left=(), effect=candidate.contrast
+            intervention=intervention, moved=moved[intervention.moves][setting], controls=(), effect=candidate.contrast
         )
         for candidate in recipe.candidates
         for intervention in INTERVENTIONS
@@ -205,7 +205,7 @@ def mechanism_of(
     ]
     proof = next((one for one in tried if recipe.changes and _supports(one, recipe, moved)), None)
     return Mechanism(
-        chain=tuple(link for link in weigh(used) if any(scope.rho is not None for scope in link.links)),
+        chain=tuple(link for link in chain_evidence(used) if any(scope.rho is not None for scope in link.links)),
         interventions=tuple(tried),
         supported_by=proof.effect.setting if proof else None,
         word=earned_word(recipe, proof is not None, outcomes),

@@ -1,4 +1,4 @@
-"""A recipe card as Markdown: the thirteen fields in order, for readers, by the template card.md.j2."""
+"""A recipe card as a Markdown page of thirteen sections, from the template card.md.j2."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +26,7 @@ class Verbatim(str):
 
 
 def card_markdown(card: Card) -> str:
-    """The card as one page. Whatever a corpus or a setting is called, nothing in it is markup (`_inert`)."""
+    """The card as one page. Names of corpora and settings cannot inject markup (`_inert`)."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -53,7 +53,7 @@ def card_markdown(card: Card) -> str:
 def _meaning(card: Card) -> str:
     if card.recipe.weakness:
         return "models that are no evidence about depth"
-    return MEANING[card.grade] if card.grade else "nothing is recommended, so there is no claim to grade; the evidence"
+    return MEANING[card.grade] if card.grade else "nothing is recommended, so there is nothing to grade; the evidence"
 
 
 def write_page(path: Path, card: Card) -> tuple[Path, Path]:
@@ -64,17 +64,17 @@ def write_page(path: Path, card: Card) -> tuple[Path, Path]:
 
 
 def page_path(path: Path) -> Path:
-    """Where the card's page stands, of the recipe in `path`."""
+    """The path of the Markdown page of the recipe in `path`."""
     data = card_path(path)
     return data.with_name(data.name.removesuffix(SUFFIX) + ".card.md")
 
 
 def _differing_yaml(card: Card) -> Verbatim | None:
-    """What differs from RunConfig's defaults."""
+    """The fields that differ from RunConfig's defaults."""
     if card.recipe.config is None:
         return None
-    away = card.recipe.config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
-    return Verbatim(yaml_text({"n_layers": card.recipe.depth, **away}).rstrip())
+    differing = card.recipe.config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+    return Verbatim(yaml_text({"n_layers": card.recipe.depth, **differing}).rstrip())
 
 
 def _inert(value: Any) -> str:

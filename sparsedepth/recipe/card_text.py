@@ -1,5 +1,5 @@
-"""A card in sentences, and as a file that `train` reads with its evidence on top: written from the record alone; its
-first sentence is `conclusion`'s."""
+"""A card in sentences, and as a YAML file for `train` with its evidence in comments; its first sentence is
+`conclusion`'s."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -34,19 +34,17 @@ Statement = tuple[str, str]
 
 
 def headline(card: Card) -> list[Statement]:
-    """How sure it is, and what verifying found."""
-    verification = card.held_out.verification
-    verified = "none yet: `sparsedepth recipe verify` trains it on fresh seeds"
-    if verification:
-        verified = verification_text(card, verification)
-    return [
-        (f"Grade {card.grade}" if card.grade else "Evidence", grade_text(card)),
-        *([("Verification", verified)] if verification or card.recipe.changes else []),
-    ]
+    """Grade and verification."""
+    lines = [(f"Grade {card.grade}" if card.grade else "Evidence", grade_text(card))]
+    if card.held_out.verification:
+        lines.append(("Verification", verification_text(card, card.held_out.verification)))
+    elif card.recipe.changes:
+        lines.append(("Verification", "none yet; `sparsedepth recipe verify` trains it on fresh seeds"))
+    return lines
 
 
 def statements(card: Card) -> list[Statement]:
-    """Beside the rule and the settings tried: grade, verification, the changes together, tests, domain."""
+    """All but the rule and the settings tested: grade, verification, the changes together, tests, domain."""
     recipe, holdout = card.recipe, card.held_out.depth_test
     return [
         *headline(card),
@@ -58,14 +56,14 @@ def statements(card: Card) -> list[Statement]:
 
 
 def card_text(card: Card, width: int | None = None) -> str:
-    """The card for a terminal: the rule, what was measured beside it, grade and verification; a table of the settings
-    tried; the held-out test; where it holds. The evidence in sentences, and the runs, are on the card's page."""
+    """The card for a terminal: rule, measured configurations, grade and verification, settings tested, held-out test,
+    domain. The evidence in sentences, and the runs, are on the card's page."""
     width = width or render.terminal_width()
     recipe = card.recipe
-    last = [
+    closing = [
         *([f"Together: {stack_text(recipe)}"] if recipe.changes else []),
         *([f"Diverged: {counted(recipe.n_diverged, 'run')} of {len(recipe.run_ids)}"] if recipe.n_diverged else []),
-        f"Valid for: {valid_for(recipe.domain)} (full list: the card that -o writes).",
+        f"Valid for: {valid_for(recipe.domain)} (full list: in the card that -o writes).",
     ]
     parts = [
         textwrap.fill(rule_text(card), width, break_on_hyphens=False),
@@ -73,13 +71,13 @@ def card_text(card: Card, width: int | None = None) -> str:
         render.wrapped((f"{heading}: {text}" for heading, text in headline(card)), width),
         settings_text(card, width),
         _holdout_text(card, width),
-        render.wrapped(last, width),
+        render.wrapped(closing, width),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
 
 def _holdout_text(card: Card, width: int) -> str:
-    """What the held-out test predicted, in a table, and its outcome; '' where none was made."""
+    """The held-out test: outcome, table of predictions, scores; '' without one."""
     holdout = card.held_out.depth_test
     if holdout is None:
         return ""
@@ -112,20 +110,20 @@ def _end(value: int | float) -> str:
 
 
 def stack_text(recipe: Recipe) -> str:
-    """Whether the recommended changes were run together, and what came of it."""
+    """How the recommended changes do together."""
     stack = recipe.stack
     if stack is None:
-        return "one change: nothing to stack" if recipe.changes else "no change recommended, so none to stack"
+        return "one change, nothing to combine" if recipe.changes else "no change recommended"
     if stack.against_baseline is None and stack.against_best is None:
-        return "stack not run: the changes were tested one by one and may interact"
+        return "not run together: the changes were tested one by one and may interact"
     baseline, best = comparison_text(stack.against_baseline), comparison_text(stack.against_best)
-    return f"stack run: against the baseline {baseline}; against the best single change, {stack.best}, {best}"
+    return f"run together: against the baseline {baseline}; against the best single change, {stack.best}, {best}"
 
 
 def comparison_text(contrast: Contrast | None) -> str:
-    """'better: -0.1 nat/token (...), 3 pairs': the changes together against a rival."""
+    """'better: -0.1 nat/token (...), 3 pairs': the changes together against the baseline or the best change."""
     if contrast is None:
-        return "not compared (it has no run with the same seed)"
+        return "not compared (no run with the same seed)"
     if contrast.n_diverged:
         return f"worse ({contrast.n_diverged} of the runs diverged)"
     return f"{comparison_of(contrast)}: {gain_text(contrast, 'pair')}"
@@ -138,99 +136,96 @@ def gain_text(gain: Contrast | None, noun: str = "seed") -> str:
 
 
 def holdout_statements(holdout: Holdout, recipe: Recipe) -> list[Statement]:
-    """The held-out test with its outcome, each setting's prediction, how good they were, and last all scores."""
-    advised = " and ".join(holdout.changes)
+    """The held-out test with its outcome, each setting's prediction, the prediction error, and last all scores."""
+    recommended = " and ".join(holdout.changes)
     gain = holdout.gain and estimate_text(holdout.gain.effect, holdout.gain.unit)
-    outcome = holdout.outcome if advised else "no recommendation to confirm"
+    outcome = holdout.outcome if recommended else "no recommendation to confirm"
     test = (
-        f"fitted on {holdout.axis} {', '.join(map(str, holdout.fitted_on))}, which advise "
-        f"{advised or f'no change ({holdout.abstained})'} {held_at(holdout)}: "
+        f"fitted on {holdout.axis} {', '.join(map(str, holdout.fitted_on))}, which recommend "
+        f"{recommended or f'no change ({holdout.abstained})'} {held_at(holdout)}: "
         f"{outcome}" + (f"; there it changed {holdout.objective} by {gain}" if gain else "")
     )
-    predicted = [(prediction.candidate, prediction.measured) for prediction in holdout.predictions]
-    lines = [("Held-out test", test), *(("Predicted", _prediction_text(*pair)) for pair in predicted)]
-    right = "none to order" if holdout.decision_accuracy is None else f"{holdout.decision_accuracy:.0%}"
-    between = ["", ""]
-    if holdout.error_interval:
-        between[0] = "95% interval {:.3g} to {:.3g}, ".format(*holdout.error_interval)
-    if holdout.accuracy_interval:
-        between[1] = "95% interval {:.0%} to {:.0%}, ".format(*holdout.accuracy_interval)
-    by_naive = "none"
-    if holdout.decisions_right_by_naive is not None and holdout.n_decisions:
-        by_naive = f"{holdout.decisions_right_by_naive / holdout.n_decisions:.0%}"
-    scores = (
-        f"error {number_text(holdout.error, '')} ({between[0]}of predicting no effect "
-        f"{number_text(holdout.error_of_no_effect, '')}, of {holdout.naive or 'no setting'} alone "
-        f"{number_text(holdout.error_of_naive, '')}) {holdout.unit}; signs right {holdout.signs_right} of "
-        f"{holdout.n_signs} that are distinguishable; decision accuracy {right} ({between[1]}of "
-        f"{holdout.naive or 'no setting'} alone {by_naive}) over "
-        f"{counted(holdout.n_decisions, 'pair')} of {counted(holdout.n_configurations, 'configuration')}; regret "
-        f"{number_text(holdout.regret, '')} against the best configuration there (the baseline's "
-        f"{number_text(holdout.regret_of_baseline, '')})"
-    )
+    lines = [("Held-out test", test)]
+    lines += [("Predicted", _prediction_text(p.candidate, p.measured)) for p in holdout.predictions]
     lines.append(("Prediction error", prediction_text(holdout)))
     if holdout.changes != tuple(change.contrast.setting for change in recipe.changes):
-        otherwise = "all runs together advise otherwise than the shallower ones did"
-        lines.append(("Not confirmed", f"{otherwise} ({advised or 'no change'})"))
-    return [*lines, ("Scores", scores)]
+        reason = f"all runs together do not recommend what the shallower ones did ({recommended or 'no change'})"
+        lines.append(("Not confirmed", reason))
+    return [*lines, ("Scores", _scores_text(holdout))]
+
+
+def _scores_text(holdout: Holdout) -> str:
+    accuracy = "unknown" if holdout.decision_accuracy is None else f"{holdout.decision_accuracy:.0%}"
+    error_interval = accuracy_interval = ""
+    if holdout.error_interval:
+        error_interval = "95% interval {:.3g} to {:.3g}; ".format(*holdout.error_interval)
+    if holdout.accuracy_interval:
+        accuracy_interval = "95% interval {:.0%} to {:.0%}; ".format(*holdout.accuracy_interval)
+    naive, naive_accuracy = holdout.naive or "no setting", "unknown"
+    if holdout.decisions_right_by_naive is not None and holdout.n_decisions:
+        naive_accuracy = f"{holdout.decisions_right_by_naive / holdout.n_decisions:.0%}"
+    return (
+        f"mean error {number_text(holdout.error, '')} ({error_interval}{number_text(holdout.error_of_no_effect, '')} "
+        f"for predicting no effect, {number_text(holdout.error_of_naive, '')} for {naive} alone) {holdout.unit}; signs "
+        f"right for {holdout.signs_right} of {holdout.n_signs} significant settings; decision accuracy {accuracy} "
+        f"({accuracy_interval}{naive_accuracy} for {naive} alone) over {counted(holdout.n_decisions, 'pair')} of "
+        f"{counted(holdout.n_configurations, 'configuration')}; regret {number_text(holdout.regret, '')} against the "
+        f"best configuration there ({number_text(holdout.regret_of_baseline, '')} for the baseline)"
+    )
 
 
 def _prediction_text(candidate: Candidate, measured: Contrast | None) -> str:
-    tested, seen = candidate.contrast, "unknown"
+    fitted, observed = candidate.contrast, "unknown"
     if measured is not None and measured.effect.mean is not None:
         lo, hi = measured.effect.lo, measured.effect.hi
-        seen = number_text(measured.effect.mean)
-        seen += "" if lo is None or hi is None else f" (95% interval {lo:+.3g} to {hi:+.3g})"
-    expected = f"{number_text(candidate.shrunk)}, shrunk of {estimate_text(tested.effect, tested.unit)}"
-    return f"{tested.setting} vs {tested.baseline}: {expected}, measured {seen}"
-
-
-def verification_sentence(card: Card, verification: Verification) -> str:
-    """What verifying said of the recipe, with the grade that it leaves."""
-    return f"Its verification {verification_text(card, verification)}; grade {card.grade}: {grade_text(card)}."
+        observed = number_text(measured.effect.mean)
+        observed += "" if lo is None or hi is None else f" (95% interval {lo:+.3g} to {hi:+.3g})"
+    predicted = f"{number_text(candidate.shrunk)}, shrunk from {estimate_text(fitted.effect, fitted.unit)}"
+    return f"{fitted.setting} vs {fitted.baseline}: {predicted}, measured {observed}"
 
 
 def verification_text(card: Card, verification: Verification) -> str:
     return (
-        f"on the fresh seeds {', '.join(map(str, verification.seeds))}: {verification.outcome}: "
+        f"on fresh seeds {', '.join(map(str, verification.seeds))}: {verification.outcome}: "
         f"{card.recipe.objective} {gain_text(verification.gain)}"
     )
 
 
 def rule_with_verification(card: Card) -> str:
-    """The recipe in a sentence; a second one says what verifying it found."""
-    verification = card.held_out.verification
-    rule = rule_text(card)
-    return f"{rule} {verification_sentence(card, verification)}" if verification else rule
+    """The recipe in a sentence, and the result of its verification in a second one."""
+    verification, rule = card.held_out.verification, rule_text(card)
+    if not verification:
+        return rule
+    return f"{rule} Verification {verification_text(card, verification)}; grade {card.grade}: {grade_text(card)}."
 
 
 def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
-    """What a folder beside the results found of their recipe, for a terminal."""
-    text = f"Recipe, tried in {folder.name}: {rule_with_verification(card)}"
+    """The recipe as verified in a folder next to the results, for a terminal."""
+    text = f"Recipe, verified in {folder.name}: {rule_with_verification(card)}"
     return textwrap.fill(text, width or render.terminal_width(), break_on_hyphens=False)
 
 
 def grade_text(card: Card) -> str:
-    """Why the grade is what it is; of an abstention, what its evidence is."""
+    """The reasons for the grade; of an abstention, its evidence."""
     evidence = card.recipe.weakness or card.recipe.unknown or IN_SAMPLE[card.recipe.grade]
     if card.recipe.place != "inside":
-        evidence = f"{card.recipe.place}, not run at {card.recipe.depth} layers; elsewhere {evidence}"
+        evidence = f"{card.recipe.place}, not run at {card.recipe.depth} layers; at other depths {evidence}"
     if not card.recipe.changes:
         return f"{evidence}; {tests_text(card)}"
     supported = card.mechanism.supported_by is not None
     proof = "supported by an intervention" if supported else "no intervention supports the mechanism"
     if passed(card.held_out.outcomes) and card.recipe.domain.is_one_scale:
-        proof += "; one width and one budget, which earn no more than C"
+        proof += "; one width and one budget, so at most grade C"
     return f"{evidence}; {tests_text(card)}; {proof}"
 
 
 def mechanism_text(card: Card) -> str:
-    """Why the mechanism has its word."""
+    """The reason for the mechanism's evidence level."""
     recipe, setting = card.recipe, card.mechanism.supported_by
     if not recipe.changes:
         return "nothing is recommended"
     if setting is None:
-        return "no intervention on one link moved that link, and the objective the recipe's way, as every change does"
+        return "no intervention moved one link of the chain, and the objective, in the direction of every change"
     proof = next(tried for tried in card.mechanism.interventions if tried.effect.setting == setting)
     return (
         f"{setting} alone makes {proof.moved.outcome} {proof.moved.verdict} and {recipe.objective} "
@@ -239,7 +234,7 @@ def mechanism_text(card: Card) -> str:
 
 
 def learning_rate_lines(rates: LearningRate) -> Iterator[str]:
-    """The values tried for each configuration, where tuned; and AdamW's time scale where weight decay varies."""
+    """The tuned values of each field; and AdamW's time scale where weight decay varies."""
     for name, values in rates.tried.items():
         yield (
             f"{name} tuned for each configuration over {_numbers(values)}; best: {_numbers(rates.best[name])}; "
@@ -247,7 +242,7 @@ def learning_rate_lines(rates: LearningRate) -> Iterator[str]:
         )
     if not rates.tried:
         used = _numbers(sorted({rate for rate, _ in rates.used})) or "unknown"
-        yield f"lr was not tuned for each configuration (lr {used}): a setting may want another"
+        yield f"lr was not tuned for each configuration (lr {used}): a setting may need a different one"
     for rate, decay in rates.used:
         scale = f"{1 / (rate * decay):.4g} steps" if decay else "infinite"
         yield f"lr {rate:g}, weight_decay {decay:g}: AdamW time scale 1/(lr weight_decay) = {scale}"
@@ -258,7 +253,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def negative_lines(card: Card) -> Iterator[str]:
-    """What was not taken, and why; what diverged; what verifying did not find needed."""
+    """Settings that are not recommended, with the reason; diverged runs; changes that verification found not needed."""
     for candidate in card.recipe.candidates:
         contrast = candidate.contrast
         if candidate.refused:
@@ -268,16 +263,16 @@ def negative_lines(card: Card) -> Iterator[str]:
     verification = card.held_out.verification
     for ingredient in verification.ingredients if verification else ():
         if ingredient.verdict != "needed":
-            yield f"on the fresh seeds {ingredient.left_out} is {ingredient.verdict}: {gain_text(ingredient.gain)}"
+            yield f"on fresh seeds {ingredient.left_out} is {ingredient.verdict}: {gain_text(ingredient.gain)}"
 
 
 def literature_lines(rows: Sequence[Compared]) -> Iterator[str]:
-    """The card beside the published tables, verdict first."""
+    """The comparison with published tables, verdict first."""
     if not rows:
-        yield "no published table compares what this card does"
+        yield "no published table tests these settings"
         return
     agree, contradict = (sum(row.verdict == verdict for row in rows) for verdict in ("agrees", "contradicts"))
-    yield f"{agree} agree, {contradict} contradict, {len(rows) - agree - contradict} cannot be compared"
+    yield f"{agree} agree, {contradict} contradict, {len(rows) - agree - contradict} not comparable"
     for row in rows:
         ours = row.knob
         if row.contrast is not None:
@@ -287,7 +282,7 @@ def literature_lines(rows: Sequence[Compared]) -> Iterator[str]:
 
 
 def to_yaml(card: Card) -> str:
-    """The RunConfig as YAML, its evidence as comments above it. The seed is left to the reader.
+    """The RunConfig as YAML without a seed, its evidence as comments above it.
 
     Raises ValueError for a recipe with no run to start from.
     """
@@ -302,7 +297,7 @@ def to_yaml(card: Card) -> str:
     }
     first = {"n_layers", *(name for change in recipe.changes for name in change.values)}
     values = dict(sorted(values.items(), key=lambda item: item[0] not in first))
-    # visible: U+0085 and U+2028, too, are line breaks to YAML, and would end a comment
+    # visible: to YAML, U+0085 and U+2028 are line breaks too, and would end a comment
     return "".join(f"{f'# {visible(line)}'.rstrip()}\n" for line in comments) + yaml_text(values)
 
 

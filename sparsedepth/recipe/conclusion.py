@@ -1,7 +1,7 @@
-"""What a card comes to, in a paragraph: the change or the baseline, its gain, its cost, and what stays unknown.
+"""The conclusion of a card in a paragraph.
 
-A recommendation says setting, lr, gain and cost, then grade and verification. An abstention says what the baseline
-reaches and costs, and below which size an improvement by one of the settings tried may have gone unseen.
+A recommendation names setting, lr, gain and cost, then grade and verification. An abstention names what the baseline
+reaches and costs, and the size of improvement that the runs could have missed.
 """
 
 import math
@@ -15,42 +15,41 @@ from sparsedepth.recipe.choose import BUDGET, comparison_of
 
 
 def rule_text(card: Card) -> str:
-    """The recipe, or the baseline; before it, where these models are no evidence about depth, a sentence that says
-    so."""
+    """The recipe, or the baseline; with a caution first where these models are no evidence about depth."""
     recipe = card.recipe
-    weak = f"No evidence about depth: {recipe.weakness}. " if recipe.weakness else ""
-    weak += f"{recipe.unknown}. " if recipe.unknown else ""
-    where = "" if recipe.place == "inside" else f" ({recipe.place} from other depths)"
-    at = f"At {counted(recipe.depth, 'layer')}{where}: " if recipe.depth else ""
+    caution = f"No evidence about depth: {recipe.weakness}. " if recipe.weakness else ""
+    caution += f"{recipe.unknown}. " if recipe.unknown else ""
+    source = "" if recipe.place == "inside" else f" ({recipe.place} from other depths)"
+    depth = f"At {counted(recipe.depth, 'layer')}{source}: " if recipe.depth else ""
     if recipe.changes:
         advice = _recommendation(card)
-    elif any(candidate.contrast.p_holm is not None for candidate in tried(recipe)):
-        reached = configuration_text(part_of(card, "baseline"), recipe)
-        advice = f"keep the baseline{f' ({reached})' if reached else ''}. {_unseen(recipe)}"
+    elif any(candidate.contrast.p_holm is not None for candidate in tested(recipe)):
+        baseline = configuration_text(part_of(card, "baseline"), recipe)
+        advice = f"keep the baseline{f' ({baseline})' if baseline else ''}. {_abstention(recipe)}"
     else:
         advice = f"no recommendation: {recipe.abstained}"
-    return f"{weak}{at or advice[0].upper()}{advice if at else advice[1:]}."
+    return f"{caution}{depth or advice[0].upper()}{advice if depth else advice[1:]}."
 
 
 def _recommendation(card: Card) -> str:
     use = " and ".join(f"{c.contrast.setting} instead of {c.contrast.baseline}" for c in card.recipe.changes)
     row, verification = part_of(card, "recommended"), card.held_out.verification
     lr = f" (lr {row.lr:g})" if row and row.lr is not None else ""
-    verified = f"{verification.outcome} on fresh seeds" if verification else "not verified on fresh seeds yet"
+    verified = f"{verification.outcome} on fresh seeds" if verification else "not yet verified on fresh seeds"
     return f"use {use}{lr}: {card.recipe.objective} {gain_and_cost(card)}. Grade {card.grade}; {verified}"
 
 
 def gain_and_cost(card: Card) -> str:
-    """What the changes gain together, or where they were not run together one by one, and what they cost."""
+    """The gain of the changes together (of each alone, if they were not run together), and their cost."""
     recipe = card.recipe
     together = recipe.stack.against_baseline if recipe.stack else None
     contrasts = [together] if together else [change.contrast for change in recipe.changes]
     sizes = [estimate_text(contrast.effect, contrast.unit) for contrast in contrasts]
-    gain, noise = sizes[0], "shrunk towards 0 by its noise"
+    gain, note = sizes[0], "after shrinkage"
     if len(contrasts) > 1:
         gain = ", ".join(f"{contrast.setting} {size}" for contrast, size in zip(contrasts, sizes, strict=True))
-        gain, noise = f"one by one, never run together: {gain}", "if they add up, shrunk towards 0 by their noise"
-    expected = f"; {recipe.expected_gain:+.3g} expected, {noise}" if recipe.expected_gain else ""
+        gain, note = f"each alone, not run together: {gain}", "after shrinkage, if the effects add up"
+    expected = f"; {recipe.expected_gain:+.3g} expected {note}" if recipe.expected_gain else ""
     return f"{gain}{expected}; {_cost_text(part_of(card, 'recommended'), part_of(card, 'baseline'))}"
 
 
@@ -63,13 +62,13 @@ def _cost_text(row: MeasuredConfiguration | None, baseline: MeasuredConfiguratio
         ("training FLOPs", row.train_flops, baseline.train_flops),
         ("training time", row.seconds, baseline.seconds),
     )
-    known = [f"{ours / theirs:.3g} x its {noun}" for noun, ours, theirs in pairs if ours and theirs]
-    return f"at {', '.join(known)}".replace("its", "the baseline's", 1) if known else "at unknown cost"
+    ratios = [f"{value / reference:.3g} x its {noun}" for noun, value, reference in pairs if value and reference]
+    return f"at {', '.join(ratios)}".replace("its", "the baseline's", 1) if ratios else "at unknown cost"
 
 
 def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str:
-    """'lr 0.003; val_loss 0.28 nat/token, 95% interval 0.2 to 0.36, 3 seeds; 248k parameters, 4e+11 FLOPs, 34 s a run
-    on cpu'; what is not known is left out."""
+    """'lr 0.003; val_loss 0.28 nat/token, 95% interval 0.2 to 0.36, 3 seeds; 248k parameters, 4e+11 FLOPs, 34 s per run
+    on CPU', without what is unknown."""
     if row is None:
         return ""
     unit = quantities.IN_RUNS[recipe.objective].unit if recipe.unit == "ln ratio" else recipe.unit
@@ -80,38 +79,32 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
         value = f"{row.mean:.3g}{f' {unit}' if unit not in ('', '1') else ''}{interval}, {counted(row.n_seeds, 'seed')}"
     cost = [f"{short(row.params)} parameters"] if row.params else []
     cost += [f"{row.train_flops:.2g} FLOPs"] if row.train_flops else []
-    cost += (
-        [f"{duration(row.seconds)} a run on {', '.join(devices(row.devices)) or 'an unknown device'}"]
-        if row.seconds
-        else []
-    )
-    others = f", but {' or '.join(f'{value:g}' for value in row.rivals)} may be better" if row.rivals else ""
-    lr = [] if row.lr is None else [f"lr {row.lr:g}{others}"]
+    if row.seconds:
+        cost.append(f"{duration(row.seconds)} per run on {', '.join(devices(row.devices)) or 'an unknown device'}")
+    rivals = " or ".join(f"{value:g}" for value in row.rivals)
+    lr = [] if row.lr is None else [f"lr {row.lr:g}{f', not distinguishable from {rivals}' if rivals else ''}"]
     return "; ".join([*lr, f"{recipe.objective} {value}", *([", ".join(cost)] if cost else [])])
 
 
-def _unseen(recipe: Recipe) -> str:
-    """'None of 4 changes was shown to help; an improvement below 0.26 to 0.29 nat/token may have gone unseen'."""
-    changes = tried(recipe)
-    better = [change for change in changes if comparison_of(change.contrast) == "better"]
-    if better:
-        return f"No change may be taken: {recipe.abstained}"
-    unfair = [change for change in changes if change.contrast.verdict_blocked_by]
-    uneven = f" ({len(unfair)} with uneven tuning)" if unfair else ""
+def _abstention(recipe: Recipe) -> str:
+    """'None of 4 changes was shown to help; improvements below 0.26 to 0.29 nat/token could have been missed'."""
+    changes = tested(recipe)
+    if any(comparison_of(change.contrast) == "better" for change in changes):
+        return f"No change is recommended: {recipe.abstained}"
+    n_uneven = sum(bool(change.contrast.verdict_blocked_by) for change in changes)
+    uneven = f" ({n_uneven} with uneven tuning)" if n_uneven else ""
     none = f"None of {counted(len(changes), 'change')} was shown to help{uneven}"
-    sizes = detectable_sizes(recipe)
+    sizes = dict.fromkeys(_two_digits(size, recipe.unit) for size in detectable_sizes(recipe))
     if not sizes:
         return none
-    ends = dict.fromkeys(_two_digits(size, recipe.unit) for size in sizes)
-    in_unit = f" {recipe.unit}" if recipe.unit not in ("", "1", "ln ratio") else ""
-    return f"{none}; an improvement below {' to '.join(ends)}{in_unit} may have gone unseen"
+    unit = f" {recipe.unit}" if recipe.unit not in ("", "1", "ln ratio") else ""
+    return f"{none}; improvements below {' to '.join(sizes)}{unit} could have been missed"
 
 
 def detectable_sizes(recipe: Recipe) -> tuple[float, ...]:
-    """The smallest and the largest effect that would have been told apart, over the settings of which nothing can be
-    told; empty where none has one."""
-    in_doubt = [c.contrast for c in tried(recipe) if comparison_of(c.contrast) == "not distinguishable"]
-    sizes = [contrast.detectable for contrast in in_doubt if contrast.detectable is not None]
+    """The smallest and the largest detectable effect of the settings that are not distinguishable from the baseline."""
+    unclear = [c.contrast for c in tested(recipe) if comparison_of(c.contrast) == "not distinguishable"]
+    sizes = [contrast.detectable for contrast in unclear if contrast.detectable is not None]
     return (min(sizes), max(sizes)) if sizes else ()
 
 
@@ -119,8 +112,8 @@ def _two_digits(value: float, unit: str) -> str:
     return f"x{math.exp(value):.3g}" if unit == "ln ratio" else f"{value:.2g}"
 
 
-def tried(recipe: Recipe) -> list[Candidate]:
-    """The settings that have pairs; those that are a budget, such as width, can be no recipe."""
+def tested(recipe: Recipe) -> list[Candidate]:
+    """The settings that have pairs, without those of a budget, such as width, which no recipe recommends."""
     return [c for c in recipe.candidates if c.contrast.has_pairs and c.contrast.knob not in BUDGET]
 
 
@@ -135,27 +128,27 @@ def prediction_text(holdout: Holdout, with_interval: bool = True) -> str:
     """'0.202 nat/token (95% interval 0.00265 to 0.401) against 0.16 for predicting no effect: failed'."""
     if holdout.prediction is None:
         return "unknown: no prediction could be compared"
-    more = f" {holdout.unit}" if holdout.unit not in ("", "1") else ""
+    details = f" {holdout.unit}" if holdout.unit not in ("", "1") else ""
     if holdout.error_interval:
         lo, hi = holdout.error_interval
-        more += f" (95% interval {lo:.3g} to {hi:.3g}{'' if lo else ', cut at 0'})"
+        details += f" (95% interval {lo:.3g} to {hi:.3g}{'' if lo else ', cut at 0'})"
     return (
-        f"{number_text(holdout.error, '')}{more if with_interval else ''} against "
+        f"{number_text(holdout.error, '')}{details if with_interval else ''} against "
         f"{number_text(holdout.error_of_no_effect, '')} for predicting no effect: {holdout.prediction}"
     )
 
 
 def tests_text(card: Card) -> str:
-    """Every held-out test that was made, with its outcome; or that none was."""
-    holdout, outcomes = card.held_out.depth_test, card.held_out.outcomes
-    made = [f"{outcomes[1]} on fresh seeds"] if outcomes[1] else []
+    """Every held-out test with its outcome, or that there was none."""
+    holdout, (depth_outcome, fresh_outcome) = card.held_out.depth_test, card.held_out.outcomes
+    tests = []
     if holdout:
-        outcome = f"recipe {outcomes[0]}" if outcomes[0] else "no recommendation to confirm"
-        made.insert(
-            0, f"held-out test {held_at(holdout)} made: {outcome}; prediction error {prediction_text(holdout, False)}"
-        )
+        outcome = f"recipe {depth_outcome}" if depth_outcome else "no recommendation to confirm"
+        tests.append(f"held-out test {held_at(holdout)}: {outcome}; prediction error {prediction_text(holdout, False)}")
+    if fresh_outcome:
+        tests.append(f"{fresh_outcome} on fresh seeds")
     grades = ", which grades A and B need" if card.recipe.changes else ""
-    return "; ".join(made) or f"no held-out test was made{grades}"
+    return "; ".join(tests) or f"no held-out test{grades}"
 
 
 def held_at(holdout: Holdout) -> str:
@@ -175,15 +168,15 @@ def valid_for(domain: Domain) -> str:
     groups = ", ".join(group for group in domain.values.get("task_group", ()) if group != "None")
     of_group = f"{' ' if len(tasks) == 1 else ' of '}{groups}" if are_tasks and groups else ""
     data = f"task {', '.join(tasks)}{of_group}" if are_tasks else f"corpus {', '.join(corpora) or 'unknown'}"
-    words = {"d_model": "width {}", "params_total": "{} parameters", "tokens_trained": "{} tokens"}
+    texts = {"d_model": "width {}", "params_total": "{} parameters", "tokens_trained": "{} tokens"}
     ranges = dict(domain.ranges)
     if are_images and "tokens_trained" in ranges and len({*ranges.get("seq_len", ())}) == 1:
         (low, high), (patches, _) = ranges["tokens_trained"], ranges["seq_len"]
-        words["tokens_trained"], ranges["tokens_trained"] = "{} images", (low / patches, high / patches)
-    sizes = [text.format(_from_to(ranges[name])) for name, text in words.items() if name in ranges]
-    on = [", ".join(devices(domain.values["device"]))] if "device" in domain.values else []
-    beyond = "text" if are_tasks else "other images" if are_images else "other text"
-    return f"{', '.join([data, *sizes, *on])}. Not evidence for {beyond} or for larger models"
+        texts["tokens_trained"], ranges["tokens_trained"] = "{} images", (low / patches, high / patches)
+    sizes = [text.format(_from_to(ranges[name])) for name, text in texts.items() if name in ranges]
+    hardware = [", ".join(devices(domain.values["device"]))] if "device" in domain.values else []
+    other_data = "text" if are_tasks else "other images" if are_images else "other text"
+    return f"{', '.join([data, *sizes, *hardware])}. Not evidence for {other_data} or for larger models"
 
 
 def devices(names: Sequence[str]) -> list[str]:

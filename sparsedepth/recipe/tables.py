@@ -1,34 +1,36 @@
-"""The tables of a card: what was measured beside the recipe, the settings tried, what a held-out test predicted."""
+"""The tables of a card: the configurations measured, the settings tested, the predictions of a held-out test."""
 
 from collections.abc import Iterable
 
 from sparsedepth import quantities
+from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.sentences import size_text
 from sparsedepth.effects.summary import (
     LEGEND,
-    against,
-    laid_out,
-    one_ratio,
-    pooled,
-    shown_setting,
-    shown_value,
+    averaging_text,
+    display_value,
+    minus,
+    ratio_cell,
+    short_setting,
+    table_page,
     title,
-    uneven_notes,
-    verdict_word,
+    tuned_text,
+    tuning_notes,
+    verdict_cell,
 )
-from sparsedepth.recipe.card import Candidate, Card, Holdout, MeasuredConfiguration
+from sparsedepth.recipe.card import Card, Holdout, MeasuredConfiguration
 from sparsedepth.recipe.conclusion import part_of
 from sparsedepth.store import render
 from sparsedepth.store.query_result import QueryResult
 
 COSTS = {"params": "params_total", "flops": "flops"}
 """Column -> basis of comparison."""
-BEST_MEASURED = "the best of all means at this depth; luck is in it, so it is no recommendation"
+BEST_MEASURED = "the best of several means, so optimistic (selection bias); not a recommendation"
 
 
 def measured_table(card: Card) -> QueryResult:
-    """The recommended configuration, the baseline and the best that was measured, in this order."""
+    """The recommended configuration, the baseline and the best measured one, in this order."""
     baseline = part_of(card, "baseline")
     rows = []
     for row in card.measured:
@@ -49,11 +51,11 @@ def cut_text(rows: Iterable[MeasuredConfiguration], objective: str) -> str:
 
 
 def measured_text(card: Card, width: int | None = None) -> str:
-    """The same for a terminal, and what the best measured is where it is another one; '' where nothing was measured."""
+    """The same for a terminal, with notes; '' where nothing was measured."""
     if not card.measured:
         return ""
-    picked = any(row.parts == ("best measured",) for row in card.measured)
-    notes = [f"best measured: {BEST_MEASURED}"] if picked else []
+    has_best = any(row.parts == ("best measured",) for row in card.measured)
+    notes = [f"best measured: {BEST_MEASURED}"] if has_best else []
     if cut := cut_text(card.measured, card.recipe.objective):
         notes.append(f"lo, hi: 95% interval over seeds{cut}")
     table = render.compact(measured_table(card), ("params", "seeds", "flops"), width)
@@ -61,51 +63,42 @@ def measured_text(card: Card, width: int | None = None) -> str:
 
 
 def settings_text(card: Card, width: int | None = None) -> str:
-    """The effect and the cost of each setting tried; under it what of the tuning was uneven, and why one that can be
-    told apart was not taken. '' where nothing was tried."""
-    settings = [candidate for candidate in card.recipe.candidates if candidate.contrast.has_pairs]
-    if not settings:
+    """The effect and the cost of each setting tested, with notes on uneven tuning and on significant settings that are
+    not recommended; '' where none was tested."""
+    candidates = [candidate for candidate in card.recipe.candidates if candidate.contrast.has_pairs]
+    if not candidates:
         return ""
-    seconds = {each.setting: each.wall_clock for each in card.matched}
-    rows = tuple(_setting_row(candidate, seconds.get(candidate.contrast.setting)) for candidate in settings)
+    contrasts = [candidate.contrast for candidate in candidates]
+    first, seconds = contrasts[0], {matched.setting: matched.wall_clock for matched in card.matched}
+    head = (
+        f"{title(first.outcome, first.unit)}; effect: setting {minus(first.unit)} baseline, all else equal"
+        f"{averaging_text(contrasts)}{tuned_text(contrasts)}",
+        f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in contrasts))}",
+    )
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")
-    cost = "params (stored), flops, time (of training, measured: as noisy as the machine was): over the baseline's"
+    rows = [_setting_row(contrast, seconds.get(contrast.setting)) for contrast in contrasts]
+    cost = "params (stored), flops, time (of training; measured time is noisy): relative to the baseline"
+    notes = tuning_notes((contrast.setting, contrast) for contrast in contrasts)
+    notes += [
+        f"not recommended: {candidate.contrast.setting}: {candidate.refused}"
+        for candidate in candidates
+        if candidate.refused and candidate.contrast.verdict != "not distinguishable"
+    ]
     optional = ("detectable", "seeds", "time", "params")
-    page = laid_out(_settings_head(settings), names, rows, optional, _notes(settings), width, LEGEND | {"flops": cost})
-    return f"Settings tried:\n{page}\n"
+    return f"Settings tested:\n{table_page(head, names, rows, optional, notes, width, LEGEND | {'flops': cost})}\n"
 
 
-def _setting_row(candidate: Candidate, seconds: float | None) -> tuple:
-    contrast, effect = candidate.contrast, candidate.contrast.effect
-    sizes = (shown_value(value, contrast.unit) for value in (effect.mean, effect.lo, effect.hi, contrast.detectable))
+def _setting_row(contrast: Contrast, seconds: float | None) -> tuple:
+    effect, unit = contrast.effect, contrast.unit
     return (
-        *sizes,
+        *(display_value(value, unit) for value in (effect.mean, effect.lo, effect.hi, contrast.detectable)),
         contrast.n_seeds,
         contrast.n_diverged or None,
-        *(one_ratio(contrast.ratios[basis]) for basis in COSTS.values()),
+        *(ratio_cell(contrast.ratios[basis]) for basis in COSTS.values()),
         seconds,
-        verdict_word(contrast),
-        shown_setting(contrast.setting),
+        verdict_cell(contrast),
+        short_setting(contrast.setting),
     )
-
-
-def _settings_head(settings: list[Candidate]) -> tuple[str, ...]:
-    contrast = settings[0].contrast
-    own = ", each at its own tuned value" if any(c.contrast.tuned.startswith("each") for c in settings) else ""
-    return (
-        f"{title(contrast.outcome, contrast.unit)}; effect: setting {against(contrast.unit)} baseline, all else equal"
-        f"{pooled(c.contrast for c in settings)}{own}",
-        f"baseline: {', '.join(dict.fromkeys(candidate.contrast.baseline for candidate in settings))}",
-    )
-
-
-def _notes(settings: list[Candidate]) -> list[str]:
-    """What of the tuning was uneven, whether or not it changes a verdict; why a setting told apart was not taken."""
-    told_apart = [c for c in settings if c.refused and c.contrast.verdict != "not distinguishable"]
-    return [
-        *uneven_notes((candidate.contrast.setting, candidate.contrast) for candidate in settings),
-        *(f"not recommended: {candidate.contrast.setting}: {candidate.refused}" for candidate in told_apart),
-    ]
 
 
 def holdout_table(holdout: Holdout) -> QueryResult:
@@ -115,8 +108,8 @@ def holdout_table(holdout: Holdout) -> QueryResult:
         fitted, measured = prediction.candidate.contrast, prediction.measured
         unit, shrunk = fitted.unit, prediction.candidate.shrunk
         predicted = None if shrunk is None else size_text(shrunk, unit, "+")
-        seen = None if measured is None else _with_interval(measured.effect, unit)
-        rows.append((_with_interval(fitted.effect, unit), predicted, seen, fitted.setting))
+        observed = None if measured is None else _with_interval(measured.effect, unit)
+        rows.append((_with_interval(fitted.effect, unit), predicted, observed, fitted.setting))
     return QueryResult(columns=("fitted", "predicted", "measured", "setting"), rows=tuple(rows))
 
 

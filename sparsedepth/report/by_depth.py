@@ -13,7 +13,7 @@ from sparsedepth.effects.sentences import estimate_text, size_text
 from sparsedepth.recipe.card import MeasuredConfiguration, Recipe
 from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.comparison_rows import comparison_rows
-from sparsedepth.recipe.conclusion import detectable_sizes, duration, tried
+from sparsedepth.recipe.conclusion import detectable_sizes, duration, tested
 from sparsedepth.recipe.tables import BEST_MEASURED, cut_text
 from sparsedepth.report.tables import Table, table_of
 from sparsedepth.store.tuning_roles import result_rows
@@ -39,7 +39,7 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
         ("best measured", BEST_MEASURED),
     ]
     text = f"What to use at each depth, by {objective}"
-    if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tried(recipe)):
+    if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tested(recipe)):
         text += f"; baseline: {', '.join(baselines)}"
     text += f"; detectable: the smallest gain that {POWER:.0%} of such sweeps would have detected"
     if any(row.rivals for _, measured in lines for row in measured):
@@ -78,7 +78,7 @@ def _interval(row: MeasuredConfiguration) -> str:
 def _gain(recipe: Recipe) -> str:
     """The gain of all changes together if they were run together, else of each; 'none shown' without changes."""
     if not recipe.changes:
-        return "none shown" if tried(recipe) else "nothing tried"
+        return "none shown" if tested(recipe) else "nothing tried"
     together = recipe.stack.against_baseline if recipe.stack else None
     gains = [together] if together else [change.contrast for change in recipe.changes]
     return "; ".join(estimate_text(gain.effect, gain.unit) for gain in gains)
@@ -91,7 +91,7 @@ def _detectable(recipe: Recipe) -> str | None:
 
 
 def _is_uneven(recipe: Recipe) -> bool:
-    return any(candidate.contrast.verdict_blocked_by for candidate in tried(recipe))
+    return any(candidate.contrast.verdict_blocked_by for candidate in tested(recipe))
 
 
 def depth_sentence(trained: pd.DataFrame, loss: str) -> str:

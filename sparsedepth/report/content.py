@@ -11,11 +11,11 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.sweep import SweepDefinition, read_definition
-from sparsedepth.effects.causal_evidence import LinkEvidence, weigh
+from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence, counted
-from sparsedepth.effects.text_report import evidence_lines, heading_of
+from sparsedepth.effects.text_report import evidence_lines, link_heading
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.card_text import headline, rule_with_verification
@@ -82,7 +82,7 @@ def content(
     objective = loss if objective == "loss" else objective
     compared = None if search else trained  # a search has no baseline
     effects = [] if compared is None else all_contrasts(without_measured_models(runs))
-    links = [] if compared is None else [link for link in weigh(compared) if link.within.rho is not None]
+    links = [] if compared is None else [link for link in chain_evidence(compared) if link.within.rho is not None]
     card = None if compared is None else recipe_card(runs, folders, depth, objective, verified)
     failures = table_of_failures(folders, runs)
     runs_table = table_of_runs(runs)
@@ -96,7 +96,7 @@ def content(
         by_depth=None if compared is None else recipes_by_depth(runs, objective),
         runs=runs_table,
         effects=table_of_effects(effects) if effects else None,
-        links=tuple((heading_of(link), tuple(evidence_lines(link))) for link in links),
+        links=tuple((link_heading(link), tuple(evidence_lines(link))) for link in links),
         failures=failures,
         methods=table_of_methods(
             [*names, *(name for link in links for name in (link.within.cause, link.within.effect))],
@@ -176,7 +176,7 @@ def summarise(
             f"{'The others' if at_depth else 'They are'}: {text}."
             f"{' Each setting has its own tuned lr, which also changes these.' if own else ''}"
         )
-    linked = sorted((link for link in links if link.word in SHOWS), key=lambda link: list(SHOWS).index(link.word))
+    linked = sorted((link for link in links if link.verdict in SHOWS), key=lambda link: list(SHOWS).index(link.verdict))
     sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
     sentences += [f"{caution}." for caution in ([] if trained is None else cautions(trained))]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
@@ -208,7 +208,7 @@ def _link_sentence(evidence: LinkEvidence) -> str:
         f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
         f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')} of "
         f"{counted(link.n_units, 'combination')} of settings): "
-        f"{SHOWS[evidence.word]}."
+        f"{SHOWS[evidence.verdict]}."
     )
 
 

@@ -50,32 +50,32 @@ def scan_table(scan: Sequence[tuple[int, Fit]]) -> QueryResult:
 
 
 def heading(report: Report) -> list[str]:
-    """The law, the points, the optimum and its convergence, in a line each."""
+    """A line each for law, points, optimum and convergence."""
     fit = report.fit
-    left_out = f" ({report.n_excluded} highest losses and their ties left out)" if report.n_excluded else ""
+    excluded = f" ({report.n_excluded} highest losses and their ties excluded)" if report.n_excluded else ""
     units = ", ".join(f"{term.symbol}: {term.unit}" for term in fit.law.terms)
-    of_clusters = [_cluster_text(fit.plan.shared)] if fit.plan.shared else []
+    clusters = [_cluster_text(fit.plan.shared)] if fit.plan.shared else []
     return [
         f"{fit.law.text()}   [{units}]",
-        f"{fit.n_points} points of {report.source}{left_out}",
-        *of_clusters,
+        f"{fit.n_points} points of {report.source}{excluded}",
+        *clusters,
         f"objective 100 x MSE(ln L) = {fit.objective:.5g}; {fit.n_reached} of {fit.n_starts} starts reached it; "
         f"gradient cosine {fit.gradient:.0e}; condition number {fit.condition:.3g}",
-        "95% intervals: lo, hi by the curvature at the optimum (Student's); bootstrap_ by refits; profile_, of "
-        "exponents, by fits that hold them; '-': not known. NAME_part: what a term adds at the points' geometric mean",
+        "95% intervals: lo, hi: Student's t, from the curvature at the optimum; bootstrap_: from refits; profile_: "
+        "from the profile of an exponent; '-': unknown. NAME_part: a term's contribution at the points' geometric mean",
     ]
 
 
-def _cluster_text(of_clusters: ClusterEffect) -> str:
-    share = of_clusters.between**2 / (of_clusters.between**2 + of_clusters.within**2 or 1.0)
+def _cluster_text(clusters: ClusterEffect) -> str:
+    share = clusters.between**2 / (clusters.between**2 + clusters.within**2 or 1.0)
     return (
-        f"{of_clusters.n_clusters} clusters, each with a random effect on ln L of sd {of_clusters.between:.3g}, beside "
-        f"{of_clusters.within:.3g} within ({share:.0%} of the variance is shared); resampled as wholes"
+        f"{clusters.n_clusters} clusters with random effects on ln L: sd {clusters.between:.3g} between, "
+        f"{clusters.within:.3g} within ({share:.0%} of the variance is between); clusters are resampled whole"
     )
 
 
 def closing(report: Report) -> list[str]:
-    """What else was found out about the fit, and every warning."""
+    """Correlations, bootstrap, held-out error and warnings."""
     lines = [
         f"correlation of log {first} and log {second}: {value:.3f}"
         for (first, second), value in log_correlations(report.fit.plan).items()
@@ -84,13 +84,13 @@ def closing(report: Report) -> list[str]:
         boot = report.boot
         lines.append(
             f"bootstrap over {report.fit.plan.units}: {boot.n_converged} of {boot.n_replicates} refits converged, "
-            f"{boot.n_moved} of them to a better optimum than the one next to the fit"
+            f"{boot.n_moved} of them to a better optimum than the one nearest to the fit"
         )
     if report.held_out:
         error = report.held_out
         lines.append(
-            f"held out ({error.n_folds} folds): rmse of ln L {error.rmse:.4g}, against {error.rmse_fitted:.4g} at the "
-            f"points of the fit; mean relative error {error.mean_abs:.2%}"
+            f"held out ({error.n_folds} folds): RMSE of ln L {error.rmse:.4g}, against {error.rmse_fitted:.4g} at the "
+            f"fitted points; mean relative error {error.mean_abs:.2%}"
         )
     return [*lines, *(f"warning: {warning}" for warning in report.fit.warnings)]
 

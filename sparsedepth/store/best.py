@@ -192,7 +192,7 @@ def heading(ranking: Ranking) -> str:
     part = f", {n_shown} shown" if n_shown < ranking.n_cells else ""
     lines = (
         ranking.search.text if ranking.search else "",
-        f"{ranking.by}{unit}, {ranking.better} is better, mean over seeds {interval}:",
+        f"{ranking.by}{unit}, {ranking.better}er is better, mean over seeds {interval}:",
         f"{ranking.n_cells} configurations{depths}{part}, {ranking.n_runs} runs{diverged}",
         ranking.cost,
         ranking.caution,

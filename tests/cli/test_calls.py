@@ -133,7 +133,7 @@ def test_a_damaged_run_is_refused_by_name_or_left_out_with_a_count(tmp_path, wor
 
 def test_rows_come_as_tables(results):
     ranking = sd.best(results, depth=4, top=1)
-    assert ranking.attrs["heading"].startswith("val_loss [nat/token], low is better")
+    assert ranking.attrs["heading"].startswith("val_loss [nat/token], lower is better")
     assert list(ranking["setting"]) == ["depth_scale=lns", "baseline"] and list(ranking["rank"]) == [1, 2]
     assert ranking["val_loss"].tolist() == pytest.approx([2.71 + 0.002 / 3, 3.01])
 

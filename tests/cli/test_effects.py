@@ -74,8 +74,7 @@ def test_as_a_table(results):
 
 def test_the_learning_rate_is_asked_about_by_itself(results):
     assert (
-        "no setting was run beside its baseline at 3 learning rates"
-        in sparsedepth("effects", results, "--part", "lr")[0]
+        "no setting was run with its baseline at 3 learning rates" in sparsedepth("effects", results, "--part", "lr")[0]
     )
     assert json.loads(sparsedepth("effects", results, "--part", "lr", "--format", "json")[0]) == []
 

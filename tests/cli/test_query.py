@@ -69,7 +69,7 @@ def test_best_shows_recipe_score_and_baseline(results, more):
     out, pointer, folders = out.partition("is a difference significant, over shared seeds?")
     assert pointer and str(more) in folders and "recipe" in folders
     heading, counts, *_, first, baseline = out.splitlines()
-    assert heading.startswith("val_loss [nat/token], low is better") and "2 configurations, 4 runs" in counts
+    assert heading.startswith("val_loss [nat/token], lower is better") and "2 configurations, 4 runs" in counts
     assert "0.3" in first and "2.25" in first
     assert baseline.endswith("baseline") and "2.6" in baseline
 

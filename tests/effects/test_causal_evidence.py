@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from frames import grid
 
-from sparsedepth.effects.causal_evidence import interventions, skill, weigh, weigh_link
+from sparsedepth.effects.causal_evidence import chain_evidence, interventions, link_evidence, skill
 from sparsedepth.effects.chain_runs import ChainRuns
 
 LINK = ("residual_variance_last", "usefulness_loss_increase")
@@ -30,16 +30,16 @@ def runs_with(sparser=0.0, slope=1.0, at_24=1.0, noise=0.02, seed=0):
 
 
 def test_a_cause_was_moved_alone_and_its_effect_with_it():
-    found = weigh_link(ChainRuns(runs_with()), *LINK)
+    found = link_evidence(ChainRuns(runs_with()), *LINK)
     (tried,) = found.interventions
     assert (tried.moved.verdict, tried.effect.verdict, tried.is_alone) == ("lower", "higher", True)
-    assert found.word == "causes"
+    assert found.verdict == "causes"
 
 
 def test_an_intervention_that_moves_something_else_too_shows_nothing():
-    found = weigh_link(ChainRuns(runs_with(sparser=0.1)), *LINK)
+    found = link_evidence(ChainRuns(runs_with(sparser=0.1)), *LINK)
     assert [one.is_alone for one in found.interventions] == [False]
-    assert found.word == "predicts"
+    assert found.verdict == "predicts"
     unmeasured = runs_with().assign(attention_sparsity_rel=np.nan)
     assert not any(one.is_alone for one in interventions(ChainRuns(unmeasured), *LINK))
 
@@ -64,8 +64,8 @@ def test_skill_by_hand():
 
 def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
     runs = runs_with(slope=0.0, noise=1.0, seed=5)
-    assert weigh_link(ChainRuns(runs), *LINK).word == "not distinguishable"
-    assert [(one.cause, one.effect) for one in weigh(runs)] == [
+    assert link_evidence(ChainRuns(runs), *LINK).verdict == "not distinguishable"
+    assert [(one.cause, one.effect) for one in chain_evidence(runs)] == [
         ("weight_sparsity", "residual_variance_last"),
         ("attention_sparsity_rel", "residual_variance_last"),
         LINK,
@@ -74,7 +74,7 @@ def test_noise_earns_no_word_and_what_was_not_measured_is_absent():
 
 def test_every_scope_is_there():
     runs = runs_with().assign(val_loss=3.0)
-    assert [one.scope for one in weigh_link(ChainRuns(runs), *LINK).links] == [
+    assert [one.scope for one in link_evidence(ChainRuns(runs), *LINK).links] == [
         "pooled",
         "within depth",
         "within depth, given val_loss",

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from frames import grid, knob_of
 
-from sparsedepth.effects.causal_evidence import weigh
+from sparsedepth.effects.causal_evidence import chain_evidence
 from sparsedepth.effects.chain import (
     AT_EDGE,
     LINKS,
@@ -178,7 +178,7 @@ def test_holm_is_over_the_links_of_a_scope():
         axes, lambda config: {"usefulness_loss_increase": 0.5 + config.weight_decay * (config.weight_decay - 0.2)}
     )
     runs = runs.assign(weight_sparsity=np.arange(6.0), residual_variance_last=np.arange(6.0, 0.0, -1.0))
-    first, second = (each.links[0] for each in weigh(runs))
+    first, second = (each.links[0] for each in chain_evidence(runs))
     assert (first.p, first.p_holm, first.verdict) == (2 / 720, 4 / 720, "associated")
     assert (second.p, second.verdict) == (second.p_holm, "not distinguishable")
     assert replace(first, p_holm=0.06).verdict == "not distinguishable"

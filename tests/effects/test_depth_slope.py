@@ -47,7 +47,7 @@ def test_a_slope_contrast_by_hand():
     said = slope_sentence(found)
     assert said.startswith(
         "n_kv_heads=1 vs n_kv_heads=4: depth slope of val_loss not distinguishable: -0.02 nat/token per doubling of "
-        "n_layers (95% interval -0.0448 to +0.00484); effects above 0.031 would have been seen in 80% of such sweeps; "
+        "n_layers (95% interval -0.0448 to +0.00484); effects above 0.031 would have been detected (80% power); "
         "3 pairs of lines over n_layers 4, 8, 16, 3 seeds, 2 df, noise floor 0.016"
     )
     assert "not identified (3 depths, 4 needed)" in said

@@ -73,7 +73,7 @@ def test_what_a_choice_of_few_seeds_loses():
     assert 0.1 < mean < 0.24 < rare < 2.4
     assert mean < regret_of_choice(3)[0] < regret_of_choice(5)[0]
     text = choice_text(Noise(own=0.14), "val_loss", {"lr": 3}, 2, 6)
-    assert text.startswith("choice: lr of 3 values, chosen with 2 tuning seeds, may cost a configuration 0.0")
+    assert text.startswith("choice: choosing lr from 3 values with 2 tuning seeds may cost a configuration 0.0")
     assert "nat/token in one of 20; chosen with 6, as many as the results have, " in text
     assert "as many" not in choice_text(Noise(own=0.14), "val_loss", {"lr": 3}, 6, 6)
 

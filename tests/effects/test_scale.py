@@ -1,11 +1,11 @@
-"""Effects across scale: what persists, shrinks or reverses gets its word; decisions and transfers by hand."""
+"""Effects across scale: what persists, shrinks or reverses gets its verdict; decisions and transfers by hand."""
 
 import numpy as np
 import pytest
 from frames import config_of, grid, runs_frame
 
 from sparsedepth.effects.scale import decision_accuracy, decisions, transfers, trends
-from sparsedepth.effects.scale_text import scale_lines, scale_table, wanted
+from sparsedepth.effects.scale_text import prediction_sizes, scale_lines, scale_table
 
 WIDTHS = (32, 64, 128, 256)
 
@@ -35,7 +35,7 @@ def along(found, axis):
 
 
 @pytest.mark.parametrize(
-    ("effect", "word"),
+    ("effect", "verdict"),
     [
         (lambda x: -0.1 + 0 * x, "persists"),
         (lambda x: -0.1 + 0.03 * x, "shrinks"),
@@ -43,9 +43,9 @@ def along(found, axis):
         (lambda x: 0 * x, "undecided"),
     ],
 )
-def test_a_planted_trend_gets_its_word(effect, word):
+def test_a_planted_trend_gets_its_verdict(effect, verdict):
     trend = along(trends(worlds(effect), "val_loss", at={"parameters": 512**2 * 100}), "parameters")
-    assert trend.word == word and trend.n_seeds == 3 and len(trend.scales) == 4
+    assert trend.verdict == verdict and trend.n_seeds == 3 and len(trend.scales) == 4
     slope = (effect(1.0) - effect(0.0)) * np.log(2) / 2  # parameters go with the width squared
     assert trend.slope.lo <= slope <= trend.slope.hi and trend.slope.hi - trend.slope.lo < 0.02
     assert trend.predicted.lo <= effect(np.log(16)) <= trend.predicted.hi
@@ -53,7 +53,7 @@ def test_a_planted_trend_gets_its_word(effect, word):
 
 
 def test_two_scales_have_no_trend_and_one_has_none_at_all():
-    assert along(trends(worlds(lambda x: -0.1, WIDTHS[:2]), "val_loss"), "parameters").word == "too few scales"
+    assert along(trends(worlds(lambda x: -0.1, WIDTHS[:2]), "val_loss"), "parameters").verdict == "too few scales"
     one = worlds(lambda x: -0.1, WIDTHS[:1])
     assert not trends(one, "val_loss") and "too few scales" in list(scale_lines(one, "val_loss", None, {}))[1]
 
@@ -64,10 +64,10 @@ def test_further_seeds_at_one_scale_do_not_hide_the_trend():
     uneven = runs[(runs["seed"] < 3) | (runs["d_model"] == 64)]
     trend = along(trends(uneven, "val_loss"), "parameters")
     alone = along(trends(runs[runs["seed"] < 3], "val_loss"), "parameters")
-    assert trend == alone and (trend.word, trend.n_seeds, trend.n_pairs, len(trend.scales)) == ("shrinks", 3, 12, 4)
+    assert trend == alone and (trend.verdict, trend.n_seeds, trend.n_pairs, len(trend.scales)) == ("shrinks", 3, 12, 4)
 
 
-def test_words_are_corrected_for_how_many_settings_were_tested():
+def test_verdicts_are_corrected_for_how_many_settings_were_tested():
     """LNS alone persists with a p of 0.02 to 0.05; beside eight values of weight decay that do nothing, it is one of
     nine that were asked."""
     generator = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def test_words_are_corrected_for_how_many_settings_were_tested():
     alone = along(trends(runs[runs["weight_decay"] == 0.1], "val_loss"), "parameters")
     among = along(trends(runs, "val_loss", knob="depth_scale"), "parameters")
     assert 0.02 < alone.largest.p < 0.05 and among.largest == alone.largest
-    assert (alone.word, alone.n_tested, among.word, among.n_tested) == ("persists", 1, "undecided", 9)
+    assert (alone.verdict, alone.n_tested, among.verdict, among.n_tested) == ("persists", 1, "undecided", 9)
 
 
 def test_what_a_choice_adds_to_the_size_is_no_scale():
@@ -105,13 +105,13 @@ def test_tokens_that_follow_from_parameters_are_not_held():
     runs = worlds(lambda x: -0.1 + 0.03 * x)
     runs = runs.assign(tokens_trained=20 * runs["params_total"])
     for axis in ("parameters", "tokens"):
-        assert along(trends(runs, "val_loss"), axis).word == "shrinks"
+        assert along(trends(runs, "val_loss"), axis).verdict == "shrinks"
 
 
 def test_rough_scales_widen_a_prediction_that_seeds_alone_would_not():
     rough = {32: 0.05, 64: -0.05, 128: 0.05, 256: -0.05}
     found = along(trends(worlds(lambda x: rough[round(32 * np.exp(x))], noise=1e-4), "val_loss"), "parameters")
-    assert found.word == "undecided" and found.slope.hi - found.slope.lo > 0.05
+    assert found.verdict == "undecided" and found.slope.hi - found.slope.lo > 0.05
 
 
 def test_decisions_by_hand():
@@ -160,7 +160,7 @@ def test_the_text_and_the_table_and_a_wrong_size():
     assert "persists" in text and "predicted at 1e+08" in text and "of the compute" in text
     table = scale_table(trends(runs, "val_loss"))
     assert {"slope_lo", "word", "predicted"} <= set(table.columns) and len(table.rows) == 2
-    assert wanted(["tokens per parameter=20"]) == {"tokens per parameter": 20}
+    assert prediction_sizes(["tokens per parameter=20"]) == {"tokens per parameter": 20}
     for text in ("width=3", "parameters", "tokens=-1"):
         with pytest.raises(ValueError, match="must be a size"):
-            wanted([text])
+            prediction_sizes([text])

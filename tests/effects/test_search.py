@@ -129,7 +129,7 @@ def test_noise_is_not_believed(searched):
     noise = runs.assign(val_loss=np.random.default_rng(1).standard_normal(len(runs)))
     fitted = surrogate(proposals(noise, search), search, "val_loss")
     assert fitted.skill < 0.2
-    assert "not believed" in "\n".join(search_lines(noise, search, "val_loss"))
+    assert "partial dependence unreliable" in "\n".join(search_lines(noise, search, "val_loss"))
     assert surrogate(proposals(runs.head(5), search), search, "val_loss") is None
     assert not importances(proposals(runs.head(5), search), search, "val_loss")
 

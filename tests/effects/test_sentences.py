@@ -44,7 +44,7 @@ def test_divergence_and_missing_numbers_are_said():
     runs = runs_with(lambda lns, seed: {"val_loss": 3.0 - lns, "causal_score": None})
     runs.loc[(runs["depth_scale"] == "lns") & (runs["seed"] > 0), "outcome"] = "diverged"
     assert (
-        "(no interval from so few); no effect would have been seen: too few seeds; 1 pair, 1 seed, no noise floor (one "
+        "(too few for an interval); too few seeds to detect any effect; 1 pair, 1 seed, no noise floor (one "
         "seed); diverged: 2 of the setting, 0" in contrast_sentence(only(runs, "val_loss"))
     )
     unknown = contrast_sentence(only(runs, "causal_score"))
@@ -59,7 +59,7 @@ def test_links():
     one = Link(cause="usefulness", effect="val_loss", scope="pooled", **numbers, **counts)
     assert link_text(one) == (
         "pooled: associated: rho -0.50 (95% interval -0.80 to -0.10), Holm p 0.03; 24 runs of 8 combinations; "
-        "left out: 0 not measured, 1 diverged"
+        "excluded: 0 not measured, 1 diverged"
     )
 
 
@@ -87,8 +87,8 @@ def test_a_question_without_rows_is_one_line_and_exit_2(tmp_path, capsys):
     assert streams.err.startswith("no two of these 1 runs differ in n_kv_heads alone")
 
 
-def test_fields_that_change_together_are_not_ascribed_to_one(tmp_path, capsys):
+def test_no_effect_is_attributed_to_one_of_the_fields_that_change_together(tmp_path, capsys):
     for decay, lr in ((0.0, 1e-3), (0.3, 5e-4)):
         make_run(tmp_path, RunConfig(weight_decay=decay, lr=lr), {"val_loss": 3.0})
     assert answer([str(tmp_path)], "lr", ("val_loss",), "the claim") == 2
-    assert capsys.readouterr().err == "weight_decay and lr change only together: no effect can be ascribed to lr\n"
+    assert capsys.readouterr().err == "weight_decay and lr change only together: no effect can be attributed to lr\n"

@@ -39,7 +39,7 @@ def test_an_interaction_by_hand():
         12,
     )
     assert interaction.alone.effect.mean == pytest.approx(-0.25)
-    assert interaction.beside.effect.mean == pytest.approx(0.0)
+    assert interaction.combined.effect.mean == pytest.approx(0.0)
     assert interaction.by_seed == pytest.approx((0.25, 0.25))
     assert interaction.effect.n == 2
 
@@ -67,15 +67,15 @@ def test_two_settings_have_one_interaction_whichever_is_asked_for():
     of_scale = setting_interactions(runs, "val_loss", "depth_scale")
     assert len(both) == len(of_gate) == len(of_scale) == 2
     assert [each.effect.mean for each in of_gate] == pytest.approx([each.effect.mean for each in of_scale])
-    assert [each.text for each in of_gate] == ["residual_gate=layerscale beside depth_scale=lns"] * 2
-    assert [each.text for each in of_scale] == ["depth_scale=lns beside residual_gate=layerscale"] * 2
+    assert [each.text for each in of_gate] == ["residual_gate=layerscale with depth_scale=lns"] * 2
+    assert [each.text for each in of_scale] == ["depth_scale=lns with residual_gate=layerscale"] * 2
 
 
 def test_seeds_that_only_one_side_has_do_not_count():
     runs = crossed(superfluous, 5)
     gone = (runs["seed"] > 2) & (runs["depth_scale"] == "lns") & (runs["residual_gate"] == "layerscale")
     for each in setting_interactions(runs[~gone], "val_loss"):
-        assert len(each.by_seed) == each.alone.n_seeds == each.beside.n_seeds == 3
+        assert len(each.by_seed) == each.alone.n_seeds == each.combined.n_seeds == 3
 
 
 def test_where_nothing_was_run_alone_there_is_no_interaction():
@@ -101,7 +101,7 @@ def test_a_knob_that_moves_a_size_as_well_is_one_to_stand_beside():
         for activation, d_ff in [("swiglu", 64), ("relu2", 96)]
     )
     (interaction,) = setting_interactions(pd.concat([gated, squared], ignore_index=True), "val_loss", "depth_scale")
-    assert interaction.text == "depth_scale=lns beside d_ff=96, activation=relu2"
+    assert interaction.text == "depth_scale=lns with d_ff=96, activation=relu2"
     assert interaction.alone.effect.mean == pytest.approx(-0.1)
     assert interaction.effect.mean == pytest.approx(-0.4)
 
@@ -109,12 +109,12 @@ def test_a_knob_that_moves_a_size_as_well_is_one_to_stand_beside():
 def test_table_and_sentences_name_both_sides():
     runs = crossed(superfluous)
     table = "\n".join(summary.knob_lines(runs, "val_loss"))
-    assert "Does an effect on val_loss depend on what else is set?" in table
-    assert "depth_scale=lns" in table.partition("depend on what else")[2]
+    assert "Does an effect on val_loss depend on the other settings?" in table
+    assert "depth_scale=lns" in table.partition("depend on the other settings")[2]
     sentences = "\n".join(text_report.knob_lines(runs, "val_loss"))
-    assert "effect beside" in sentences and "less that alone" in sentences
+    assert "effect combined with" in sentences and "minus effect alone" in sentences
 
 
 def test_a_sweep_without_a_cross_prints_no_such_table():
     runs = crossed(superfluous, residual_gate=["none"])
-    assert "depend on what else" not in "\n".join(summary.knob_lines(runs, "val_loss"))
+    assert "depend on the other settings" not in "\n".join(summary.knob_lines(runs, "val_loss"))

@@ -7,9 +7,9 @@ from frames import grid
 
 from sparsedepth.effects.all_effects import measure_effects, measure_slopes
 from sparsedepth.effects.intervals import estimate
-from sparsedepth.effects.summary import chain_lines, effects_text, verdict_word
+from sparsedepth.effects.summary import chain_lines, effects_text, verdict_cell
 
-TUNED = "each at its own lr (0.001 -> 0.003)"
+TUNED = "each at its own tuned lr (0.001 -> 0.003)"
 
 
 def effects(outcome="val_loss", effect=-0.5, **changes):
@@ -25,18 +25,18 @@ def one_line(text):
 
 
 def test_lr_is_named_where_each_side_has_its_own_and_did_not_choose_by_the_outcome():
-    assert "what lr does" not in one_line(effects_text(effects(tuned=TUNED)))
-    assert "what lr does" not in one_line(effects_text(effects("residual_variance_last")))
+    assert "includes the effect of lr" not in one_line(effects_text(effects(tuned=TUNED)))
+    assert "includes the effect of lr" not in one_line(effects_text(effects("residual_variance_last")))
     variance = one_line(effects_text(effects("residual_variance_last", tuned=TUNED)))
-    assert "what lr does to residual_variance_last is in it (at equal lr: --detail)" in variance
-    assert "a ratio above it, or below 1 over it" in variance
+    assert "so it includes the effect of lr on residual_variance_last (at equal lr: --detail)" in variance
+    assert "a ratio above it, or below its inverse" in variance
 
 
 @pytest.mark.parametrize(("effect", "verdict"), [(-0.5, "uneven tuning"), (0.0, "uneven tuning")])
-def test_uneven_tuning_is_marked_whether_or_not_it_bars_a_verdict(effect, verdict):
+def test_uneven_tuning_is_marked_whether_or_not_it_withholds_a_verdict(effect, verdict):
     text = one_line(effects_text(effects(effect=effect, tuning_flaw="the best lr is the highest tried")))
     assert verdict in text
-    assert "uneven tuning, so no verdict (depth_scale=lns at n_layers=12): the best lr is the highest tried" in text
+    assert "uneven tuning, verdict withheld (depth_scale=lns at n_layers=12): the best lr is the highest tried" in text
 
 
 def test_a_verdict_says_why_there_is_none():
@@ -47,7 +47,7 @@ def test_a_verdict_says_why_there_is_none():
         "few seeds": replace(measured, effect=replace(unknown, mean=0.1, n=1)),
         "unmeasured": replace(measured, effect=unknown),
     }
-    assert {word: verdict_word(contrast) for word, contrast in verdicts.items()} == {word: word for word in verdicts}
+    assert {cell: verdict_cell(contrast) for cell, contrast in verdicts.items()} == {cell: cell for cell in verdicts}
 
 
 def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
@@ -60,11 +60,11 @@ def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
     assert line.endswith("(intervals: --detail): depth_scale=lns higher (+0.3) at n_layers=24")
 
 
-def test_a_mean_over_what_else_was_set_is_called_one():
+def test_a_mean_over_other_settings_is_called_one():
     assert "averaged" not in effects_text(effects(), 120)
     axes = {"depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
     crossed = grid(axes, lambda config: {"val_loss": 3 + 0.01 * config.seed})
-    assert "at equal tokens, averaged over what else was set" in effects_text(measure_effects(crossed), 120)
+    assert "at equal tokens, averaged over the other settings" in effects_text(measure_effects(crossed), 120)
 
 
 def test_a_loss_is_of_an_image_where_the_corpus_holds_images():
@@ -72,7 +72,7 @@ def test_a_loss_is_of_an_image_where_the_corpus_holds_images():
     runs = grid(axes, lambda config: {"val_loss": 1 + 0.1 * config.seed}).assign(corpus="images:digits")
     assert {c.unit for c in measure_effects(runs)} == {"nat/image"}
     assert {slope.unit for slope in measure_slopes(runs)} == {"nat/image per doubling of n_layers"}
-    assert effects_text(measure_effects(runs), 120).startswith("val_loss [nat/image], low is better")
+    assert effects_text(measure_effects(runs), 120).startswith("val_loss [nat/image], lower is better")
     assert {c.unit for c in measure_effects(runs.assign(corpus="stdlib"))} == {"nat/token"}
 
 
@@ -83,7 +83,7 @@ def test_the_chain_says_why_it_has_no_interval():
     )
     (table,) = chain_lines(runs)
     assert "of 2 combinations of settings" in one_line(table)
-    assert "no interval of 2 combinations, 6 are needed" in one_line(table)
+    assert "no interval: 2 combinations of settings, 6 are needed" in one_line(table)
     rows = [line.split() for line in table.splitlines() if line.startswith("usefulness ")]
     assert [row[-3:] for row in rows] == [["none", "too", "few"]]
     assert "lo" not in table.split("verdict\n")[0].splitlines()[-1].split()

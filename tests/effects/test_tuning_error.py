@@ -18,7 +18,7 @@ from sparsedepth.effects.intervals import t_interval
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.pairs import EQUAL_LR, pairs
 from sparsedepth.effects.sentences import effect_text
-from sparsedepth.effects.tuning_error import terms, tuning_of
+from sparsedepth.effects.tuning_error import choice_variances, tuning_of
 from sparsedepth.recipe.choose import derive, reason_against
 from sparsedepth.store.tuning_roles import Tuning, tuning_columns
 
@@ -103,7 +103,7 @@ def test_what_choosing_adds_grows_with_the_roughness():
     for rough in (0.0, 0.08):
         runs = world(3, rough=rough)
         rows = pairs(runs, knob_of(runs, "depth_scale"), "val_loss")
-        added[rough] = sum(term.variance for term in terms(rows))
+        added[rough] = sum(term.variance for term in choice_variances(rows))
     assert added[0.0] < 2 * 0.02**2 and 2 * 0.04**2 < added[0.08] < 2 * 0.1**2
 
 
@@ -115,7 +115,7 @@ def test_a_slope_weighs_the_depths_by_hand():
     rows = rows.assign(**dict.fromkeys(["tuning_df", "tuning_df_baseline"], 5.0))
     weights = slope_weights(rows)
     assert weights.tolist() == [-0.5, 0.5, -0.5, 0.5]
-    assert [term.variance for term in terms(rows, weights)] == [pytest.approx(0.02)] * 2
+    assert [term.variance for term in choice_variances(rows, weights)] == [pytest.approx(0.02)] * 2
 
 
 @pytest.mark.parametrize("beyond", [0.04, 0.08, 0.12])
@@ -126,9 +126,7 @@ def test_a_baseline_whose_optimum_lies_beyond_the_grid_bars_a_recommendation(bey
     assert recipe.abstained and not recipe.changes
     assert all("uneven tuning" in reason or "not distinguishable" in reason for reason in reasons)
     contrast = recipe.candidates[0].contrast
-    assert (
-        contrast.tuning_flaw == "the best lr of the baseline is the highest tried (0.012): a better one may lie beyond"
-    )
+    assert contrast.tuning_flaw == "the baseline's best lr is the highest tried (0.012): a better one may lie beyond it"
     assert contrast.tuning_flaw in effect_text(contrast)
     assert {candidate.contrast.verdict for candidate in recipe.candidates} == {"not distinguishable"}
 
@@ -164,7 +162,7 @@ def test_each_at_its_own_lr_and_at_equal_lr():
     by_basis = contrasts_on_bases(runs, knob, "val_loss")
     ((own,), (equal,)) = by_basis["tokens"], by_basis[EQUAL_LR]
     assert own.effect.mean == pytest.approx(-0.1) and own.effect.n == 3
-    assert "each at its own lr (0.0015 -> 0.003)" in effect_text(own)
+    assert "each at its own tuned lr (0.0015 -> 0.003)" in effect_text(own)
     assert equal.effect.mean == pytest.approx(-0.05) and (equal.effect.n, equal.n_seeds) == (3, 3)
     assert "both at lr 0.0015" in effect_text(equal) and not equal.tuning_flaw
 
@@ -186,14 +184,14 @@ def test_a_depth_without_results_yet_is_not_compared_with_another():
 def test_an_end_of_the_grid_is_named_with_its_side():
     runs, knob = by_hand([3.0, 3.1, 3.3], [2.95, 2.9, 3.0])
     (contrast,) = contrasts(runs, knob, "val_loss")
-    assert contrast.tuning_flaw.startswith("the best lr of the baseline is the lowest tried (0.0015)")
+    assert contrast.tuning_flaw.startswith("the baseline's best lr is the lowest tried (0.0015)")
     # an interval that excludes 0 is no verdict where a better baseline may lie beyond; one at equal lr is
     clear = replace(contrast, effect=t_interval(-0.1, 0.01, 4, 3), tuning_flaw="", floor=0.02, p_holm=0.01)
     flawed = replace(clear, tuning_flaw=contrast.tuning_flaw)
     assert (clear.verdict, flawed.verdict, flawed.verdict_ignoring_tuning) == ("lower", "not distinguishable", "lower")
     text = effect_text(flawed)
     assert text.startswith("val_loss not distinguishable from uneven tuning: -0.1 ") and "would have been" not in text
-    assert reason_against(flawed, "tokens").startswith("uneven tuning: the best lr of the baseline")
+    assert reason_against(flawed, "tokens").startswith("uneven tuning: the baseline's best lr")
 
 
 def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
@@ -215,7 +213,7 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     assert reason_against(clear, "tokens").startswith("uneven tuning: both at lr 0.003 (3 seeds)")
     # without runs at one lr the baseline's own curve says it
     choice = tuning_of(pairs(runs, knob, "val_loss"))
-    assert choice.expected_regret < -0.1 and choice.tuning_ambiguity.startswith("lr 0.006 of the baseline was chosen ")
+    assert choice.expected_regret < -0.1 and choice.tuning_ambiguity.startswith("the baseline's lr 0.006 was chosen ")
     # what is left of an effect decides: .2 of .3 at an error of .02 stands, .01 does not
     assert replace(clear, expected_regret=-0.1).verdict == "lower" == replace(clear, expected_regret=0.1).verdict
     assert replace(clear, expected_regret=-0.29).verdict_blocked_by == clear.tuning_ambiguity
@@ -242,7 +240,7 @@ def test_the_seeds_that_chose_are_counted_in_a_doubt():
     assert {*bad["lr"]} == {0.006} and bad["tuning_excess"].iloc[0] > 0.05 and {*bad["tuning_n_seeds"]} == {2}
     rows = pairs(runs, knob_of(runs, "depth_scale"), "val_loss")
     doubt = tuning_of(rows[rows["cell_id_baseline"] == bad["cell_id"].iloc[0]]).tuning_ambiguity
-    assert doubt.startswith("lr 0.006 of the baseline was chosen with 2 seeds, which cannot tell it from")
+    assert doubt.startswith("the baseline's lr 0.006 was chosen with 2 seeds, which cannot distinguish it from")
 
 
 def test_a_finer_grid_on_one_side_is_named():
@@ -255,7 +253,7 @@ def test_a_finer_grid_on_one_side_is_named():
     names = [name for name in runs.columns if not name.startswith("tun")]
     more = with_tuning(pd.concat([runs[names], runs_frame(finer)[names]], ignore_index=True))
     (contrast,) = contrasts(more, knob, "val_loss")
-    assert contrast.tuning_flaw == "5 values of lr were tried around the best of the setting, 3 of the baseline"
+    assert contrast.tuning_flaw == "5 values of lr were tried around the setting's best, 3 around the baseline's"
     (alike,) = contrasts(runs, knob, "val_loss")
     assert alike.tuning_flaw == ""
 
@@ -264,7 +262,7 @@ def test_other_outcomes_take_no_variance_of_the_loss():
     runs = world(3, rough=0.08).assign(usefulness=lambda rows: 0.5 + 0.01 * rows["seed"])
     (contrast,) = contrasts(runs, knob_of(runs, "depth_scale"), "usefulness")
     assert contrast.effect.lo == pytest.approx(contrast.effect.hi, abs=0.2)
-    assert contrast.tuned.startswith("each at its own lr (")
+    assert contrast.tuned.startswith("each at its own tuned lr (")
 
 
 def test_nothing_was_tuned_nothing_is_said():

@@ -110,7 +110,7 @@ def test_a_name_with_dollars_is_no_formula():
 def test_the_lr_of_both_sides_stands_beside_the_variance_where_it_differs(store):
     """lr moves the variance as well, so its ratio is no evidence of the setting alone."""
     contrast = next(each for each in effects_of(store.runs, find_knobs(store.runs), forest.VARIANCE))
-    apart, same = (replace(contrast, tuned=f"each at its own lr ({lr} -> 0.006)") for lr in (0.003, 0.006))
+    apart, same = (replace(contrast, tuned=f"each at its own tuned lr ({lr} -> 0.006)") for lr in (0.003, 0.006))
     assert (forest.lr_change(contrast), forest.lr_change(apart), forest.lr_change(same)) == ("", "0.003 → 0.006", "")
     for shown, is_named in ((apart, True), (same, False)):
         rows = [forest.Row(label="lns", contrast=shown)]

@@ -88,7 +88,7 @@ def test_a_card_opens_with_setting_gain_cost_grade_and_what_was_measured_beside_
     assert lines[0].startswith("At 24 layers: use ")
     opening = " ".join(lines[: lines.index("")])
     assert " (lr 0.001): val_loss -0.0" in opening and "at 1 x the baseline's parameters, " in opening
-    assert opening.endswith("1 x its training time. Grade C; not verified on fresh seeds yet.")
+    assert opening.endswith("1 x its training time. Grade C; not yet verified on fresh seeds.")
     names, _, *rows = lines[
         lines.index("") + 1 : lines.index(next(line for line in lines if line.startswith("Grade ")))
     ]
@@ -116,9 +116,7 @@ def test_changes_that_were_not_run_together_gain_one_by_one(card):
     apart = card.model_copy(update={"recipe": card.recipe.model_copy(update={"stack": stack})})
     gain, expected, cost = gain_and_cost(apart).split("; ")
     first, second = (change.contrast for change in card.recipe.changes)
-    assert (
-        gain.startswith(f"one by one, never run together: {first.setting} -0.0") and f", {second.setting} -0.0" in gain
-    )
+    assert gain.startswith(f"each alone, not run together: {first.setting} -0.0") and f", {second.setting} -0.0" in gain
     assert expected == f"{card.recipe.expected_gain:+.3g} expected, if they add up, shrunk towards 0 by their noise"
     assert cost.startswith("at ")
 
@@ -213,7 +211,7 @@ def test_tuning_is_told_with_what_was_tried():
 def test_held_out_depth_slopes_negative_and_provenance(card):
     assert card.held_out.depth_outcome == "confirmed" and card.held_out.depth_test.fitted_on == (12, 16)
     assert card.held_out.depth_test.decision_accuracy > 0.8
-    assert stack_text(card.recipe).startswith("stack run: against the baseline better")
+    assert stack_text(card.recipe).startswith("run together: against the baseline better")
     assert [one.at_setting.depths for one in card.depth_slopes] == [(12, 16, 24)] * 3
     assert "depth slope of val_loss" in card_markdown(card)
     assert any(line.startswith("n_kv_heads=1 vs n_kv_heads=4: not distinguishable") for line in negative_lines(card))
@@ -235,7 +233,7 @@ def test_an_intervention_earns_a_word_of_its_own(runs, card):
     assert card.mechanism.supported_by == "depth_scale=lns" and card.mechanism.word == "intervention-backed"
     assert (card.grade, grade_text(card).rpartition("; ")[2]) == (
         "C",
-        "one width and one budget, which earn no more than C",
+        "one width and one budget, so at most grade C",
     )
     (lns,) = card.mechanism.interventions
     assert lns.intervention.moves == lns.moved.outcome == "residual_variance_last"
@@ -271,7 +269,7 @@ def test_advice_that_the_shallower_runs_did_not_give_is_not_confirmed(runs):
     card = build_card(late, derive(late), hold_out(late, 24))
     assert len(card.recipe.changes) == 3
     assert card.held_out.depth_outcome == "not confirmed" and card.grade == "C"
-    assert "advise otherwise" in dict(holdout_statements(card.held_out.depth_test, card.recipe))["Not confirmed"]
+    assert "do not recommend what" in dict(holdout_statements(card.held_out.depth_test, card.recipe))["Not confirmed"]
 
 
 def test_a_card_survives_its_file_and_refuses_what_is_none(card, tmp_path):
@@ -304,7 +302,9 @@ def test_an_abstention_has_a_card_too():
     assert (card.grade, card.recipe.grade, card.mechanism.word) == (None, "C", None)
     page = card_markdown(card)
     assert page.startswith("# Recipe card: no recommendation, version 1\n")
-    assert "Earned word: **none** (nothing is recommended)" in page and "**none**: nothing is recommended, so" in page
+    assert (
+        "Evidence level: **none** (nothing is recommended)" in page and "**none**: nothing is recommended, so" in page
+    )
     assert not any(line.startswith("Grade") for line in card_text(card).splitlines())
 
 
@@ -329,8 +329,8 @@ def test_an_abstention_says_what_the_baseline_reaches_and_what_could_not_be_seen
     seen = f"{candidate.contrast.detectable:.2g}"
     assert rule_text(card) == (
         "At 12 layers: keep the baseline (lr 0.001; val_loss 3.01 nat/token, 95% interval 2.99 to 3.03, 3 seeds; "
-        "248k parameters, 4e+11 FLOPs, 1.5 min a run on CPU). None of 1 change was shown to help; an improvement below "
-        f"{seen} nat/token may have gone unseen."
+        "248k parameters, 4e+11 FLOPs, 1.5 min per run on CPU). None of 1 change was shown to help; improvements below "
+        f"{seen} nat/token could have been missed."
     )
     assert valid_for(card.recipe.domain).startswith("task state_tracking S5, width 64, 248k parameters, ")
     assert valid_for(card.recipe.domain).endswith(" tokens, CPU. Not evidence for text or for larger models")
@@ -351,16 +351,16 @@ def test_a_change_that_helps_and_costs_more_is_named_with_its_reason(runs):
     dearer = runs.assign(params_total=1000 + 100 * (runs["depth_scale"] == "lns") + 100 * (runs["weight_decay"] > 0))
     card = derive_card(dearer, matched="params_total")
     assert card.recipe.abstained and "shown to help" not in rule_text(card)
-    assert "No change may be taken: " in rule_text(card)
+    assert "No change is recommended: " in rule_text(card)
     assert "depth_scale=lns: it spends more params_total than the baseline" in rule_text(card)
 
 
 def test_a_rate_that_others_rival_is_said_to_be_unsettled(card):
     baseline = part_of(card, "baseline")
-    assert "may be better" not in configuration_text(baseline, card.recipe)
+    assert "not distinguishable" not in configuration_text(baseline, card.recipe)
     rivalled = baseline.model_copy(update={"lr": 0.006, "rivals": (0.0015, 0.003)})
     assert configuration_text(rivalled, card.recipe).startswith(
-        "lr 0.006, but 0.0015 or 0.003 may be better; val_loss "
+        "lr 0.006, not distinguishable from 0.0015 or 0.003; val_loss "
     )
 
 
@@ -371,7 +371,7 @@ def test_settings_are_shown_with_what_they_store_and_whether_they_were_tuned_ali
     (row,) = [line.split() for line in lines if line.endswith("n_kv_heads=1")]
     assert (row[-5], row[-3], row[-2]) == ("0.9000", "0.8000", "-")
     assert not any("uneven" in line for line in lines)
-    flaw = "the best lr of the setting is the highest tried (0.012): a better one may lie beyond"
+    flaw = "the setting's best lr is the highest tried (0.012): a better one may lie beyond it"
     candidates = tuple(
         each.model_copy(update={"contrast": replace(each.contrast, tuning_flaw=flaw)})
         if each.contrast.setting == "n_kv_heads=1"
@@ -381,7 +381,7 @@ def test_settings_are_shown_with_what_they_store_and_whether_they_were_tuned_ali
     recipe = card.recipe.model_copy(update={"candidates": candidates})
     told = settings_text(card.model_copy(update={"recipe": recipe}), 140)
     assert "uneven tuning  n_kv_heads=1" in told
-    assert f"uneven tuning, so no verdict (n_kv_heads=1): {flaw}" in " ".join(told.split())
+    assert f"uneven tuning, verdict withheld (n_kv_heads=1): {flaw}" in " ".join(told.split())
 
 
 def test_a_held_out_test_of_an_abstention_is_told_with_its_prediction_error():
@@ -392,7 +392,7 @@ def test_a_held_out_test_of_an_abstention_is_told_with_its_prediction_error():
     card = derive_card(quiet, holdout_depth=24)
     test = card.held_out.depth_test
     assert card.recipe.abstained and not test.changes and test.prediction in ("passed", "failed", "undecided")
-    made = "held-out test at 24 layers made: no recommendation to confirm; prediction error "
+    made = "held-out test at 24 layers: no recommendation to confirm; prediction error "
     shown = f"{test.error:.3g} against {test.error_of_no_effect:.3g} for predicting no effect: {test.prediction}"
     for text in (card_text(card, 100), card_markdown(card), to_yaml(card).replace("#  ", "")):
         assert f"{made}{shown}" in " ".join(text.replace("# ", "").split())

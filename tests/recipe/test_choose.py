@@ -41,7 +41,7 @@ def test_planted_effects_are_stacked_and_the_rest_keeps_its_baseline():
         "depth_scale=lns": "",
     }
     assert recipe.grade == "C"
-    assert stack_text(recipe).startswith("stack run: against the baseline better: -0.0")
+    assert stack_text(recipe).startswith("run together: against the baseline better: -0.0")
     assert "against the best single change, depth_scale=lns, " in stack_text(recipe)
 
 
@@ -71,7 +71,7 @@ def test_the_best_of_two_good_settings_is_taken():
     recipe = derive(sweep(lambda config: -0.1 * config.weight_decay / 0.3))
     assert recipe.config == RunConfig(weight_decay=0.3)
     assert reasons(recipe)["weight_decay=0.1"] == "weight_decay=0.3 does better"
-    assert stack_text(recipe) == "one change: nothing to stack"
+    assert stack_text(recipe) == "one change, nothing to combine"
 
 
 def test_a_tuned_field_takes_the_value_that_was_best_for_what_is_chosen():
@@ -286,7 +286,7 @@ def one_at_a_time(stack_loss):
 def test_a_stack_that_was_not_run_is_called_that():
     recipe = derive(one_at_a_time(None))
     assert recipe.config == RunConfig(weight_decay=0.3, depth_scale="lns")
-    assert stack_text(recipe) == "stack not run: the changes were tested one by one and may interact"
+    assert stack_text(recipe) == "not run together: the changes were tested one by one and may interact"
 
 
 def test_a_stack_that_adds_up_is_confirmed():
@@ -324,8 +324,8 @@ def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
     for wanted in (
         "use weight_decay=0.1 instead of weight_decay=0",
         "Valid for: corpus hub:a b\\u2028norm: post, width 64",
-        "Settings tried:",
-        "Grade C: in-sample, several seeds; no held-out test was made, which grades A and B need",
+        "Settings tested:",
+        "Grade C: in-sample, several seeds; no held-out test, which grades A and B need",
         *recipe.run_ids,
     ):
         assert wanted in " ".join(comments.replace("#", " ").split()), wanted

@@ -125,7 +125,7 @@ def test_a_width_is_predicted_from_the_smaller_ones():
         assert (found.changes, found.outcome) == (("depth_scale=lns",), outcome)
         assert found.n_configurations == 4 and found.naive == "depth_scale=lns"
         said = dict(holdout_statements(found, derive(runs)))["Held-out test"]
-        assert said.startswith("fitted on d_model 64, 128, which advise depth_scale=lns at d_model=256: ")
+        assert said.startswith("fitted on d_model 64, 128, which recommend depth_scale=lns at d_model=256: ")
     with pytest.raises(ValueError, match="holdout tokens needs runs of two train_tokens or more at n_layers=12"):
         hold_out_scale(runs, "tokens")
     card = derive_card(runs, holdout="params")

@@ -121,8 +121,8 @@ def card(results):
 def test_a_verification_stands_with_its_recipe(results, card):
     with open_store(results) as store:
         said = content(store, [results], verified=verified(card, "not confirmed"))
-    verification = f"on the fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
-    assert f"Its verification {verification}" in said.summary[0] and "use depth_scale=lns" in said.summary[0]
+    verification = f"on fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
+    assert f"Verification {verification}" in said.summary[0] and "use depth_scale=lns" in said.summary[0]
     advice = advice_of(said.card)
     (text,) = [text for head, text in advice["statements"] if head == "Verification"]
     assert text.startswith(verification) and "grade" not in text

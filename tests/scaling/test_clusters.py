@@ -29,7 +29,7 @@ def test_clusters_of_an_exact_fit_share_nothing():
     report = Report(
         source="x", fit=fit(points, n_starts=4), n_excluded=0, boot=None, profiles={}, held_out=None, scan=[]
     )
-    assert "of sd 0, beside 0 within (0% of the variance is shared)" in heading(report)[2]
+    assert "sd 0 between, 0 within (0% of the variance is between)" in heading(report)[2]
 
 
 def clustered(between, noise=0.004, seed=0):
