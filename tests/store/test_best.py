@@ -107,7 +107,7 @@ def test_high_is_better_where_the_glossary_says_so(store):
     assert ranking.better == "high"
     assert columns(ranking, "weight_decay", "usefulness") == [(0.0, pytest.approx(0.35)), (0.1, pytest.approx(0.3125))]
     assert heading(ranking).startswith(
-        "usefulness [share of layers], high is better, mean over seeds with 95% interval"
+        "usefulness [share of layers], higher is better, mean over seeds with 95% interval"
     )
 
 
@@ -206,7 +206,7 @@ def test_a_loss_is_of_an_image_where_all_data_are_images(tmp_path):
         {"val_loss": 1.0},
     )
     with open_store(tmp_path) as store:
-        assert heading(best(store)).startswith("val_loss [nat/image], low is better")
+        assert heading(best(store)).startswith("val_loss [nat/image], lower is better")
 
 
 def test_two_folders_say_where_each_configuration_comes_from(tmp_path):
