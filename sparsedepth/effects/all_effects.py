@@ -1,13 +1,10 @@
-"""Every effect that a store shows: each knob at each depth on four bases, and on how the outcome runs with depth. Where
-lr was tuned, each side is at its own, and equal lr is a fifth basis.
+"""Every effect in a store: each knob at each depth on four bases, and its effect on the slope in depth. Where lr was
+tuned, each side is at its own tuned lr, and equal lr is a fifth basis.
 
-One interval and one verdict, for every page and script. Variances are moderated over all settings of an outcome,
-whatever their depth (`moderated`). Many comparisons are made at once, so that some stand out by chance: p-values are
-Holm's over all contrasts at one depth, which are what a recipe chooses from (over all depth slopes). At most 5% of
-depths without any effect have a single one called 'lower' or 'higher' on a basis. A verdict needs three things: the
-interval excludes 0, the effect exceeds the seed noise floor, and Holm's p is at most ALPHA; else it is 'not
-distinguishable', which is said with the size of effect that would have been seen (`Judged.detectable`). Where tuning
-was uneven (`intervals.Judged`), no verdict is given either, and that is the reason that is said.
+Every page and script has the same interval and verdict. Variances are moderated over all settings of an outcome, at any
+depth (`moderated`). P-values are Holm's over all contrasts at one depth, from which a recipe chooses (over all depth
+slopes): of depths without any effect, at most 5% have one called 'lower' or 'higher' on a basis. The rules of a verdict
+are in `intervals.Judged`; 'not distinguishable' comes with the detectable effect, or with what was uneven in tuning.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +17,7 @@ from sparsedepth.config.model import FILLED_FROM
 from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.holm import correct
-from sparsedepth.effects.intervals import doubt_shared_baselines, estimate, moderate
+from sparsedepth.effects.intervals import check_shared_baselines, estimate, moderate
 from sparsedepth.effects.knobs import (
     DERIVED,
     Design,
@@ -37,46 +34,47 @@ from sparsedepth.store.schema import TUNING_COLUMNS
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 DEPTH = "n_layers"
-_Place = tuple[int | None, str]
+_Key = tuple[int | None, str]
 """n_layers, setting"""
 
 
 def measure_effects(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[Contrast]:
-    """Every setting of every knob (depth last) at every depth on every basis; of one knob, with a name. All of them
-    make up the family that p-values are corrected for. A contrast without pairs: no two runs match on its basis.
+    """Every setting of every knob (depth last), or of one `knob`, at every depth on every basis; p-values are corrected
+    over all knobs. A contrast without pairs stands for a basis on which no two runs match.
 
     Raises ValueError for an outcome that is no number of `runs`, or a knob that these runs do not vary.
     """
     unit_of(outcome)
     runs = relevant_columns(runs, outcome)
     knobs = all_knobs(runs)
-    wanted = {each.name for each in choose(knobs, knob)}
+    chosen = {each.name for each in choose(knobs, knob)}
     design = design_of(runs)
     by_knob = [(each, contrasts_on_bases(runs, each, outcome, design)) for each in knobs]
     bases = dict.fromkeys(basis for _, by_basis in by_knob for basis in by_basis if basis)
-    return [effect for basis in bases for effect in family_of(by_knob, basis) if effect.knob in wanted]
+    return [effect for basis in bases for effect in family_of(by_knob, basis) if effect.knob in chosen]
 
 
 def family_of(by_knob: Sequence[tuple[Knob, Mapping[str | None, Sequence[Contrast]]]], basis: str) -> list[Contrast]:
-    """The contrasts on a basis, corrected together: one at every place where any basis, or none, has a pair.
+    """The contrasts on a basis, corrected together: one for every setting and depth with a pair on any basis.
 
-    Where the pairs are those of all else equal (None), so is the interval. Where a basis has no pair, all else equal
-    stays in the family that is corrected for, as in a recipe.
+    Pairs that also match with all else equal (None) have that interval. Where a basis has no pair, the contrast with
+    all else equal stays in the family, as in a recipe.
     """
-    strict, on_basis, template = dict[_Place, Contrast](), dict[_Place, Contrast](), dict[_Place, Contrast]()
+    strict, on_basis, template = dict[_Key, Contrast](), dict[_Key, Contrast](), dict[_Key, Contrast]()
     for knob, by_basis in by_knob:
         order = list(knob.settings)
-        found = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
-        template |= {at: found[at] for at in sorted(found, key=lambda at: (at[0] or 0, order.index(at[1])))}
+        of_knob = {(c.n_layers, c.setting): c for contrasts in by_basis.values() for c in contrasts}
+        template |= {key: of_knob[key] for key in sorted(of_knob, key=lambda key: (key[0] or 0, order.index(key[1])))}
         strict |= {(c.n_layers, c.setting): c for c in by_basis.get(None, ())}
         on_basis |= {(c.n_layers, c.setting): c for c in by_basis.get(basis, ())}
-    same = {at: c for at, c in strict.items() if at not in on_basis or on_basis[at].run_ids == c.run_ids}
-    other = {at: c for at, c in on_basis.items() if at not in same}
+    same = {key: c for key, c in strict.items() if key not in on_basis or on_basis[key].run_ids == c.run_ids}
+    other = {key: c for key, c in on_basis.items() if key not in same}
     moderated = dict(zip(strict, _moderated(list(strict.values())), strict=True))
     moderated |= zip(other, _moderated(list(other.values()), list(same.values())), strict=True)
     judged = dict(zip(moderated, _corrected(list(moderated.values())), strict=True))
     return [
-        replace(judged[at], basis=basis) if at in on_basis else _without_pairs(template[at], basis) for at in template
+        replace(judged[key], basis=basis) if key in on_basis else _without_pairs(template[key], basis)
+        for key in template
     ]
 
 
@@ -86,8 +84,8 @@ def judge(family: Sequence[Contrast]) -> list[Contrast]:
 
 
 def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> list[Contrast]:
-    """Settings borrow from settings, whatever their depth. Contrasts of depth itself borrow, too, but lend nothing:
-    each is a mean over the settings run at both depths, and less noisy than one setting's."""
+    """Settings borrow from settings at any depth. Contrasts of depth itself borrow but do not lend: each is a mean over
+    the settings run at both depths, and less noisy than one setting's."""
     lenders = [contrast for contrast in lenders if contrast.knob != DEPTH]
     settings = moderate([contrast for contrast in family if contrast.knob != DEPTH], lenders)
     depths = moderate([contrast for contrast in family if contrast.knob == DEPTH], [*settings, *lenders])
@@ -96,20 +94,21 @@ def _moderated(family: Sequence[Contrast], lenders: Sequence[Contrast] = ()) -> 
 
 
 def _corrected(moderated: Sequence[Contrast]) -> list[Contrast]:
-    """Holm's p over the contrasts of each depth; a verdict blocked that may come of a badly tuned baseline."""
-    at_depth: dict[int | None, list[int]] = {}
+    """Holm's p over the contrasts of each depth; verdicts withheld that a badly tuned baseline may explain."""
+    by_depth: dict[int | None, list[int]] = {}
     for i, contrast in enumerate(moderated):
-        at_depth.setdefault(contrast.n_layers, []).append(i)
-    judged: dict[int, Contrast] = {}
-    for places in at_depth.values():
-        corrected = correct([moderated[i] for i in places])
-        final = doubt_shared_baselines(corrected, [contrast.knob for contrast in corrected])
-        judged |= dict(zip(places, final, strict=True))
-    return [judged[i] for i in range(len(moderated))]
+        by_depth.setdefault(contrast.n_layers, []).append(i)
+    judged = list(moderated)
+    for indices in by_depth.values():
+        corrected = correct([moderated[i] for i in indices])
+        checked = check_shared_baselines(corrected, [contrast.knob for contrast in corrected])
+        for i, contrast in zip(indices, checked, strict=True):
+            judged[i] = contrast
+    return judged
 
 
 def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[Contrast]:
-    """Every setting of these knobs at every depth, all else equal, judged as one family; those without a pair are
+    """Every setting of these knobs at every depth, all else equal, judged as one family; settings without a pair are
     absent. Raises ValueError for an outcome that is no number of `runs`."""
     design = design_of(runs)
     return judge([contrast for knob in knobs for contrast in contrasts(runs, knob, outcome, design=design)])
@@ -118,15 +117,15 @@ def effects_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[
 def effects_over_depths(
     runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str, design: Design | None = None
 ) -> list[Contrast]:
-    """Every setting of these knobs over all depths together, judged as one family; those without a pair are absent.
-    `design` is that of these runs, where it is known already."""
+    """Every setting of these knobs over all depths together, judged as one family; settings without a pair are absent.
+    `design`: `design_of(runs)`, if already computed."""
     design = design or design_of(runs)
     return judge([contrast for knob in knobs for contrast in over_depths(runs, knob, outcome, design)])
 
 
 def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
     """The same setting at the same depth on a basis on which no two runs match."""
-    nothing = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing"), 0)
+    counts = dict.fromkeys(("n_seeds", "n_diverged", "n_baseline_diverged", "n_at_edge", "n_missing"), 0)
     unknown = dict.fromkeys(("baseline_mean", "noise", "floor", "p_holm"))
     return replace(
         contrast,
@@ -139,17 +138,17 @@ def _without_pairs(contrast: Contrast, basis: str) -> Contrast:
         tuned="",
         tuning_flaw="",
         expected_regret=0.0,
-        **nothing,
+        **counts,
         **unknown,
     )
 
 
 def measure_slopes(runs: pd.DataFrame, outcome: str = "val_loss", knob: str | None = None) -> list[SlopeContrast]:
-    """Every setting's slope in depth against its baseline's, corrected over all knobs; of one knob, with a name.
-    Raises as above."""
+    """Every setting's slope in depth against its baseline's (of one `knob`), corrected over all knobs. Raises as
+    `measure_effects`."""
     runs = relevant_columns(runs, outcome)
-    wanted = {each.name for each in choose(all_knobs(runs), knob)}
-    return [slope for slope in slopes_of(runs, find_knobs(runs), outcome) if slope.knob in wanted]
+    chosen = {each.name for each in choose(all_knobs(runs), knob)}
+    return [slope for slope in slopes_of(runs, find_knobs(runs), outcome) if slope.knob in chosen]
 
 
 def slopes_of(runs: pd.DataFrame, knobs: Iterable[Knob], outcome: str) -> list[SlopeContrast]:
@@ -164,7 +163,7 @@ def all_knobs(runs: pd.DataFrame) -> list[Knob]:
 
 
 def relevant_columns(runs: pd.DataFrame, *outcomes: str) -> pd.DataFrame:
-    """The trained runs, with the columns that contrasts of these outcomes look at: frames of 350 are slow to cut."""
+    """The trained runs, with only the columns that contrasts of these outcomes use: slicing 350 columns is slow."""
     runs = without_measured_models(runs)
     sizes = ("n_layers", *FILLED_FROM, *DERIVED)
     facts = ("run_id", "cell_id", "seed", "outcome", "model", "corpus", *(column.name for column in TUNING_COLUMNS))
@@ -172,7 +171,7 @@ def relevant_columns(runs: pd.DataFrame, *outcomes: str) -> pd.DataFrame:
         (*facts, *outcomes, *BASES.values(), *sizes, *tuned_fields(result_rows(runs)), *chosen_fields(runs))
     )
     runs = runs[[name for name in names if name in runs.columns]]
-    # Arrow's strings are slow to walk one by one, which is what keys and labels do.
+    # Iterating over Arrow strings, as `keys` and `labels` do, is slow.
     return runs.astype({name: object for name, kind in runs.dtypes.items() if isinstance(kind, pd.StringDtype)})
 
 
@@ -180,31 +179,31 @@ def choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
     """All knobs, or the one that a field belongs to. Raises ValueError."""
     chosen = [knob for knob in knobs if name is None or name in knob.fields]
     if not chosen:
-        known = ", ".join(knob.name for knob in knobs)
+        names = ", ".join(knob.name for knob in knobs)
         raise ValueError(
-            f"no two runs differ in {name} alone; these runs vary: {known}"
-            if known
+            f"no two runs differ in {name} alone; these runs vary: {names}"
+            if names
             else "no two runs differ in one field alone: there is no effect to show; run a sweep"
         )
     return chosen
 
 
-_SHOWN = {
+_COLUMNS = {
     **{name: name for name in ("knob", "setting", "baseline", "n_layers", "basis", "outcome", "verdict")},
     **{"effect": "effect.mean", "lo": "effect.lo", "hi": "effect.hi", "unit": "unit", "p": "effect.p"},
     **{"p_holm": "p_holm", "df": "effect.df", "detectable": "detectable", "noise": "noise", "floor": "floor"},
     **{"baseline_mean": "baseline_mean", "pairs": "effect.n", "seeds": "n_seeds", "diverged": "n_diverged"},
     **{"at_edge": "n_at_edge", "tuning_flaw": "verdict_blocked_by"},
 }
-"""Column -> what of a contrast stands in it."""
+"""Column -> attribute of a contrast."""
 
 
 def effects_table(effects: Iterable[Contrast]) -> QueryResult:
     """One row per effect; NULL where there is no matched pair, or too few."""
     rows = []
     for contrast in effects:
-        row = dict(zip(_SHOWN, attrgetter(*_SHOWN.values())(contrast), strict=True))
+        row = dict(zip(_COLUMNS, attrgetter(*_COLUMNS.values())(contrast), strict=True))
         if not contrast.has_pairs:
             row |= {"verdict": "no matched runs", "diverged": None, "at_edge": None}
         rows.append(tuple((row | {"tuning_flaw": row["tuning_flaw"] or None}).values()))
-    return QueryResult(columns=tuple(_SHOWN), rows=tuple(rows))
+    return QueryResult(columns=tuple(_COLUMNS), rows=tuple(rows))

@@ -1,17 +1,17 @@
-"""Does a knob change how an outcome falls with depth? Slopes and exponents by setting, paired by seed.
+"""Does a knob change how an outcome depends on depth? Slopes and exponents by setting, paired by seed.
 
-A *line* is the runs that differ in n_layers alone (with the fields that it determines): same seed, same everything
-else. Two lines are a pair if they differ in one knob's setting; both are cut to the depths that they share.
+A *line* is a set of runs that differ in n_layers alone (with the fields that it determines), with one seed. Two lines
+are a pair if they differ in one knob's setting; both are restricted to the depths that they share.
 
     slope    = least-squares slope of the outcome over log2 n_layers: its unit per doubling of depth
     effect   = mean over seeds of slope(setting) - slope(baseline), each the mean over the seed's pairs; 95% interval:
                Student's over seeds, moderated in a family (see `intervals`)
-    floor    = t(2 (S - 1), 0.975) noise sqrt(2 / S):  what S seeds alone explain, noise that of a seed's mean slope
+    floor    = t(2 (S - 1), 0.975) noise sqrt(2 / S):  seed noise, `noise` that of a seed's mean slope
 
 The exponent a of  outcome = E_line + c n_layers^-a  (c and a common to a setting's lines, c > 0) is given where four or
 more depths identify it: where the profile S(a) <= S_min + t^2 s^2 is bounded on both sides inside A_RANGE, s^2 by how
-far depths lie off the curve (`intervals.scatter`). Loss against depth bends little, so that few depths seldom do. The
-difference of two exponents has the jackknife's interval over seeds: pseudo-values n d - (n - 1) d_without_i (Tukey,
+far depths lie off the curve (`intervals.scatter`). Loss against depth bends little, so few depths rarely identify it.
+The difference of two exponents has the jackknife's interval over seeds: pseudo-values n d - (n - 1) d_without_i (Tukey,
 1958).
 """
 
@@ -27,7 +27,7 @@ from scipy.special import stdtrit
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
-from sparsedepth.effects.pairs import UNKNOWN_SEED, one_in_each, rounding_sd, unit_of, values_of
+from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
     counted,
     detectable_text,
@@ -44,7 +44,7 @@ from sparsedepth.store.tuning_roles import result_rows
 MIN_DEPTHS = 4
 """c, a and E fit any three depths exactly."""
 A_RANGE = (0.05, 10.0)
-"""Below, a power is a logarithm; above, all but the shallowest depth are equal."""
+"""Below, the curve is logarithmic; above, all depths but the shallowest are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class DepthExponent:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthSlope:
-    """How an outcome runs with depth at one setting."""
+    """The slope of an outcome in depth at one setting."""
 
     setting: str
     slope: Estimate
@@ -69,17 +69,17 @@ class DepthSlope:
 
 @dataclass(frozen=True, kw_only=True)
 class SlopeContrast(Judged):
-    """A setting's slope in depth against the baseline's (`effect` is their difference), over the lines of both."""
+    """A setting's slope in depth minus the baseline's (`effect`), over pairs of lines."""
 
     knob: str
     outcome: str
     at_setting: DepthSlope
     at_baseline: DepthSlope
     exponent_difference: Estimate | None
-    """None unless both exponents are identified, with every pair left out in turn, too."""
+    """None unless both exponents are identified, also without each seed in turn."""
     n_seeds: int
     n_diverged: int
-    """Runs of these lines that diverged, of either setting: their depths are missing from the slopes."""
+    """Diverged runs of these lines: their depths are missing from the slopes."""
     run_ids: tuple[str, ...]
 
 
@@ -89,11 +89,11 @@ def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> l
     Raises ValueError for an outcome that is no number of `runs`.
     """
     lines = _lines(runs, knob, outcome)
-    base = lines[lines["setting"] == knob.baseline]
+    baseline = lines[lines["setting"] == knob.baseline]
     slopes = []
     for setting in list(knob.settings)[1:]:
-        rest = lines[lines["setting"] == setting]
-        pairs = rest.merge(base, on=["match", "n_layers"], suffixes=("", "_baseline"))
+        of_setting = lines[lines["setting"] == setting]
+        pairs = of_setting.merge(baseline, on=["match", "n_layers"], suffixes=("", "_baseline"))
         usable = pairs.dropna(subset=["value", "value_baseline"])
         usable = usable[usable.groupby("match")["n_layers"].transform("nunique") >= 2]
         if len(usable):
@@ -103,18 +103,19 @@ def depth_slopes(runs: pd.DataFrame, knob: Knob, outcome: str = "val_loss") -> l
 
 
 def depth_slope(runs: pd.DataFrame, outcome: str = "val_loss") -> DepthSlope | None:
-    """The slope over all lines of `runs`, whatever their settings; None where no line has two depths."""
+    """The slope over all lines of `runs`, of any setting; None where no line has two depths."""
     lines = _lines(runs, None, outcome).dropna(subset=["value"])
     lines = lines[lines.groupby("match")["n_layers"].transform("nunique") >= 2]
     return _slope("all runs", lines, "value") if len(lines) else None
 
 
 def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
-    """One row per run: setting, unit, match (the line but for the setting), n_layers, seed, run_id, value, diverged."""
+    """One row per run: setting, unit, match (key of the line without its setting), n_layers, seed, run_id, value,
+    diverged."""
     runs = result_rows(runs)
     depth = depth_knob(runs)
-    moving = {"n_layers", *(depth.fields if depth else ()), *(knob.fields if knob else ())}
-    match = [name for name in chosen_fields(runs) if name not in moving]
+    excluded = {"n_layers", *(depth.fields if depth else ()), *(knob.fields if knob else ())}
+    match = [name for name in chosen_fields(runs) if name not in excluded]
     lines = pd.DataFrame(
         {
             "setting": labels(runs, knob) if knob else "",
@@ -129,7 +130,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "diverged": runs["outcome"] == "diverged",
         }
     )
-    return one_in_each(lines, ["setting", "match", "n_layers"])
+    return average_duplicates(lines, ["setting", "match", "n_layers"])
 
 
 def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_diverged: int) -> SlopeContrast:
@@ -137,12 +138,10 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
     by_line = pairs.groupby(["seed", "match"], sort=True)
     slopes = pd.DataFrame({side: by_line.apply(lambda line, side=side: _line_slope(line, side)) for side in sides})
     by_seed = slopes.groupby("seed").mean()
-    n_seeds = len(by_seed)
     difference = by_seed["value"] - by_seed["value_baseline"]
-    run_ids = {*pairs["run_id"], *pairs["run_id_baseline"]}
     at_setting = _slope(setting, pairs, "value")
     at_baseline = _slope(knob.baseline, pairs, "value_baseline")
-    identified = at_setting.exponent and at_baseline.exponent
+    is_identified = at_setting.exponent and at_baseline.exponent
     least_sd = _rounding_sd(outcome, pairs)
     noise, floor = noise_and_floor(by_seed, least_sd)
     return SlopeContrast(
@@ -154,10 +153,10 @@ def _contrast(knob: Knob, outcome: str, setting: str, pairs: pd.DataFrame, n_div
         **effect_fields(difference, len(slopes), least_sd, tuning_of(pairs, slope_weights(pairs))),
         noise=noise,
         floor=floor,
-        exponent_difference=_exponent_difference(pairs) if identified else None,
-        n_seeds=n_seeds,
+        exponent_difference=_exponent_difference(pairs) if is_identified else None,
+        n_seeds=len(by_seed),
         n_diverged=n_diverged,
-        run_ids=tuple(sorted(run_ids)),
+        run_ids=tuple(sorted({*pairs["run_id"], *pairs["run_id_baseline"]})),
     )
 
 
@@ -177,20 +176,20 @@ def _line_slope(line: pd.DataFrame, column: str) -> float:
 
 
 def slope_weights(pairs: pd.DataFrame) -> pd.Series:
-    """What each pair counts in the mean slope over the lines of a seed, then over seeds."""
+    """The weight of each pair in the mean slope over the lines of a seed, then over seeds."""
     n_lines = pairs.groupby("seed")["match"].transform("nunique")
     return _weights_in_line(pairs) / n_lines / pairs["seed"].nunique()
 
 
 def _weights_in_line(pairs: pd.DataFrame) -> pd.Series:
-    """What each pair counts in the slope of its line."""
+    """The weight of each pair in the slope of its line."""
     x_N, line = np.log2(pairs["n_layers"].astype(float)), [pairs["seed"], pairs["match"]]
     x_N = x_N - x_N.groupby(line).transform("mean")
     return x_N / (x_N**2).groupby(line).transform("sum")
 
 
 def _rounding_sd(outcome: str, pairs: pd.DataFrame) -> float:
-    """Standard deviation that rounding alone gives the slopes' difference (`pairs.rounding_sd`), of the worst line."""
+    """Standard deviation of the slopes' difference by rounding alone (`pairs.rounding_sd`), of the worst line."""
     steps = pairs["n_layers"].map(lambda depth: rounding_sd(outcome, depth, depth))
     return math.sqrt(((_weights_in_line(pairs) * steps) ** 2).groupby([pairs["seed"], pairs["match"]]).sum().max())
 
@@ -204,7 +203,7 @@ def _sxx(line: pd.DataFrame) -> float:
 
 
 def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:
-    """The exponent of lines that share c and a, each with its own E; None where they do not identify it."""
+    """The exponent of lines with common c and a, each with its own E; None where they do not identify it."""
     n_free = lines["match"].nunique() + 2
     if lines["n_layers"].nunique() < MIN_DEPTHS or len(lines) <= n_free:
         return None
@@ -235,15 +234,14 @@ def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:
     )
     variance, df = scatter(residuals(best_fit.x), depth_N, len(lines) - n_free, lines["n_layers"].nunique() - 3)
     limit = max(cost(best_fit.x) + float(stdtrit(df, 0.975)) ** 2 * variance, 1e-20)
-    ends = [_end(cost, float(best_fit.x), edge, limit) for edge in (grid_G[0], grid_G[-1])]
-    if ends[0] is None or ends[1] is None:
+    lo, hi = (_crossing(cost, float(best_fit.x), edge, limit) for edge in (grid_G[0], grid_G[-1]))
+    if lo is None or hi is None:
         return None
-    return DepthExponent(value=math.exp(best_fit.x), lo=math.exp(ends[0]), hi=math.exp(ends[1]))
+    return DepthExponent(value=math.exp(best_fit.x), lo=math.exp(lo), hi=math.exp(hi))
 
 
-def _end(cost: Callable[[float], float], best: float, edge: float, limit: float) -> float | None:
-    """The depth at which the cost passes the limit between the optimum and an edge of the range; None if it stays
-    below."""
+def _crossing(cost: Callable[[float], float], best: float, edge: float, limit: float) -> float | None:
+    """ln a at which the cost passes the limit between the optimum and an edge of the range; None if it stays below."""
     if cost(edge) <= limit:
         return None
     return float(brentq(lambda log_a: cost(log_a) - limit, best, edge)) if cost(best) < limit else best
@@ -251,16 +249,15 @@ def _end(cost: Callable[[float], float], best: float, edge: float, limit: float)
 
 def _exponent_difference(pairs: pd.DataFrame) -> Estimate | None:
     def difference(rows: pd.DataFrame) -> float | None:
-        here, there = _exponent(rows, "value"), _exponent(rows, "value_baseline")
-        return None if here is None or there is None else here.value - there.value
+        setting, baseline = _exponent(rows, "value"), _exponent(rows, "value_baseline")
+        return None if setting is None or baseline is None else setting.value - baseline.value
 
-    names = sorted(set(pairs["seed"]))
-    whole = difference(pairs)
-    without = [difference(pairs[pairs["seed"] != name]) for name in names] if len(names) >= MIN_VALUES else [None]
-    if whole is None or any(jackknifed is None for jackknifed in without):
+    seeds = sorted(set(pairs["seed"]))
+    n, whole = len(seeds), difference(pairs)
+    without = [difference(pairs[pairs["seed"] != seed]) for seed in seeds] if n >= MIN_VALUES else [None]
+    if whole is None or any(value is None for value in without):
         return None
-    n = len(names)
-    return estimate([n * whole - (n - 1) * jackknifed for jackknifed in without if jackknifed is not None])
+    return estimate([n * whole - (n - 1) * value for value in without if value is not None])
 
 
 # Sentences
@@ -295,5 +292,6 @@ def exponent_text(slope: DepthSlope) -> str:
     """'1.2 (0.8 to 1.9)', or why there is none."""
     if slope.exponent is not None:
         return f"{slope.exponent.value:.2f} (95% interval {slope.exponent.lo:.2f} to {slope.exponent.hi:.2f})"
-    few = len(slope.depths) < MIN_DEPTHS
-    return f"not identified ({f'{len(slope.depths)} depths, {MIN_DEPTHS} needed' if few else 'no bounded interval'})"
+    n_depths = len(slope.depths)
+    reason = f"{n_depths} depths, {MIN_DEPTHS} needed" if n_depths < MIN_DEPTHS else "no bounded interval"
+    return f"not identified ({reason})"

@@ -1,11 +1,11 @@
-"""What a handful of seeds can tell: mean, 95% interval, p, and the verdict.
+"""Statistics of a few seeds: mean, 95% interval, p, and the verdict.
 
     mean +- t(n-1, 0.975) s / sqrt(n)          p = P(|T_(n-1)| > |mean| / (s / sqrt(n)))
 
 In a family of contrasts s and its degrees of freedom are the moderated ones (`moderated`), and p is corrected for
-asking often (`holm`).
+multiple testing (`holm`).
 
-What would have been seen: an effect that is called 'lower' or 'higher' in 80% of such sweeps,
+Detectable effect: called 'lower' or 'higher' in 80% of such sweeps,
 
     max(t(df, 1 - 0.05 / 2m) se, floor) + t(df, 0.8) se,     m effects in the family (Holm's first step)
 
@@ -30,14 +30,14 @@ from sparsedepth.store.small_sample import MIN_VALUES
 Verdict = Literal["lower", "higher", "not distinguishable"]
 
 ALPHA = 0.05
-"""The share of families without any effect in which Holm's correction lets one stand out."""
+"""Family-wise error rate of Holm's correction."""
 POWER = 0.8
-"""The share of sweeps in which an effect that 'would have been seen' is seen."""
+"""The share of sweeps in which a detectable effect is detected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean with its 95% interval. `lo`, `hi`, `p`, `error`, `df` are None with too few values, `mean` with none."""
+    """A mean with its 95% interval. `lo`, `hi`, `p`, `error`, `df` are None with too few values, `mean` without any."""
 
     mean: float | None
     lo: float | None
@@ -48,7 +48,7 @@ class Estimate:
     error: float | None = None
     """Standard error."""
     df: float | None = None
-    """Its degrees of freedom, with those that it borrows."""
+    """Degrees of freedom of the error, borrowed ones included."""
 
     def covers(self, value: float) -> bool:
         """Whether there is an interval and the value lies in it."""
@@ -62,8 +62,7 @@ class Estimate:
 def estimate(values: Sequence[float] | np.ndarray, least_sd: float = 0.0) -> Estimate:
     """Mean of independent finite values, its interval and the p-value against 0.
 
-    `least_sd` is the standard deviation below which the spread is not believed: a count that moves in steps can agree
-    in every seed by rounding alone.
+    `least_sd` is a lower bound of the standard deviation: a count can agree in every seed by rounding alone.
     """
     values_N = np.asarray(values, dtype=float)
     assert np.isfinite(values_N).all(), "missing values are dropped, and counted, before an estimate"
@@ -83,18 +82,18 @@ def t_interval(mean: float, error: float, df: float, n: int) -> Estimate:
     return Estimate(mean=mean, lo=mean - half, hi=mean + half, p=p, n=n, error=error, df=df)
 
 
-def scatter(rest_N: np.ndarray, cell_N: np.ndarray, df: int, df_between: int) -> tuple[float, float]:
-    """The variance of a value about a curve fitted to N of them, by which the curve's error is judged, and its degrees
-    of freedom. `rest_N`: residuals, of `df` in all, of which `df_between` are those of the cells' means.
+def scatter(residual_N: np.ndarray, cell_N: np.ndarray, df: int, df_between: int) -> tuple[float, float]:
+    """The residual variance for the standard error of a fitted curve, and its degrees of freedom. The residuals have
+    `df`, their means by cell `df_between`.
 
-    Where these lie further off the curve than the values within cells tell, s_b^2 > s_w^2, it is s_b^2: more seeds
-    bring no mean nearer to the curve. Its degrees of freedom are Satterthwaite's, of s_w^2 and the excess.
+    If the cells' means lie further off the curve than noise within cells explains, s_b^2 > s_w^2, it is s_b^2: more
+    seeds bring no mean nearer to the curve. Its degrees of freedom are Satterthwaite's, of s_w^2 and the excess.
     """
-    squares, df_within = float(rest_N @ rest_N), df - df_between
+    squares, df_within = float(residual_N @ residual_N), df - df_between
     if min(df_between, df_within) < 1:
         return squares / df, df
     cell_N = np.unique(cell_N, return_inverse=True)[1]
-    between = float((np.bincount(cell_N, rest_N) ** 2 / np.bincount(cell_N)).sum())
+    between = float((np.bincount(cell_N, residual_N) ** 2 / np.bincount(cell_N)).sum())
     within, between = max(squares - between, 0.0) / df_within, between / df_between
     if between <= within:
         return squares / df, df
@@ -102,7 +101,7 @@ def scatter(rest_N: np.ndarray, cell_N: np.ndarray, df: int, df_between: int) ->
 
 
 def verdict_of(effect: Estimate, floor: float | None) -> Verdict:
-    """'lower' or 'higher' where the interval excludes 0 and the mean exceeds the floor, which is known."""
+    """'lower' or 'higher' where the interval excludes 0 and the mean exceeds a known floor."""
     if effect.mean is None or floor is None or not effect.excludes_zero or abs(effect.mean) <= floor:
         return "not distinguishable"
     return "higher" if effect.mean > 0 else "lower"
@@ -110,19 +109,17 @@ def verdict_of(effect: Estimate, floor: float | None) -> Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraVariance:
-    """A variance of an effect that its seeds do not show."""
+    """A component of an effect's variance that its seeds do not show."""
 
     variance: float
     df: float
     baseline: frozenset[str] = frozenset()
-    """The cells of the baseline, where it is the choice of their value: contrasts with the same ones share it."""
+    """The baseline's cells, if it comes from choosing their tuned value: contrasts with the same cells share it."""
 
 
 def with_extra_variances(effect: Estimate, extra: Sequence[ExtraVariance]) -> Estimate:
-    """The estimate with further variances in its error; the degrees of freedom of a sum are Satterthwaite's (1946).
-
-    Where these would make it surer than it was without, the estimate's own are kept.
-    """
+    """The estimate with further variances in its error. The sum has Satterthwaite's degrees of freedom (1946), or its
+    own where those would make the interval or p smaller than without these variances."""
     if effect.mean is None or effect.error is None or effect.df is None or not extra:
         return effect
     terms = [ExtraVariance(variance=effect.error**2, df=effect.df), *extra]
@@ -130,89 +127,87 @@ def with_extra_variances(effect: Estimate, extra: Sequence[ExtraVariance]) -> Es
     df = total**2 / sum(term.variance**2 / term.df for term in terms) if total else effect.df
     summed = t_interval(effect.mean, math.sqrt(total), float(df), effect.n)
     assert effect.hi is not None and effect.p is not None and summed.hi is not None and summed.p is not None
-    is_surer = summed.hi < effect.hi or summed.p < effect.p
-    return t_interval(effect.mean, math.sqrt(total), effect.df, effect.n) if is_surer else summed
+    is_smaller = summed.hi < effect.hi or summed.p < effect.p
+    return t_interval(effect.mean, math.sqrt(total), effect.df, effect.n) if is_smaller else summed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """An effect and its verdict: 'lower' or 'higher' after every one of these checks, in this order, else
-    'not distinguishable'.
+    """An effect and its verdict: 'lower' or 'higher' if it passes all these checks, else 'not distinguishable'.
 
     1. The 95% interval excludes 0, and the mean exceeds the noise floor (`verdict_uncorrected`).
     2. Holm's p over the family is at most ALPHA (`verdict_ignoring_tuning`).
     3. Both sides were tuned alike (`tuning_flaw`).
-    4. It is not the expected regret of the values that tuning chose which makes the effect (`tuning_ambiguity`).
+    4. The effect remains without the expected regret of the tuned values (`tuning_ambiguity`).
 
-    What of 3 and 4 fails is `verdict_blocked_by`. An alias is the name of a field in cards.
+    `verdict_blocked_by` is the first of 3 and 4 to fail. An alias is the name of a field in cards.
     """
 
     effect: Estimate
     unit: str
     """Of `effect` and `floor`; 'ln ratio' where the outcome is compared on a log scale."""
     by_seed: tuple[float, ...]
-    """Its mean in each seed, by seed: the seed is the unit, however many pairs it has."""
+    """Its mean in each seed: the seed is the unit, however many pairs it has."""
     least_sd: float = 0.0
-    """Standard deviation over seeds below which their agreement is not believed."""
+    """Lower bound of the standard deviation over seeds."""
     noise: float | None = None
     """Standard deviation over seeds of a side's mean, setting or baseline; None without two seeds, or two sides."""
     extra_variances: Annotated[tuple[ExtraVariance, ...], Field(alias="added")] = ()
-    """What its error carries beside the seeds' variance, once it is moderated."""
+    """Variances of its error other than that over seeds."""
     floor: float | None
-    """The smallest effect that seeds do not explain; None where they cannot tell."""
+    """The smallest effect that exceeds seed noise; None with too few seeds."""
     p_holm: float | None = None
-    """Holm's p over the family that the effect was tested in; None outside a family, and with too few seeds."""
+    """Holm's p over the effect's family; None outside a family, and with too few seeds."""
     n_tested: int = 1
     """Effects with a p-value in that family."""
     tuning_flaw: str = ""
     """Why the two sides were not tuned alike."""
     expected_regret: Annotated[float, Field(alias="excess")] = 0.0
-    """How far above their best the values lie that tuning chose, as expected: the setting's less the baseline's."""
+    """How far the tuned values are expected to lie above their best: the setting's minus the baseline's."""
     tuning_ambiguity: Annotated[str, Field(alias="tuning_doubt")] = ""
-    """Which value was chosen by too little, if `expected_regret` is needed for the verdict."""
+    """The reason to withhold the verdict if it depends on `expected_regret`."""
 
     @property
     def verdict(self) -> Verdict:
-        """What is said of it, everywhere: among all of its family, where it was tested in one, and of sides that were
-        tuned alike and as well, since a better value that was not tried or not seen would be an effect as well."""
+        """The verdict to report: corrected over the family, and withheld where tuning may explain the effect."""
         return "not distinguishable" if self.verdict_blocked_by else self.verdict_ignoring_tuning
 
     @property
     def verdict_blocked_by(self) -> str:
-        """What of the tuning bars a verdict; '' where nothing does."""
-        return self.tuning_flaw or (self.tuning_ambiguity if self._needs_the_regret else "")
+        """Why tuning withholds the verdict; '' where it does not."""
+        return self.tuning_flaw or (self.tuning_ambiguity if self._depends_on_regret else "")
 
     @property
-    def _needs_the_regret(self) -> bool:
-        """Whether an effect that is called 'lower' or 'higher' would not be, less what the values chosen make of it."""
+    def _depends_on_regret(self) -> bool:
+        """Whether the effect is no longer 'lower' or 'higher' once the expected regret is subtracted."""
         effect = self.effect
         if self.verdict_ignoring_tuning == "not distinguishable" or effect.mean is None or effect.error is None:
             return False
-        rest = t_interval(effect.mean - self.expected_regret, effect.error, effect.df or 1.0, effect.n)
-        if verdict_of(rest, self.floor) != self.verdict_uncorrected:
+        corrected = t_interval(effect.mean - self.expected_regret, effect.error, effect.df or 1.0, effect.n)
+        if verdict_of(corrected, self.floor) != self.verdict_uncorrected:
             return True
-        return abs(rest.mean or 0.0) < abs(effect.mean) and (rest.p or 0.0) * self._holm_multiplier > ALPHA
+        return abs(corrected.mean or 0.0) < abs(effect.mean) and (corrected.p or 0.0) * self._holm_multiplier > ALPHA
 
     @property
     def _holm_multiplier(self) -> float:
-        """p_holm / p, by quotient, since a card holds these two; 1 outside a family."""
+        """p_holm / p, since a card holds these two; 1 outside a family."""
         p = self.effect.p
         return min(self.p_holm / p, self.n_tested) if self.p_holm and p else 1.0
 
     @property
     def verdict_ignoring_tuning(self) -> Verdict:
-        """The verdict by interval, floor and Holm's p alone, as if both sides had been tuned alike and well."""
-        by_chance = self.p_holm is not None and self.p_holm > ALPHA
-        return "not distinguishable" if by_chance else self.verdict_uncorrected
+        """The verdict by interval, floor and Holm's p alone."""
+        is_insignificant = self.p_holm is not None and self.p_holm > ALPHA
+        return "not distinguishable" if is_insignificant else self.verdict_uncorrected
 
     @property
     def verdict_uncorrected(self) -> Verdict:
-        """The verdict by interval and floor alone, as if nothing else had been tested."""
+        """The verdict by interval and floor alone."""
         return verdict_of(self.effect, self.floor)
 
     @property
     def threshold(self) -> float | None:
-        """The smallest mean that is called 'lower' or 'higher', by Holm's first step; None where none would be."""
+        """The smallest mean that is called 'lower' or 'higher', by Holm's first step; None with too few seeds."""
         error, df = self.effect.error, self.effect.df
         if error is None or df is None or self.floor is None:
             return None
@@ -220,7 +215,7 @@ class Judged:
 
     @property
     def detectable(self) -> float | None:
-        """The size of effect that is called 'lower' or 'higher' in 80% of such sweeps; None where none would be."""
+        """The size of effect that is called 'lower' or 'higher' in 80% of such sweeps; None with too few seeds."""
         error, df, threshold = self.effect.error, self.effect.df, self.threshold
         if error is None or df is None or threshold is None:
             return None
@@ -231,39 +226,33 @@ J = TypeVar("J", bound=Judged)
 
 
 def moderate(family: Sequence[J], lenders: Sequence[Judged] = ()) -> list[J]:
-    """The same effects of one outcome, each with the error that it has as one of the family (`moderated`); so, too,
-    those of two seeds, if with what they borrow they know as much as three seeds by themselves. The variances of
-    `lenders` are pooled with the family's, and they are not returned."""
-    known = {i: judged for i, judged in enumerate((*family, *lenders)) if len(judged.by_seed) > 1}
-    if not known:
+    """The same effects of one outcome with moderated errors and floors (`moderated`), also those of two seeds whose
+    degrees of freedom, borrowed ones included, reach those of three seeds. `lenders`: further effects whose variances
+    are pooled with the family's."""
+    usable = {i: judged for i, judged in enumerate((*family, *lenders)) if len(judged.by_seed) > 1}
+    if not usable:
         return list(family)
-    s2 = [max(float(np.var(judged.by_seed, ddof=1)), judged.least_sd**2) for judged in known.values()]
-    by_seed = [judged.by_seed for judged in known.values()]
-    pooled = squeeze(s2, [len(values) - 1 for values in by_seed], shared_correlation(by_seed))
-    noisy = {i: judged for i, judged in known.items() if judged.noise is not None}
+    s2 = [max(float(np.var(judged.by_seed, ddof=1)), judged.least_sd**2) for judged in usable.values()]
+    by_seed = [judged.by_seed for judged in usable.values()]
+    variances = squeeze(s2, [len(values) - 1 for values in by_seed], shared_correlation(by_seed))
+    with_noise = {i: judged for i, judged in usable.items() if judged.noise is not None}
     noises = squeeze(
-        [(judged.noise or 0.0) ** 2 for judged in noisy.values()],
-        [2 * (len(judged.by_seed) - 1) for judged in noisy.values()],
+        [(judged.noise or 0.0) ** 2 for judged in with_noise.values()],
+        [2 * (len(judged.by_seed) - 1) for judged in with_noise.values()],
     )
-    error_at = dict(zip(known, zip(*pooled, strict=True), strict=True))
-    noise_at = dict(zip(noisy, zip(*noises, strict=True), strict=True))
-    moderated = []
-    for i, judged in enumerate(family):
-        with_error = _moderated(judged, *error_at[i]) if i in error_at else judged
-        moderated.append(_with_floor(with_error, *noise_at[i]) if i in noise_at else with_error)
+    moderated = list(family)
+    for i, variance, df in zip(usable, *variances, strict=True):
+        if i < len(family):
+            moderated[i] = _with_error(moderated[i], variance, df)
+    for i, variance, df in zip(with_noise, *noises, strict=True):
+        if i < len(family):
+            judged = moderated[i]
+            floor = floor_of(math.sqrt(variance), float(df), len(judged.by_seed), judged.least_sd)
+            moderated[i] = replace(judged, floor=floor)
     return moderated
 
 
-def _with_floor(judged: J, variance: float, df: float) -> J:
-    return replace(judged, floor=floor_of(math.sqrt(variance), float(df), len(judged.by_seed), judged.least_sd))
-
-
-def floor_of(noise: float, df: float, n_seeds: int, least_sd: float) -> float:
-    """The smallest difference of two means over seeds that a noise of df degrees of freedom does not explain."""
-    return float(stdtrit(df, 0.975)) * max(noise * math.sqrt(2), least_sd) / math.sqrt(n_seeds)
-
-
-def _moderated(judged: J, variance: float, df: float) -> J:
+def _with_error(judged: J, variance: float, df: float) -> J:
     n_seeds, mean = len(judged.by_seed), judged.effect.mean
     if df < MIN_VALUES - 1 or mean is None:
         return judged
@@ -272,40 +261,47 @@ def _moderated(judged: J, variance: float, df: float) -> J:
     return replace(judged, effect=with_extra_variances(effect, judged.extra_variances))
 
 
-def doubt_shared_baselines(family: Sequence[J], knobs: Sequence[str]) -> list[J]:
-    """The same corrected effects at one depth, with a verdict blocked where it may come of a badly tuned baseline;
-    `knobs` holds the knob of each.
+def floor_of(noise: float, df: float, n_seeds: int, least_sd: float) -> float:
+    """The smallest difference of two means over seeds that exceeds a noise of df degrees of freedom."""
+    return float(stdtrit(df, 0.975)) * max(noise * math.sqrt(2), least_sd) / math.sqrt(n_seeds)
+
+
+def check_shared_baselines(family: Sequence[J], knobs: Sequence[str]) -> list[J]:
+    """The same corrected effects at one depth, with verdicts withheld that a badly tuned baseline may explain; `knobs`
+    holds the knob of each.
 
     A baseline whose tuned value was badly chosen puts all settings on one side of it. With m the median over J
-    contrasts of effect less expected regret, v the variance that the baseline's choice adds, and e^2 the rest of
-    theirs, or how far these lie apart where that is more, the choice's part is expected to be m v / (v + pi e^2 / 2J).
-    It takes three knobs: the settings of one, as of depth, are expected to lie on one side.
+    contrasts of effect minus expected regret, v the variance from choosing the baseline's value, and e^2 their other
+    variance, or the variance among them if that is larger, the part of m that the choice explains is expected to be
+    m v / (v + pi e^2 / 2J). It takes three knobs: the settings of one, such as depth, may well lie on one side.
     """
     sharing = defaultdict[frozenset[str], list[Judged]](list)
     knobs_of = defaultdict[frozenset[str], set[str]](set)
     for judged, knob in zip(family, knobs, strict=True):
-        if (shared := _of_baseline(judged)) and judged.effect.error is not None:
+        if (shared := _baseline_variance(judged)) and judged.effect.error is not None:
             sharing[shared.baseline].append(judged)
             knobs_of[shared.baseline].add(knob)
     return [
-        _held_against_median(judged, sharing[shared.baseline], shared.variance)
-        if (shared := _of_baseline(judged)) and len(knobs_of[shared.baseline]) >= 3
+        _check_against_median(judged, sharing[shared.baseline], shared.variance)
+        if (shared := _baseline_variance(judged)) and len(knobs_of[shared.baseline]) >= 3
         else judged
         for judged in family
     ]
 
 
-def _of_baseline(judged: Judged) -> ExtraVariance | None:
+def _baseline_variance(judged: Judged) -> ExtraVariance | None:
     return next((term for term in judged.extra_variances if term.baseline), None)
 
 
-def _held_against_median(judged: J, sharing: Sequence[Judged], variance: float) -> J:
-    """`sharing`: all contrasts with this baseline; `variance`: what choosing its value adds."""
-    rest_J = np.array([(other.effect.mean or 0.0) - other.expected_regret for other in sharing])
-    apart = max(float(np.mean([(other.effect.error or 0.0) ** 2 for other in sharing])) - variance, rest_J.var(ddof=1))
-    median = float(np.median(rest_J))
-    share = variance / (variance + math.pi / 2 * apart / len(sharing))
-    place = f"the {len(sharing)} settings lie {median:+.3g} from this baseline (median)"
-    reason = f"{place}, as if its tuned value were at fault"
-    less = replace(judged, expected_regret=judged.expected_regret + median * share, tuning_ambiguity=reason)
-    return less if less.verdict_blocked_by and not judged.verdict_blocked_by else judged
+def _check_against_median(judged: J, sharing: Sequence[Judged], variance: float) -> J:
+    """`sharing`: all contrasts with this baseline; `variance`: that of choosing its value."""
+    effect_J = np.array([(other.effect.mean or 0.0) - other.expected_regret for other in sharing])
+    errors = [(other.effect.error or 0.0) ** 2 for other in sharing]
+    other_variance = max(float(np.mean(errors)) - variance, effect_J.var(ddof=1))
+    median = float(np.median(effect_J))
+    share = variance / (variance + math.pi / 2 * other_variance / len(sharing))
+    reason = (
+        f"the {len(sharing)} settings differ from this baseline by {median:+.3g} (median), which may be badly tuned"
+    )
+    checked = replace(judged, expected_regret=judged.expected_regret + median * share, tuning_ambiguity=reason)
+    return checked if checked.verdict_blocked_by and not judged.verdict_blocked_by else judged

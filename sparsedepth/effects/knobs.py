@@ -1,15 +1,14 @@
-"""Which choices a store varies (its knobs), at which settings, and which runs differ in one of them only.
+"""The knobs of a store: the fields that its runs vary, and their settings.
 
-A *knob* is a set of RunConfig fields that move together, led by the field that names it:
+A *knob* is a set of RunConfig fields that change together, named after the first of them:
 
 - n_experts, top_k and d_expert are one knob: without experts the other two have no meaning.
-- A size that RunConfig would have filled in by itself (n_kv_heads, d_ff, d_expert) in every run is not a choice.
-- Field B belongs to field A's knob if A determines B: no two runs agree in A and differ in B. Their effects cannot be
-  told apart in these runs. Fields that n_layers determines belong to depth.
+- A size that has RunConfig's own default (n_kv_heads, d_ff, d_expert) in every run is not a choice.
+- Field B belongs to field A's knob if A determines B: no two runs agree in A and differ in B, so their effects cannot
+  be separated. Fields that n_layers determines belong to depth.
 
 Never knobs: the seed (a replicate), depth (the stratum), and how a run is measured; runs measured differently are not
-paired.
-Models that were only measured (`model` is not NULL) have no known choices: they make no knob and no pair.
+paired. Models that were only measured (`model` is not NULL) have no known choices: they are in no knob and no pair.
 The *baseline* of a knob is its least sparse setting (`Role.sparser_direction`): no weight decay, the shortest context,
 the most key/value heads, no experts; for a field that has none RunConfig's default, or else the smallest value.
 """
@@ -33,17 +32,17 @@ Plain = bool | int | float | str | tuple | None
 
 ROLES = roles(RunConfig)
 OF_EXPERTS = fields_where(RunConfig, lambda role: role.needs_experts)
-"""Without effect in a dense model: part of the same choice where they follow n_experts."""
+"""Fields without effect in a dense model: part of the experts knob where n_experts determines them."""
 EXPERTS = ("n_experts", *(name for name in OF_EXPERTS if RunConfig.model_fields[name].default is None))
 DERIVED = fields_where(RunConfig, lambda role: role.derived_if_missing)
 SIZES = fields_where(RunConfig, lambda role: role.is_matched)
-"""What a sweep solves for to match its runs."""
+"""The fields that a sweep solves for to match its runs."""
 WITHOUT_EFFECT = fields_where(RunConfig, lambda role: role.kind == "record")
 NEVER_KNOBS = fields_where(RunConfig, lambda role: role.kind in ("replicate", "depth", "measure", "record"))
 LEADERS = tuple(
     sorted((name for name in ROLES if ROLES[name].label_priority), key=lambda name: ROLES[name].label_priority or 0)
 )
-"""Of two fields that determine each other, the one that stands first here names the knob."""
+"""Of two fields that determine each other, the first in this order names the knob."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +50,14 @@ class Knob:
     name: str
     fields: tuple[str, ...]
     settings: dict[str, dict[str, Plain]]
-    """Setting as text -> value of each field; the baseline first, then sparser and sparser where that has a meaning."""
+    """Setting as text -> value of each field; the baseline first, then by sparsity where that has a meaning."""
 
     @property
     def is_pure(self) -> bool:
-        """Whether one choice moves alone (experts count as one), so that an effect can be ascribed to it.
-
-        A size that follows the choice makes up for what it costs: that is how a sweep matches parameters or FLOPs.
-        """
-        moved = {*self.fields[:1], *(name for name in self.fields if name not in SIZES)}
-        return len(moved) == 1 or moved <= {*EXPERTS, *OF_EXPERTS}
+        """Whether one choice changes alone (experts count as one), so that an effect can be attributed to it. A size
+        may change with it to compensate its cost: that is how a sweep matches parameters or FLOPs."""
+        changed = {*self.fields[:1], *(name for name in self.fields if name not in SIZES)}
+        return len(changed) == 1 or changed <= {*EXPERTS, *OF_EXPERTS}
 
     @property
     def baseline(self) -> str:
@@ -69,12 +66,14 @@ class Knob:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
+    """The fields that runs vary."""
+
     chosen: tuple[str, ...]
     """`chosen_fields`."""
     with_depth: tuple[str, ...]
-    """Those of them that n_layers determines."""
+    """The chosen fields that n_layers determines."""
     with_tuning: tuple[str, ...]
-    """The fields that vary where tuning runs count, too, all there is of a configuration without a result yet."""
+    """The chosen fields of all runs, those of tuning included: a configuration may have no result yet."""
 
 
 def plain(value: Any) -> Plain:
@@ -98,41 +97,40 @@ def plain(value: Any) -> Plain:
 
 
 def keys(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
-    """One text per run that is equal exactly where all `fields` are equal (NULL equals NULL)."""
+    """A text per run; two are equal exactly where all `fields` are (NULL equals NULL)."""
     columns = [_texts(runs[name]) for name in fields]
     rows = zip(*columns, strict=True) if columns else ([] for _ in range(len(runs)))
     return pd.Series(["\x1f".join(row) for row in rows], index=runs.index, dtype=object)
 
 
 def _texts(values: pd.Series) -> list[str]:
-    """The repr of every plain value; computed once per distinct one, of which a field has few."""
+    """The repr of every plain value, computed once per distinct value."""
     try:
         codes, distinct = pd.factorize(values, use_na_sentinel=False)
-    except TypeError:  # lists, which a frame that is no store's may hold
+    except TypeError:  # unhashable lists, in frames that do not come from a store
         return [repr(plain(value)) for value in values]
     texts = [repr(plain(value)) for value in distinct]
     return [texts[code] for code in codes]
 
 
 def tuned_fields(runs: pd.DataFrame) -> set[str]:
-    """The fields that were tuned in every one of these runs: each has its own best value, which is no choice."""
+    """The fields that were tuned in all of these runs; a tuned value is no choice."""
     if "tuned_fields" not in runs.columns or runs["tuned_fields"].isna().any() or not len(runs):
         return set()
     return set.intersection(*({*parse_tuned_fields(text)} for text in runs["tuned_fields"].unique()))
 
 
 def chosen_fields(runs: pd.DataFrame) -> list[str]:
-    """The RunConfig fields that vary, can change a result, and do not follow from the other sizes or from tuning;
-    leaders first."""
+    """The RunConfig fields that vary, can change a result, and were not tuned or derived from other sizes; leaders
+    first."""
     return _chosen(result_rows(runs))
 
 
 def _chosen(runs: pd.DataFrame) -> list[str]:
-    tuned = tuned_fields(runs)
-    known = [*LEADERS, *(name for name in RunConfig.model_fields if name not in LEADERS)]
-    apart = {*WITHOUT_EFFECT, *tuned, *REPLICATE_FIELDS} - {"seed"}
-    known = [name for name in known if name in runs.columns and name not in apart]
-    varying = [name for name in known if runs[name].nunique(dropna=False) > 1]
+    names = dict.fromkeys((*LEADERS, *RunConfig.model_fields))
+    excluded = {*WITHOUT_EFFECT, *tuned_fields(runs), *REPLICATE_FIELDS} - {"seed"}
+    names = [name for name in names if name in runs.columns and name not in excluded]
+    varying = [name for name in names if runs[name].nunique(dropna=False) > 1]
     return [name for name in varying if name not in DERIVED or not _is_derived(runs, name)]
 
 
@@ -140,19 +138,19 @@ def _is_derived(runs: pd.DataFrame, name: str) -> bool:
     sizes = [field for field in dict.fromkeys((*FILLED_FROM, *DERIVED)) if field in runs.columns]
     first = ~keys(runs, sizes).duplicated()
     columns = [[plain(value) for value in runs.loc[first, field]] for field in sizes]
-    return all(_follows(name, tuple(zip(sizes, row, strict=True))) for row in zip(*columns, strict=True))
+    return all(_has_default(name, tuple(zip(sizes, row, strict=True))) for row in zip(*columns, strict=True))
 
 
 @lru_cache(maxsize=4096)
-def _follows(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
-    """Whether a configuration of these other sizes fills in this very value of `name`. Asked anew for every frame."""
+def _has_default(name: str, sizes: tuple[tuple[str, Plain], ...]) -> bool:
+    """Whether a configuration of these other sizes has this value of `name` by default. Cached over frames."""
     given = {field: value for field, value in sizes if value is not None}
     filled = ModelConfig.model_validate({field: value for field, value in given.items() if field != name})
     return getattr(filled, name) == given.get(name)
 
 
 def design_of(runs: pd.DataFrame) -> Design:
-    """What was chosen in these runs: worth asking once for many contrasts of the same ones."""
+    """The design of these runs; compute it once for many contrasts."""
     trained, runs = without_measured_models(runs), result_rows(runs)
     chosen = _chosen(runs)
     codes = {name: pd.factorize(keys(runs, [name]))[0] for name in chosen}
@@ -166,7 +164,7 @@ def design_of(runs: pd.DataFrame) -> Design:
 
 
 def depth_knob(runs: pd.DataFrame) -> Knob | None:
-    """n_layers with the fields that it determines, shallowest first; None if all runs have one depth."""
+    """Depth as a knob: n_layers and the fields that it determines, shallowest first; None if runs have one depth."""
     design = design_of(runs)
     return _knob(runs, ("n_layers", *design.with_depth), {}) if "n_layers" in design.chosen else None
 
@@ -178,8 +176,8 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
     """
     runs = result_rows(runs)
     depth = depth_knob(runs)
-    taken = {*NEVER_KNOBS, *(depth.fields if depth else ())}
-    varying = [name for name in chosen_fields(runs) if name not in taken]
+    excluded = {*NEVER_KNOBS, *(depth.fields if depth else ())}
+    varying = [name for name in chosen_fields(runs) if name not in excluded]
     experts = tuple(name for name in EXPERTS if name in varying)
     units = [experts if name in experts[:1] else (name,) for name in varying if name not in experts[1:]]
     codes = [pd.factorize(keys(runs, unit))[0] for unit in units]
@@ -200,14 +198,14 @@ def find_knobs(runs: pd.DataFrame, baselines: Mapping[str, Plain] | None = None)
 
 
 def find_knob(runs: pd.DataFrame, field: str) -> Knob | None:
-    """The knob that `field` belongs to, or None if it does not vary by itself. 'n_layers' asks for depth."""
+    """The knob that `field` belongs to, or None if it does not vary by itself; for 'n_layers', depth."""
     if field == "n_layers":
         return depth_knob(runs)
     return next((knob for knob in find_knobs(runs) if field in knob.fields), None)
 
 
 def joint_knob(runs: pd.DataFrame, knobs: Sequence[Knob], baseline: Mapping[str, Plain]) -> Knob:
-    """Several knobs as one: its settings are the combinations that were run. `baseline` is one value per field.
+    """Several knobs as one, whose settings are the combinations that were run. `baseline`: a value for each field.
 
     Raises ValueError if no run has the baseline.
     """
@@ -216,28 +214,26 @@ def joint_knob(runs: pd.DataFrame, knobs: Sequence[Knob], baseline: Mapping[str,
     text = setting_text({name: baseline[name] for name in fields})
     if text not in joint.settings:
         raise ValueError(f"no run has {text}; the runs have: {'; '.join(joint.settings)}")
-    rest = {setting: values for setting, values in joint.settings.items() if setting != text}
-    return Knob(name=joint.name, fields=fields, settings={text: joint.settings[text], **rest})
+    return Knob(name=joint.name, fields=fields, settings={text: joint.settings[text], **joint.settings})
 
 
 def labels(runs: pd.DataFrame, knob: Knob) -> pd.Series:
-    """Each run's setting of a knob, as the text that names it in `Knob.settings`."""
+    """Each run's setting of a knob, as `Knob.settings` names it."""
     codes, distinct = pd.factorize(keys(runs, knob.fields))
     first = [int(np.argmax(codes == code)) for code in range(len(distinct))]
-    rows = [[plain(runs[name].iloc[at]) for name in knob.fields] for at in first]
-    texts = [setting_text(dict(zip(knob.fields, row, strict=True))) for row in rows]
+    texts = [setting_text({name: plain(runs[name].iloc[row]) for name in knob.fields}) for row in first]
     return pd.Series([texts[code] for code in codes], index=runs.index, dtype=object)
 
 
 def changed(runs: pd.DataFrame, knobs: Sequence[Knob]) -> pd.Series:
-    """The names of the knobs that each run has away from their baseline, as a tuple."""
-    away = [(knob.name, (labels(runs, knob) != knob.baseline).tolist()) for knob in knobs]
-    rows = [tuple(name for name, differs in away if differs[i]) for i in range(len(runs))]
+    """The names of the knobs that differ from their baseline in each run, as a tuple."""
+    differs = [(knob.name, (labels(runs, knob) != knob.baseline).tolist()) for knob in knobs]
+    rows = [tuple(name for name, by_run in differs if by_run[i]) for i in range(len(runs))]
     return pd.Series(rows, index=runs.index, dtype=object)
 
 
 def setting_text(setting: Mapping[str, Plain]) -> str:
-    """'n_experts=8, top_k=2': how a setting is named; fields without a value are left out."""
+    """'n_experts=8, top_k=2': the name of a setting, without fields that have no value."""
     named = [assignment(name, value) for name, value in setting.items() if value is not None]
     return ", ".join(named) or f"{next(iter(setting))} unset"
 
@@ -252,9 +248,9 @@ def _knob(runs: pd.DataFrame, fields: tuple[str, ...], baselines: Mapping[str, P
     rows = [{name: plain(row[name]) for name in fields} for _, row in runs.loc[first, list(fields)].iterrows()]
     rows.sort(key=lambda setting: (sparsity_rank(fields[0], setting), setting_text(setting)))
     if fields[0] in baselines:
-        wanted = plain(baselines[fields[0]])
-        if not any(row[fields[0]] == wanted for row in rows):
+        baseline = plain(baselines[fields[0]])
+        if not any(row[fields[0]] == baseline for row in rows):
             have = ", ".join(str(row[fields[0]]) for row in rows)
-            raise ValueError(f"no run has the baseline {fields[0]}={wanted!r}; the runs have: {have}")
-        rows.sort(key=lambda setting: setting[fields[0]] != wanted)
+            raise ValueError(f"no run has the baseline {fields[0]}={baseline!r}; the runs have: {have}")
+        rows.sort(key=lambda setting: setting[fields[0]] != baseline)
     return Knob(name=fields[0], fields=fields, settings={setting_text(row): row for row in rows})

@@ -23,7 +23,7 @@ from sparsedepth.effects.contrast import effect_fields
 from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import ALPHA, Judged, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels, tuned_fields
-from sparsedepth.effects.pairs import UNKNOWN_SEED, one_in_each, rounding_sd, unit_of, values_of
+from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import counted, size_text
 from sparsedepth.effects.summary import display_value, minus, table_page, title, verdict_cell
 from sparsedepth.effects.tuning_error import TuningUncertainty
@@ -116,7 +116,7 @@ def _pairs_by_setting(
             "diverged": runs["outcome"] == "diverged",
         }
     )
-    rows = one_in_each(rows, ["setting", "context", "seed", "lr"])
+    rows = average_duplicates(rows, ["setting", "context", "seed", "lr"])
     rows = rows[rows["seed"] != UNKNOWN_SEED]
     baseline = rows[rows["setting"] == knob.baseline].drop(columns="n_layers")
     for setting in list(knob.settings)[1:]:

@@ -147,7 +147,7 @@ def test_exponents_come_back_where_depths_identify_them():
     for at, truth in ((found.at_baseline, 1.0), (found.at_setting, 1.5)):
         assert at.exponent.lo < truth < at.exponent.hi and at.exponent.hi / at.exponent.lo < 1.3
     assert found.exponent_difference.covers(0.5) and found.exponent_difference.excludes_zero
-    assert "their difference +0.5" in slope_sentence(found)
+    assert "difference of exponents +0.5" in slope_sentence(found)
 
 
 def test_exponents_of_noise_are_not_identified():

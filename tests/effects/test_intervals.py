@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedepth.effects.holm import holm
-from sparsedepth.effects.intervals import ExtraVariance, Judged, doubt_shared_baselines, estimate, scatter, t_interval
+from sparsedepth.effects.intervals import ExtraVariance, Judged, check_shared_baselines, estimate, scatter, t_interval
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 
@@ -109,7 +109,7 @@ def against_one_baseline(means, chosen_badly=0.1**2):
 
 
 def doubted(family, knobs=None):
-    return doubt_shared_baselines(family, knobs or [str(i) for i in range(len(family))])
+    return check_shared_baselines(family, knobs or [str(i) for i in range(len(family))])
 
 
 def test_a_baseline_that_all_settings_lie_below_is_in_doubt():
@@ -118,7 +118,7 @@ def test_a_baseline_that_all_settings_lie_below_is_in_doubt():
     together = doubted(against_one_baseline([-0.3, -0.31, -0.3, -0.29, -0.3]))
     assert {judged.verdict for judged in together} == {"not distinguishable"}
     assert together[0].expected_regret == pytest.approx(-0.3 * 0.01 / (0.01 + math.pi * 0.0025 / 10))
-    assert together[0].verdict_blocked_by.startswith("the 5 settings lie -0.3 from this baseline (median)")
+    assert together[0].verdict_blocked_by.startswith("the 5 settings differ from this baseline by -0.3 (median)")
     alone = doubted(against_one_baseline([-0.4, 0.0, 0.01, -0.01, 0.0]))
     assert [judged.verdict for judged in alone] == ["lower"] + ["not distinguishable"] * 4
     assert {judged.verdict for judged in doubted(against_one_baseline([-0.3, -0.31]))} == {"lower"}

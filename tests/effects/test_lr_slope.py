@@ -38,7 +38,7 @@ def chosen(runs: pd.DataFrame) -> pd.DataFrame:
 def test_a_slope_by_hand():
     """d = .1 (x - 2)^2 - .1 (x - 1)^2 = .3 - .2 x with x = log2(lr / .001): -.2 for each doubling."""
     (slope,) = lr_slopes(chosen(shifted(2, noise=0)), "val_loss")
-    assert (slope.setting, slope.baseline, slope.depths, slope.n_places) == (
+    assert (slope.setting, slope.baseline, slope.depths, slope.n_contexts) == (
         "depth_scale=lns", "depth_scale=none", (12, 24), 2,
     )  # fmt: skip
     assert slope.by_lr == pytest.approx(dict(zip(RATES, (0.3, 0.1, -0.1, -0.3), strict=True)))
@@ -81,7 +81,7 @@ def test_an_lr_at_which_a_side_diverged_is_left_out_in_all_and_said():
 def test_a_place_without_one_of_the_lr_takes_it_from_all():
     runs = chosen(shifted(2, noise=0))
     (slope,) = lr_slopes(runs[(runs["lr"] != 0.001) | (runs["n_layers"] == 24)], "val_loss")
-    assert [*slope.by_lr] == [0.002, 0.004, 0.008] and slope.n_places == 2
+    assert [*slope.by_lr] == [0.002, 0.004, 0.008] and slope.n_contexts == 2
 
 
 def test_an_axis_of_the_sweep_does_as_well_and_two_tuned_fields_have_none():

@@ -16,7 +16,7 @@ from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import (
     ExtraVariance,
     Judged,
-    doubt_shared_baselines,
+    check_shared_baselines,
     estimate,
     moderate,
     with_extra_variances,
@@ -105,7 +105,7 @@ def judged(curves, results, at_end):
                 tuning_flaw="an end" if at_end[number] or at_end[0] else "",
             )
         )
-    return doubt_shared_baselines(correct(moderate(family)), [str(i) for i in range(len(family))])
+    return check_shared_baselines(correct(moderate(family)), [str(i) for i in range(len(family))])
 
 
 def draws(n, effect=0.0, **world):

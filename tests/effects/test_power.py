@@ -61,7 +61,7 @@ def test_one_seed_detects_nothing_and_what_choosing_adds_counts():
     added = Noise(own=0.1, choice=ExtraVariance(variance=0.01, df=1000))
     untuned, tuned = (measure_power(runs, "val_loss", added, of)[0].detectable for of in ((), ("lr",)))
     assert untuned is not None and tuned == pytest.approx(2.8 * math.sqrt(2 * (0.01 / 40 + 0.01)), rel=0.03)
-    assert "nothing of the choice of lr" in power_text(Noise(own=0.1), "assumed", "val_loss", ("lr",), None)
+    assert "none assumed from choosing lr" in power_text(Noise(own=0.1), "assumed", "val_loss", ("lr",), None)
     assert "0.1 of the choice of lr" in power_text(added, "assumed", "val_loss", ("lr",), None)
 
 
@@ -74,7 +74,7 @@ def test_what_a_choice_of_few_seeds_loses():
     assert mean < regret_of_choice(3)[0] < regret_of_choice(5)[0]
     text = choice_text(Noise(own=0.14), "val_loss", {"lr": 3}, 2, 6)
     assert text.startswith("choice: choosing lr from 3 values with 2 tuning seeds may cost a configuration 0.0")
-    assert "nat/token in one of 20; chosen with 6, as many as the results have, " in text
+    assert "nat/token in one of 20; with 6 seeds, as many as the results have, " in text
     assert "as many" not in choice_text(Noise(own=0.14), "val_loss", {"lr": 3}, 6, 6)
 
 

@@ -117,7 +117,7 @@ def test_changes_that_were_not_run_together_gain_one_by_one(card):
     gain, expected, cost = gain_and_cost(apart).split("; ")
     first, second = (change.contrast for change in card.recipe.changes)
     assert gain.startswith(f"each alone, not run together: {first.setting} -0.0") and f", {second.setting} -0.0" in gain
-    assert expected == f"{card.recipe.expected_gain:+.3g} expected, if they add up, shrunk towards 0 by their noise"
+    assert expected == f"{card.recipe.expected_gain:+.3g} expected after shrinkage, if the effects add up"
     assert cost.startswith("at ")
 
 

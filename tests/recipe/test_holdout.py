@@ -82,7 +82,7 @@ def test_a_rule_that_turns_is_refuted():
     # two settings: Wilson's of 1/3 in 9 * 3 * 2 / 22 = 2.4545: (1/3 + .7825 -+ 1.96 sqrt(.0905 + .1594)) / 2.565
     assert found.accuracy_interval == (pytest.approx(0.0531, abs=1e-3), pytest.approx(0.817, abs=1e-3))
     scores = dict(holdout_statements(found, found_recipe()))["Scores"]
-    assert "of predicting no effect" in scores and "of depth_scale=lns alone 17%" in scores
+    assert "for predicting no effect" in scores and "17% for depth_scale=lns alone" in scores
 
 
 def test_the_held_out_runs_are_not_looked_at():

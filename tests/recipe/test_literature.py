@@ -118,7 +118,7 @@ def test_the_text_counts_and_puts_contradictions_first():
     )
     text = list(literature_lines(compare_with_papers(recipe)))
     assert text[0].startswith("2 agree, 10 contradict, ") and text[1].startswith("contradicts: depth_scale=lns")
-    assert list(literature_lines([])) == ["no published table compares what this card does"]
+    assert list(literature_lines([])) == ["no published table tests these settings"]
 
 
 @pytest.mark.parametrize(("effect", "verdict"), [(-0.1, "contradicts"), (0.1, "agrees"), (0.0, "not comparable")])
