@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NOTHING, run_script
+from sparsedepth.effects.script import NO_ANSWER, run_script
 from sparsedepth.effects.sentences import counted, estimate_text
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
@@ -388,12 +388,12 @@ def main(arguments: list[str]) -> int:
         print(
             f"no {TABLE} in {options.results}; --measure makes it from runs of sweeps/known_depth.yaml", file=sys.stderr
         )
-        return NOTHING
+        return NO_ANSWER
     rows = read(options.results)
     all_trials = trials(rows)
     if not all_trials:
         print(f"no two needs of these {len({row.run_id for row in rows})} runs are both solved", file=sys.stderr)
-        return NOTHING
+        return NO_ANSWER
     n_runs = len({row.run_id for row in rows})
     print(f"Claimed: {CLAIM}\nMeasured, Kendall's tau of score and need, {n_runs} runs:")
     print("\n".join(report(all_trials)))

@@ -6,7 +6,7 @@ python analysis/chain.py RESULTS_DIR [...]
 import sys
 
 from sparsedepth.effects.causal_evidence import chain_evidence
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.effects.text_report import evidence_lines, link_heading
 
 CLAIM = (
@@ -18,11 +18,11 @@ CLAIM = (
 def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     chain = [link for link in chain_evidence(runs) if any(scope.rho is not None for scope in link.links)]
     if not chain:
         print(f"these {len(runs)} runs show none of the links: too few, or nothing varies", file=sys.stderr)
-        return NOTHING
+        return NO_ANSWER
     print(f"Claimed: {CLAIM}\nMeasured, rank correlations over runs, interval over configurations:")
     for link in chain:
         print(f"  {link_heading(link)}")

@@ -8,7 +8,7 @@ import sys
 from sparsedepth.effects.all_effects import measure_slopes
 from sparsedepth.effects.depth_slope import depth_slope, exponent_text, slope_sentence
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 
 CLAIM = (
@@ -20,11 +20,11 @@ CLAIM = (
 def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     overall = depth_slope(runs)
     if overall is None:
         print(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers", file=sys.stderr)
-        return NOTHING
+        return NO_ANSWER
     depths = ", ".join(map(str, overall.depths))
     print(f"Claimed: {CLAIM}\nMeasured, over n_layers {depths}, all settings of all knobs:")
     print(

@@ -22,7 +22,7 @@ import pandas as pd
 
 from sparsedepth.effects.intervals import estimate
 from sparsedepth.effects.knobs import find_knobs, labels
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.render import compact
@@ -111,11 +111,11 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--table {options.table} must end in .csv")
     runs = read_runs(options.results)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     table = crossed(runs)
     if table is None:
         print(f"in these {len(runs)} runs depth_scale lns is not crossed with another field", file=sys.stderr)
-        return NOTHING
+        return NO_ANSWER
     print(f"Claimed: {CLAIM}\nMeasured:")
     print("beside: the other remedy; effect: loss with LNS minus without, 95% interval over seeds;")
     print("variance_ratio: with LNS over without, last layer, at equal lr")

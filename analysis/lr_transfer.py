@@ -24,7 +24,7 @@ import pandas as pd
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.knobs import DERIVED, keys
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.plots.page import FORMATS
 from sparsedepth.store.comparable_loss import loss_of
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--figure {options.figure} must end in one of: {', '.join(FORMATS)}")
     runs = read_runs(options.results)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     curves = optima(runs, loss_of(runs))
     results = transfers(curves)
     if not results:
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> int:
             f"these {len(runs)} runs lack three lr at two widths or depths of one parametrisation",
             file=sys.stderr,
         )
-        return NOTHING
+        return NO_ANSWER
     print(f"Claimed: {CLAIM}\nMeasured, the slope of ln lr* on the logarithm of:")
     for transfer in results:
         for axis, slope in transfer.slopes.items():

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.store.comparable_loss import loss_of
 
@@ -21,14 +21,14 @@ CLAIM = (
 def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     objective = loss_of(runs)
     ladders = {depth: ladder(at_depth, objective) for depth, at_depth in runs.groupby(runs["n_layers"].astype(int))}
     if not any(steps.rungs for steps in ladders.values()):
         print(
             f"no two of these {len(runs)} runs differ by one step of the ladder; run a recipe ladder", file=sys.stderr
         )
-        return NOTHING
+        return NO_ANSWER
     print(f"Claimed: {CLAIM}")
     for depth, steps in ladders.items():
         together = (steps.whole,) if steps.whole else ()

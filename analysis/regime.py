@@ -6,7 +6,7 @@ python analysis/regime.py RESULTS_DIR [...]
 import sys
 
 from sparsedepth.effects.regime import regime_lines, regimes
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.effects.token_kinds import kind_sentence, token_kinds
 from sparsedepth.store.connection import open_store
 
@@ -23,14 +23,14 @@ TOKENS = """
 def main(paths: list[str]) -> int:
     runs = read_runs(paths)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     with open_store(*paths) as store:
         layers = store.frame("select run_id, layer, value from layers where metric = 'angular_distance'")
         tokens = store.frame(TOKENS)
     families = regimes(runs, layers)
     if not families:
         print(f"no two of these {len(runs)} runs differ only in n_layers; run a sweep over n_layers", file=sys.stderr)
-        return NOTHING
+        return NO_ANSWER
     print(f"Claimed: {CLAIM}\nMeasured, over runs that differ only in depth and seed:")
     for family in families:
         for line in regime_lines(family):

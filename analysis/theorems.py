@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from sparsedepth.effects.intervals import Estimate, estimate
-from sparsedepth.effects.script import NOTHING, read_runs, run_script
+from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.measure.variance import variance_by_sequence
 from sparsedepth.model.decoder import Block, Decoder
@@ -303,11 +303,11 @@ def main(paths: list[str]) -> int:
         lines += [f"{path}:", *of_model] if of_model else []
     if results or not models:
         if read_runs(results) is None:
-            return NOTHING
+            return NO_ANSWER
         lines += [f"  {check}" for check in checks_of_rows(results)]
     if not lines:
         print("none of these runs has residual_variance by layer, three layers and pre-norm", file=sys.stderr)
-        return NOTHING
+        return NO_ANSWER
     print(wrapped([f"Claimed: {CLAIM}", "Measured:", *lines]), end="")
     return 0
 

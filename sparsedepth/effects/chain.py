@@ -3,22 +3,22 @@
     rho = Pearson(rank x, rank y)    (Spearman 1904; ties share their mean rank)
     rho given z = -P_xy / sqrt(P_xx P_yy),   P the inverse of the rank correlations of x, y and all of z    (Yule 1907)
 
-Scopes. 'pooled' ranks all runs together, so depth itself drives it. 'within depth' ranks the runs of each depth among
-themselves, as a share of their number, and correlates what is left. 'within K' does so among runs that differ in knob K
-(and the seed) alone. 'between knobs' correlates paired effects, ranked within depth, where all share a baseline: one
-point per setting of any knob and depth, its mean change in x and in y; do the knobs that move x more also move y more?
+Scopes. 'pooled' ranks all runs together, so that depth drives it. 'within depth' correlates ranks within each depth, as
+a share of its number of runs. 'within K' does so among runs that differ in knob K (and the seed) alone. 'between knobs'
+correlates paired effects, ranked within depth, where all share a baseline: one point per setting of any knob and depth,
+its mean change in x and in y. Do the knobs that move x more also move y more?
 
 Replicates are not independent observations of the chain, nor are the runs of one combination of settings at several
-depths: what a setting does to a quantity it does at all of them. The unit is the combination, every field but depth,
-seed and what was tuned ('within K', where contexts repeat the same few settings, and 'between knobs': the setting). The
-interval is the jackknife's over G units, on Fisher's scale, each unit with all its runs left out in turn (Tukey 1958):
+depths, since a setting acts alike at all of them. The unit is the combination: all fields but depth, seed and tuned
+ones ('within K', where contexts repeat the same few settings, and 'between knobs': the setting). The interval is the
+jackknife's over G units, on Fisher's scale, each unit with all its runs left out in turn (Tukey 1958):
 
     z = artanh rho          se^2 = (G - 1) / G sum_g (z_without_g - mean)^2          tanh(z +- t(G - 2, 0.975) se)
 
-one df less for each quantity that is given. p is Student's, and no lower than 2 / G!, which is what the best of all
-orders of G units earns. A link is 'associated' only if that interval excludes 0 and, among the links of one scope, if
-Holm's p is at most ALPHA. Association is not causation: `causal_evidence` says what earns more. 2603.15389 itself shows
-a case (weight decay 1.0 and 3.0) where variance falls and usefulness falls with it.
+one df less for each quantity that is given. p is Student's, and at least 2 / G!, the p of the most extreme of all
+orders of G units. A link is 'associated' only if that interval excludes 0 and Holm's p over the links of its scope is
+at most ALPHA. Association is not causation (`causal_evidence`): 2603.15389 itself shows a case (weight decay 1.0 and
+3.0) where variance falls and usefulness falls with it.
 """
 
 import math
@@ -50,12 +50,12 @@ STAGES: tuple[Stage, ...] = ("sparsity", "variance", "effectiveness", "loss")
 LINKS: tuple[tuple[str, str], ...] = tuple(
     link for cause, effect in pairwise(STAGES) for link in product(of_stage(cause), of_stage(effect))
 )
-"""val_loss stands for the loss that compares the runs (`links_of`)."""
+"""val_loss: replaced by the loss that compares the runs (`links_of`)."""
 
 MIN_UNITS = 6
 """Fewer get no interval."""
 AT_EDGE = "tuning at the edge"
-"""Whether what was tuned stands at an end of the values tried: a column to hold fixed (`given_of_tuning`)."""
+"""Column: whether the tuned value is at the edge of the values tried, to hold fixed (`given_of_tuning`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class Link:
 
 
 def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
-    """The links of which these runs have both sides: a degenerate score gives way to its form that is none, or is no
-    link (`store.degeneracy`)."""
+    """The links with both sides measured in these runs; a degenerate score is replaced by its sound form, or left out
+    (`store.degeneracy`)."""
     loss = loss_of(runs)
     forms = sound_forms(runs)
     named = (with_loss(loss, pair) for pair in LINKS)
@@ -102,7 +102,7 @@ def links_of(runs: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def sound_forms(runs: pd.DataFrame) -> dict[str, str | None]:
-    """Score of the chain that was measured -> the form of it that is not degenerate in these runs."""
+    """Measured score of the chain -> its form that is not degenerate in these runs."""
     measured = (score for score in of_stage("effectiveness") if _is_measured(runs, score))
     return {score: degeneracy.sound_form(score, degeneracy.score_rows(runs, score)) for score in measured}
 
@@ -112,8 +112,7 @@ def _is_measured(runs: pd.DataFrame, name: str) -> bool:
 
 
 def cautions(runs: pd.DataFrame) -> list[str]:
-    """What to know of the chain's scores before they are believed: a line per score of which there is something, and
-    one for all that are degenerate in some runs alone."""
+    """A line for each degenerate score of the chain, and one for all scores that are degenerate in some runs only."""
     lines: list[str] = []
     in_some: dict[str, list[str]] = {}
     for score in of_stage("effectiveness"):
@@ -124,49 +123,49 @@ def cautions(runs: pd.DataFrame) -> list[str]:
         elif line := degeneracy.degeneracy_note(score, rows):
             lines.append(line)
     if in_some:
-        parts = (f"{', '.join(scores)}, since {grounds}" for grounds, scores in in_some.items())
+        parts = (f"{', '.join(scores)}, because {grounds}" for grounds, scores in in_some.items())
         lines.append(f"Degenerate in some runs: {'; '.join(parts)}")
     return lines
 
 
 def link(runs: pd.DataFrame, cause: str, effect: str, scope: Scope, given: Sequence[str] = ()) -> Link:
-    """One link over the runs that finished and have all the numbers; partial, where something is `given`."""
-    wanted = [cause, effect, *given]
-    usable = usable_runs(runs, wanted)
+    """One link over the finished runs that have all numbers; a partial correlation with `given`."""
+    names = [cause, effect, *given]
+    usable = usable_runs(runs, names)
     stratum_N = usable["n_layers"].to_numpy() if scope == "within depth" else np.zeros(len(usable))
     unit = units_of(runs)[usable.index]
-    return link_of(runs, usable, wanted, f"{scope}, given {' and '.join(given)}" if given else scope, stratum_N, unit)
+    return link_of(runs, usable, names, f"{scope}, given {' and '.join(given)}" if given else scope, stratum_N, unit)
 
 
 def units_of(runs: pd.DataFrame) -> pd.Series:
-    """Each run's combination of settings, at any depth, seed and tuned value; a column `unit`, where there is one."""
+    """Each run's combination of settings, whatever its depth, seed and tuned values; from column `unit`, if present."""
     if "unit" in runs.columns:
         return runs["unit"]
     depth = depth_knob(runs)
-    moved = {*NEVER_KNOBS, *tuned_fields(result_rows(runs)), *(depth.fields if depth else ())}
-    return keys(runs, [name for name in chosen_fields(runs) if name not in moved])
+    excluded = {*NEVER_KNOBS, *tuned_fields(result_rows(runs)), *(depth.fields if depth else ())}
+    return keys(runs, [name for name in chosen_fields(runs) if name not in excluded])
 
 
 def given_of_tuning(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """The rows with what tuning may have moved beside a knob, and which of these columns differ: what was tuned, lr in
-    any case, and whether it stands at the edge of the values tried."""
+    """The runs with column AT_EDGE, and the columns through which tuning may confound a knob: tuned fields, lr, and
+    AT_EDGE, as far as they vary."""
     at_edge = runs["tuning"] == "edge" if "tuning" in runs.columns else False
     runs = runs.assign(**{AT_EDGE: at_edge}).astype({AT_EDGE: float})
     names = [name for name in (*sorted({"lr", *tuned_fields(result_rows(runs))}), AT_EDGE) if name in runs.columns]
     return runs, [name for name in names if runs.loc[runs["outcome"] == "ok", name].nunique() > 1]
 
 
-def usable_runs(runs: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
-    """The runs that finished and have all the numbers."""
-    return runs[runs["outcome"] == "ok"].dropna(subset=list(wanted))
+def usable_runs(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The finished runs that have all these numbers."""
+    return runs[runs["outcome"] == "ok"].dropna(subset=list(names))
 
 
 def link_of(
-    runs: pd.DataFrame, usable: pd.DataFrame, wanted: Sequence[str], scope: str, stratum_N: np.ndarray, unit: pd.Series
+    runs: pd.DataFrame, usable: pd.DataFrame, names: Sequence[str], scope: str, stratum_N: np.ndarray, unit: pd.Series
 ) -> Link:
-    """`wanted` names the two sides, and what is given; `unit` is that of each usable row."""
+    """`names`: cause, effect, and what is given; `unit`: that of each usable run."""
     finished = runs[runs["outcome"] == "ok"]
-    values = [usable[name].to_numpy(dtype=float) for name in wanted]
+    values = [usable[name].to_numpy(dtype=float) for name in names]
     unit_N, units = pd.factorize(unit)
     rho = lo = hi = p = None
     if len(usable) >= 3:
@@ -175,8 +174,8 @@ def link_of(
         without_G = rank_correlations(values, stratum_N, unit_N, leave_one_out(len(units)))
         lo, hi, p = _jackknife(rho, without_G, len(units) - len(values))
     return Link(
-        cause=wanted[0],
-        effect=wanted[1],
+        cause=names[0],
+        effect=names[1],
         scope=scope,
         rho=rho,
         lo=lo,
@@ -184,40 +183,40 @@ def link_of(
         p=p,
         n_runs=len(usable),
         n_units=len(units),
-        n_missing=int(finished[list(wanted)].isna().any(axis=1).sum()),
+        n_missing=int(finished[list(names)].isna().any(axis=1).sum()),
         n_diverged=int((runs["outcome"] == "diverged").sum()),
     )
 
 
 def leave_one_out(n_units: int) -> np.ndarray:
-    """How often each unit counts, (G, G): a row for each that is left out."""
+    """Weights of the units, (G, G): each row leaves one out."""
     return 1 - np.eye(n_units)
 
 
 def jackknife(value: float, without_G: np.ndarray, df: int) -> tuple[float, float, float] | None:
-    """The 95% interval of a value from what it is without each unit, and its p against 0; None where one of these is
-    undefined: then a single unit decides."""
+    """The 95% interval of a value and its p against 0, from its values without each unit; None where one of these is
+    undefined, which means that a single unit decides."""
     n = len(without_G)
     if not np.isfinite(without_G).all():
         return None
     error = math.sqrt((n - 1) / n * float(((without_G - without_G.mean()) ** 2).sum()))
-    known = t_interval(value, error, df, n)
-    assert known.lo is not None and known.hi is not None and known.p is not None
-    return known.lo, known.hi, max(known.p, 2 / math.factorial(n))
+    estimate = t_interval(value, error, df, n)
+    assert estimate.lo is not None and estimate.hi is not None and estimate.p is not None
+    return estimate.lo, estimate.hi, max(estimate.p, 2 / math.factorial(n))
 
 
 def _jackknife(rho: float, without_G: np.ndarray, df: int) -> tuple[float | None, float | None, float | None]:
-    """lo, hi and p of a rank correlation, on Fisher's scale, which a rho of 1 would leave."""
+    """lo, hi and p of a rank correlation, on Fisher's scale, where a rho of 1 is infinite."""
     z, z_G = (np.arctanh(np.clip(each, -0.999, 0.999)) for each in (rho, without_G))
-    known = jackknife(float(z), z_G, df)
-    return (None, None, None) if known is None else (math.tanh(known[0]), math.tanh(known[1]), known[2])
+    interval = jackknife(float(z), z_G, df)
+    return (None, None, None) if interval is None else (math.tanh(interval[0]), math.tanh(interval[1]), interval[2])
 
 
 def rank_correlations(
     values: Sequence[np.ndarray], stratum_N: np.ndarray, unit_N: np.ndarray, times_BG: np.ndarray
 ) -> np.ndarray:
-    """Spearman's rho of the first two variables within strata, partial given the others, one per row of `times_BG`: how
-    often each unit counts. What does not vary is as if not given; NaN where undefined."""
+    """Spearman's rho of the first two variables within strata, partial given the others, one per row of the units'
+    weights `times_BG`. A given variable that does not vary is ignored; NaN where undefined."""
     weight_BN = times_BG[:, unit_N]
     ranks = np.stack([midranks(value_N, stratum_N, weight_BN) for value_N in values])
     moment_BVV = np.einsum("bn,vbn,wbn->bvw", weight_BN, ranks, ranks, optimize=True)
@@ -236,7 +235,7 @@ def rank_correlations(
 
 
 def midranks(values_N: np.ndarray, stratum_N: np.ndarray, weight_BN: np.ndarray) -> np.ndarray:
-    """Share of the weight of a run's own stratum that lies below it, its ties counted half, less 1/2 (the mean)."""
+    """The share of a run's stratum, by weight, that lies below it, ties counted half, minus 1/2 (the mean)."""
     order_N = np.lexsort((values_N, stratum_N))
     stratum, value = stratum_N[order_N], values_N[order_N]
     new_stratum = np.concatenate([[True], stratum[1:] != stratum[:-1]])

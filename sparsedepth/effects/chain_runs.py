@@ -1,4 +1,4 @@
-"""The runs behind a chain, what all of its links ask of them, and the links over paired runs (`chain`)."""
+"""The runs of a chain with what all its links need, and the links over paired runs (`chain`)."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from sparsedepth.store.tuning_roles import result_rows
 
 
 class ChainRuns:
-    """The runs behind a chain, and what all of its links ask of them, worked out once."""
+    """The runs of a chain, and what all its links need, computed once."""
 
     def __init__(self, runs: pd.DataFrame):
         runs = result_rows(runs)
@@ -60,28 +60,28 @@ class ChainRuns:
         return self._changes[knob.name, outcome]
 
     def contexts(self, knob: Knob) -> tuple[pd.Series, pd.Series]:
-        """Of each run: all that it has beside the knob and the seed, as a key; and the knob's setting."""
+        """Each run's context (the key of all fields but the knob and the seed), and its setting of the knob."""
         if knob.name not in self._contexts:
             fields = [name for name in self.design.chosen if name not in {*knob.fields, "seed"}]
             self._contexts[knob.name] = keys(self.runs, fields), labels(self.runs, knob)
         return self._contexts[knob.name]
 
 
-def link_within(known: ChainRuns, knob: Knob, cause: str, effect: str) -> Link:
+def link_within(chain: ChainRuns, knob: Knob, cause: str, effect: str) -> Link:
     """One link over runs that differ in one knob and the seed alone; contexts with one setting do not count."""
-    contexts, settings = known.contexts(knob)
-    usable = usable_runs(known.runs, [cause, effect])
+    contexts, settings = chain.contexts(knob)
+    usable = usable_runs(chain.runs, [cause, effect])
     usable = usable[usable.groupby(contexts[usable.index])["cell_id"].transform("nunique") > 1]
     stratum_N = pd.factorize(contexts[usable.index])[0]
-    within = link_of(known.runs, usable, [cause, effect], f"within {knob.name}", stratum_N, settings[usable.index])
+    within = link_of(chain.runs, usable, [cause, effect], f"within {knob.name}", stratum_N, settings[usable.index])
     return replace(within, knob=knob.name)
 
 
-def link_between(known: ChainRuns, cause: str, effect: str) -> Link:
-    """One link over settings of all pure knobs: mean paired change in the one against that in the other."""
+def link_between(chain: ChainRuns, cause: str, effect: str) -> Link:
+    """One link over settings of all pure knobs: mean paired change in the cause against that in the effect."""
     points, used = list[tuple[str, int, float, float]](), set[str]()
-    for knob in known.pure_knobs:
-        x, y = (known.changes(knob, name) for name in (cause, effect))
+    for knob in chain.pure_knobs:
+        x, y = (chain.changes(knob, name) for name in (cause, effect))
         both = x.assign(other=y["difference"]).dropna(subset=["difference", "other"])
         changes = both.groupby(["setting", "n_layers"])[["difference", "other"]].mean().reset_index()
         points += list(changes.itertuples(index=False, name=None))

@@ -1,9 +1,8 @@
-"""The stacked recipe, one change on top of the other: what does each rung add, and does the whole need it?
+"""The stacked recipe, one change at a time: what does each rung add, and is it needed in the whole?
 
 The ladder of 2603.15389 (its leading figure: longer context, weight decay, grouped heads, experts) starts from every
-knob's baseline at one depth. On each rung one knob moves while the others stand where the rungs below left them: at the
-best setting tried, whether or not it was distinguishable, as in the paper. Adding one in cannot show interactions;
-leaving one out of the whole does.
+knob's baseline at one depth. Each rung varies one knob, while the knobs of lower rungs are at their best setting,
+significant or not, as in the paper. Adding changes cannot show interactions; leaving one out of the whole can.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,11 @@ ORDER = ("seq_len", "weight_decay", "n_kv_heads", "n_experts")
 @dataclass(frozen=True, kw_only=True)
 class Ladder:
     rungs: tuple[Contrast, ...]
-    """Every setting tried on every rung, against the rung below; rungs that were not run are absent."""
+    """Every setting of every rung against the rung below; rungs that were not run are absent."""
     last_in: tuple[Contrast, ...]
-    """For every knob of the whole: the whole against the whole without it."""
+    """For every knob: the top of the ladder against the top without it."""
     whole: Contrast | None
-    """The top of the ladder against its foot; None if it has fewer than two rungs."""
+    """The top of the ladder against its foot; None with fewer than two rungs."""
 
 
 def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str] = ORDER) -> Ladder:
@@ -40,29 +39,28 @@ def ladder(runs: pd.DataFrame, objective: str = "val_loss", order: Sequence[str]
     foot = {knob.name: knob.baseline for knob in knobs}
     top, rungs = dict(foot), list[Contrast]()
     for knob in knobs:
-        rest = _only(runs, knobs, top, knob)
-        tried = over_depths(rest, knob, objective)
-        rungs += tried
-        measured = [contrast for contrast in tried if contrast.effect.mean is not None]
+        rung = over_depths(_runs_with(runs, knobs, top, knob), knob, objective)
+        rungs += rung
+        measured = [contrast for contrast in rung if contrast.effect.mean is not None]
         if measured:
             top[knob.name] = max(measured, key=lambda contrast: sign * (contrast.effect.mean or 0.0)).setting
     moved = [knob for knob in knobs if top[knob.name] != foot[knob.name]]
     if len(moved) < 2:
         return Ladder(rungs=tuple(judge(rungs)), last_in=(), whole=None)
-    last = [compare(_only(runs, knobs, top, knob), knob, top[knob.name], objective) for knob in moved]
-    both = joint_knob(runs, knobs, _values(knobs, foot))
-    whole = compare(runs, both, setting_text(_values(knobs, top)), objective)
-    known = [contrast for contrast in last if contrast is not None]
-    judged = judge([*rungs, *known, *([whole] if whole else [])])
+    last_in = [compare(_runs_with(runs, knobs, top, knob), knob, top[knob.name], objective) for knob in moved]
+    last_in = [contrast for contrast in last_in if contrast is not None]
+    joint = joint_knob(runs, knobs, _values(knobs, foot))
+    whole = compare(runs, joint, setting_text(_values(knobs, top)), objective)
+    judged = judge([*rungs, *last_in, *([whole] if whole else [])])
     return Ladder(
         rungs=tuple(judged[: len(rungs)]),
-        last_in=tuple(judged[len(rungs) : len(rungs) + len(known)]),
+        last_in=tuple(judged[len(rungs) : len(rungs) + len(last_in)]),
         whole=judged[-1] if whole else None,
     )
 
 
-def _only(runs: pd.DataFrame, knobs: Sequence[Knob], settings: Mapping[str, str], free: Knob) -> pd.DataFrame:
-    """The runs in which every knob but one stands where it should."""
+def _runs_with(runs: pd.DataFrame, knobs: Sequence[Knob], settings: Mapping[str, str], free: Knob) -> pd.DataFrame:
+    """The runs with these settings of every knob but `free`."""
     fits = pd.Series(True, index=runs.index)
     for knob in knobs:
         if knob is not free:

@@ -1,15 +1,14 @@
-"""How much of a knob's effect on an outcome passes through a mediator, such as residual variance?
+"""How much of a knob's effect on an outcome is mediated, for instance by residual variance?
 
-Over pairs i of runs that differ in the knob alone, with d the setting less the baseline (see `contrast`):
+Over pairs i of runs that differ in the knob alone, with d the setting minus the baseline (see `contrast`):
 
     d_y,i = direct_depth + b d_m,i + e_i        least squares, an intercept per depth
     share = b mean(d_m) / mean(d_y)             indirect / total (Baron & Kenny 1986; the product of coefficients)
 
 The 95% interval is the jackknife's over contexts (`chain`): the combinations of other settings in which the knob was
-turned, each with its pairs at all depths and of all seeds, since what one does it does at all of them. A share is given
-only where the total effect itself excludes 0: a share of nothing is no number. The knob is set, the mediator is
-not: what moves both mediator and outcome is taken for mediation (in `causal_evidence` the mediator is moved by itself),
-and noise in the mediator pulls b, and so the share, towards 0.
+varied, each with its pairs at all depths and of all seeds. A share is given only where the total effect itself excludes
+0. The knob is set, the mediator is only observed: whatever moves both mediator and outcome counts as mediation (in
+`causal_evidence` the mediator is moved by itself), and noise in the mediator pulls b, and so the share, towards 0.
 """
 
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ PATHS: tuple[tuple[str, str], ...] = tuple(
     for path in product(of_stage(cause), of_stage(effect))
     if set(path) <= set(NAMES)
 )
-"""Mediator -> outcome; val_loss stands for the loss that compares the runs."""
+"""(mediator, outcome); val_loss: replaced by the loss that compares the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +55,10 @@ class Mediation:
     total: Estimate
     """Effect on the outcome, over all depths, on the scale of `contrast`."""
     share: float | None
-    """1: all of it passes through the mediator; 0: none. None where the total effect does not exclude 0."""
+    """1: all of it is mediated; 0: none. None where the total effect does not exclude 0."""
     lo: float | None
     hi: float | None
-    """None also with fewer than MIN_CONTEXTS contexts."""
+    """None also below MIN_CONTEXTS contexts."""
     n_contexts: int
 
 
@@ -115,7 +114,7 @@ def mediation(
 
 
 def _share(pairs: pd.DataFrame, weight_BN: np.ndarray) -> np.ndarray:
-    """One share per row of weights; NaN where the mediator does not vary or nothing is to be shared."""
+    """One share per row of weights; NaN where the mediator does not vary or the total effect is 0."""
     m_N, y_N = pairs["of_mediator"].to_numpy(dtype=float), pairs["difference"].to_numpy(dtype=float)
     mm_B = my_B = np.zeros(len(weight_BN))
     for depth in pairs["n_layers"].unique():

@@ -1,18 +1,18 @@
-"""Variances that borrow strength from each other: three seeds tell little of one contrast's noise, twenty contrasts do.
+"""Moderated variances: contrasts of few seeds borrow strength from each other's variances.
 
 The model is limma's (Smyth 2004, 'Linear models and empirical Bayes methods', section 3):
 
     s_j^2 | sigma_j^2 ~ sigma_j^2 chi^2(d_j) / d_j          1 / sigma_j^2 ~ chi^2(d0) / (d0 v0),   j = 1..J contrasts
     sigma_j^2 | s_j^2, d0, v0 ~ scaled inverse chi^2(d0 + d_j), scale (d0 v0 + d_j s_j^2) / (d0 + d_j)
 
-Deviates: limma plugs in moment estimates of d0 and v0 (`squeezeVar`), made for thousands of genes. From 2 to 20
-contrasts they promise too much: such intervals cover 91 to 94%. Here (d0, ln v0) are integrated over a grid of equal
-weights, each point weighed by the likelihood of all s_j^2 (s_j^2 / v0 is an F of d_j and d0 degrees of freedom). What
-comes of it is a mixture of Student's distributions; the one Student's distribution with its two-sided 5% and 1% points
-stands for it, and gives the error and its degrees of freedom. One contrast alone keeps its own.
+Deviates: limma plugs in moment estimates of d0 and v0 (`squeezeVar`), made for thousands of genes. With 2 to 20
+contrasts such intervals are too narrow: they cover 91 to 94%. Here (d0, ln v0) are integrated over a grid, each point
+weighted by the likelihood of all s_j^2 (s_j^2 / v0 is an F of d_j and d0 degrees of freedom). The result is a mixture
+of Student's distributions, approximated by the one Student's distribution with the same two-sided 5% and 1% points,
+which gives the error and its degrees of freedom. A single contrast keeps its own.
 
-Contrasts that share a baseline are not independent: the others' likelihood counts 1 / (1 + (J - 1) r^2) of its size,
-r^2 the mean squared correlation of two contrasts over their seeds, less what chance gives it.
+Contrasts that share a baseline are not independent: the others' log likelihood is weighted by 1 / (1 + (J - 1) r^2),
+r^2 the mean squared correlation of two contrasts over their seeds, minus its expectation by chance.
 
 Shapes: J contrasts, P times V points of the grid (d0 and v0), S seeds.
 """
@@ -26,16 +26,16 @@ PRIOR_DF = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 1e4)
 LOG_VARIANCES = np.linspace(-3.0, 4.0, 15)
 """ln v0, about the median of the ln s_j^2."""
 TAILS = (0.05, 0.01)
-"""Where a mixture and the Student's distribution that stands for it agree: the interval, and Holm's over five."""
+"""Two-sided levels at which the mixture and its approximation agree: the interval's, and Holm's over five."""
 _DFS = np.geomspace(1e5, 1.0, 400)
 _RATIOS = (stdtrit(_DFS, 1 - TAILS[1] / 2) / stdtrit(_DFS, 1 - TAILS[0] / 2), _DFS)
 SHARED = 0.25
-"""r^2 of two contrasts with one baseline and equal noise, where two seeds cannot tell."""
+"""r^2 of two contrasts with one baseline and equal noise: assumed where two seeds cannot show it."""
 
 
 def squeeze(variances: Sequence[float], dfs: Sequence[int], shared: float = SHARED) -> tuple[np.ndarray, np.ndarray]:
-    """The variances of J estimates, each of its own degrees of freedom (1 or more), as one family: moderated, and with
-    the degrees of freedom that they have then, borrowed ones included. `shared` is r^2."""
+    """The moderated variances of J estimates with these degrees of freedom (1 or more each), and their degrees of
+    freedom, borrowed ones included. `shared` is r^2."""
     own_J, df_J = np.asarray(variances, dtype=float), np.asarray(dfs, dtype=float)
     n = len(own_J)
     if n < 2 or not (own_J > 0).any():
@@ -56,8 +56,8 @@ def squeeze(variances: Sequence[float], dfs: Sequence[int], shared: float = SHAR
 
 
 def _half_width(weight_PVJ: np.ndarray, error_PVJ: np.ndarray, df_P1J: np.ndarray, level: float) -> np.ndarray:
-    """What a mixture of Student's distributions exceeds, on either side, with probability `level`: Newton's steps on
-    ln tail over ln width, which square what is left of the error; the one after the last would be below 1e-9."""
+    """The two-sided `level` point of a mixture of Student's distributions, by Newton's method on ln tail over ln width.
+    It converges quadratically: the step after the last would be below 1e-9."""
     density_P1J = np.exp(gammaln((df_P1J + 1) / 2) - gammaln(df_P1J / 2)) / np.sqrt(np.pi * df_P1J)
     half_J = (weight_PVJ * error_PVJ * stdtrit(df_P1J, 1 - level / 2)).sum(axis=(0, 1))
     for _ in range(10):
@@ -72,7 +72,7 @@ def _half_width(weight_PVJ: np.ndarray, error_PVJ: np.ndarray, df_P1J: np.ndarra
 
 
 def _log_f(ratio_VJ: np.ndarray, df_J: np.ndarray, prior_df_P11: np.ndarray) -> np.ndarray:
-    """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to what d and s^2 alone decide."""
+    """The log density of s^2 / v, an F of (d, d0) degrees of freedom, up to terms of d and s^2 alone."""
     a_J, c_P11 = df_J / 2, prior_df_P11 / 2
     return (
         gammaln(a_J + c_P11) - gammaln(c_P11) + a_J * np.log(ratio_VJ * df_J / (2 * c_P11))
@@ -81,7 +81,7 @@ def _log_f(ratio_VJ: np.ndarray, df_J: np.ndarray, prior_df_P11: np.ndarray) -> 
 
 
 def shared_correlation(by_seed: Sequence[Sequence[float]]) -> float:
-    """r^2 over the contrasts with as many seeds as most have; SHARED where these are two."""
+    """r^2 over the contrasts with the commonest number of seeds; SHARED if that is two."""
     counts = [len(values) for values in by_seed]
     n_seeds = max(set(counts), key=counts.count)
     values_JS = np.array([values for values in by_seed if len(values) == n_seeds], dtype=float)

@@ -1,22 +1,22 @@
-"""Power before running: which effects a design tells apart, and how many seeds a wanted effect needs.
+"""Power before running: which effects a design detects, and how many seeds a given effect needs.
 
-Made-up results of the planned runs get the verdict itself (`all_effects.judge`: seeds as units, moderated variances,
-the noise floor, Holm's first step). With T_b what draw b asks of a contrast's mean (`Judged.threshold`) and s_b the
-standard deviation of that mean, the design detects the effect d with
+Simulated results of the planned runs get the verdict itself (`all_effects.judge`: seeds as units, moderated variances,
+the noise floor, Holm's first step). With T_b the threshold of a contrast's mean in draw b (`Judged.threshold`) and s_b
+the standard deviation of that mean, the design detects the effect d with
 
     mean over draws of Phi((d - T_b) / s_b) = POWER          s_b^2 = 2 own_b^2 / (P S) + 2 choice / P
 
-at P pairs a seed and S seeds; contrasts with as many pairs, seeds and settings beside them share the mean. A mean is
-independent of the spread about it, so that no draw of the mean is needed.
+at P pairs per seed and S seeds; contrasts with the same numbers of pairs, seeds and settings at their depth share it.
+The mean need not be drawn, since it is independent of the spread.
 
-Noise of a run: `own`, which every run draws anew, and `shared`, which all runs of a seed at a depth have in common and
-a pair does not see (only the floor does). A pilot tells both from its cells x seeds at each depth,
+Noise of a run: `own`, independent in every run, and `shared`, common to all runs of a seed at a depth, which cancels in
+a pair (only the floor includes it). A pilot estimates both from its cells x seeds at each depth,
 
     own^2 = sum (y_cs - mean_c - mean_s + mean)^2 / df        df = sum over depths (C - 1) (S - 1)
     own^2 + shared^2 = the pooled variance within cells
 
-and its own uncertainty enters: each draw has own_b^2 = own^2 df / chi^2(df). `choice` is what the choice of a tuned
-value adds to a configuration's mean (`store.tuning_curve`), the same in all its seeds.
+and its uncertainty is included: each draw has own_b^2 = own^2 df / chi^2(df). `choice` is the variance that choosing a
+tuned value adds to a configuration's mean (`store.tuning_curve`), the same in all its seeds.
 
 Shapes: B draws, S seeds, C cells, P pairs.
 """
@@ -43,20 +43,20 @@ from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 
 VALUES = 160
-"""Draws x contrasts that a figure rests on; draws are 8 at least."""
+"""Draws x contrasts, with 8 draws at least."""
 MAX_SEEDS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Standard deviations of a run, in the unit in which the outcome is compared."""
+    """Standard deviations of a run, on the outcome's comparison scale."""
 
     own: float
     shared: float = 0.0
     df: float | None = None
-    """Of `own`; None: stated, and taken as known."""
+    """Of `own`; None: given by the user, without uncertainty."""
     choice: ExtraVariance | None = None
-    """What choosing a tuned value adds; None where nothing is known of it."""
+    """Added by choosing a tuned value; None where unknown."""
 
     def __post_init__(self) -> None:
         if not (0 < self.own < math.inf):
@@ -65,62 +65,62 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """What a design can tell of one setting."""
+    """The power of a design for one setting."""
 
     knob: str
     setting: str
     baseline: str
     n_layers: tuple[int, ...]
-    """The depths of which this holds, one by one; none where depth itself is the knob."""
+    """The depths at each of which this holds; none where depth itself is the knob."""
     n_pairs: int
     n_seeds: int
     detectable: float | None
-    """Seen with probability POWER; None where no effect is, for want of seeds."""
+    """Effect detected with probability POWER; None with too few seeds."""
     n_seeds_wanted: int | None
-    """Seeds that the wanted effect needs; None where none was asked for, or MAX_SEEDS are too few."""
+    """Seeds that the given effect needs; None without one, or if MAX_SEEDS are too few."""
 
 
 def pilot_noise(runs: pd.DataFrame, outcome: str) -> Noise:
     """The noise of the runs of a store. Raises ValueError where no configuration has two seeds."""
-    known = result_rows(runs)
-    total, total_df = noise(known, outcome)
+    results = result_rows(runs)
+    total, total_df = noise(results, outcome)
     if not total:
         raise ValueError(
             f"the pilot has no estimate of noise: no configuration has two finished runs that differ in {outcome}"
         )
     squares, df = 0.0, 0
-    for _, rows in known.assign(value=values_of(known, outcome)).groupby("n_layers"):
+    for _, rows in results.assign(value=values_of(results, outcome)).groupby("n_layers"):
         y_CS = rows.pivot_table(index="cell_id", columns="seed", values="value").dropna().to_numpy()
-        rest_CS = y_CS - y_CS.mean(axis=1, keepdims=True) - y_CS.mean(axis=0) + y_CS.mean() if y_CS.size else y_CS
-        squares, df = squares + float((rest_CS**2).sum()), df + max(len(y_CS) - 1, 0) * max(y_CS.shape[1] - 1, 0)
+        if y_CS.size:
+            residual_CS = y_CS - y_CS.mean(axis=1, keepdims=True) - y_CS.mean(axis=0) + y_CS.mean()
+            squares += float((residual_CS**2).sum())
+        df += max(len(y_CS) - 1, 0) * max(y_CS.shape[1] - 1, 0)
     own = math.sqrt(squares / df) if squares else total
     return Noise(
         own=own,
         shared=math.sqrt(max(total**2 - own**2, 0.0)),
         df=df if squares else total_df,
-        choice=_choice(known, outcome),
+        choice=_choice(results, outcome),
     )
 
 
 def _choice(runs: pd.DataFrame, outcome: str) -> ExtraVariance | None:
     side = tuned_side(runs, outcome).assign(cell=runs["cell_id"]).drop_duplicates("cell")
     side = side[side["tuning_variance"].notna()]
-    return (
-        ExtraVariance(variance=float(side["tuning_variance"].mean()), df=float(side["tuning_df"].min()))
-        if len(side)
-        else None
-    )
+    if side.empty:
+        return None
+    return ExtraVariance(variance=float(side["tuning_variance"].mean()), df=float(side["tuning_df"].min()))
 
 
 def regret_of_choice(n_values: int) -> tuple[float, float]:
-    """What taking the lowest of so many noisy means loses against their best, on average and in one configuration of
-    twenty, in standard errors of a mean: of parabolas with their best near the middle, at the bend that loses most."""
+    """The regret of taking the lowest of n noisy means, on average and in one case of twenty, in standard errors
+    of a mean: for parabolas with their optimum near the middle, at the curvature with the largest regret."""
     generator = np.random.default_rng(0)
-    away_NK = np.arange(n_values) - (n_values - 1) / 2 - generator.uniform(-0.5, 0.5, size=(4000, 1))
-    noise_NK = generator.normal(size=away_NK.shape)
+    offset_NK = np.arange(n_values) - (n_values - 1) / 2 - generator.uniform(-0.5, 0.5, size=(4000, 1))
+    noise_NK = generator.normal(size=offset_NK.shape)
     largest, rare = 0.0, 0.0
-    for bend in np.geomspace(0.02, 20, 25):
-        smooth_NK = bend * away_NK**2
+    for curvature in np.geomspace(0.02, 20, 25):
+        smooth_NK = curvature * offset_NK**2
         chosen_N = (smooth_NK + noise_NK).argmin(axis=1)
         regret_N = smooth_NK[np.arange(len(chosen_N)), chosen_N] - smooth_NK.min(axis=1)
         largest, rare = max(largest, float(regret_N.mean())), max(rare, float(np.quantile(regret_N, 0.95)))
@@ -148,15 +148,15 @@ def choice_text(noise: Noise, outcome: str, n_values: Mapping[str, int], n_tunin
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """A contrast that is to come."""
+    """A contrast of the planned runs."""
 
     contrast: Contrast
     at_setting: np.ndarray
-    """(P,) the cells of its pairs, by number."""
+    """(P,) the cells of its pairs, as indices."""
     at_baseline: np.ndarray
     n_seeds: int
     n_same_depth: int
-    """Contrasts at its depth, itself included."""
+    """Contrasts at its depth, this one included."""
 
     @property
     def n_pairs(self) -> int:
@@ -164,7 +164,7 @@ class _Planned:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Contrasts that share it ask for the same effect."""
+        """Contrasts with equal shapes have the same detectable effect."""
         return self.n_pairs, self.n_seeds, self.n_same_depth
 
 
@@ -175,7 +175,7 @@ def measure_power(
     tuned: Sequence[str] = (),
     effect: float | None = None,
 ) -> list[Power]:
-    """Every setting of every knob (depth last) of the runs to come, those of tuning left out, at every depth.
+    """Every setting of every knob (depth last) of the planned runs without those of tuning, at every depth.
 
     Raises ValueError for an outcome that is no number of `runs`, and for an effect that is not above 0.
     """
@@ -184,34 +184,37 @@ def measure_power(
         raise ValueError(f"effect={effect:g} must be a size above 0, whatever its direction")
     planned = _planned(configs, outcome, tuned)
     noise = replace(noise, choice=noise.choice if tuned else None)
-    at_seeds: dict[int | None, dict[tuple, float | None]] = {None: _detectable(planned, noise, None)}
-    by_place: dict[tuple, list[_Planned]] = {}
-    for place in planned:
-        contrast = place.contrast
-        key = (contrast.knob, contrast.setting, at_seeds[None][place.shape], place.n_pairs, place.n_seeds)
-        by_place.setdefault(key, []).append(place)
+    by_n_seeds: dict[int | None, dict[tuple, float | None]] = {None: _detectable(planned, noise, None)}
+    groups: dict[tuple, list[_Planned]] = {}
+    for plan in planned:
+        contrast = plan.contrast
+        key = (contrast.knob, contrast.setting, by_n_seeds[None][plan.shape], plan.n_pairs, plan.n_seeds)
+        groups.setdefault(key, []).append(plan)
 
-    def enough(place: _Planned, n_seeds: int) -> bool:
-        if n_seeds not in at_seeds:
-            at_seeds[n_seeds] = _detectable(planned, noise, n_seeds)
-        seen = at_seeds[n_seeds][place.shape]
-        return seen is not None and effect is not None and seen <= effect
+    def is_enough(plan: _Planned, n_seeds: int) -> bool:
+        if n_seeds not in by_n_seeds:
+            by_n_seeds[n_seeds] = _detectable(planned, noise, n_seeds)
+        detectable = by_n_seeds[n_seeds][plan.shape]
+        return detectable is not None and effect is not None and detectable <= effect
 
-    return [
-        Power(
-            knob=places[0].contrast.knob,
-            setting=places[0].contrast.setting,
-            baseline=places[0].contrast.baseline,
-            n_layers=tuple(place.contrast.n_layers for place in places if place.contrast.n_layers is not None),
-            n_pairs=places[0].n_pairs,
-            n_seeds=places[0].n_seeds,
-            detectable=detectable,
-            n_seeds_wanted=None
-            if effect is None
-            else _fewest(partial(enough, places[0]), _guess(places[0], detectable, effect)),
+    powers = []
+    for (knob, setting, detectable, n_pairs, n_seeds), plans in groups.items():
+        n_wanted = None
+        if effect is not None:
+            n_wanted = _fewest(partial(is_enough, plans[0]), _guess(plans[0], detectable, effect))
+        powers.append(
+            Power(
+                knob=knob,
+                setting=setting,
+                baseline=plans[0].contrast.baseline,
+                n_layers=tuple(plan.contrast.n_layers for plan in plans if plan.contrast.n_layers is not None),
+                n_pairs=n_pairs,
+                n_seeds=n_seeds,
+                detectable=detectable,
+                n_seeds_wanted=n_wanted,
+            )
         )
-        for (_, _, detectable, _, _), places in by_place.items()
-    ]
+    return powers
 
 
 def _fewest(enough: Callable[[int], bool], guess: int) -> int | None:
@@ -227,10 +230,9 @@ def _fewest(enough: Callable[[int], bool], guess: int) -> int | None:
     return high
 
 
-def _guess(place: _Planned, detectable: float | None, effect: float) -> int:
-    """A first guess of the seeds needed, as if what is seen fell with the square root of the seeds: no fewer, since
-    fewer have fewer df, too."""
-    return MAX_SEEDS if detectable is None else math.ceil(min(place.n_seeds * (detectable / effect) ** 2, MAX_SEEDS))
+def _guess(plan: _Planned, detectable: float | None, effect: float) -> int:
+    """A first guess of the seeds needed, as if the detectable effect fell with the square root of the seeds."""
+    return MAX_SEEDS if detectable is None else math.ceil(min(plan.n_seeds * (detectable / effect) ** 2, MAX_SEEDS))
 
 
 def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -> list[_Planned]:
@@ -264,48 +266,48 @@ def _planned(configs: Sequence[RunConfig], outcome: str, tuned: Sequence[str]) -
 
 
 def _row(number: int, config: RunConfig, outcome: str, tuned: Sequence[str]) -> dict:
-    """A cell as a row of `runs`, of one seed; which numbers it will have does not matter."""
+    """A cell as a row of `runs` with one seed and dummy numbers."""
     fields = {**config.model_dump(mode="json"), "seed": 0}
     texts = {name: json.dumps(value) for name, value in fields.items() if isinstance(value, list)}
-    known = dict.fromkeys((outcome, *BASES.values()), 1.0)
+    numbers = dict.fromkeys((outcome, *BASES.values()), 1.0)
     choice = {"tuned_fields": ",".join(tuned), "tuning": "best"} if tuned else {}
-    return {**fields, **texts, **known, **choice, "run_id": number, "cell_id": config.cell_id, "outcome": "ok"}
+    return {**fields, **texts, **numbers, **choice, "run_id": number, "cell_id": config.cell_id, "outcome": "ok"}
 
 
 def _detectable(planned: Sequence[_Planned], noise: Noise, n_seeds: int | None) -> dict[tuple, float | None]:
-    """The effect, by shape of contrast, that is seen with probability POWER; at another number of seeds, if given."""
+    """Shape of contrast -> the effect detected with probability POWER; with another number of seeds, if given."""
     generator = np.random.default_rng(0)
-    asked: dict[tuple, list[tuple[float, float]]] = {}
+    draws: dict[tuple, list[tuple[float, float]]] = {}
     for _ in range(max(8, math.ceil(VALUES / max(len(planned), 1)))):
         own2 = noise.own**2 * (noise.df / generator.chisquare(noise.df) if noise.df else 1.0)
-        for place, judged in zip(planned, judge(_draw(planned, noise, own2, n_seeds, generator)), strict=True):
+        for plan, judged in zip(planned, judge(_draw(planned, noise, own2, n_seeds, generator)), strict=True):
             choice = noise.choice.variance if noise.choice else 0.0
-            variance = 2 * (own2 / (n_seeds or place.n_seeds) + choice) / place.n_pairs
+            variance = 2 * (own2 / (n_seeds or plan.n_seeds) + choice) / plan.n_pairs
             threshold = math.inf if judged.threshold is None else judged.threshold
-            asked.setdefault(place.shape, []).append((threshold, math.sqrt(variance)))
-    return {shape: _at_power(*np.array(draws).T) for shape, draws in asked.items()}
+            draws.setdefault(plan.shape, []).append((threshold, math.sqrt(variance)))
+    return {shape: _at_power(*np.array(values).T) for shape, values in draws.items()}
 
 
 def _draw(
     planned: Sequence[_Planned], noise: Noise, own2: float, n_seeds: int | None, generator: np.random.Generator
 ) -> list[Contrast]:
-    """The contrasts of one draw, in which nothing has an effect."""
-    n_cells = 1 + max((int(max(place.at_setting.max(), place.at_baseline.max())) for place in planned), default=0)
-    most = n_seeds or max((place.n_seeds for place in planned), default=0)
-    of_seed_S1 = noise.shared * generator.normal(size=(most, 1))
-    y_SC = of_seed_S1 + math.sqrt(own2) * generator.normal(size=(most, n_cells))
+    """The contrasts of one draw without any effect."""
+    n_cells = 1 + max((int(max(plan.at_setting.max(), plan.at_baseline.max())) for plan in planned), default=0)
+    most = n_seeds or max((plan.n_seeds for plan in planned), default=0)
+    shared_S1 = noise.shared * generator.normal(size=(most, 1))
+    y_SC = shared_S1 + math.sqrt(own2) * generator.normal(size=(most, n_cells))
     drawn = []
-    for place in planned:
-        n = n_seeds or place.n_seeds
-        sides = [y_SC[:n, cells_P].mean(axis=1) for cells_P in (place.at_setting, place.at_baseline)]
+    for plan in planned:
+        n = n_seeds or plan.n_seeds
+        sides = [y_SC[:n, cells_P].mean(axis=1) for cells_P in (plan.at_setting, plan.at_baseline)]
         by_seed = tuple(map(float, sides[0] - sides[1]))
-        extra = [replace(noise.choice, variance=noise.choice.variance / place.n_pairs)] * 2 if noise.choice else []
+        extra = [replace(noise.choice, variance=noise.choice.variance / plan.n_pairs)] * 2 if noise.choice else []
         sd = math.sqrt(np.mean([side_S.var(ddof=1) for side_S in sides])) if n > 1 else None
-        floor = None if sd is None else floor_of(sd, 2 * (n - 1), n, place.contrast.least_sd)
-        effect = replace(with_extra_variances(estimate(by_seed, place.contrast.least_sd), extra), n=place.n_pairs * n)
+        floor = None if sd is None else floor_of(sd, 2 * (n - 1), n, plan.contrast.least_sd)
+        effect = replace(with_extra_variances(estimate(by_seed, plan.contrast.least_sd), extra), n=plan.n_pairs * n)
         drawn.append(
             replace(
-                place.contrast,
+                plan.contrast,
                 effect=effect,
                 by_seed=by_seed,
                 extra_variances=tuple(extra),

@@ -1,7 +1,7 @@
-"""Which regime are the models in: do layers compose, follow one smooth path, or average the same small step?
+"""The regime of the models: do layers compose, follow one smooth path, or average the same small step?
 
-2602.05970 tells them apart by what the layers do to the residual stream as depth L grows. Runs that differ in depth and
-seed alone are a *family*; each gets its own verdict, from these signatures (SIGNATURES has the thresholds):
+2602.05970 distinguishes them by how the layers act on the residual stream as depth L grows. Runs that differ in depth
+and seed alone are a *family*, with a verdict of its own, from these signatures (SIGNATURES has the thresholds):
 
     turn    b of  mean middle angle ~ L^-b, by least squares of ln angle on ln L over runs, an intercept per family,
             seeds as replicates; Student's 95% interval, by how far depths lie off the line (`intervals.scatter`)
@@ -18,10 +18,10 @@ seed alone are a *family*; each gets its own verdict, from these signatures (SIG
     ensemble averaging  as 1/L         falls, or ?    across   most  any   as 1/L, or ?    the same step, averaged
 
 A mean angle that falls as 1/L may come from layers that each do less, or from the same few layers and more idle ones:
-`early`, `even` and `stop` tell which. '?': unclear or unknown will do, since few sweeps identify the loss's exponent (1
-for averaging, 3 for a converged smooth path). Any other combination is undecided, and a signature whose interval
-reaches over its threshold is unclear. The intervals of update, even and stop are hulls of the deepest runs' own
-bootstrap intervals: every one of these runs must be on the same side.
+`early`, `even` and `stop` distinguish these. '?': unclear or unknown is accepted, since few sweeps identify the loss's
+exponent (1 for averaging, 3 for a converged smooth path). Any other combination is undecided, and a signature whose
+interval crosses its threshold is unclear. The intervals of update, even and stop are hulls of the deepest runs' own
+bootstrap intervals: all of these runs must be on the same side.
 """
 
 import math
@@ -56,10 +56,10 @@ SIGNATURES: dict[Signature, dict[str, tuple[float, float]]] = {
     "stop": _SHARE,
     "loss": {"near 1/depth": (0.0, 2.0), "steeper": (2.0, math.inf)},
 }
-"""Reading of a signature -> where its whole interval must lie. Halfway between what the regimes predict: b is 0 or 1, a
-is 1 or 3, a share is of a minority or a majority; updates share more than 0.7 of their direction, or less than half."""
+"""Reading of a signature -> the range that must hold its whole interval. Thresholds are halfway between the regimes'
+predictions: b is 0 or 1, a is 1 or 3; a share is below or above half; cos(update angle) above 0.7 or below half."""
 
-WANTED: dict[Signature, str] = {
+REQUIREMENTS: dict[Signature, str] = {
     "turn": "needs two depths with 'geometry'",
     "early": "needs the layers of two depths with 'geometry'",
     "update": "needs 'geometry' in every run of the deepest depth",
@@ -67,7 +67,7 @@ WANTED: dict[Signature, str] = {
     "stop": "needs 'trajectories' in every run of the deepest depth",
     "loss": "needs four depths, and a loss that bends",
 }
-"""What a signature that is unknown lacks."""
+"""Signature -> what it needs; printed where it is unknown."""
 
 _EACH_LESS: dict[Signature, tuple[str, ...]] = {
     "turn": ("falls as 1/depth",),
@@ -80,7 +80,7 @@ RULES: tuple[tuple[Regime, dict[Signature, tuple[str, ...]]], ...] = (
     ("procedural", {**_EACH_LESS, "update": ("aligned",), "loss": ("steeper", UNCLEAR, UNKNOWN)}),
     ("ensemble averaging", {**_EACH_LESS, "update": ("across",), "loss": ("near 1/depth", UNCLEAR, UNKNOWN)}),
 )
-"""Verdict -> the readings that it allows; a signature that is not named may have any."""
+"""Verdict -> the readings that it requires; other signatures may have any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,9 @@ class FamilyRegime:
 
 
 def regimes(runs: pd.DataFrame, layers: pd.DataFrame | None = None) -> list[FamilyRegime]:
-    """A verdict per family with two depths, and one on all together where there are several (their slopes as one, each
-    with its own intercept). `runs` are rows of that view, `layers` those with metric 'angular_distance' (columns
-    run_id, layer, value). Models that were only measured belong to no family."""
+    """A verdict per family with two depths, and one on all together if there are several (with one slope).
+    `runs`: rows of that view; `layers`: those with metric 'angular_distance' (columns run_id, layer, value). Models
+    that were only measured belong to no family."""
     finished = angles_by_depth(runs)
     families = [_verdict(str(name), members, layers) for name, members in finished.groupby("family", sort=False)]
     return families if len(families) < 2 else [*families, _verdict("all families", finished, layers)]
@@ -133,20 +133,20 @@ def regimes(runs: pd.DataFrame, layers: pd.DataFrame | None = None) -> list[Fami
 
 def angles_by_depth(runs: pd.DataFrame) -> pd.DataFrame:
     """The finished runs of every family with two depths, with a column `family` ('all runs' if there is but one)."""
-    known = result_rows(runs)
-    depth = depth_knob(known)
-    moving = {"seed", "n_layers", *(depth.fields if depth else ())}
-    fields = [name for name in chosen_fields(known) if name not in moving]
-    named = known.copy()  # in one piece: a store's frame comes in many
-    named["family"] = _names(known, fields)
-    finished = named[named["outcome"] == "ok"]
+    results = result_rows(runs)
+    depth = depth_knob(results)
+    excluded = {"seed", "n_layers", *(depth.fields if depth else ())}
+    fields = [name for name in chosen_fields(results) if name not in excluded]
+    results = results.copy()  # defragments the store's frame
+    results["family"] = _names(results, fields)
+    finished = results[results["outcome"] == "ok"]
     n_depths = finished.groupby("family")["n_layers"].transform("nunique")
     return finished[n_depths >= 2].astype({"n_layers": int})
 
 
 def turn_law(runs: pd.DataFrame, angle: pd.Series | None = None) -> TurnLaw | None:
-    """The fit over the rows of `angles_by_depth` that have an angle above 0; None without two depths in a family.
-    `angle` is that of each row, if it is not the mean middle angle."""
+    """The fit over the rows of `angles_by_depth` with an angle above 0; None without two depths in a family. `angle`:
+    of each row, by default the mean middle angle."""
     runs = runs[["family", "n_layers"]].assign(angle=values_of(runs, ANGLE) if angle is None else angle)
     runs = runs[runs["angle"] > 0]
     runs = runs[runs.groupby("family")["n_layers"].transform("nunique") >= 2]
@@ -196,9 +196,9 @@ def _verdict(family: str, runs: pd.DataFrame, layers: pd.DataFrame | None) -> Fa
 
 
 def decide(readings: dict[Signature, str]) -> Regime:
-    """The regime whose rules the readings meet; undecided where none is, or two are."""
-    met = {regime for regime, rule in RULES if all(readings[name] in allowed for name, allowed in rule.items())}
-    return met.pop() if len(met) == 1 else "undecided"
+    """The regime whose rules the readings meet; undecided for none or two."""
+    regimes = {regime for regime, rule in RULES if all(readings[name] in allowed for name, allowed in rule.items())}
+    return regimes.pop() if len(regimes) == 1 else "undecided"
 
 
 def _early_angle(runs: pd.DataFrame, layers: pd.DataFrame, last: int) -> pd.Series:
@@ -252,12 +252,12 @@ def regime_lines(family: FamilyRegime) -> list[str]:
     """The verdict, and a line per piece of evidence."""
     depths = ", ".join(map(str, family.depths))
     lines = [f"{family.family}: {family.verdict} ({family.n_runs} runs, n_layers {depths})"]
-    return lines + [f"  {each.signature} {each.reading}: {each.meaning}: {_size(each)}" for each in family.evidence]
+    return lines + [f"  {each.signature} {each.reading}: {each.meaning}: {_value(each)}" for each in family.evidence]
 
 
-def _size(signature: SignatureReading) -> str:
+def _value(signature: SignatureReading) -> str:
     if signature.value is None:
-        return WANTED[signature.signature]
+        return REQUIREMENTS[signature.signature]
     if signature.lo is None or signature.hi is None:
-        return f"{signature.value:.3g} (no interval from so few)"
+        return f"{signature.value:.3g} (too few for an interval)"
     return f"{signature.value:.3g} (95% interval {signature.lo:.3g} to {signature.hi:.3g})"

@@ -1,5 +1,5 @@
-"""The scripts in `analysis/`: results folders in, one verdict per depth, setting and outcome out, and an exit status,
-also where the reader of a pipe has gone."""
+"""What the scripts in `analysis/` share: read results folders, print a verdict per depth, setting and outcome, and exit
+with a status, also when the output pipe is closed."""
 
 import os
 import sys
@@ -14,12 +14,12 @@ from sparsedepth.effects.knobs import find_knob, find_knobs
 from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.store.connection import open_store
 
-NOTHING = 2
-"""Exit status of a question that these runs cannot answer."""
+NO_ANSWER = 2
+"""Exit status where the runs cannot answer the question."""
 
 
 def run_script(body: Callable[[], int]) -> NoReturn:
-    """Exit with the status that `body()` returns; 1, in silence, once nobody reads what it prints."""
+    """Exit with the status that `body()` returns; silently with 1 when the output pipe is closed."""
     try:
         status = body()
         sys.stdout.flush()
@@ -36,26 +36,26 @@ def answer(
     claim: str,
     details: Callable[[pd.DataFrame], Iterable[str]] | None = None,
 ) -> int:
-    """Print what the paper claims about a field and what these runs say, one line per contrast.
-    Returns the exit status: 0, or 2 where no two runs differ in that field alone."""
+    """Print a paper's claim about a field and these runs' contrasts, a line each. Returns the exit status: 0, or 2 if
+    no two runs differ in that field alone."""
     runs = read_runs(paths)
     if runs is None:
-        return NOTHING
+        return NO_ANSWER
     knob = find_knob(runs, field)
     if knob and not knob.is_pure and field != "n_layers":
         print(
             f"{' and '.join(knob.fields)} change only together: no effect can be attributed to {field}", file=sys.stderr
         )
-        return NOTHING
+        return NO_ANSWER
     knobs = all_knobs(runs) if knob else []
-    measured = [c for outcome in outcomes for c in effects_of(runs, knobs, outcome) if knob and c.knob == knob.name]
-    if knob is None or not measured:
+    contrasts = [c for outcome in outcomes for c in effects_of(runs, knobs, outcome) if knob and c.knob == knob.name]
+    if knob is None or not contrasts:
         print(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}", file=sys.stderr)
-        return NOTHING
-    print(f"Claimed: {claim}\nMeasured, against {knob.baseline} ({', '.join(knob.fields)} differ, nothing else):")
-    for contrast in measured:
+        return NO_ANSWER
+    print(f"Claimed: {claim}\nMeasured, against {knob.baseline} (runs differ in {', '.join(knob.fields)} only):")
+    for contrast in contrasts:
         print(f"  {contrast_sentence(contrast)}")
-    for slope in (each for outcome in outcomes for each in slopes_of(runs, find_knobs(runs), outcome)):
+    for slope in (slope for outcome in outcomes for slope in slopes_of(runs, find_knobs(runs), outcome)):
         if slope.knob == knob.name:
             print(f"  {slope_sentence(slope)}")
     for line in details(runs) if details else ():

@@ -1,17 +1,17 @@
-"""What a search learned: a surrogate's importance of each axis, and its partial dependence with its held-out error.
+"""Results of a search: importance and partial dependence of each axis, from a surrogate with its held-out error.
 
-The surrogate is a Gaussian process over the axes, each scaled to 0..1 (logarithmic where it was searched so; of a
-choice 0 or 1 per option), with kernel exp(-|u - v|^2 / 2 l^2) + s 1(u = v) + c; l and s are those of a grid that
-predict left-out proposals best, by the closed form of Rasmussen and Williams (2006, eq. 5.12): r_i = [K^-1 y]_i /
-[K^-1]_ii. The large c leaves the mean open, so that no proposal has a part in the mean that it is predicted from.
+The surrogate is a Gaussian process over the axes, each scaled to 0..1 (logarithmically if searched so; options of a
+choice one-hot), with kernel exp(-|u - v|^2 / 2 l^2) + s 1(u = v) + c; l and s are those of a grid that predict left-out
+proposals best, by the closed form of Rasmussen and Williams (2006, eq. 5.12): r_i = [K^-1 y]_i / [K^-1]_ii. The large c
+leaves the mean free, so that no proposal contributes to the mean from which it is predicted.
 
     skill = 1 - sum r_i^2 / sum (y_i - mean of the others)^2     0: no better than the mean; below, worse
 
-where r_i is of the l and s that predict the other proposals best: those chosen by r_i itself would flatter it.
+where r_i uses the l and s that predict the other proposals best, since a choice by r_i itself would be optimistic.
 
-Partial dependence at a value: the mean prediction over all proposals with their axis put there (Friedman 2001).
-Importances are Optuna's, on a study made of the same rows: PED-ANOVA (2304.10255), and fANOVA where scikit-learn is
-installed. An importance says where the objective varies, not which way, and holds within the space that was searched.
+Partial dependence at a value: the mean prediction over all proposals with their axis set to it (Friedman 2001).
+Importances are Optuna's, on a study of the same rows: PED-ANOVA (2304.10255), and fANOVA where scikit-learn is
+installed. An importance measures how much the objective varies, not in which direction, within the search space.
 """
 
 import importlib.util
@@ -28,26 +28,28 @@ from sparsedepth.effects.knobs import plain
 from sparsedepth.store.search import Search, on_front
 
 MIN_PROPOSALS = 8
-"""Fewer tell nothing of several axes."""
+"""With fewer there is no analysis."""
 MIN_BEST = 6
-"""Proposals that PED-ANOVA tells the best by; Optuna's tenth of them are two of twenty, and a matter of luck."""
+"""Least number of best proposals for PED-ANOVA; Optuna's default, a tenth, is only two of twenty."""
 N_POINTS = 25
 LENGTHS = (0.2, 0.35, 0.6, 1.0, 2.0, 4.0)
 NOISES = (1e-3, 1e-2, 0.1, 0.5, 2.0)
 OPEN_MEAN = 100.0
-"""c: the variance of the mean, in those of the objective."""
+"""c: the variance of the mean, relative to the objective's."""
 MIN_SKILL = 0.2
-"""Below this a partial dependence is not believed."""
+"""Below it a partial dependence is unreliable."""
 
 
 def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
-    """One row per proposal, oldest first: the axes, each objective's mean over seeds (NaN where a seed diverged or was
-    ended early), n_seeds, run_id of the first, on_front."""
+    """One row per proposal, oldest first: the axes, each objective's mean over seeds (NaN if a seed diverged or ended
+    early), n_seeds, on_front."""
     rows = []
     for cell_id, cell in runs.groupby("cell_id", sort=False):
         first = cell.iloc[0]
-        ended = len(cell) < search.n_seeds or bool((cell["outcome"] != "ok").any())
-        means = {name: np.nan if ended else float(pd.to_numeric(cell[name]).mean()) for name in search.objectives}
+        is_incomplete = len(cell) < search.n_seeds or bool((cell["outcome"] != "ok").any())
+        means = {
+            name: np.nan if is_incomplete else float(pd.to_numeric(cell[name]).mean()) for name in search.objectives
+        }
         started = min(map(str, cell["started"])) if "started" in cell.columns else ""
         knobs = {name: plain(first[name]) for name in search.axes}
         rows.append({"cell_id": cell_id, **knobs, **means, "n_seeds": len(cell), "started": started})
@@ -57,7 +59,7 @@ def proposals(runs: pd.DataFrame, search: Search) -> pd.DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis of a search as columns of numbers."""
+    """An axis of a search, encoded as columns of numbers."""
 
     name: str
     values: tuple
@@ -66,12 +68,12 @@ class Axis:
     is_log: bool
 
     def columns(self, values: Sequence) -> np.ndarray:
-        """(N, 1) of a range, (N, options) of a choice; missing values stand in the middle of a range."""
+        """(N, 1) for a range, (N, options) for a choice; a missing value is the middle of a range."""
         if not self.is_range:
             return np.array([[float(value == option) for option in self.values] for value in values])
         low, high = self._scale(np.array(self.values, dtype=float))
-        given = np.array([np.nan if value is None else value for value in values], dtype=float)
-        scaled = (self._scale(given) - low) / max(high - low, 1e-300)
+        numbers = np.array([np.nan if value is None else value for value in values], dtype=float)
+        scaled = (self._scale(numbers) - low) / max(high - low, 1e-300)
         return np.where(np.isfinite(scaled), scaled, 0.5)[:, None]
 
     def _scale(self, values: np.ndarray) -> np.ndarray:
@@ -105,7 +107,7 @@ def axes_of(frame: pd.DataFrame, search: Search) -> list[Axis]:
 
 
 def _order(option: object) -> tuple[bool, float, str]:
-    """Numbers by size, then the rest by name."""
+    """Numbers by size, then others by name."""
     is_number = isinstance(option, int | float)
     return (not is_number, float(option) if is_number else 0.0, repr(option))
 
@@ -115,7 +117,7 @@ class Surrogate:
     objective: str
     axes: tuple[Axis, ...]
     frame: pd.DataFrame
-    """The proposals that finished."""
+    """The finished proposals."""
     design: np.ndarray
     length: float
     weights: np.ndarray
@@ -125,15 +127,15 @@ class Surrogate:
     """Root mean squared error of a left-out proposal, in the objective's unit."""
 
     def partial(self, name: str) -> list[tuple[object, float]]:
-        """(value, mean prediction with the axis there) over its grid."""
+        """(value, mean prediction with the axis set to it) over the axis's grid."""
         axis = next(axis for axis in self.axes if axis.name == name)
         curve = []
         for value in axis.grid():
-            moved = [
+            columns = [
                 other.columns([value] * len(self.frame) if other is axis else self.frame[other.name].tolist())
                 for other in self.axes
             ]
-            curve.append((value, float(self._predict(np.concatenate(moved, axis=1)).mean())))
+            curve.append((value, float(self._predict(np.concatenate(columns, axis=1)).mean())))
         return curve
 
     def _predict(self, points: np.ndarray) -> np.ndarray:
@@ -141,8 +143,7 @@ class Surrogate:
 
 
 def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate | None:
-    """Fit the surrogate of an objective; None with fewer than MIN_PROPOSALS finished, or without an axis that
-    varies."""
+    """The fitted surrogate of an objective; None with fewer than MIN_PROPOSALS finished, or no axis that varies."""
     frame = frame[np.isfinite(frame[objective].to_numpy(float))].reset_index(drop=True)
     axes = axes_of(frame, search)
     if len(frame) < MIN_PROPOSALS or not axes:
@@ -172,8 +173,8 @@ def surrogate(frame: pd.DataFrame, search: Search, objective: str) -> Surrogate 
     )
 
 
-def _kernel(one: np.ndarray, other: np.ndarray, length: float) -> np.ndarray:
-    distance = ((one[:, None] - other[None]) ** 2).sum(axis=2)
+def _kernel(u: np.ndarray, v: np.ndarray, length: float) -> np.ndarray:
+    distance = ((u[:, None] - v[None]) ** 2).sum(axis=2)
     return np.exp(-distance / (2 * length**2)) + OPEN_MEAN
 
 

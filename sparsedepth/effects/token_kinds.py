@@ -1,6 +1,6 @@
-"""Which tokens turn early, evenly or in neither way: where they stand and what they are, from the rows of `tokens`.
+"""Position and identity of the tokens that turn early, evenly or neither, from the rows of `tokens`.
 
-2602.05970 finds that the tokens whose angles differ from the others' are the first of their text; here for every class.
+2602.05970 finds that tokens with unusual angles are the first of their text; here for every class.
 """
 
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ class TokenKind:
     first_in_sequence: float
     """Share of them at position 0."""
     first_in_document: float | None
-    """Share of those whose place in their document is known that are its first token; None without one."""
+    """Share of first tokens of a document among those of known position in it; None without any."""
     commonest: tuple[tuple[int, float], ...]
     """(token id, share of them), the commonest first."""
 
 
 def token_kinds(tokens: pd.DataFrame) -> list[TokenKind]:
-    """One per class that occurs, and all together to compare with, from the rows of `tokens` of one run or several."""
+    """One per class that occurs, and one of all tokens, from the rows of `tokens` of one run or several."""
     kinds = []
     for kind in (*KINDS, "all"):
         rows = tokens if kind == "all" else tokens[tokens["nearest"] == kind]
         if len(rows):
-            known = rows["document_position"].dropna()
+            position = rows["document_position"].dropna()
             commonest = rows["token_id"].value_counts(normalize=True, sort=False).sort_index()
             commonest = commonest.sort_values(ascending=False, kind="stable").head(N_COMMONEST)
             kinds.append(
@@ -44,7 +44,7 @@ def token_kinds(tokens: pd.DataFrame) -> list[TokenKind]:
                     n=len(rows),
                     share=len(rows) / len(tokens),
                     first_in_sequence=float((rows["position"] == 0).mean()),
-                    first_in_document=float((known == 0).mean()) if len(known) else None,
+                    first_in_document=float((position == 0).mean()) if len(position) else None,
                     commonest=tuple((int(token), float(share)) for token, share in commonest.items()),
                 )
             )

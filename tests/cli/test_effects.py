@@ -41,7 +41,7 @@ def test_the_chain_has_a_word_for_every_link(results):
     out, _ = sparsedepth("effects", results, "--part", "chain", "--detail")
     assert "residual_variance_last -> usefulness: " in out
     assert re.search(
-        r"intervention depth_scale=lns: residual_variance_last lower: x.+, not shown to move this cause alone \(", out
+        r"intervention depth_scale=lns: residual_variance_last lower: x.+; not shown to move this cause alone \(", out
     )
     assert "held-out depths" in out and "within depth, given val_loss" in out
     assert "depth_scale=lns vs depth_scale=none -> residual_variance_last -> val_loss: share" in out

@@ -62,7 +62,7 @@ def test_one_seed_detects_nothing_and_what_choosing_adds_counts():
     untuned, tuned = (measure_power(runs, "val_loss", added, of)[0].detectable for of in ((), ("lr",)))
     assert untuned is not None and tuned == pytest.approx(2.8 * math.sqrt(2 * (0.01 / 40 + 0.01)), rel=0.03)
     assert "none assumed from choosing lr" in power_text(Noise(own=0.1), "assumed", "val_loss", ("lr",), None)
-    assert "0.1 of the choice of lr" in power_text(added, "assumed", "val_loss", ("lr",), None)
+    assert "0.1 from choosing lr" in power_text(added, "assumed", "val_loss", ("lr",), None)
 
 
 def test_what_a_choice_of_few_seeds_loses():
