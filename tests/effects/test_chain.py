@@ -266,5 +266,6 @@ def test_scores_that_are_degenerate_in_some_runs_share_one_line():
     runs = runs.assign(causal_score_largest_share=share, usefulness_loss_increase_largest_share=share, bigram_loss=99.0)
     (line,) = [line for line in cautions(runs) if "in some runs" in line]
     assert line == (
-        "Degenerate in some runs: usefulness, causal_score, because one block carries more than half of it (2 of 8 runs)"
+        "Degenerate in some runs: usefulness, causal_score, because one block carries more than half of it "
+        "(2 of 8 runs)"
     )
