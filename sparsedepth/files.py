@@ -1,7 +1,6 @@
-"""Files that are either whole or absent: written aside, flushed to disk, renamed; named by checksum.
+"""Atomic files and folders, file locks, bounded reading, checksums.
 
 A reader never sees half a file: `write_bytes` writes `.NAME.tmp-TOKEN`, calls fsync, and renames (atomic on POSIX).
-Locks are files too: `locked`.
 """
 
 import errno
@@ -21,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 COMPLETE = "complete"
-"""The file that is written last into a folder, and says that it is whole."""
-LEFT_SECONDS = 86_400.0
-"""A folder that was being filled, and has not changed for so long, has lost its process."""
+"""The marker file, written last into a folder."""
+ABANDONED_SECONDS = 86_400.0
+"""Temporary folders unchanged for so long are of a killed process."""
 MAX_TEXT_BYTES = 10_000_000
-"""A text of ours above this is not read: none comes near."""
+"""Larger text files are rejected; ours are far smaller."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -34,29 +33,29 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises ValueError in a complete folder, which never changes.
     """
     refuse_complete(path.parent)
-    aside = temporary_path(path)
+    temporary = temporary_path(path)
     try:
-        with open(aside, "wb") as file:
+        with open(temporary, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     except OSError as error:
-        if aside.is_file():
-            aside.unlink()
-        error.filename = str(path)  # the name that the caller gave, not ours
+        if temporary.is_file():
+            temporary.unlink()
+        error.filename = str(path)  # not the temporary name
         raise
     sync_folder(path.parent)
 
 
 def refuse_complete(folder: Path) -> None:
-    """Raises ValueError for a folder that carries the marker: what it holds is a result."""
+    """Raises ValueError for a complete folder."""
     if (folder / COMPLETE).is_file():
-        raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another place")
+        raise ValueError(f"run folder {str(folder)!r} is complete and never changes; write to another folder")
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut (and what a file holds, given a file)."""
+    """Flush a folder's renames (or a file's content) to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -65,37 +64,36 @@ def sync_folder(folder: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Where something is written before it gets its name: no other process does, on any machine (process ids recur, in
-    containers always)."""
+    """A temporary name, unique across processes and machines (process ids recur, in containers always)."""
     return path.with_name(f".{path.name}.tmp-{uuid.uuid4().hex}")
 
 
 @contextmanager
 def atomic_folder(folder: Path) -> Generator[Path]:
-    """A hidden folder to fill, which becomes `folder` (absent, or empty) at the end, flushed to disk.
+    """A hidden folder to fill, which is flushed to disk and renamed to `folder` (absent, or empty) at the end.
 
-    What is raised inside, or a crash, leaves no `folder`; readers pass over hidden ones, and the next that fills
-    `folder` deletes what a killed process left a day ago.
+    An exception or a crash leaves no `folder`. Readers skip hidden folders; those of killed processes are deleted after
+    a day, when `folder` is written again.
     """
-    whole = folder.resolve()
-    refuse_complete(whole.parent)
-    aside = temporary_path(whole)
-    aside.mkdir(parents=True)
-    for left in aside.parent.glob(f".{glob.escape(whole.name)}.tmp-*"):
-        if left.is_dir() and time.time() - left.stat().st_mtime > LEFT_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+    target = folder.resolve()
+    refuse_complete(target.parent)
+    temporary = temporary_path(target)
+    temporary.mkdir(parents=True)
+    for abandoned in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
+        if abandoned.is_dir() and time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(abandoned, ignore_errors=True)
     try:
-        yield aside
-        for path in sorted(aside.rglob("*")):
+        yield temporary
+        for path in sorted(temporary.rglob("*")):
             sync_folder(path)
-        sync_folder(aside)
-        os.rename(aside, whole)
+        sync_folder(temporary)
+        os.rename(temporary, target)
     except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(folder)  # a full disk has no name of its own
+            error.filename = str(folder)  # a full disk is reported without a name
         raise
-    sync_folder(whole.parent)
+    sync_folder(target.parent)
 
 
 def write_text(path: Path, content: str) -> None:
@@ -104,15 +102,15 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically; NaN and Inf are not JSON and are refused (store None for a missing value)."""
+    """Write JSON atomically. Raises ValueError for NaN and Inf (use None for missing values)."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] | None = None) -> Generator[None]:
-    """Hold the exclusive lock `path`, after whoever holds it now; `waiting()` is called if there is one.
+    """Hold the exclusive lock file `path`; `waiting()` is called if another process holds it.
 
-    An flock: the system lets go of it when the process ends, however it ends.
+    An flock: the system releases it when the process ends, in whatever way.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -129,7 +127,7 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Generator[N
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock. Reads only: works on a folder that cannot be written."""
+    """Whether a living process holds the lock. Works on read-only folders."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -144,12 +142,12 @@ def is_locked(path: Path) -> bool:
 
 
 class NotRegularError(OSError):
-    """A pipe, a device, a folder or a link, where a file should be."""
+    """A pipe, a device, a folder or a link in place of a file."""
 
 
 def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
-    """The bytes of a file in a folder that may be a stranger's. Raises NotRegularError, without waiting for a pipe or
-    following a link, and OSError for more than `limit` bytes."""
+    """The bytes of a file in an untrusted folder. Raises NotRegularError, without waiting for a pipe or following a
+    link, and OSError for more than `limit` bytes."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
@@ -157,23 +155,23 @@ def read_regular(path: Path | str, limit: int = MAX_TEXT_BYTES) -> bytes:
             raise NotRegularError(error.errno, "is no regular file", str(path)) from None
         raise
     try:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
-        if facts.st_size > limit:
+        if status.st_size > limit:
             raise OSError(errno.EFBIG, f"is larger than {limit:,} bytes", str(path))
-        content = os.read(handle, facts.st_size)
-        return content if 0 < len(content) == facts.st_size else content + io.FileIO(handle, closefd=False).readall()
+        content = os.read(handle, status.st_size)
+        return content if 0 < len(content) == status.st_size else content + io.FileIO(handle, closefd=False).readall()
     finally:
         os.close(handle)
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else, one that nests too deep too."""
+    """The value of a JSON text. Raises ValueError, also for too deep nesting."""
     try:
         return json.loads(content)
     except RecursionError:
-        raise ValueError("nests too deep") from None
+        raise ValueError("is nested too deeply") from None
 
 
 def sha256(path: Path) -> str:
@@ -183,6 +181,6 @@ def sha256(path: Path) -> str:
 
 
 def digest(content: Any) -> str:
-    """12 hex digits that name a JSON-able value: SHA-256 of its canonical (sorted, compact) JSON."""
+    """12 hex digits that identify a JSON value: SHA-256 of its canonical (sorted, compact) form."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -2,8 +2,8 @@
 
     P(|T| > |t|),  T of df degrees of freedom:  mean +- t_critical(n - 1) s / sqrt(n) covers the mean in 95% of samples
 
-At whole degrees of freedom it is a finite sum (Abramowitz & Stegun, 26.7.3 and 26.7.4). Why not scipy.special: it takes
-0.45 s to import, and a question to the store starts without it. `effects.intervals` loads it, for fractional ones.
+For whole degrees of freedom this is a finite sum (Abramowitz & Stegun, 26.7.3 and 26.7.4). Not by scipy.special, whose
+import takes 0.45 s, which queries do without; `effects.intervals` uses it for fractional degrees of freedom.
 """
 
 import math
@@ -14,7 +14,7 @@ LEVEL = 0.95
 Z = 1.959963984540054
 """The 97.5% quantile of the normal distribution."""
 MIN_VALUES = 3
-"""Fewer values get no interval: at two, its half-width is 9 standard deviations, known to nobody."""
+"""Fewer values get no interval: at two, its half-width is 9 estimated standard deviations."""
 
 
 def two_sided_p(t: float, df: int) -> float:
@@ -47,8 +47,7 @@ def t_critical(df: int, level: float = LEVEL) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Mean and the ends of its 95% interval over independent values. None: no mean without a value, no interval
-    with fewer than MIN_VALUES."""
+    """Mean of independent values and its 95% interval; None without a value, or with fewer than MIN_VALUES."""
     n = len(values)
     if not n:
         return None, None, None
@@ -67,7 +66,7 @@ def share_interval(share: float, n: float) -> tuple[float, float]:
     middle = share + Z**2 / (2 * n)
     half = Z * math.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
     lo, hi = (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
-    return 0.0 if share == 0 else max(0.0, lo), 1.0 if share == 1 else min(1.0, hi)  # without what rounding leaves
+    return 0.0 if share == 0 else max(0.0, lo), 1.0 if share == 1 else min(1.0, hi)  # exact in spite of rounding
 
 
 def paired_share_interval(lost: int, gained: int, n: int) -> tuple[float, float]:

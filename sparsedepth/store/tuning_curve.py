@@ -1,33 +1,31 @@
-"""How far a tuned value can be from the best one, and what choosing it adds to the error of the loss there.
+"""The optimum of a tuned field, and what tuning by few seeds adds to the error of the loss.
 
 For each configuration, over the values x_i = ln lr_i within two steps of the chosen x_b (finite means only), by least
 squares on the means over tuning seeds:
 
     y_i = a + b u_i + (k/2) u_i^2 + r_i + e_i,    u_i = x_i - x_b        optimum u* = -b / k, within a step of x_b
 
-r: roughness, what a value does beside the smooth curve with every seed alike; e: seeds, s^2/S. A curve of four values
-or more has its own k; one of three takes the k of all curves together. Over all curves of a sweep
+r: roughness, the deviation of a value from the smooth curve that all its seeds share; e: seed noise, s^2/S. A curve of
+four or more values has its own k; one of three takes the common k of all curves. Over all curves of a sweep
 
     var(r): restricted maximum likelihood, of the means over all runs at each value, whose error is known:
             s^2 over values x seeds of the tuning, less both means, and w^2 of each seed, which all values share
 
-The means that chose a value flatter it, and runs that had no part in that make them twice as sure. What a seed does to
-all curves alike is taken off first.
+The means that chose a value are optimistic for it; fresh runs, with seeds not used in the choice, correct that. The
+effect of a seed that all curves share is subtracted first.
 
-The *regret* of the chosen value (`tuning_excess`) is what its loss lies above the lowest point of the smooth curve
+The *regret* of the chosen value (`tuning_excess`) is the excess of its loss over the lowest point of the smooth curve
 within a step,
 
     D = r_b - min over |u| <= step of (b u + (k/2) u^2)
 
-and its distribution is the posterior given every run at these values, those of the results among them: with k_0 the
-curvature of all curves and h the step, b has the prior N(0, (k_0 h)^2), k N(k_0, (k_0 / 2)^2), r N(0, var(r)), and a
-value's mean the error of its runs. Few tuning seeds chose a value that flattered them; seeds that had no part in it
-show that. A regret that all configurations have cancels between two sides, so that what a side adds to the mean
-square of an effect is
+and its distribution is the posterior given all runs at these values, results included: with k_0 the common curvature
+and h the step, b has the prior N(0, (k_0 h)^2), k N(k_0, (k_0 / 2)^2), r N(0, var(r)), and a value's mean the error of
+its runs. A regret common to all configurations cancels in an effect, so that what each side adds to its mean square is
 
     variance = var(D) + (mean(D) - its mean over the n curves)^2 n / (n - 1)
 
-With one tuning seed s^2 is that of the other seeds at one value; without any it stays in var(r).
+With one tuning seed, s^2 is estimated from the fresh seeds at one value; without these it remains in var(r).
 """
 
 import math
@@ -39,17 +37,17 @@ import numpy as np
 from sparsedepth.store.small_sample import t_critical
 
 STEPS = 2
-"""Values on either side of the chosen one that the curve is fitted to: further ones diverge, or bend otherwise."""
+"""Values to each side of the chosen one in the fit: further ones diverge, or have another curvature."""
 DRAWS = 2000
 MIN_PROBABILITY = 0.05
-"""Probability from which on another value may be the better one."""
+"""Posterior probability from which on another value may be better than the chosen one."""
 MAX_HALF_WIDTH = math.log(10)
-"""An optimum whose 95% interval is wider than so much to either side is not known."""
+"""Largest half-width of the 95% interval of a reported optimum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningCurve:
-    """One configuration along one tuned field, the others at their best."""
+    """The losses of one configuration along one tuned field, with the others at their best values."""
 
     values: np.ndarray
     """ln of the values tried, ascending, (K,)"""
@@ -57,25 +55,24 @@ class TuningCurve:
     """by value and tuning seed, (K, S); inf where a run diverged"""
     chosen: int
     fresh: np.ndarray | None = None
-    """by value and seed that had no part in the choice, the same F in all curves, (K, F); NaN where none was run, or it
-    diverged"""
+    """by value and seed not used in the choice, the same F in all curves, (K, F); NaN where not run, or diverged"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveShape:
-    """What is known of the optimum of a curve."""
+    """The optimum of a curve, and the error of tuning."""
 
     optimum: float | None
-    """ln of the best value; None where the curve does not tell it within a factor of ten"""
+    """ln of the best value; None where it is not known within a factor of ten"""
     half_width: float | None
     """of its 95% interval"""
     variance: float | None
-    """that choosing the value adds to the mean loss; None where it cannot be told"""
+    """added to the mean loss by choosing the value; None where it cannot be estimated"""
     df: float
     expected_regret: float = 0.0
-    """of the chosen value: what variance counts only as it differs from that of the others"""
+    """of the chosen value; `variance` counts only its deviation from the mean regret of all curves"""
     indistinguishable_values: tuple[float, ...] = ()
-    """ln of the values next to the chosen one that may be better, by the curve, for all that these runs tell"""
+    """ln of the values next to the chosen one that may be better"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +87,7 @@ class _Near:
     """to the next value, the larger of both sides"""
     n_seeds: int
     runs: np.ndarray
-    """losses by value and seed, those of the tuning first; NaN where there is none, (K, S + F)"""
+    """losses by value and seed, tuning seeds first, (K, S + F); NaN where missing"""
 
     @property
     def design(self) -> np.ndarray:
@@ -109,7 +106,7 @@ class _Near:
 
 
 def curve_shapes(curves: Sequence[TuningCurve]) -> list[CurveShape]:
-    """The optimum, and the regret of the chosen value, of every curve of a sweep; all have one roughness."""
+    """The optimum and the regret of the chosen value for each curve of a sweep, with a common roughness."""
     curves = _without_seeds(curves, _seed_noise(curves)[0])
     near = [_near(curve) for curve in curves]
     curvature = _common_curvature([part for part in near if len(part.away) >= 3])
@@ -127,34 +124,35 @@ def curve_shapes(curves: Sequence[TuningCurve]) -> list[CurveShape]:
     )  # fmt: skip
     regrets = [_regret(part, max(curvature, 0.0), roughness) for part in near]
     means = np.array([regret.mean for regret in regrets])
-    apart = (means - means.mean()) ** 2 * len(means) / max(len(means) - 1, 1)
-    places = [float(curve.values[curve.chosen]) for curve in curves]
+    deviations = (means - means.mean()) ** 2 * len(means) / max(len(means) - 1, 1)
+    chosen = [float(curve.values[curve.chosen]) for curve in curves]
     return [
-        _shape(part, fit, roughness, regret, float(square), at)
-        for part, fit, regret, square, at in zip(near, fits, regrets, apart, places, strict=True)
+        _shape(part, fit, roughness, regret, float(deviation), value)
+        for part, fit, regret, deviation, value in zip(near, fits, regrets, deviations, chosen, strict=True)
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Roughness:
-    """What the curves of a sweep share."""
+    """The variances that the curves of a sweep have in common."""
 
     variance: float
+    """var(r)"""
     spread: float
     """residual mean square of the means over tuning seeds"""
     noise: float
-    """variance of a run, less what all runs of its seed share"""
+    """variance of a run, without the effect of its seed"""
     shared: float
-    """variance of that"""
+    """variance of the effects of seeds"""
     df: int
-    """of spread"""
+    """degrees of freedom of spread"""
     variance_df: float
     """degrees of freedom of variance (Satterthwaite)"""
 
 
 def _roughness(near: Sequence[_Near], curvature: float, noise: float, shared: float) -> tuple[float, float, float]:
-    """var(r), by restricted maximum likelihood, of all runs' means around their smooth curves; the error's variance of
-    a mean there; and half the variance of var(r)."""
+    """var(r) by restricted maximum likelihood, from the means of all runs around their smooth curves; the error
+    variance of such a mean; half the variance of var(r)."""
     squares, errors = [np.zeros(0)], [np.zeros(0)]
     for part in near:
         if len(part.away) < 3:
@@ -176,8 +174,8 @@ def _roughness(near: Sequence[_Near], curvature: float, noise: float, shared: fl
 
 
 def _without_seeds(curves: Sequence[TuningCurve], noise: float) -> list[TuningCurve]:
-    """The curves less what a seed does to all of them alike, where they have the same ones. How much of the rise from
-    the tuning's seeds to the others is such, and how much the choice's, is told by how far the seeds lie apart."""
+    """The curves without the effects of seeds that they share, if all have the same seeds. The spread of the seeds
+    determines how much of the rise from tuning to fresh seeds is their effect, and how much is due to the choice."""
     fresh_F = [c.fresh[c.chosen] for c in curves if c.fresh is not None]
     if len(curves) < 3 or len({c.losses.shape[1] for c in curves}) > 1 or len({*map(len, fresh_F)}) > 1:
         return list(curves)
@@ -203,9 +201,9 @@ def _of_seeds(loss_RS: np.ndarray) -> np.ndarray:
 
 def _means_with_error(part: _Near, noise: float, shared: float) -> tuple[np.ndarray, np.ndarray]:
     """The mean of all runs at each value, and the covariance of its error: (K,), (K, K)."""
-    known_KS = np.isfinite(part.runs).astype(float)
-    alike_KK = known_KS @ known_KS.T / np.outer(part.count, part.count)
-    return part.all_means, noise * np.diag(1 / part.count) + shared * alike_KK
+    has_run_KS = np.isfinite(part.runs).astype(float)
+    common_seeds_KK = has_run_KS @ has_run_KS.T / np.outer(part.count, part.count)
+    return part.all_means, noise * np.diag(1 / part.count) + shared * common_seeds_KK
 
 
 def _near(curve: TuningCurve) -> _Near:
@@ -225,13 +223,14 @@ def _near(curve: TuningCurve) -> _Near:
 
 
 def _common_curvature(near: Sequence[_Near]) -> float:
-    """k over all curves, each with a level and a slope of its own; 0 without a curve."""
-    above, below = 0.0, 0.0
+    """k of all curves together, each with its own level and slope; 0 without a curve."""
+    numerator, denominator = 0.0, 0.0
     for part in near:
         line_K2, square_K = part.design[:, :2], part.design[:, 2]
-        rest_K = square_K - line_K2 @ np.linalg.lstsq(line_K2, square_K, rcond=None)[0]
-        above, below = above + float(rest_K @ part.all_means), below + float(rest_K @ rest_K)
-    return above / below if below else 0.0
+        residual_K = square_K - line_K2 @ np.linalg.lstsq(line_K2, square_K, rcond=None)[0]
+        numerator += float(residual_K @ part.all_means)
+        denominator += float(residual_K @ residual_K)
+    return numerator / denominator if denominator else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,53 +246,52 @@ class _Fit:
 def _fit(part: _Near, common: float) -> _Fit:
     """Level, slope and, from four values on, curvature."""
     n = len(part.away)
-    own = n >= 4
-    columns_KP = np.stack([np.ones(n), part.away, part.away**2 / 2], axis=1)[:, : 3 if own else 2]
-    target_K = part.means if own else part.means - common * part.away**2 / 2
+    has_own_curvature = n >= 4
+    columns_KP = part.design if has_own_curvature else part.design[:, :2]
+    target_K = part.means if has_own_curvature else part.means - common * part.away**2 / 2
     if n < 3:
         return _Fit(slope=0.0, curvature=common, covariance_22=np.zeros((2, 2)), squares=0.0, df=0)
     theta_P = np.linalg.lstsq(columns_KP, target_K, rcond=None)[0]
-    rest_K = target_K - columns_KP @ theta_P
+    residual_K = target_K - columns_KP @ theta_P
     covariance = np.linalg.inv(columns_KP.T @ columns_KP)[1:, 1:]
     covariance_22 = np.zeros((2, 2))
     covariance_22[: len(covariance), : len(covariance)] = covariance
-    curvature = float(theta_P[2]) if own else common
     return _Fit(
         slope=float(theta_P[1]),
-        curvature=curvature,
+        curvature=float(theta_P[2]) if has_own_curvature else common,
         covariance_22=covariance_22,
-        squares=float(rest_K @ rest_K),
+        squares=float(residual_K @ residual_K),
         df=n - len(theta_P),
     )
 
 
 def _seed_noise(curves: Sequence[TuningCurve]) -> tuple[float, int, float]:
-    """The variance of one run around its value's and its seed's means, its degrees of freedom, and the variance of what
-    a seed does to all values; with one tuning seed the first from the other seeds at a value, and 0 of the last."""
+    """The variance of a run around the means of its value and seed, its degrees of freedom, and the variance of the
+    effects of seeds. With one tuning seed the first is estimated from fresh seeds, and the last is 0."""
     squares, df, shared, shared_df = 0.0, 0, 0.0, 0
     for curve in curves:
         y_KS = curve.losses[np.isfinite(curve.losses).all(axis=1)]
         if min(y_KS.shape) > 1:
             n_values, n_seeds = y_KS.shape
             seed_S = y_KS.mean(axis=0) - y_KS.mean()
-            rest_KS = y_KS - y_KS.mean(axis=1, keepdims=True) - seed_S
-            square = float((rest_KS**2).sum())
+            residual_KS = y_KS - y_KS.mean(axis=1, keepdims=True) - seed_S
+            square = float((residual_KS**2).sum())
             squares, df = squares + square, df + (n_values - 1) * (n_seeds - 1)
             shared += float((seed_S**2).sum()) - square / (n_values - 1) / n_values
             shared_df += n_seeds - 1
     if df:
         return squares / df, df, max(0.0, shared / shared_df)
-    for known_F in _of_one_value(curves):
-        squares, df = squares + float(((known_F - known_F.mean()) ** 2).sum()), df + len(known_F) - 1
+    for loss_F in _fresh_losses(curves):
+        squares, df = squares + float(((loss_F - loss_F.mean()) ** 2).sum()), df + len(loss_F) - 1
     return (squares / df if df else 0.0), df, 0.0
 
 
-def _of_one_value(curves: Sequence[TuningCurve]) -> Iterator[np.ndarray]:
-    """The losses at each value of the seeds that had no part in the choice, where two or more are finite."""
+def _fresh_losses(curves: Sequence[TuningCurve]) -> Iterator[np.ndarray]:
+    """The finite losses of fresh seeds at each value that has two or more."""
     for curve in curves:
-        for value_F in () if curve.fresh is None else curve.fresh:
-            if np.isfinite(value_F).sum() > 1:
-                yield value_F[np.isfinite(value_F)]
+        for loss_F in () if curve.fresh is None else curve.fresh:
+            if np.isfinite(loss_F).sum() > 1:
+                yield loss_F[np.isfinite(loss_F)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,13 +299,13 @@ class _Regret:
     mean: float
     variance: float
     rough: float
-    """the part of it that is the value's roughness"""
+    """the part of the variance due to the value's roughness"""
     indistinguishable: np.ndarray
-    """which of the near values may be better, (K,)"""
+    """whether each near value may be better, (K,)"""
 
 
 def _regret(part: _Near, curvature: float, roughness: _Roughness) -> _Regret:
-    """The regret of the chosen value, by draws of slope, curvature and the value's roughness from their posterior."""
+    """The regret of the chosen value, from posterior draws of slope, curvature and the value's roughness."""
     mean_K, error_KK = _means_with_error(part, roughness.noise, roughness.shared)
     error_KK += (roughness.variance + 1e-12) * np.eye(len(mean_K))
     columns_KP = part.design
@@ -318,15 +316,15 @@ def _regret(part: _Near, curvature: float, roughness: _Roughness) -> _Regret:
     rng = np.random.default_rng(0)
     theta_NP = rng.multivariate_normal(theta_P, covariance_PP, size=DRAWS, method="eigh")
     chosen = int(np.argmin(np.abs(part.away)))
-    pull_K = roughness.variance * weight_KK[chosen]
-    left = max(0.0, roughness.variance * (1 - pull_K[chosen]))
-    rough_N = (mean_K - theta_NP @ columns_KP.T) @ pull_K + math.sqrt(left) * rng.standard_normal(DRAWS)
+    gain_K = roughness.variance * weight_KK[chosen]
+    posterior_variance = max(0.0, roughness.variance * (1 - gain_K[chosen]))
+    rough_N = (mean_K - theta_NP @ columns_KP.T) @ gain_K + math.sqrt(posterior_variance) * rng.standard_normal(DRAWS)
     slope_N, curvature_N = theta_NP[:, 1], theta_NP[:, 2]
     inner_N = np.clip(
         np.divide(-slope_N, curvature_N, out=np.zeros(DRAWS), where=curvature_N > 0), -part.step, part.step
     )
-    places_N3 = np.stack([inner_N, np.full(DRAWS, -part.step), np.full(DRAWS, part.step)], axis=1)
-    lowest_N = (slope_N[:, None] * places_N3 + curvature_N[:, None] / 2 * places_N3**2).min(axis=1)
+    candidates_N3 = np.stack([inner_N, np.full(DRAWS, -part.step), np.full(DRAWS, part.step)], axis=1)
+    lowest_N = (slope_N[:, None] * candidates_N3 + curvature_N[:, None] / 2 * candidates_N3**2).min(axis=1)
     regret_N = rough_N - lowest_N
     smooth_NK = theta_NP[:, 1:] @ columns_KP[:, 1:].T
     indistinguishable_K = ((smooth_NK < rough_N[:, None]).mean(axis=0) >= MIN_PROBABILITY) & (part.away != 0)
@@ -338,22 +336,24 @@ def _regret(part: _Near, curvature: float, roughness: _Roughness) -> _Regret:
     )
 
 
-def _shape(part: _Near, fit: _Fit, roughness: _Roughness, regret: _Regret, apart: float, at: float) -> CurveShape:
-    """`at`: ln of the chosen value; `apart`: how far its regret lies from that of the others, squared."""
+def _shape(
+    part: _Near, fit: _Fit, roughness: _Roughness, regret: _Regret, deviation: float, chosen: float
+) -> CurveShape:
+    """`chosen`: ln of the chosen value; `deviation`: of its mean regret from that of all curves, squared."""
     away, error = 0.0, math.inf
     if len(part.away) >= 3 and fit.curvature > 0:
         gradient_2 = np.array([-1 / fit.curvature, fit.slope / fit.curvature**2])
         away = min(max(-fit.slope / fit.curvature, -part.step), part.step)
         error = math.sqrt(roughness.spread * float(gradient_2 @ fit.covariance_22 @ gradient_2))
     half_width = t_critical(roughness.df) * error
-    variance = regret.variance + apart
+    variance = regret.variance + deviation
     rough = min(regret.rough, variance)
     half_variance = rough**2 / roughness.variance_df + (variance - rough) ** 2 / roughness.df
     return CurveShape(
-        optimum=at + away if half_width < MAX_HALF_WIDTH else None,
+        optimum=chosen + away if half_width < MAX_HALF_WIDTH else None,
         half_width=half_width if half_width < MAX_HALF_WIDTH else None,
         variance=variance,
         expected_regret=regret.mean,
         df=variance**2 / half_variance if half_variance else roughness.df,
-        indistinguishable_values=tuple(at + part.away[regret.indistinguishable]),
+        indistinguishable_values=tuple(chosen + part.away[regret.indistinguishable]),
     )
