@@ -186,7 +186,7 @@ def measure(
     """
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.config.load import parse_settings
-    from sparsedepth.probe.text import given_tokens
+    from sparsedepth.probe.text import read_token_arrays
     from sparsedepth.run.measure_existing_model import MeasureRequest, measure_existing_model
     from sparsedepth.train.runtime import find_device
 
@@ -199,7 +199,7 @@ def measure(
         model=str(model),
         settings={**({} if seq_len is None else {"seq_len": seq_len}), **settings, **_measures(measures, settings)},
         data=data,
-        given=None if scored is None else given_tokens(scored, *others),
+        given=None if scored is None else read_token_arrays(scored, *others),
         out=None if out is None else Path(out),
         device=find_device(device),
         dtype="fp32" if fp32 else "checkpoint",

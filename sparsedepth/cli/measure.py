@@ -13,7 +13,7 @@ from sparsedepth.quantities.record import Column
 
 if TYPE_CHECKING:
     from sparsedepth.probe.load import LoadedModel
-    from sparsedepth.probe.text import GivenTokens
+    from sparsedepth.probe.text import TokenArrays
     from sparsedepth.run.measure_existing_model import MeasurementResult
 
 
@@ -86,7 +86,7 @@ def measure(
         print(f"written: {out}", file=sys.stdout if format == "table" else sys.stderr)
 
 
-def _title(loaded: "LoadedModel", given: "GivenTokens | None", fit_tokens: Path | None) -> str:
+def _title(loaded: "LoadedModel", given: "TokenArrays | None", fit_tokens: Path | None) -> str:
     facts = loaded.facts
     sizes = f"{facts.n_layers} layers, d_model {facts.d_model}, {facts.params_total:,} parameters"
     title = f"{loaded.source}: {facts.family}, {sizes}"

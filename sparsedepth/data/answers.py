@@ -108,7 +108,7 @@ class AnswerSource(DocumentSource):
         rows = range(first, min(first + n_tokens // seq_len, len(starts) - 1))
         if not rows:
             raise ValueError(
-                f"no row of seq_len={seq_len:,} is left: {n_tokens:,} held-out tokens are asked for after the first "
+                f"no row of seq_len={seq_len:,} is left: {n_tokens:,} held-out tokens are needed after the first "
                 f"{skip_tokens:,}, and the {len(self._val.length_N):,} held-out pairs of corpus="
                 f"{self.corpus.manifest.corpus!r} fill {len(starts) - 1:,} rows; lower measure_tokens, raise "
                 f"val_fraction, or use more pairs"

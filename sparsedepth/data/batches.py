@@ -57,8 +57,8 @@ def held_out(corpus: Corpus, seq_len: int, n_tokens: int, skip_tokens: int = 0) 
     n_windows = min(n_tokens, available) // seq_len
     if n_windows < 1:
         raise ValueError(
-            f"no window of seq_len={seq_len:,} fits: {n_tokens:,} held-out tokens are asked for after the first "
-            f"{skip_tokens:,}, and the held-out text has {corpus.n_val_tokens:,}; ask for at least seq_len tokens, "
+            f"no window of seq_len={seq_len:,} fits: {n_tokens:,} held-out tokens are needed after the first "
+            f"{skip_tokens:,}, and the held-out text has {corpus.n_val_tokens:,}; use at least seq_len tokens, "
             f"raise val_fraction, or use a longer corpus"
         )
     return _windows(corpus.val, skip_tokens + np.arange(n_windows) * seq_len, seq_len)

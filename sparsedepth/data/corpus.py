@@ -57,9 +57,7 @@ def documents(config: DataConfig) -> Iterator[str]:
             is_empty = False
             yield text
     if is_empty:
-        raise ValueError(
-            f"corpus={config.corpus!r} holds no text; name a file, folder or data set with documents in it"
-        )
+        raise ValueError(f"corpus={config.corpus!r} contains no text; name a file, folder or data set with documents")
 
 
 def fingerprint(corpus: str) -> str | None:
@@ -129,7 +127,7 @@ def local_files(corpus: str) -> list[Path]:
         return files
     if not path.is_file():
         raise ValueError(
-            f"corpus={corpus!r} is no file or folder here ({path.absolute()}); correct the path, "
+            f"corpus={corpus!r} does not exist ({path.absolute()}); correct the path, "
             f"or use {STDLIB!r} or '{HUB}NAME' for a data set of the hub"
         )
     if kind_of(path) is None:

@@ -253,7 +253,7 @@ class ImageSource(CorpusSource):
         rows = self._val[first : first + n_tokens // seq_len]
         if not len(rows):
             raise ValueError(
-                f"no held-out image is left of {len(self._val):,}: {n_tokens:,} tokens are asked for after the first "
+                f"no held-out image is left of {len(self._val):,}: {n_tokens:,} tokens are needed after the first "
                 f"{skip_tokens:,}, an image has {seq_len}; lower measure_tokens, raise val_fraction, or use more images"
             )
         return self._sequences(rows)

@@ -225,7 +225,7 @@ def open_shards(folder: Path) -> Corpus:
 
 def remedy(folder: Path) -> str:
     """The fix for unusable token files."""
-    return f"delete the folder {folder} and run again to tokenise the corpus anew"
+    return f"delete the folder {folder} and run again to tokenise the corpus"
 
 
 def _check_file(path: Path, checksum: str, size: int | None, fix: str) -> None:

@@ -49,17 +49,15 @@ class GroupNorm(nn.Module):
         return times(F.layer_norm(groups, groups.shape[-1:], eps=self.eps).flatten(-2).to(x.dtype), self.weight)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(GroupNorm):
     """(x - mean) / standard deviation * weight + bias."""
 
     def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.eps = eps
+        super().__init__(width, 1, eps)
+        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        return plus(times(F.layer_norm(wide, wide.shape[-1:], eps=self.eps).to(x.dtype), self.weight), self.bias)
+        return plus(super().forward(x), self.bias)
 
 
 def make_norm(config: ModelConfig) -> RMSNorm | GroupNorm | LayerNorm:

@@ -177,29 +177,27 @@ class ProbedHfModel:
         names = [name for name, _ in self.block_module(layer).named_parameters() if kinds.get(name) == "down"]
         if not names:
             return None
-        captured: list[Tensor] = []
-        down = self.block_module(layer).get_submodule(names[0].removesuffix(".weight"))
-        hook = down.register_forward_pre_hook(lambda module, args: captured.append(args[0]))
-        try:
-            self.block(layer, x_BTD)
-        finally:
-            hook.remove()
-        return captured[0].unflatten(0, x_BTD.shape[:2]) if captured[0].ndim == 2 else captured[0]
+        h, _ = self._capture(layer, x_BTD, self.block_module(layer).get_submodule(names[0].removesuffix(".weight")))
+        return h.unflatten(0, x_BTD.shape[:2]) if h.ndim == 2 else h
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """Probabilities and choices of the layer's router, captured while the block runs."""
         router = getattr(getattr(self.block_module(layer), "mlp", None), "gate", None)
         if router is None or not hasattr(router, "top_k"):
             return None
-        captured: list[tuple[Tensor, Tensor, Tensor]] = []
-        hook = router.register_forward_hook(lambda module, args, output: captured.append(output))
+        _, (logits_NE, _, choice_NC) = self._capture(layer, x_BTD, router)
+        shape = x_BTD.shape[:2]
+        return logits_NE.float().softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
+
+    def _capture(self, layer: int, x_BTD: Tensor, module: nn.Module) -> tuple[Any, Any]:
+        """Input and output of a module inside the block, captured while the block runs."""
+        calls: list[tuple[Any, Any]] = []
+        hook = module.register_forward_hook(lambda module, args, output: calls.append((args[0], output)))
         try:
             self.block(layer, x_BTD)
         finally:
             hook.remove()
-        logits_NE, _, choice_NC = captured[0]
-        shape = x_BTD.shape[:2]
-        return logits_NE.float().softmax(-1).unflatten(0, shape), choice_NC.unflatten(0, shape)
+        return calls[0]
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> None:
         """No supported family has several streams."""

@@ -1,8 +1,8 @@
-"""What a model's scores are measured on: held-out text in its own tokenizer, or exactly the tokens that are given.
+"""The data that a model is measured on: held-out text in its own tokenizer, or token arrays from files.
 
-A run is measured on its own corpus or task, unless another text is named. Every other model reads the documents that a
-run on the same corpus holds out (they are chosen by the hash of their text), so that models stand in one table on one
-text. Sequences whose targets are not the next tokens are given by their arrays.
+A run is measured on its own corpus or task, unless another text is named. All other models read the documents that a
+run on the same corpus holds out (chosen by the hash of their text), so models in one table are measured on the same
+text. Sequences whose targets are not the next tokens are read from arrays.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, is_learned, ma
 from sparsedepth.files import digest, sha256
 from sparsedepth.probe.load import LoadedModel
 
-GIVEN_DTYPES = ("i", "u")
-"""Kinds of NumPy array that hold token ids."""
+ID_KINDS = ("i", "u")
+"""NumPy kinds of token ids: signed and unsigned integers."""
 
 _BPE_FILES = ("vocab.json", "merges.txt")
 _TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *_BPE_FILES)
 
 
 @dataclass(frozen=True, eq=False)
-class GivenTokens:
-    """The tokens of arrays, asked as a source is: what is asked for after the scored tokens is the fit part."""
+class TokenArrays:
+    """Token arrays with the interface of a source: `held_out` with skip_tokens returns the fit part."""
 
     scored: Sequences
     fit: Sequences
@@ -42,9 +42,9 @@ class GivenTokens:
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         chosen = self.fit if skip_tokens else self.scored
-        assert chosen.inputs.shape[1] == seq_len, "given tokens have one length"
+        assert chosen.inputs.shape[1] == seq_len, "token arrays have one length"
         if n_tokens < seq_len:
-            raise ValueError(f"{n_tokens} tokens are less than one sequence of the given {seq_len}; ask for more")
+            raise ValueError(f"{n_tokens} tokens are less than one sequence of {seq_len}; raise the number of tokens")
         return chosen[: n_tokens // seq_len]
 
     @property
@@ -53,7 +53,7 @@ class GivenTokens:
 
     @property
     def n_tokens(self) -> int:
-        """Of the scored sequences, whether they count or not."""
+        """Tokens of the scored sequences, scored or not."""
         return self.scored.inputs.size
 
     @property
@@ -66,71 +66,71 @@ class GivenTokens:
         return digest([[array.shape, hashlib.sha256(array.tobytes()).hexdigest()] for array in arrays])
 
 
-def given_tokens(
+def read_token_arrays(
     scored: Path, fit: Path | None = None, targets: Path | None = None, fit_targets: Path | None = None
-) -> GivenTokens:
-    """Sequences from .npy files of integers: token ids [N, T] with `targets` [N, T], -100 where a position does not
-    count; or ids [N, T + 1] alone, whose targets are the next tokens, the last column being the last target.
+) -> TokenArrays:
+    """Sequences from .npy files of integers: token ids [N, T] with `targets` [N, T], -100 where not scored; or only ids
+    [N, T + 1], whose targets are the next tokens.
 
     Without `fit`, usefulness fits its maps on the last half of the sequences, and the first half is scored. Raises
-    ValueError, one line, for another file, arrays of other shapes, and where no scored position counts.
+    ValueError, one line, for other files or shapes, and if no position is scored.
     """
     whole = _read_sequences(scored, targets)
     if fit is None:
         if len(whole) < 2:
-            raise ValueError(f"{scored} has 1 sequence, and half of them are to fit on; give --fit-tokens, or two")
+            raise ValueError(f"{scored} has 1 sequence, and half are for fitting; give --fit-tokens, or two")
         half = len(whole) // 2
-        given = GivenTokens(whole[: len(whole) - half], whole[len(whole) - half :])
+        arrays = TokenArrays(whole[: len(whole) - half], whole[len(whole) - half :])
     else:
-        given = GivenTokens(whole, _read_fit(fit, fit_targets, targets is not None))
-        if given.fit.inputs.shape[1] != given.seq_len:
+        arrays = TokenArrays(whole, _read_fit(fit, fit_targets, targets is not None))
+        if arrays.fit.inputs.shape[1] != arrays.seq_len:
             raise ValueError(
-                f"{fit} has sequences of {given.fit.inputs.shape[1]} tokens and {scored} of {given.seq_len}; "
+                f"{fit} has sequences of {arrays.fit.inputs.shape[1]} tokens and {scored} of {arrays.seq_len}; "
                 f"give equal ones"
             )
-    if not given.scored.n_scored:
-        raise ValueError(f"{targets}: none of the targets of the scored sequences counts: all are {IGNORED}")
-    return given
+    if not arrays.scored.n_scored:
+        raise ValueError(f"{targets}: no target of the scored sequences is scored: all are {IGNORED}")
+    return arrays
 
 
 def _read_sequences(path: Path, targets: Path | None) -> Sequences:
-    """The sequences of two files, or of one with the last target in it."""
+    """Sequences from ids and targets, or from ids with the last target."""
     ids = _read_ids(path, least=2 if targets else 3)
     if targets is None:
         return next_tokens(ids)
     target_NT = _read_ids(targets, least=2)
     if target_NT.shape != ids.shape:
         raise ValueError(
-            f"{targets} holds {list(target_NT.shape)} and {path} holds {list(ids.shape)}: targets have the shape of "
-            f"their tokens, {IGNORED} where a position does not count"
+            f"{targets} holds {list(target_NT.shape)} and {path} holds {list(ids.shape)}: targets need the shape of "
+            f"their tokens, {IGNORED} where a position is not scored"
         )
     return Sequences(inputs=ids, targets=target_NT)
 
 
-def _read_fit(path: Path, targets: Path | None, apart: bool) -> Sequences:
-    """What maps are fitted on, every token of it; targets that are apart need not be given."""
-    if targets is not None or not apart:
+def _read_fit(path: Path, targets: Path | None, has_targets: bool) -> Sequences:
+    """The sequences for fitting maps; separate targets are optional."""
+    if targets is not None or not has_targets:
         return _read_sequences(path, targets)
     ids = _read_ids(path, least=2)
     return Sequences(inputs=ids, targets=np.full_like(ids, IGNORED))
 
 
-def check_tokens(tokens: GivenTokens, model: LoadedModel) -> None:
-    """Raises ValueError for ids outside the model's vocabulary, and for sequences that are longer than it can read."""
+def check_tokens(tokens: TokenArrays, model: LoadedModel) -> None:
+    """Raises ValueError for ids outside the model's vocabulary, and for sequences longer than its context."""
     size = model.facts.vocab_size
     if not model.probed.causal:
-        raise ValueError(f"{model.source} reads images, and the given tokens are ids; measure it on its own images")
+        raise ValueError(f"{model.source} reads images, and the token arrays hold ids; measure it on its own images")
     for part in (tokens.scored, tokens.fit):
         if part.inputs.min() < 0 or part.inputs.max() >= size:
             raise ValueError(
-                f"the given tokens have ids from {part.inputs.min()} to {part.inputs.max()}, and {model.source} has "
+                f"the token arrays have ids from {part.inputs.min()} to {part.inputs.max()}, and {model.source} has "
                 f"ids from 0 to {size - 1}; tokenise the text with its own tokenizer"
             )
-        counted = part.targets[part.targets != IGNORED]
-        if counted.size and (counted.min() < 0 or counted.max() >= size):
+        scored = part.targets[part.targets != IGNORED]
+        if scored.size and (scored.min() < 0 or scored.max() >= size):
             raise ValueError(
-                f"the given targets are from {counted.min()} to {counted.max()}, and {model.source} has ids from 0 to "
-                f"{size - 1}; write {IGNORED} where a position does not count"
+                f"the targets are from {scored.min()} to {scored.max()}, and {model.source} has ids from 0 to "
+                f"{size - 1}; write {IGNORED} where a position is not scored"
             )
     _check_length(model, tokens.seq_len)
 
@@ -141,7 +141,7 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
             ids = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read as a .npy array: {' '.join(str(error).split())[:200]}") from None
-    if ids.dtype.kind not in GIVEN_DTYPES or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
+    if ids.dtype.kind not in ID_KINDS or ids.ndim != 2 or ids.shape[1] < least or not len(ids):
         length = "length + 1" if least == 3 else "length"
         raise ValueError(
             f"{path} holds {ids.dtype} {list(ids.shape)}; token ids are integers [sequences, {length}], "
@@ -156,10 +156,10 @@ def _check_length(model: LoadedModel, seq_len: int) -> None:
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:
-    """Held-out text of `corpus`, tokenised once under `root`; if None, what a run holds out of its own text or task.
+    """Held-out text of `corpus`, tokenised once under `root`; if None, a run's own held-out text or task.
 
-    `root` is the data folder of the run's results where there is one: a BPE that the run learned lies there. Raises
-    ValueError for text or a tokenizer that cannot be used, and if not `n_tokens` tokens in windows of `seq_len` exist.
+    `root` is the data folder of the run's results, if any, with its learned BPE. Raises ValueError for unusable text or
+    tokenizers, and unless there are `n_tokens` tokens in windows of `seq_len`.
     """
     _check_length(model, seq_len)
     is_running_text = corpus is None or (is_text(corpus) and not is_sft(corpus))
@@ -172,23 +172,23 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
         config = _config_of_run(model.config, corpus)
     source = open_source(config, root)
     if not isinstance(source, TextSource):
-        return source  # as many as are asked for
+        return source  # with any number of tokens
     available = source.corpus.n_val_tokens - 1
     if available < max(n_tokens, seq_len):
         raise ValueError(
             f"the held-out part of corpus={config.corpus!r} has {available:,} tokens in the tokenizer of "
-            f"{model.source}, and {max(n_tokens, seq_len):,} are asked for; ask for fewer, or use a longer corpus"
+            f"{model.source}, and {max(n_tokens, seq_len):,} are needed; measure fewer tokens, or use a longer corpus"
         )
     return source
 
 
 def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
-    """The model's own tokenizer; one that a run learned is read from the run's data under `root`.
+    """The model's own tokenizer; one learned by a run is read from the run's data under `root`.
 
-    Raises ValueError for a run on a task, whose tokens are no text.
+    Raises ValueError for a run on a task, whose tokens are not text.
     """
     if model.config is not None and not is_text(model.config.corpus):
-        raise ValueError(f"{model.source} was trained on corpus={model.config.corpus!r}, and its tokens are no text")
+        raise ValueError(f"{model.source} was trained on corpus={model.config.corpus!r}, and its tokens are not text")
     if model.config is None:
         return make_tokenizer(tokenizer_folder(model.folder), (), model.facts.vocab_size)
     if is_learned(model.config.tokenizer):
@@ -197,12 +197,12 @@ def tokenizer_of(model: LoadedModel, root: Path) -> Tokenizer:
 
 
 def _config(model: LoadedModel, corpus: str | None, n_tokens: int) -> RunConfig:
-    """A run's config as far as the data package reads it."""
+    """A run config with the fields that the data package reads."""
     fields = {"tokenizer": tokenizer_folder(model.folder), "vocab_size": model.facts.vocab_size}
     if corpus is not None:
         fields["corpus"] = corpus
     config = build(RunConfig, fields, model.source)
-    if config.corpus.startswith(HUB):  # a stream without end: read what holds twice the tokens that are wanted
+    if config.corpus.startswith(HUB):  # an endless stream: read twice the needed tokens
         config = config.model_copy(update={"max_corpus_tokens": int(2 * n_tokens / config.val_fraction)})
     return config
 
@@ -213,18 +213,18 @@ def _config_of_run(config: RunConfig, corpus: str | None) -> RunConfig:
     if is_learned(config.tokenizer):
         raise ValueError(
             f"tokenizer={config.tokenizer!r} of the run was learned on corpus={config.corpus!r} and cannot be learned "
-            f"on {corpus!r} again; measure the run on its own corpus, or on given tokens"
+            f"on {corpus!r} again; measure the run on its own corpus, or on token arrays"
         )
     return build(RunConfig, {**config.model_dump(mode="json"), "corpus": corpus, "text_field": "text"}, "run")
 
 
 def tokenizer_folder(folder: Path) -> str:
-    """Raises ValueError for a folder without a tokenizer: transformers would make up an empty one."""
+    """The folder, resolved. Raises ValueError without a tokenizer, where transformers would invent an empty one."""
     if not (folder / TOKENIZER_FILE).exists() and not all((folder / name).exists() for name in _BPE_FILES):
-        raise ValueError(f"{folder} has no {TOKENIZER_FILE}; copy the model's there, or measure on given tokens")
+        raise ValueError(f"{folder} has no {TOKENIZER_FILE}; copy the model's there, or measure on token arrays")
     return str(folder.resolve())
 
 
 def _fingerprint(folder: Path) -> str:
-    """12 hex digits of a folder's tokenizer: ids made by another one at the same place are not taken for its own."""
+    """12 hex digits of a folder's tokenizer files, so that ids of different tokenizers are kept apart."""
     return digest({name: sha256(folder / name) for name in _TOKENIZER_FILES if (folder / name).exists()})

@@ -16,7 +16,7 @@ from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.load import Dtype, LoadedModel, load_model
-from sparsedepth.probe.text import GivenTokens, check_tokens, measure_source
+from sparsedepth.probe.text import TokenArrays, check_tokens, measure_source
 from sparsedepth.run.manifest import Stopwatch, device_facts, provenance
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
@@ -31,7 +31,7 @@ class MeasureRequest:
     """fields of MeasureOnlyConfig that were asked for"""
     data: str | None = None
     """a corpus; None = a run's own, else the default one"""
-    given: GivenTokens | None = None
+    given: TokenArrays | None = None
     """exactly these tokens in place of a corpus"""
     out: Path | None = None
     """folder of the record"""
@@ -42,7 +42,7 @@ class MeasureRequest:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasurementResult:
     loaded: LoadedModel
-    given: GivenTokens | None
+    given: TokenArrays | None
     """the tokens that were given in place of a corpus"""
     config: MeasureOnlyConfig
     measurements: Measurements
@@ -114,7 +114,7 @@ def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
 
 def _tokens(
     loaded: LoadedModel, config: MeasureOnlyConfig, request: MeasureRequest, scratch: Path
-) -> GivenTokens | Source:
+) -> TokenArrays | Source:
     """The given tokens, a run's task, or held-out text, tokenised beside a run's other data or in `scratch`."""
     if request.given is not None:
         check_tokens(request.given, loaded)

@@ -80,17 +80,17 @@ def test_parquet_reads_the_named_column(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("absent.txt", None, "is no file or folder here"),
+        ("absent.txt", None, "does not exist ("),
         ("a.pdf", b"x", "unknown kind '.pdf'; convert it to one of .txt, .jsonl, .json"),
         ("a.parquet.gz", b"x", "unknown kind '.gz'"),
-        ("a.txt", b" \n", "holds no text"),
+        ("a.txt", b" \n", "contains no text"),
         ("a.txt", b"\xff\xfe", "a.txt is not UTF-8 text"),
         ("a.jsonl", b'{"text": "ok"}\n{"text": ', "a.jsonl, line 2, is not a JSON object; write one object per line"),
         ("a.jsonl", b'["text"]', "line 1, is not a JSON object"),
         ("a.jsonl", b'{"texts": "x"}', "has no field text_field='text'; did you mean 'texts'?"),
         ("a.jsonl", b'{"body": "x", "author": "y"}', "set text_field to one of: author, body"),
         ("a.jsonl", b'{"text": 3}', "holds int in text_field='text', not text"),
-        ("a.jsonl", b"", "holds no text"),
+        ("a.jsonl", b"", "contains no text"),
         ("a.parquet", b"not parquet", "a.parquet cannot be read"),
     ],
 )

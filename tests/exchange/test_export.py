@@ -17,7 +17,7 @@ from sparsedepth.exchange import export as exporting
 from sparsedepth.exchange.export import TOLERANCE, export
 from sparsedepth.measure.suite import measure_run
 from sparsedepth.probe.load import load_model
-from sparsedepth.probe.text import GivenTokens
+from sparsedepth.probe.text import TokenArrays
 
 MOE = {"n_experts": 4, "top_k": 2, "d_expert": 24}
 FAMILIES = {
@@ -76,7 +76,7 @@ def test_transformers_loads_it_and_writes_text(exported):
 def test_measuring_it_gives_the_scores_of_the_run(exported):
     _, run, found = exported
     draws = np.random.default_rng(0)
-    text = GivenTokens(*(next_tokens(draws.integers(0, 250, (4, 33))) for _ in range(2)))
+    text = TokenArrays(*(next_tokens(draws.integers(0, 250, (4, 33))) for _ in range(2)))
     measures = ["causal", "permutation", "variance", "attention", "experts", "loss"]
     config = MeasureOnlyConfig(
         measures=measures, seq_len=32, val_tokens=128, measure_tokens=128, fit_tokens=128, permutation_pairs=None

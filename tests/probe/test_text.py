@@ -16,7 +16,7 @@ from sparsedepth.data.pipeline import prepare
 from sparsedepth.data.source import TextSource
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.load import load_model
-from sparsedepth.probe.text import check_tokens, given_tokens, measure_source, tokenizer_of
+from sparsedepth.probe.text import check_tokens, measure_source, read_token_arrays, tokenizer_of
 
 WORDS = {word: index for index, word in enumerate(["</s>", "<unk>", "times", "is", *map(str, range(30))])}
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_one_line(model, tmp_path):
     loaded, texts = load_model(model), str(corpus(tmp_path))
     with pytest.raises(ValueError, match=r"longer than the 64 positions"):
         measure_source(loaded, texts, 65, 320, tmp_path / "data")
-    with pytest.raises(ValueError, match=r"held-out part .* and 1,000,000 are asked for"):
+    with pytest.raises(ValueError, match=r"held-out part .* and 1,000,000 are needed"):
         measure_source(loaded, texts, 16, 1_000_000, tmp_path / "data")
     (model / "tokenizer.json").unlink()
     (model / "tokenizer_config.json").unlink()
@@ -118,17 +118,17 @@ def saved(path: Path, ids: np.ndarray) -> Path:
 def test_given_tokens_are_halved_or_named(tmp_path):
     ids = np.arange(5 * 9, dtype=np.int32).reshape(5, 9)
     both = saved(tmp_path / "both.npy", ids)
-    halves = given_tokens(both)
+    halves = read_token_arrays(both)
     assert (halves.seq_len, halves.n_tokens, halves.n_fit) == (8, 24, 16)
     assert np.array_equal(halves.held_out(8, 24).inputs, ids[:3, :-1])
     assert np.array_equal(halves.held_out(8, 24).targets, ids[:3, 1:])
     assert np.array_equal(halves.held_out(8, 16, 24).inputs, ids[3:, :-1])
     assert halves.held_out(8, 17).inputs.shape == (2, 8) and halves.held_out(8, 24).inputs.dtype == np.int64
-    named = given_tokens(saved(tmp_path / "a.npy", ids[:3]), saved(tmp_path / "b.npy", ids[3:].astype(np.uint8)))
+    named = read_token_arrays(saved(tmp_path / "a.npy", ids[:3]), saved(tmp_path / "b.npy", ids[3:].astype(np.uint8)))
     assert np.array_equal(named.held_out(8, 24).targets, ids[:3, 1:])
     assert np.array_equal(named.held_out(8, 16, 1).targets, ids[3:, 1:])
-    assert named.data_hash == halves.data_hash != given_tokens(tmp_path / "a.npy", tmp_path / "a.npy").data_hash
-    with pytest.raises(ValueError, match="less than one sequence of the given 8"):
+    assert named.data_hash == halves.data_hash != read_token_arrays(tmp_path / "a.npy", tmp_path / "a.npy").data_hash
+    with pytest.raises(ValueError, match="less than one sequence of 8"):
         named.held_out(8, 7)
 
 
@@ -146,7 +146,7 @@ def test_given_tokens_are_halved_or_named(tmp_path):
 def test_what_is_no_array_of_ids_is_one_line(tmp_path, ids, says):
     np.save(tmp_path / "ids.npy", ids, allow_pickle=True)
     with pytest.raises(ValueError, match=says) as caught:
-        given_tokens(tmp_path / "ids.npy")
+        read_token_arrays(tmp_path / "ids.npy")
     assert "\n" not in str(caught.value)
 
 
@@ -155,45 +155,45 @@ def test_given_files_must_be_arrays_of_one_length(tmp_path):
     (tmp_path / "text.npy").write_text("0 1 2")
     for name in ("ids.npz", "text.npy", "absent.npy"):
         with pytest.raises(ValueError, match=r"cannot be read as a \.npy array"):
-            given_tokens(tmp_path / name)
+            read_token_arrays(tmp_path / name)
     first, other = (saved(tmp_path / f"{n}.npy", np.zeros((2, n), dtype=int)) for n in (9, 8))
     with pytest.raises(ValueError, match="has sequences of 7 tokens and"):
-        given_tokens(first, other)
+        read_token_arrays(first, other)
 
 
 def test_given_ids_are_the_models(model, tmp_path):
     loaded = load_model(model)  # 40 ids, 64 positions
     ids = np.full((2, 65), 39)
-    check_tokens(given_tokens(saved(tmp_path / "good.npy", ids)), loaded)
+    check_tokens(read_token_arrays(saved(tmp_path / "good.npy", ids)), loaded)
     for wrong in (40, -1):
-        bad = given_tokens(saved(tmp_path / "bad.npy", np.where(np.arange(65) == 3, wrong, ids)))
+        bad = read_token_arrays(saved(tmp_path / "bad.npy", np.where(np.arange(65) == 3, wrong, ids)))
         with pytest.raises(ValueError, match="has ids from 0 to 39"):
             check_tokens(bad, loaded)
     with pytest.raises(ValueError, match="longer than the 64 positions"):
-        check_tokens(given_tokens(saved(tmp_path / "long.npy", np.zeros((2, 66), dtype=int))), loaded)
+        check_tokens(read_token_arrays(saved(tmp_path / "long.npy", np.zeros((2, 66), dtype=int))), loaded)
 
 
 def test_targets_stand_beside_their_tokens(model, tmp_path):
     ids, targets = np.arange(4 * 6).reshape(4, 6), np.full((4, 6), -100)
     targets[0, 3], targets[3, 1] = 5, 7
     tokens, beside = saved(tmp_path / "ids.npy", ids), saved(tmp_path / "targets.npy", targets)
-    given = given_tokens(tokens, targets=beside)
+    given = read_token_arrays(tokens, targets=beside)
     assert (given.seq_len, given.n_tokens, given.scored.n_scored, len(given.fit)) == (6, 12, 1, 2)
     assert np.array_equal(given.held_out(6, 12).targets, targets[:2])
-    named = given_tokens(tokens, tokens, beside)
+    named = read_token_arrays(tokens, tokens, beside)
     assert len(named.fit) == len(named.scored) == 4 and named.data_hash != given.data_hash
-    assert given_tokens(tokens, tokens, beside, beside).fit.n_scored == 2
+    assert read_token_arrays(tokens, tokens, beside, beside).fit.n_scored == 2
     check_tokens(named, load_model(model))
     for place, says in ((40, "targets are from 5 to 40"), (-1, "targets are from -1 to 7")):
         wrong = np.where(targets == (7 if place == 40 else 5), place, targets)
         with pytest.raises(ValueError, match=says):
-            check_tokens(given_tokens(tokens, tokens, saved(tmp_path / "bad.npy", wrong)), load_model(model))
+            check_tokens(read_token_arrays(tokens, tokens, saved(tmp_path / "bad.npy", wrong)), load_model(model))
     with pytest.raises(ValueError, match=r"holds \[4, 5\] and .* holds \[4, 6\]"):
-        given_tokens(tokens, targets=saved(tmp_path / "short.npy", targets[:, 1:]))
-    with pytest.raises(ValueError, match="none of the targets"):
-        given_tokens(tokens, targets=saved(tmp_path / "none.npy", np.full((4, 6), -100)))
+        read_token_arrays(tokens, targets=saved(tmp_path / "short.npy", targets[:, 1:]))
+    with pytest.raises(ValueError, match="no target of the scored"):
+        read_token_arrays(tokens, targets=saved(tmp_path / "none.npy", np.full((4, 6), -100)))
     with pytest.raises(ValueError, match="has sequences of 5 tokens and"):
-        given_tokens(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
+        read_token_arrays(tokens, saved(tmp_path / "five.npy", ids[:, 1:]), beside)
 
 
 def test_a_run_on_a_task_reads_its_task(run, tmp_path):
@@ -203,7 +203,7 @@ def test_a_run_on_a_task_reads_its_task(run, tmp_path):
     source = measure_source(loaded, None, 16, 160, tmp_path / "nowhere")
     assert source.held_out(16, 160).difficulty.max() == 15 and source.bytes_per_token is None
     assert not (tmp_path / "nowhere").exists()
-    with pytest.raises(ValueError, match="its tokens are no text"):
+    with pytest.raises(ValueError, match="its tokens are not text"):
         tokenizer_of(loaded, tmp_path)
     with pytest.raises(ValueError, match="was not trained on 'task:k_hop'"):
         measure_source(loaded, "task:k_hop", 16, 160, tmp_path)

@@ -78,7 +78,9 @@ class TaskSource:
         """n_tokens // seq_len held-out sequences after the first `skip_tokens` tokens."""
         first, n = -(-skip_tokens // seq_len), n_tokens // seq_len
         if n < 1:
-            raise ValueError(f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; ask for more")
+            raise ValueError(
+                f"{n_tokens:,} tokens are less than one sequence of seq_len={seq_len:,}; raise the number of tokens"
+            )
         size = max(1, BLOCK_TOKENS // seq_len)
         blocks = range(first // size, (first + n - 1) // size + 1)
         parts = [self._block(HELD_OUT, block, size, seq_len) for block in blocks]
