@@ -1,8 +1,7 @@
-"""Values by layer and during training, one line per setting of a knob: residual variance, layer scores, gradients,
-loss.
+"""Values by layer and during training, one line per setting of a knob: residual variance, scores, gradients, loss.
 
 One row of panels per knob, with the runs that changed no other knob (or the fewest others, if there are none). A line
-is the mean over seeds, the band the range. The deepest runs are solid, the shallowest pale.
+is the mean over seeds, the band the range. The deepest runs are dark, the shallowest pale.
 """
 
 import math
@@ -73,7 +72,7 @@ def curves(store: Store) -> Drawing:
     """Training loss during training. Raises NothingToDraw."""
     rows = store.frame("select run_id, tokens as x, train_loss as value from curves where train_loss is not null")
     selected = one_knob_runs(trained_runs(store))
-    by_setting = _lines(selected, rows.assign(panel="train_loss").merge(_at_ends(selected), on="run_id"))
+    by_setting = _lines(selected, rows.assign(panel="train_loss").merge(_shallowest_and_deepest(selected), on="run_id"))
     if by_setting.rows.empty:
         raise NothingToDraw("no finished run has a curve of its training loss")
     return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
@@ -100,14 +99,14 @@ def lines(runs: pd.DataFrame, layers: pd.DataFrame, over_training: bool = False)
         top = top[(top["layer"] == top["n_layers"]) & (top["metric"] == VARIANCE)]
         top = top.assign(panel="training", x=top["step"] * top["batch_tokens"])
         parts.append(top[["run_id", "panel", "x", "value"]])
-    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_at_ends(selected), on="run_id")
+    drawn = pd.concat(parts)[["run_id", "panel", "x", "value"]].merge(_shallowest_and_deepest(selected), on="run_id")
     logarithmic = [panel for panel in set(drawn["panel"]) if _quantity(panel).scale == "log"]
     by_setting = _lines(selected, drawn[~drawn["panel"].isin(logarithmic) | (drawn["value"] > 0)])
     scores_of = [score.name for score in PROFILED if score.rows in by_setting.panels]
     return replace(by_setting, degenerate=relative + degeneracy_caption(scores_of, finished))
 
 
-def _at_ends(selected: pd.DataFrame) -> pd.DataFrame:
+def _shallowest_and_deepest(selected: pd.DataFrame) -> pd.DataFrame:
     """The runs of the shallowest and the deepest depth."""
     return selected[selected["n_layers"].isin([selected["n_layers"].min(), selected["n_layers"].max()])]
 
@@ -192,9 +191,9 @@ def page_of_lines(by_setting: Lines) -> Figure:
     depths = sorted(set(rows["n_layers"]))
     most = int(rows["n_runs"].max())
     text = f"Mean and range over up to {most} runs that changed no other knob." if most > 1 else "One run each."
-    text += f" Solid: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
+    text += f" Dark: {depths[-1]} layers; pale: {depths[0]}." if len(depths) > 1 else f" {depths[0]} layers."
     if own_lrs:
-        text += " Each line has its own lr (in the legend: that of the solid lines)"
+        text += " Each line has its own lr (in the legend: that of the dark lines)"
         text += f"{CHANGES_VARIANCE}." if VARIANCE in panels else "."
     elif len(lr := set(rows["lr"].dropna())) == 1:
         text += f" lr {lr.pop():g} throughout."
@@ -226,13 +225,13 @@ def _draw_panel(axis: Any, panel: str, shown: pd.DataFrame, styles: dict[str, tu
     deepest = shown["n_layers"].max()
     for (setting, depth), line in groups(shown, "setting", "n_layers"):
         colour, marker, dashes = styles[setting]
-        is_solid = depth == deepest
+        is_deepest = depth == deepest
         axis.plot(
-            line["x"], line["mean"], color=colour, linestyle=dashes, alpha=1 if is_solid else 0.4,
-            linewidth=1.4 if is_solid else 1.0, marker=marker if is_solid else "", markersize=2.8, markeredgewidth=0,
-            markevery=-(-len(line) // MOST_MARKERS),
+            line["x"], line["mean"], color=colour, linestyle=dashes, alpha=1 if is_deepest else 0.4,
+            linewidth=1.4 if is_deepest else 1.0, marker=marker if is_deepest else "", markersize=2.8,
+            markeredgewidth=0, markevery=-(-len(line) // MOST_MARKERS),
         )  # fmt: skip
-        if is_solid:
+        if is_deepest:
             axis.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.14, linewidth=0)
     axis.set_xlabel(ALONG_TRAINING.get(panel, "layer"))
     axis.set_ylabel(quantity.axis_label)

@@ -58,7 +58,7 @@ def effects(store: Store) -> Drawing:
     contrasts = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
     contrasts = [contrast for contrast in contrasts if contrast.effect.mean is not None]
     if not contrasts:
-        raise NothingToDraw("no two finished runs differ in one knob alone, so there is no effect to draw")
+        raise NothingToDraw("no two finished runs differ in one knob only, so there is no effect to draw")
     rows = [
         Row(label=f"{shortened(contrast.setting)}\nvs {shortened(contrast.baseline)}", contrast=contrast)
         for contrast in contrasts
@@ -223,13 +223,13 @@ def _label_x(axis: Any, unit: str) -> None:
 def ratio_ticks(low: float, high: float) -> list[float]:
     """Round ratios with logarithms from `low` to `high`, at least a sixth of the range apart (a quarter if their labels
     are long), 1 first."""
-    apart = (high - low) / (6 if low > math.log(1e-3) else 4)
+    distance = (high - low) / (6 if low > math.log(1e-3) else 4)
     digits = (1, 2, 5) if high - low < math.log(1e4) else (1,)
     wide = [digit * 10.0**power for power in range(-9, 10) for digit in digits]
     candidates = wide if high - low > math.log(4) else [0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.4, 1.7, 2.0]
     shown: list[float] = []
     for ratio in sorted(candidates, key=lambda ratio: abs(math.log(ratio))):
-        at = math.log(ratio)
-        if low <= at <= high and all(abs(at - math.log(other)) >= apart for other in shown):
+        position = math.log(ratio)
+        if low <= position <= high and all(abs(position - math.log(other)) >= distance for other in shown):
             shown.append(ratio)
     return sorted(shown)

@@ -130,8 +130,8 @@ def setting_styles(settings: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     if len(settings) <= 1 + len(SETTINGS):
         return dict(zip(settings, (BASELINE, *SETTINGS), strict=False))
     colours = map(to_hex, color_palette("husl", len(settings) - 1))
-    rest = zip(colours, cycle(MARKERS), cycle(dashes for _, _, dashes in SERIES), strict=False)
-    return dict(zip(settings, (BASELINE, *rest), strict=True))
+    other_styles = zip(colours, cycle(MARKERS), cycle(dashes for _, _, dashes in SERIES), strict=False)
+    return dict(zip(settings, (BASELINE, *other_styles), strict=True))
 
 
 def line_handle(label: str, style: tuple[str, str, str]) -> Line2D:

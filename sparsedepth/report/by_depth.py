@@ -29,11 +29,11 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
     columns = [
         ("n_layers", ""),
         ("use", "changes shown to help, else the baseline"),
-        ("lr", "in brackets: other values that could be as good or better"),
+        ("lr", "in brackets: values not distinguishable from it"),
         ("seeds", ""),
         (objective, "mean over seeds, with its 95% interval"),
         ("gain", "against the baseline of this depth, with its 95% interval"),
-        ("detectable", f"the smallest gain of a setting that {POWER:.0%} of such sweeps would have detected"),
+        ("detectable", f"the smallest gain of a setting that such a sweep detects with {POWER:.0%} power"),
         ("training FLOPs", "of a run; x: relative to the baseline"),
         ("time", "of a run, as measured: depends on the load of its machine"),
         ("best measured", BEST_MEASURED),
@@ -41,9 +41,9 @@ def recipes_by_depth(runs: pd.DataFrame, objective: str) -> tuple[Table, str]:
     text = f"What to use at each depth, by {objective}"
     if baselines := dict.fromkeys(c.contrast.baseline for recipe in recipes for c in tested(recipe)):
         text += f"; baseline: {', '.join(baselines)}"
-    text += f"; detectable: the smallest gain that {POWER:.0%} of such sweeps would have detected"
+    text += f"; detectable: the smallest gain that such a sweep detects with {POWER:.0%} power"
     if any(row.rivals for _, measured in lines for row in measured):
-        text += "; lr in brackets: could be as good or better"
+        text += "; lr in brackets: not distinguishable from it"
     if cut := cut_text((row for _, measured in lines for row in measured), objective):
         text += f"; intervals of {objective} are{cut.removeprefix(',')}"
     if any(_is_uneven(recipe) for recipe in recipes):

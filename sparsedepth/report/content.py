@@ -35,7 +35,7 @@ from sparsedepth.sweep.status import scan
 
 UNFINISHED = ("failed", "infeasible", "pruned")
 MOST_IN_SUMMARY = 4
-SHOWS = {
+LINK_MEANINGS = {
     "causes": "an intervention on the first alone changed the second",
     "predicts": "it predicts held-out depths, which does not show a cause",
     "associated": "an association, which does not show a cause",
@@ -74,7 +74,7 @@ def content(
     Raises ValueError for an objective without a better direction, and for a card that verifies another recipe.
     """
     runs = store.frame("select * from runs order by run_id")
-    definitions = tuple(found for folder in folders if (found := read_definition(folder)) is not None)
+    definitions = tuple(filter(None, map(read_definition, folders)))
     trained = result_rows(runs).reset_index(drop=True) if len(without_measured_models(runs)) else None
     loss = loss_of(runs)
     search = search_of(folders) if verified is None else None
@@ -176,7 +176,10 @@ def summarise(
             f"{'The others' if at_depth else 'They are'}: {text}."
             f"{' Each setting has its own tuned lr, which also changes these.' if own else ''}"
         )
-    linked = sorted((link for link in links if link.verdict in SHOWS), key=lambda link: list(SHOWS).index(link.verdict))
+    linked = sorted(
+        (link for link in links if link.verdict in LINK_MEANINGS),
+        key=lambda link: list(LINK_MEANINGS).index(link.verdict),
+    )
     sentences += [_link_sentence(link) for link in linked[:MOST_IN_SUMMARY]]
     sentences += [f"{caution}." for caution in ([] if trained is None else cautions(trained))]
     n_failed = sum(int(row[0].key or 0) for row in failures.rows)
@@ -208,7 +211,7 @@ def _link_sentence(evidence: LinkEvidence) -> str:
         f"At equal depth, more {link.cause} goes with {'more' if link.rho > 0 else 'less'} {link.effect} "
         f"(Spearman {link.rho:+.2f}, 95% interval {link.lo:+.2f} to {link.hi:+.2f}, {counted(link.n_runs, 'run')} of "
         f"{counted(link.n_units, 'combination')} of settings): "
-        f"{SHOWS[evidence.verdict]}."
+        f"{LINK_MEANINGS[evidence.verdict]}."
     )
 
 

@@ -149,7 +149,7 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
         ("95% interval", ""),
         ("unit", ""),
         ("verdict", "lower or higher: the interval excludes 0, the effect exceeds the noise floor, Holm's p <= 0.05"),
-        ("detectable", f"the effect that {POWER:.0%} of such sweeps would have detected"),
+        ("detectable", f"the effect that such a sweep detects with {POWER:.0%} power"),
         ("noise floor", "the smallest difference (ratio) that seeds alone do not explain"),
         ("pairs", "pairs of runs that differ in this setting only"),
         ("seeds", ""),
@@ -159,11 +159,11 @@ def table_of_effects(effects: Sequence[Contrast]) -> Table:
     def row(contrast: Contrast) -> list[Any]:
         effect, unit = contrast.effect, contrast.unit
         low, high = (_size(end, unit, "+").text for end in (effect.lo, effect.hi))
-        place = [contrast.outcome, contrast.setting, contrast.baseline, contrast.n_layers]
+        names = [contrast.outcome, contrast.setting, contrast.baseline, contrast.n_layers]
         size = [_size(effect.mean, unit, "+"), None if effect.lo is None else f"{low} to {high}"]
-        judged = ["ratio" if unit == LOG_UNIT else unit, verdict_text(contrast)]
+        unit_and_verdict = ["ratio" if unit == LOG_UNIT else unit, verdict_text(contrast)]
         limits = [_size(contrast.detectable, unit), _size(contrast.floor, unit)]
-        return [*place, *size, *judged, *limits, effect.n, contrast.n_seeds, contrast.n_diverged]
+        return [*names, *size, *unit_and_verdict, *limits, effect.n, contrast.n_seeds, contrast.n_diverged]
 
     return table_of(columns, map(row, effects))
 

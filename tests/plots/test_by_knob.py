@@ -1,4 +1,4 @@
-"""Lines by knob: the runs that moved nothing else, means over seeds, the last step, tokens along training."""
+"""Lines by knob: runs that changed nothing else, means over seeds, the last step, tokens during training."""
 
 import pandas as pd
 import pytest
@@ -34,30 +34,30 @@ def runs():
 
 
 def test_a_knob_has_the_runs_that_moved_no_other(runs):
-    moved = one_knob_runs(runs).merge(runs, on="run_id", suffixes=("", "_run"))
-    assert set(moved["knob"]) == {"weight_decay", "n_kv_heads"}
-    assert set(moved.loc[moved["knob"] == "weight_decay", "n_kv_heads"]) == {4}
-    assert set(moved.loc[moved["knob"] == "n_kv_heads", "weight_decay"]) == {0.0}
-    assert len(moved) == 2 * 2 * 3 * 2
+    selected = one_knob_runs(runs).merge(runs, on="run_id", suffixes=("", "_run"))
+    assert set(selected["knob"]) == {"weight_decay", "n_kv_heads"}
+    assert set(selected.loc[selected["knob"] == "weight_decay", "n_kv_heads"]) == {4}
+    assert set(selected.loc[selected["knob"] == "n_kv_heads", "weight_decay"]) == {0.0}
+    assert len(selected) == 2 * 2 * 3 * 2
 
 
 def test_a_setting_of_two_folders_is_two_lines(runs):
     folders = runs["seed"].map("/x/sweep{}/runs/a".format)
-    moved = one_knob_runs(runs.assign(folder=folders))
-    settings = set(moved.loc[moved["knob"] == "weight_decay", "setting"])
+    selected = one_knob_runs(runs.assign(folder=folders))
+    settings = set(selected.loc[selected["knob"] == "weight_decay", "setting"])
     assert settings == {f"weight_decay={value} in sweep{seed}" for value in ("0", "0.3") for seed in (0, 1)}
 
 
 def test_means_and_ranges_over_seeds_at_both_ends_of_depth(runs):
-    found = lines(runs, rows_of(runs), over_training=True)
-    assert set(found.rows["n_layers"]) == {2, 8}
-    here = found.rows[(found.rows["knob"] == "weight_decay") & (found.rows["n_layers"] == 8)]
-    top = here[(here["panel"] == "residual_variance") & (here["x"] == 8)].set_index("setting")
+    by_setting = lines(runs, rows_of(runs), over_training=True)
+    assert set(by_setting.rows["n_layers"]) == {2, 8}
+    rows_shown = by_setting.rows[(by_setting.rows["knob"] == "weight_decay") & (by_setting.rows["n_layers"] == 8)]
+    top = rows_shown[(rows_shown["panel"] == "residual_variance") & (rows_shown["x"] == 8)].set_index("setting")
     assert top.loc["weight_decay=0", ["mean", "low", "high", "n_runs"]].tolist() == [88.5, 88, 89, 2]
     assert top.loc["weight_decay=0.3", "mean"] == 177
-    training = here[(here["panel"] == "training") & (here["setting"] == "weight_decay=0")]
+    training = rows_shown[(rows_shown["panel"] == "training") & (rows_shown["setting"] == "weight_decay=0")]
     assert training[["x", "mean"]].to_numpy().tolist() == [[0, 8.5], [10 * 1024, 88.5]]
-    assert found.settings["weight_decay"] == ("weight_decay=0", "weight_decay=0.3")
+    assert by_setting.settings["weight_decay"] == ("weight_decay=0", "weight_decay=0.3")
 
 
 def test_the_page_has_a_row_per_knob_and_a_column_per_panel(runs):
@@ -70,9 +70,9 @@ def test_the_page_has_a_row_per_knob_and_a_column_per_panel(runs):
 
 def test_one_run_and_no_knob():
     single = grid({"seed": [0]}, lambda config: {"val_loss": 3.0}, n_layers=4)
-    found = lines(single, rows_of(single), over_training=True)
-    assert list(found.settings) == [ALL_RUNS]
-    assert "One run each. 4 layers." in page_of_lines(found).get_supxlabel()
+    by_setting = lines(single, rows_of(single), over_training=True)
+    assert list(by_setting.settings) == [ALL_RUNS]
+    assert "One run each. 4 layers." in page_of_lines(by_setting).get_supxlabel()
 
 
 def test_a_null_and_what_has_no_place_on_a_log_axis_are_left_out(runs):
@@ -94,17 +94,17 @@ def test_of_many_knobs_those_whose_settings_lie_apart_are_shown():
          for layer in (1, 2)],
         columns=["run_id", "step", "layer", "metric", "value"],
     )  # fmt: skip
-    found = lines(runs, rows, over_training=True)
-    assert shown_knobs(found, 4) == [knob for knob in found.settings if knob != "beta2"]
-    page = page_of_lines(found)
+    by_setting = lines(runs, rows, over_training=True)
+    assert shown_knobs(by_setting, 4) == [knob for knob in by_setting.settings if knob != "beta2"]
+    page = page_of_lines(by_setting)
     assert len(page.axes) == 8 and "differ less: beta2." in page.get_supxlabel()
 
 
 def test_the_lr_of_each_line_is_named_where_tuning_chose_them_apart(runs):
     """lr moves the variance as well, so a reader must see whether it is the same."""
-    found = lines(runs.assign(lr=0.003), rows_of(runs))
-    assert set(found.rows["lr"]) == {0.003}
-    page = page_of_lines(found)
+    by_setting = lines(runs.assign(lr=0.003), rows_of(runs))
+    assert set(by_setting.rows["lr"]) == {0.003}
+    page = page_of_lines(by_setting)
     assert "lr 0.003 throughout." in page.get_supxlabel() and "lr" not in legend_of(page)
     tuned = runs.assign(lr=[0.001 if decay else 0.003 for decay in runs["weight_decay"]])
     tuned["tuned_fields"] = "lr"

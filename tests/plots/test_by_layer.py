@@ -26,8 +26,8 @@ def runs_and_layers():
 
 
 def test_mean_and_range_over_the_seeds_of_the_baseline_at_the_last_step():
-    found = by_layer(*runs_and_layers())
-    variance = found.layers[(found.layers["metric"] == "residual_variance") & (found.layers["n_layers"] == 4)]
+    by_depth = by_layer(*runs_and_layers())
+    variance = by_depth.layers[(by_depth.layers["metric"] == "residual_variance") & (by_depth.layers["n_layers"] == 4)]
     # layer + 20 + seed, seeds 0 and 1, weight_decay 0; the embedding (layer 0) is no block
     assert variance[["layer", "position", "mean", "low", "high", "n_runs"]].to_numpy().tolist() == [
         [1, 0.25, 21.5, 21, 22, 2],
@@ -35,9 +35,9 @@ def test_mean_and_range_over_the_seeds_of_the_baseline_at_the_last_step():
         [3, 0.75, 23.5, 23, 24, 2],
         [4, 1.00, 24.5, 24, 25, 2],
     ]
-    assert found.thresholds == (0.1,)
-    assert found.dropped == 0
-    effects = found.layers[(found.layers["metric"] == "causal_effect") & (found.layers["n_layers"] == 4)]
+    assert by_depth.thresholds == (0.1,)
+    assert by_depth.dropped == 0
+    effects = by_depth.layers[(by_depth.layers["metric"] == "causal_effect") & (by_depth.layers["n_layers"] == 4)]
     assert list(effects["layer"]) == [1, 2, 3]  # the last layer has no later one
 
 
@@ -47,9 +47,9 @@ def test_null_and_unplottable_values_are_counted():
     here = (layers["run_id"] == chosen) & (layers["step"] == 20) & (layers["metric"] == "residual_variance")
     layers.loc[here & (layers["layer"] == 1), "value"] = None
     layers.loc[here & (layers["layer"] == 2), "value"] = 0.0
-    found = by_layer(runs, layers)
-    assert found.dropped == 2
-    rest = found.layers[(found.layers["metric"] == "residual_variance") & (found.layers["n_layers"] == 4)]
+    by_depth = by_layer(runs, layers)
+    assert by_depth.dropped == 2
+    rest = by_depth.layers[(by_depth.layers["metric"] == "residual_variance") & (by_depth.layers["n_layers"] == 4)]
     assert list(rest["n_runs"]) == [1, 1, 2, 2]
 
 
@@ -98,8 +98,8 @@ def test_diverged_runs_have_no_profile(outcome):
 def test_of_a_search_the_proposal_of_the_lowest_loss_is_shown():
     runs, layers = runs_and_layers()
     runs["val_loss"] = range(len(runs), 0, -1)
-    found = by_layer(runs, layers, is_search=True)
-    assert set(found.layers["n_runs"]) == {1} and set(found.layers["n_layers"]) == set(runs["n_layers"])
+    by_depth = by_layer(runs, layers, is_search=True)
+    assert set(by_depth.layers["n_runs"]) == {1} and set(by_depth.layers["n_layers"]) == set(runs["n_layers"])
 
 
 def test_of_a_solved_task_the_loss_added_is_drawn_and_not_its_share_of_nearly_nothing():
@@ -108,8 +108,8 @@ def test_of_a_solved_task_the_loss_added_is_drawn_and_not_its_share_of_nearly_no
     both = pd.concat([layers, added], ignore_index=True)
     assert by_layer(runs, both).metrics == list(METRICS) and not by_layer(runs, both).degenerate
     solved = runs.assign(val_loss=0.001)
-    found = by_layer(solved, both)
-    assert found.metrics == ["residual_variance", "causal_effect", "affine_loss_added"] and not found.absent
-    assert "Drawn in place of affine_loss_increase (it is relative to a loss below 0.1" in found.degenerate
+    by_depth = by_layer(solved, both)
+    assert by_depth.metrics == ["residual_variance", "causal_effect", "affine_loss_added"] and not by_depth.absent
+    assert "Drawn in place of affine_loss_increase (it is relative to a loss below 0.1" in by_depth.degenerate
     alone = by_layer(solved, layers)
     assert alone.metrics == list(METRICS) and alone.degenerate.startswith(" No evidence (it is relative to a loss")

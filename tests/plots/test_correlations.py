@@ -27,32 +27,32 @@ def summary(config):
 
 def test_points_hold_the_numbers_of_the_runs():
     runs = grid(AXES, summary)
-    found = correlations(runs)
-    assert len(found.points) == 16
-    merged = found.points.merge(runs, on="run_id", suffixes=("", "_run"))
+    chain = correlations(runs)
+    assert len(chain.points) == 16
+    merged = chain.points.merge(runs, on="run_id", suffixes=("", "_run"))
     for name in ("weight_sparsity", "residual_variance_last", "usefulness_loss_increase", "val_loss"):
         assert list(merged[name]) == list(merged[f"{name}_run"])
-    assert found.points["knob"].value_counts().to_dict() == {
+    assert chain.points["knob"].value_counts().to_dict() == {
         "baseline": 4,
         "weight_decay": 4,
         "n_kv_heads": 4,
         "several": 4,
     }
-    assert kinds_in_order(found.points["knob"]) == ["baseline", "n_kv_heads", "weight_decay", "several"]
+    assert kinds_in_order(chain.points["knob"]) == ["baseline", "n_kv_heads", "weight_decay", "several"]
 
 
 def test_every_panel_states_its_correlations():
-    found = correlations(grid(AXES, summary))
-    pooled, within = found.links["residual_variance_last", "usefulness_loss_increase"]
+    chain = correlations(grid(AXES, summary))
+    pooled, within = chain.links["residual_variance_last", "usefulness_loss_increase"]
     assert (pooled.scope, within.scope) == ("pooled", "within depth")
     assert (pooled.rho, within.rho) == (pytest.approx(-1.0), pytest.approx(-1.0))
     assert (pooled.n_runs, pooled.n_units) == (16, 4)
-    assert found.links["causal_score", "val_loss"][0].rho is None  # the causal score is constant
+    assert chain.links["causal_score", "val_loss"][0].rho is None  # the causal score is constant
 
 
 def test_one_depth_has_nothing_to_compare_within():
-    found = correlations(grid({"weight_decay": [0.0, 0.3]}, summary))
-    assert all(len(links) == 1 for links in found.links.values())
+    chain = correlations(grid({"weight_decay": [0.0, 0.3]}, summary))
+    assert all(len(links) == 1 for links in chain.links.values())
 
 
 def test_what_cannot_be_shown_is_dropped_and_counted():
@@ -60,12 +60,12 @@ def test_what_cannot_be_shown_is_dropped_and_counted():
     runs.loc[0, "usefulness_loss_increase"] = None
     runs.loc[1, "residual_variance_last"] = 0.0  # no place on a logarithmic axis
     runs.loc[2, "outcome"] = "diverged"
-    found = correlations(runs)
-    assert (len(found.points), found.n_diverged) == (15, 1)
-    assert found.dropped["weight_sparsity", "residual_variance_last"] == 1
-    assert found.dropped["residual_variance_last", "usefulness_loss_increase"] == 2
-    assert found.dropped["causal_score", "val_loss"] == 0
-    assert found.links["residual_variance_last", "usefulness_loss_increase"][0].n_runs == 13
+    chain = correlations(runs)
+    assert (len(chain.points), chain.n_diverged) == (15, 1)
+    assert chain.dropped["weight_sparsity", "residual_variance_last"] == 1
+    assert chain.dropped["residual_variance_last", "usefulness_loss_increase"] == 2
+    assert chain.dropped["causal_score", "val_loss"] == 0
+    assert chain.links["residual_variance_last", "usefulness_loss_increase"][0].n_runs == 13
 
 
 def test_fields_that_changed_together_are_not_given_one_name():
@@ -91,12 +91,12 @@ def test_the_drawing_shows_every_point_once():
 def test_runs_of_several_folders_are_told_apart_by_how_much_of_a_point_is_filled():
     runs = grid(AXES, summary)
     runs["folder"] = [f"/somewhere/{'theirs' if i % 4 else 'ours'}/runs/{i}" for i in range(len(runs))]
-    found = correlations(runs)
-    assert dict(found.points["source"].value_counts()) == {"theirs": 12, "ours": 4}
-    assert folder_fills(found.points["source"]) == {"ours": "full", "theirs": "none"}
+    chain = correlations(runs)
+    assert dict(chain.points["source"].value_counts()) == {"theirs": 12, "ours": 4}
+    assert folder_fills(chain.points["source"]) == {"ours": "full", "theirs": "none"}
     figure = Figure()
     axes = list(figure.subplots(2, 3).ravel())
-    draw_correlations(found, axes)
+    draw_correlations(chain, axes)
     hollow = [c for c in axes[0].collections if not len(c.get_facecolors())]
     assert sum(len(collection.get_offsets()) for collection in hollow) == 12
     alone = runs.assign(folder=[f"/somewhere/ours/runs/{i}" for i in range(len(runs))])
@@ -106,9 +106,9 @@ def test_runs_of_several_folders_are_told_apart_by_how_much_of_a_point_is_filled
 @pytest.mark.parametrize("missing", ["causal_score", "weight_sparsity"])
 def test_a_quantity_that_no_run_measured_has_no_panel(missing):
     runs = grid(AXES, summary).assign(**{missing: np.nan})
-    found = correlations(runs)
-    assert {panel for panel, n in found.dropped.items() if n == 16} == {panel for panel in PANELS if missing in panel}
-    axes = list(Figure().subplots(1, len(found.panels)))
-    draw_correlations(found, axes)
-    assert found.panels == [panel for panel in PANELS if missing not in panel]
+    chain = correlations(runs)
+    assert {panel for panel, n in chain.dropped.items() if n == 16} == {panel for panel in PANELS if missing in panel}
+    axes = list(Figure().subplots(1, len(chain.panels)))
+    draw_correlations(chain, axes)
+    assert chain.panels == [panel for panel in PANELS if missing not in panel]
     assert all(axis.collections for axis in axes)

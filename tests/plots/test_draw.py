@@ -119,12 +119,12 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     both = pd.concat([runs.astype({name: object for name in unknown}), measured], ignore_index=True)
     both["n_layers"] = both["n_layers"].astype(float)  # as a whole-number column with NULL is read
     of_model = layers[layers["run_id"] == runs["run_id"][0]].assign(run_id="model")
-    found = render(partial(page_of, "overview", both, pd.concat([layers, of_model])), ".svg").decode()
+    overview = render(partial(page_of, "overview", both, pd.concat([layers, of_model])), ".svg").decode()
     note = " 1 measured without a training configuration (not shown; see --figure layer_profile)."
-    assert note in " ".join(found.split())
+    assert note in " ".join(overview.split())
     without = render(partial(page_of, "overview", runs, layers), ".svg").decode()
     assert note not in without
-    assert found.count("<use") == without.count("<use")  # as many points
+    assert overview.count("<use") == without.count("<use")  # as many points
 
 
 def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path):

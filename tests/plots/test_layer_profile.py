@@ -20,8 +20,8 @@ def layer_frame(*rows):
     return pd.DataFrame(rows, columns=["step", "layer", "metric", "value"])
 
 
-def profile(found, name):
-    return found.profiles[found.profiles["name"] == name].reset_index(drop=True)
+def profile(one_profile, name):
+    return one_profile.profiles[one_profile.profiles["name"] == name].reset_index(drop=True)
 
 
 def test_every_layer_metric_is_in_the_profile_or_left_out_for_a_reason():
@@ -42,10 +42,10 @@ def test_the_last_step_of_each_metric():
         (9, 2, "residual_variance", 7.0),
         (4, 2, "block_influence", 0.5),
     )
-    found = layer_profile(RUN, rows, NO_PAIRS)
-    assert found.n_layers == 2
-    assert list(profile(found, "residual_variance")["value"]) == [6.0, 7.0]
-    assert list(profile(found, "block_influence")["value"]) == [0.5]
+    one_profile = layer_profile(RUN, rows, NO_PAIRS)
+    assert one_profile.n_layers == 2
+    assert list(profile(one_profile, "residual_variance")["value"]) == [6.0, 7.0]
+    assert list(profile(one_profile, "block_influence")["value"]) == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_standard_errors_stand_beside_their_values():
     rows = layer_frame(
         (1, 1, "jacobian_deviation", 4.0), (1, 2, "jacobian_deviation", 5.0), (1, 1, "jacobian_deviation_se", 0.5)
     )
-    found = layer_profile(RUN, rows, NO_PAIRS)
-    assert profile(found, "jacobian_deviation")["se"].fillna(-1).tolist() == [0.5, -1]
-    assert set(found.profiles["name"]) == {"jacobian_deviation"}
+    one_profile = layer_profile(RUN, rows, NO_PAIRS)
+    assert profile(one_profile, "jacobian_deviation")["se"].fillna(-1).tolist() == [0.5, -1]
+    assert set(one_profile.profiles["name"]) == {"jacobian_deviation"}
 
 
 def test_null_is_missing_save_where_no_value_can_be():
@@ -79,11 +79,11 @@ def test_matrices_have_the_later_layer_as_row():
         [(1, 1, 3, "causal_effect", 0.5), (1, 2, 3, "causal_effect", None), (1, 1, 2, "permutation_effect", None)],
         columns=list(NO_PAIRS),
     )
-    found = layer_profile(RUN, layer_frame(), pairs)
-    assert found.n_layers == 3
-    assert list(found.matrices) == ["causal_effect"]  # of the other there is no value at all
-    assert found.matrices["causal_effect"][3, 1] == 0.5
-    assert np.isfinite(found.matrices["causal_effect"]).sum() == 1
+    one_profile = layer_profile(RUN, layer_frame(), pairs)
+    assert one_profile.n_layers == 3
+    assert list(one_profile.matrices) == ["causal_effect"]  # of the other there is no value at all
+    assert one_profile.matrices["causal_effect"][3, 1] == 0.5
+    assert np.isfinite(one_profile.matrices["causal_effect"]).sum() == 1
 
 
 @pytest.mark.parametrize(("name", "n"), [("causal_effect", 6), ("removal_drop", 10), ("angular_distance", 10)])

@@ -84,11 +84,11 @@ def test_no_line_runs_through_a_legend():
 
 
 def test_missing_is_grey_and_no_pair_is_white():
-    found = full_profile(3)
-    found.matrices["permutation_effect"][3, 1] = np.nan
-    here = (found.profiles["name"] == "lens_loss") & (found.profiles["layer"] == 2)
-    found.profiles.loc[here, "value"] = np.nan
-    axes = axes_by_title(layer_profile_page(found))
+    profile = full_profile(3)
+    profile.matrices["permutation_effect"][3, 1] = np.nan
+    of_lens = (profile.profiles["name"] == "lens_loss") & (profile.profiles["layer"] == 2)
+    profile.profiles.loc[of_lens, "value"] = np.nan
+    axes = axes_by_title(layer_profile_page(profile))
     grey = axes["permutation: loss increase"].get_images()[0]
     assert np.argwhere(~grey.get_array().mask).tolist() == [[3, 1]]
     assert tuple(grey.cmap(0)) == to_rgba(MISSING)
@@ -98,16 +98,16 @@ def test_missing_is_grey_and_no_pair_is_white():
 
 
 def test_only_what_was_measured_is_drawn():
-    found = full_profile(3)
-    found.matrices.clear()
-    found.profiles["value"] = found.profiles["value"].where(found.profiles["name"] == "residual_variance")
-    assert list(axes_by_title(layer_profile_page(found))) == ["residual variance"]
+    profile = full_profile(3)
+    profile.matrices.clear()
+    profile.profiles["value"] = profile.profiles["value"].where(profile.profiles["name"] == "residual_variance")
+    assert list(axes_by_title(layer_profile_page(profile))) == ["residual variance"]
 
 
 def test_what_is_not_positive_on_a_logarithmic_axis_is_counted():
-    found = full_profile(2)
-    found.profiles.loc[found.profiles["name"] == "update_norm", "value"] = 0.0
-    page = layer_profile_page(found)
+    profile = full_profile(2)
+    profile.profiles.loc[profile.profiles["name"] == "update_norm", "value"] = 0.0
+    page = layer_profile_page(profile)
     page.canvas.draw()
     assert "Not shown on logarithmic axes: 2 values" in page.get_supxlabel()
 

@@ -40,9 +40,9 @@ def marks_explained(runs):
 def test_a_diverged_seed_leaves_no_point():
     runs = grid({"lr": RATES, "seed": [0, 1]}, summary, n_layers=4)
     runs.loc[(runs["lr"] == 1e-2) & (runs["seed"] == 1), "outcome"] = "diverged"
-    found = numbers(runs)
-    assert np.isnan(found.points.set_index("lr").loc[1e-2, "val_loss"])
-    assert "1 value where a seed diverged" in " ".join(page_of_curves(found).get_supxlabel().split())
+    by_lr = numbers(runs)
+    assert np.isnan(by_lr.points.set_index("lr").loc[1e-2, "val_loss"])
+    assert "1 value where a seed diverged" in " ".join(page_of_curves(by_lr).get_supxlabel().split())
 
 
 def test_one_value_each_is_no_curve():
@@ -55,12 +55,12 @@ def test_a_line_has_the_seeds_of_all_its_values_and_the_ring_what_was_chosen():
     tried.loc[tried["lr"] == 3e-3, "tuning"] = "tuning"
     chosen = grid({"lr": [3e-3], "seed": [5, 6]}, lambda config: {"val_loss": 9.0}, n_layers=4)
     runs = pd.concat([tried, chosen.assign(tuning="best")], ignore_index=True)
-    found, caption = numbers(runs).points, page_of_curves(numbers(runs)).get_supxlabel()
+    by_lr, caption = numbers(runs).points, page_of_curves(numbers(runs)).get_supxlabel()
     assert "the 1 seed that all points of a line have. Ring: chosen by tuning, perhaps with more seeds." in " ".join(
         caption.split()
     )
-    assert found["val_loss"].tolist() == [summary_of(lr) for lr in RATES] and set(found["n_seeds"]) == {1}
-    assert found["role"].tolist() == ["", "best", ""]
+    assert by_lr["val_loss"].tolist() == [summary_of(lr) for lr in RATES] and set(by_lr["n_seeds"]) == {1}
+    assert by_lr["role"].tolist() == ["", "best", ""]
 
 
 def summary_of(lr):

@@ -22,30 +22,30 @@ def summary(config):
 
 
 def test_cells_are_means_over_seeds():
-    found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4))
-    cells = found.cells.set_index("kind")
-    assert found.cells["n_seeds"].tolist() == [2, 2, 2]
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4))
+    cells = best.cells.set_index("kind")
+    assert best.cells["n_seeds"].tolist() == [2, 2, 2]
     assert cells.loc["baseline", "val_loss"] == pytest.approx(3.005)
     assert cells.loc["baseline", "val_loss_se"] == pytest.approx(0.005)
-    by_value = found.cells.sort_values("val_loss")["on_front"].tolist()
+    by_value = best.cells.sort_values("val_loss")["on_front"].tolist()
     assert by_value == [True, True, False]  # lowest loss; more useful; beaten in both
 
 
 def test_the_proposals_of_a_search_have_no_baseline_among_them():
-    found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
-    assert found.cells["kind"].tolist() == ["proposal"] * 3
-    assert page_of_front(found).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
-    found = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), is_search=True)
-    assert page_of_front(found).get_supxlabel().startswith("3 proposals, one seed each.")
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
+    assert best.cells["kind"].tolist() == ["proposal"] * 3
+    assert page_of_front(best).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4), is_search=True)
+    assert page_of_front(best).get_supxlabel().startswith("3 proposals, one seed each.")
 
 
 def test_diverged_and_unmeasured():
     runs = grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4)
     runs.loc[(runs["weight_decay"] == 0.3) & (runs["seed"] == 1), "outcome"] = "diverged"
     runs["usefulness_loss_increase"] = None
-    found = front(runs)
-    assert (len(found.cells), found.n_diverged, found.quantities) == (2, 1, ["train_flops", "val_loss"])
-    page = page_of_front(found)
+    best = front(runs)
+    assert (len(best.cells), best.n_diverged, best.quantities) == (2, 1, ["train_flops", "val_loss"])
+    page = page_of_front(best)
     assert len(page.axes) == 1 and "1 configuration with a diverged run" in " ".join(page.get_supxlabel().split())
 
 
@@ -71,7 +71,7 @@ def test_a_degenerate_score_gives_way_to_its_sound_form():
         absolute = {"affine_loss_added": 0.2 + 0.1 * config.seed, "bigram_loss": 4.0}
         return known | absolute | {"val_loss": known["val_loss"] / 1000, "usefulness_loss_increase": 1e5 + config.seed}
 
-    found = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, solved, n_layers=4))
-    assert found.quantities == ["train_flops", "val_loss", "affine_loss_added"]
-    assert "in place of usefulness_loss_increase (it is relative to a loss below 0.1 nat/token)" in found.degenerate
-    assert [axis.get_ylabel() for axis in page_of_front(found).axes][1].startswith("loss added with the layer")
+    best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, solved, n_layers=4))
+    assert best.quantities == ["train_flops", "val_loss", "affine_loss_added"]
+    assert "in place of usefulness_loss_increase (it is relative to a loss below 0.1 nat/token)" in best.degenerate
+    assert [axis.get_ylabel() for axis in page_of_front(best).axes][1].startswith("loss added with the layer")

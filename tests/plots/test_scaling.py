@@ -1,4 +1,4 @@
-"""The law's picture: the numbers add up, and the same numbers give the same file."""
+"""The law's law: the numbers add up, and the same numbers give the same file."""
 
 import numpy as np
 import pandas as pd
@@ -11,46 +11,46 @@ from sparsedepth.scaling.uncertainty import bootstrap
 
 
 @pytest.fixture(scope="module")
-def found():
+def fitted():
     return fit(planted(grid(), noise=0.003))
 
 
-def test_parts_and_residuals_add_up_to_the_loss(found):
-    points = law_data(found).points
-    e = np.exp(found.theta[-1])
+def test_parts_and_residuals_add_up_to_the_loss(fitted):
+    points = law_data(fitted).points
+    e = np.exp(fitted.theta[-1])
     parts = points["width_part"] + points["depth_part"] + points["data_part"]
     assert (parts + e).to_numpy() == pytest.approx(points["fitted"].to_numpy())
     rest = points["depth_rest"] + points["width_part"] + points["data_part"] + e
     assert rest.to_numpy() == pytest.approx(points["loss"].to_numpy())
-    assert (points["residual"] ** 2).sum() == pytest.approx(found.cost)
+    assert (points["residual"] ** 2).sum() == pytest.approx(fitted.cost)
 
 
-def test_the_curve_runs_through_the_fit_inside_its_band(found):
-    picture = law_data(found, bootstrap(found, 100))
-    curve = picture.curves["depth"]
+def test_the_curve_runs_through_the_fit_inside_its_band(fitted):
+    law = law_data(fitted, bootstrap(fitted, 100))
+    curve = law.curves["depth"]
     assert (curve["n_layers"].iloc[0], curve["n_layers"].iloc[-1]) == pytest.approx((4, 64))
     slope = np.diff(np.log(curve["fitted"])) / np.diff(np.log(curve["n_layers"]))
-    assert slope == pytest.approx(-found.exponent("a_l"))
+    assert slope == pytest.approx(-fitted.exponent("a_l"))
     assert ((curve["lo"] < curve["fitted"]) & (curve["fitted"] < curve["hi"])).all()
-    assert picture.titles["depth"].startswith(f"depth: a_l = {found.exponent('a_l'):.3f} (")
-    assert law_data(found).curves["depth"]["lo"].isna().all()
+    assert law.titles["depth"].startswith(f"depth: a_l = {fitted.exponent('a_l'):.3f} (")
+    assert law_data(fitted).curves["depth"]["lo"].isna().all()
 
 
-def test_a_point_below_zero_is_counted_not_drawn(found):
-    points = found.points.copy()
+def test_a_point_below_zero_is_counted_not_drawn(fitted):
+    points = fitted.points.copy()
     points.loc[79, "loss"] *= 0.8
     low = fit(points)
-    picture = law_data(low)
-    below = [name for name in picture.titles if (picture.points[f"{name}_rest"] <= 0).sum() == 1]
-    page = law_page(picture, low)
-    said = [axis.get_title() for axis in page.axes if "1 points at or below 0 not shown" in axis.get_title()]
-    assert len(said) == len(below) > 0
+    law = law_data(low)
+    below = [name for name in law.titles if (law.points[f"{name}_rest"] <= 0).sum() == 1]
+    page = law_page(law, low)
+    titles = [axis.get_title() for axis in page.axes if "1 points at or below 0 not shown" in axis.get_title()]
+    assert len(titles) == len(below) > 0
 
 
-def test_the_file_is_reproducible_and_its_numbers_lie_beside_it(found, tmp_path):
-    data = draw_law(found, None, tmp_path / "a.svg")
-    draw_law(found, None, tmp_path / "b.svg")
+def test_the_file_is_reproducible_and_its_numbers_lie_beside_it(fitted, tmp_path):
+    data = draw_law(fitted, None, tmp_path / "a.svg")
+    draw_law(fitted, None, tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert data == tmp_path / "a.csv" and len(pd.read_csv(data)) == 80
     with pytest.raises(ValueError, match=r"must end in one of: \.png"):
-        draw_law(found, None, tmp_path / "a.gif")
+        draw_law(fitted, None, tmp_path / "a.gif")

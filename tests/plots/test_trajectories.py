@@ -58,14 +58,14 @@ def store(tmp_path_factory):
 
 
 def test_the_numbers_of_the_best_deepest_run(store):
-    found = load_trajectories(store)
-    assert found.run is not None
-    assert found.run.run_id == config_of(n_layers=8, seed=0).run_id
-    assert found.run.vectors["trajectory_mean"].tolist() == MEAN[8]
-    assert found.run.ideals["even"] == pytest.approx((0.1, 0.1))  # 0.3 - 0.2 in layers 2 and 3
-    assert found.run.ideals["early stop"] == pytest.approx((0.1, -0.2))
-    assert found.run.shares["neither"] == pytest.approx(0.25)
-    assert found.laws["all runs"].b == pytest.approx(1)
+    loaded = load_trajectories(store)
+    assert loaded.run is not None
+    assert loaded.run.run_id == config_of(n_layers=8, seed=0).run_id
+    assert loaded.run.vectors["trajectory_mean"].tolist() == MEAN[8]
+    assert loaded.run.ideals["even"] == pytest.approx((0.1, 0.1))  # 0.3 - 0.2 in layers 2 and 3
+    assert loaded.run.ideals["early stop"] == pytest.approx((0.1, -0.2))
+    assert loaded.run.shares["neither"] == pytest.approx(0.25)
+    assert loaded.laws["all runs"].b == pytest.approx(1)
     other = config_of(n_layers=4, seed=1).run_id
     chosen = load_trajectories(store, other).run
     assert chosen is not None and chosen.run_id == other and len(chosen.vectors) == 4
@@ -112,8 +112,8 @@ def test_families_are_named_by_their_settings(tmp_path):
             config = config_of(n_layers=n_layers, **fields)
             make_run(tmp_path / folder, config, {"val_loss": 3.0, "angular_distance_middle": 2 / n_layers})
     with open_store(tmp_path / "a", tmp_path / "b") as store:
-        found = load_trajectories(store)
-        assert {*found.laws} == {*found.angles["family"]} == {"baseline", "depth_scale=lns, batch_tokens=16384"}
-        (axis,) = page_of_trajectories(found).axes
+        loaded = load_trajectories(store)
+        assert {*loaded.laws} == {*loaded.angles["family"]} == {"baseline", "depth_scale=lns, batch_tokens=16384"}
+        (axis,) = page_of_trajectories(loaded).axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
     assert [label.partition(":")[0] for label in labels] == ["baseline", "depth_scale=lns, batch_tokens=16384"]

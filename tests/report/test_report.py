@@ -32,39 +32,41 @@ def results(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def said(results):
+def contents(results):
     with open_store(results) as store:
         return content(store, [results])
 
 
 def texts(table):
-    return [[one.text for one in row] for row in table.rows]
+    return [[cell.text for cell in row] for row in table.rows]
 
 
-def test_the_summary_says_what_the_runs_say(said):
+def test_the_summary_says_what_the_runs_say(contents):
     assert (
-        said.summary[0] == rule_with_verification(said.card)
-        and "use depth_scale=lns instead of depth_scale=none" in said.summary[0]
+        contents.summary[0] == rule_with_verification(contents.card)
+        and "use depth_scale=lns instead of depth_scale=none" in contents.summary[0]
     )
-    assert "val_loss -0.29" in said.summary[0] and "x its training FLOPs" in said.summary[0]
-    assert said.summary[1].startswith("Grade ")
-    assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in said.summary
+    assert "val_loss -0.29" in contents.summary[0] and "x its training FLOPs" in contents.summary[0]
+    assert contents.summary[1].startswith("Grade ")
+    assert "12 runs of 4 configurations finished, at n_layers 2, 4, with 3 seeds each." in contents.summary
     assert any(
-        line.startswith("n_layers=4, depth_scale=lns vs depth_scale=none: val_loss lower") for line in said.summary
+        line.startswith("n_layers=4, depth_scale=lns vs depth_scale=none: val_loss lower") for line in contents.summary
     )
-    assert said.summary[-1].startswith("2 runs diverged, failed or ended early")
+    assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")
 
 
-def test_a_line_per_depth_says_what_to_use_how_sure_and_at_what_cost(said):
-    table, note = said.by_depth
+def test_a_line_per_depth_says_what_to_use_how_sure_and_at_what_cost(contents):
+    table, note = contents.by_depth
     assert [column.name for column in table.columns][:6] == ["n_layers", "use", "lr", "seeds", "val_loss", "gain"]
     rows = texts(table)
     assert [row[:2] for row in rows] == [["2", "depth_scale=lns"], ["4", "depth_scale=lns"]]
     for row, flops in zip(rows, ("2e+12", "4e+12"), strict=True):
         assert row[3] == "3" and row[5].startswith("-0.299 nat/token (95% interval -0.3") and row[7] == f"{flops} (x1)"
     assert "baseline: depth_scale=none" in note
-    assert any(line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling") for line in said.summary)
-    assert any("exceed the noise of seeds after Holm's correction" in line for line in said.summary)
+    assert any(
+        line.startswith("Depth at the baseline: val_loss +0 nat/token per doubling") for line in contents.summary
+    )
+    assert any("exceed the noise of seeds after Holm's correction" in line for line in contents.summary)
 
 
 def test_counts_of_seeds_that_differ_are_a_range():
@@ -86,15 +88,15 @@ def test_a_search_is_no_ladder(tmp_path):
     definition = {"name": "s", "question": "q", "hypothesis": "h", "sampler": "tpe", "n_trials": 3, "space": axes}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(definition))
     with open_store(tmp_path) as store:
-        told = content(store, [tmp_path])
-    assert (told.card, told.effects, told.links) == (None, None, ())
-    assert told.summary[0] == "Best of 3 proposals: val_loss 2 at n_layers=6, lr=0.002."
-    assert told.summary[1].startswith("A TPE search over lr, without a baseline")
+        contents = content(store, [tmp_path])
+    assert (contents.card, contents.effects, contents.links) == (None, None, ())
+    assert contents.summary[0] == "Best of 3 proposals: val_loss 2 at n_layers=6, lr=0.002."
+    assert contents.summary[1].startswith("A TPE search over lr, without a baseline")
 
 
-def test_the_card_holds_all_thirteen_fields(said):
-    assert re.findall(r"<h4>(\d+)\.", advice_of(said.card)["page"]) == [str(i) for i in range(1, 14)]
-    assert {"Domain", "Together", "Diverged"} <= {heading for heading, _ in advice_of(said.card)["statements"]}
+def test_the_card_holds_all_thirteen_fields(contents):
+    assert re.findall(r"<h4>(\d+)\.", advice_of(contents.card)["page"]) == [str(i) for i in range(1, 14)]
+    assert {"Domain", "Together", "Diverged"} <= {heading for heading, _ in advice_of(contents.card)["statements"]}
 
 
 def test_the_card_s_page_leads_nowhere(card, monkeypatch):
@@ -120,14 +122,14 @@ def card(results):
 
 def test_a_verification_stands_with_its_recipe(results, card):
     with open_store(results) as store:
-        said = content(store, [results], verified=verified(card, "not confirmed"))
+        contents = content(store, [results], verified=verified(card, "not confirmed"))
     verification = f"on fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
-    assert f"Verification {verification}" in said.summary[0] and "use depth_scale=lns" in said.summary[0]
-    advice = advice_of(said.card)
+    assert f"Verification {verification}" in contents.summary[0] and "use depth_scale=lns" in contents.summary[0]
+    advice = advice_of(contents.card)
     (text,) = [text for head, text in advice["statements"] if head == "Verification"]
     assert text.startswith(verification) and "grade" not in text
-    assert [text for head, text in advice["statements"] if head.startswith("Grade")] == [grade_text(said.card)]
-    assert "not confirmed" in grade_text(said.card) and "not confirmed" in advice["page"]
+    assert [text for head, text in advice["statements"] if head.startswith("Grade")] == [grade_text(contents.card)]
+    assert "not confirmed" in grade_text(contents.card) and "not confirmed" in advice["page"]
 
 
 def test_a_verification_of_another_recipe_is_refused(results, card):
@@ -141,29 +143,29 @@ def test_a_verification_of_another_recipe_is_refused(results, card):
             content(store, [results], verified=card)
 
 
-def test_the_tables_hold_the_rows(said):
-    names = [column.name for column in said.runs.columns]
+def test_the_tables_hold_the_rows(contents):
+    names = [column.name for column in contents.runs.columns]
     assert names[0] == "run_id" and "depth_scale" in names and "permutation_score" not in names
-    assert len(said.runs.rows) == 13
-    (diverged,) = [row for row in said.runs.rows if row[names.index("outcome")].text == "diverged"]
+    assert len(contents.runs.rows) == 13
+    (diverged,) = [row for row in contents.runs.rows if row[names.index("outcome")].text == "diverged"]
     missing = diverged[names.index("val_loss")]
     assert (missing.text, missing.key) == ("–", "")
-    losses = [row for row in texts(said.effects) if row[0] == "val_loss"]
+    losses = [row for row in texts(contents.effects) if row[0] == "val_loss"]
     assert [row[3] for row in losses] == ["2", "4"]
     assert {tuple(row[4:7]) for row in losses} == {("-0.299", "-0.302 to -0.297", "nat/token")}
-    assert {row[0] for row in texts(said.methods)} >= {"val_loss", "residual_variance_last", "causal_score"}
+    assert {row[0] for row in texts(contents.methods)} >= {"val_loss", "residual_variance_last", "causal_score"}
 
 
-def test_failures_by_cause(said):
-    assert {(row[0], row[1]) for row in texts(said.failures)} == {("1", "diverged"), ("1", "failed")}
+def test_failures_by_cause(contents):
+    assert {(row[0], row[1]) for row in texts(contents.failures)} == {("1", "diverged"), ("1", "failed")}
 
 
-def test_provenance_takes_over_known_facts_alone(said):
-    facts = {row[0]: row[1:] for row in texts(said.provenance)}
+def test_provenance_takes_over_known_facts_alone(contents):
+    facts = {row[0]: row[1:] for row in texts(contents.provenance)}
     assert facts["code"] == ["sparsedepth 0.1, commit abc with uncommitted changes", "12"]
     assert facts["packages"] == ["torch 2.13.0", "13"]
-    assert "secret" not in str(said.provenance)
-    assert len(said.run_ids) == 13
+    assert "secret" not in str(contents.provenance)
+    assert len(contents.run_ids) == 13
 
 
 def test_columns_are_numeric_only_if_every_known_cell_is():
@@ -211,9 +213,9 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
         def frame(self, text):
             return runs
 
-    said = content(Models(), [tmp_path])
-    assert said.card is None and said.effects is None
-    assert said.summary == ("13 models measured without a known training configuration.",)
+    contents = content(Models(), [tmp_path])
+    assert contents.card is None and contents.effects is None
+    assert contents.summary == ("13 models measured without a known training configuration.",)
 
 
 def test_a_folder_is_given_report_html(monkeypatch, tmp_path, capsys):
