@@ -47,7 +47,7 @@ class Sweep(Driver):
         self.fill_queue(self.study)
 
     def finish(self):
-        while self._hand_out(self.study, [worker for worker in self._workers if worker.is_idle]):
+        while self._assign_tasks(self.study, [worker for worker in self._workers if worker.is_idle]):
             for worker in self._workers:
                 worker.advance()
         return self.study

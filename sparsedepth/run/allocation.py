@@ -1,9 +1,9 @@
-"""Which task of a cluster's array computes a run, as Slurm tells it to the task's processes; and what that has used.
+"""Which Slurm task computes a run, from Slurm's environment variables; and the node hours that it used.
 
     node hours = sum over the starts of the run's process: nodes * seconds / (3600 * runs)
 
-with `seconds` by the process's own clock and `runs` computed beside each other in the task. Each start is kept in the
-run's scratch folder, with the node's name, and in its manifest without.
+`seconds` are by the process's own clock; `runs` are computed in parallel in the task. Each start is recorded in the
+run's scratch folder, with the node's name, and in its manifest, without.
 """
 
 import os
@@ -13,32 +13,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A task and what it was given."""
+    """A Slurm task and its resources."""
 
     task: str
-    """12_3: the array's number and the task's own; 12 outside of an array"""
+    """12_3: job id of the array and task number; 12 outside of an array"""
     node: str
     partition: str
     nodes: int
     cpus: int
-    """of a node"""
+    """per node"""
     gpus: int
     """of all nodes"""
     restarts: int
-    """how often the task had been queued again by then"""
+    """how often the task had been requeued"""
     runs: int = 1
-    """that the task computed beside each other, this one included"""
+    """computed in parallel by the task, including this one"""
     seconds: float | None = None
-    """that it had the run in hand, as far as that has told"""
+    """time spent on the run so far"""
 
 
 def node_hours(starts: Iterable[Allocation]) -> float:
-    """Node hours that a run has used, over all its starts."""
     return sum(start.nodes * (start.seconds or 0.0) / (3600 * start.runs) for start in starts)
 
 
 def allocation(runs: int = 1, environment: Mapping[str, str] = os.environ) -> Allocation | None:
-    """The task that this process belongs to, and how many `runs` it computes at a time; None outside of Slurm."""
+    """The Slurm task of this process, which computes `runs` in parallel; None outside of Slurm."""
     job = environment.get("SLURM_JOB_ID")
     if job is None:
         return None

@@ -1,4 +1,4 @@
-"""How a run was made: code, packages, device, kernels, data. No environment variable and no host name is recorded."""
+"""Provenance of a run: code, packages, device, kernels, data. No environment variable or host name is recorded."""
 
 import functools
 import importlib.metadata
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "numpy", "transformers", "datasets", "tokenizers", "safeten
 
 @functools.cache
 def code_version() -> dict[str, Any]:
-    """The release, and the commit where the code runs from a checkout; `changed` is true with uncommitted changes."""
+    """The release and, in a checkout, the commit; `changed` is true with uncommitted changes."""
     facts: dict[str, Any] = {"version": sparsedepth.__version__, "commit": None, "changed": None}
     root = Path(sparsedepth.__file__).parent.parent
     if (root / ".git").exists():
@@ -35,27 +35,26 @@ def code_version() -> dict[str, Any]:
     return facts
 
 
-def _git(root: Path, *words: str) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
     try:
-        git = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return git.stdout.strip()
 
 
 def manifest_allocations(scratch: Scratch) -> dict[str, Any]:
-    """The tasks of a cluster that have computed the run, one for each start, and their node hours; empty where there
-    was none. No node is named."""
+    """The Slurm tasks that computed the run, one per start, without node names, and their node hours; empty if none."""
     starts = scratch.allocations()
     if not starts:
         return {}
-    named = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
-    return {"node_hours": node_hours(starts), "allocations": named}
+    tasks = [{key: value for key, value in asdict(start).items() if key != "node"} for start in starts]
+    return {"node_hours": node_hours(starts), "allocations": tasks}
 
 
 @functools.cache
 def package_versions() -> dict[str, str | None]:
-    """Installed versions of the packages that can change a number; None where one is absent."""
+    """Installed versions of the packages that can change a result; None if not installed."""
 
     def version(name: str) -> str | None:
         try:
@@ -67,7 +66,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 class Stopwatch:
-    """When something started, and how long it has taken by a clock, what earlier processes took included."""
+    """Start time and duration, including the time of earlier processes."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self.clock, self.began, self.earlier_seconds = clock, clock(), 0.0
@@ -81,7 +80,7 @@ class Stopwatch:
 
 
 def provenance(run_id: str, data_hash: str) -> dict[str, Any]:
-    """What a record is of, and what made it."""
+    """The run of a record, and the code, command, data and packages that produced it."""
     return {
         "run_id": run_id,
         "code": code_version(),
@@ -92,8 +91,8 @@ def provenance(run_id: str, data_hash: str) -> dict[str, Any]:
 
 
 def device_facts(runtime: Runtime, before: dict[str, int] | None = None) -> dict[str, Any]:
-    """The device's name, what was chosen on it, and the peak of memory: on a GPU the most that PyTorch allocated; on a
-    CPU, where `resident_bytes` said `before` (Linux), the anonymous memory that the process added since."""
+    """The device, its settings and peak memory: on a GPU as allocated by PyTorch; on a CPU (Linux) the anonymous memory
+    added since `before`, an earlier `resident_bytes`."""
     on_gpu = runtime.device.type == "cuda"
     name = torch.cuda.get_device_name(runtime.device) if on_gpu else platform.processor() or platform.machine()
     return {

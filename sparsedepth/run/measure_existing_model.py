@@ -1,4 +1,4 @@
-"""A model that exists already, from its name to its record: load it, take the tokens, measure, write."""
+"""Measure an existing model: load it, read the tokens, measure, write the record."""
 
 import tempfile
 from collections.abc import Callable
@@ -28,11 +28,11 @@ class MeasureRequest:
     model: str
     """run folder, local Hugging Face folder or hub name"""
     settings: dict[str, Any]
-    """fields of MeasureOnlyConfig that were asked for"""
+    """fields of MeasureOnlyConfig set by the user"""
     data: str | None = None
-    """a corpus; None = a run's own, else the default one"""
+    """corpus; None: the run's own, else the default one"""
     given: TokenArrays | None = None
-    """exactly these tokens in place of a corpus"""
+    """tokens to use instead of a corpus"""
     out: Path | None = None
     """folder of the record"""
     device: torch.device
@@ -43,18 +43,18 @@ class MeasureRequest:
 class MeasurementResult:
     loaded: LoadedModel
     given: TokenArrays | None
-    """the tokens that were given in place of a corpus"""
+    """tokens used instead of a corpus"""
     config: MeasureOnlyConfig
     measurements: Measurements
     n_tokens: int
-    """positions that count behind the scores"""
+    """scored positions"""
 
 
 def measure_existing_model(request: MeasureRequest, report: Callable[[str, float], None]) -> MeasurementResult:
-    """Every measure of the config on the request's tokens; `report` gets the phase and the share that is done.
+    """All measures of the config on the request's tokens; `report` gets the phase and the share done.
 
-    Raises ValueError, one line, for a place that cannot be written (before anything is loaded), a model that is missing
-    or not safe, tokens that are not its own, and settings that do not fit.
+    Raises ValueError for an output folder that cannot be written (before the model is loaded), a missing or unsafe
+    model, token ids outside its vocabulary, and incompatible settings.
     """
     watch = Stopwatch()
     if request.out is not None:
@@ -85,7 +85,8 @@ def measure_existing_model(request: MeasureRequest, report: Callable[[str, float
 
 
 def measuring_config(loaded: LoadedModel, request: MeasureRequest) -> MeasureOnlyConfig:
-    """A run's own measuring fields, over them what given tokens decide, over these the request's. Raises ValueError."""
+    """A run's own measuring fields, overridden by those of given tokens, overridden by the request's. Raises
+    ValueError."""
     own, given = loaded.config, request.given
     fields = {} if own is None else {name: getattr(own, name) for name in (*MeasureConfig.model_fields, "seq_len")}
     if given is not None:
@@ -94,28 +95,28 @@ def measuring_config(loaded: LoadedModel, request: MeasureRequest) -> MeasureOnl
     config = build(MeasureOnlyConfig, {**fields, **request.settings}, "measure")
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
         raise ValueError(
-            f"seq_len={config.seq_len}, eval_seq_len={config.eval_seq_len}: the given tokens have {given.seq_len} and "
-            f"a target per sequence; leave both out"
+            f"seq_len={config.seq_len}, eval_seq_len={config.eval_seq_len}: the given tokens have {given.seq_len} per "
+            f"sequence; leave both out"
         )
     return config
 
 
 def _check_states(loaded: LoadedModel, tokens_1T: Tensor) -> None:
-    """Raises ValueError for a model that computes NaN or infinity on a sequence: it would have no score."""
+    """Raises ValueError for a model that computes NaN or infinity on the first sequence."""
     with probing(loaded.probed):
         for layer, x_BTD in enumerate(stream(loaded.probed, tokens_1T.to(loaded.probed.device))):
             if not x_BTD.isfinite().all():
                 where = f"after layer {layer} of {loaded.probed.n_layers}" if layer else "before its first layer"
                 raise ValueError(
-                    f"{loaded.source} computes NaN or infinity {where} on the first sequence, so that it has no score; "
-                    f"look for a wrong number in its configuration, or weights that are too large"
+                    f"{loaded.source} computes NaN or infinity {where} on the first sequence, so it cannot be scored; "
+                    f"check its configuration for a wrong number, and its weights for too large values"
                 )
 
 
 def _tokens(
     loaded: LoadedModel, config: MeasureOnlyConfig, request: MeasureRequest, scratch: Path
 ) -> TokenArrays | Source:
-    """The given tokens, a run's task, or held-out text, tokenised beside a run's other data or in `scratch`."""
+    """The given tokens, a run's task, or held-out text, tokenised in the run's data folder or in `scratch`."""
     if request.given is not None:
         check_tokens(request.given, loaded)
         return request.given
@@ -124,7 +125,7 @@ def _tokens(
 
 
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:
-    """What a record says of a model that is measured so on these tokens."""
+    """The description of a measured model for its record."""
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
     hashes = {"weights_hash": loaded.weights_hash, "data_hash": data_hash}
     return build(
@@ -135,7 +136,7 @@ def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: st
 def save_record(
     out: Path, model: MeasuredModel, measurements: Measurements, watch: Stopwatch, device: torch.device
 ) -> None:
-    """The record of a measured model, in place of a run's."""
+    """Write the record of a measured model."""
     runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
     manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash)}
     save_measured(out, model, measurements.summary, manifest, measurements.tables())

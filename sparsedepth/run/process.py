@@ -1,4 +1,4 @@
-"""What a run's process is given (a name, limits of its threads), and how many the kernel has killed to free memory."""
+"""Settings of a run's process (name, thread limits), and the count of processes killed for lack of memory."""
 
 import ctypes
 import os
@@ -10,22 +10,22 @@ _PR_SET_NAME = 15
 
 
 def name_process(name: str) -> None:
-    """What `top` shows of this process (15 characters, Linux): forked processes share their parent's command line."""
+    """Set the process name for `top` (15 characters, Linux): forked processes share their parent's command line."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """This process's environment with the thread pools of a child limited: contending pools cost a factor of ten."""
+    """This process's environment with limited thread pools for a child: contending pools cost a factor of ten."""
     limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    limits["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # by default one for each core, in each run
-    # Runs that share a GPU, and shapes that differ, leave no holes; the compiler's cache is one folder of the machine.
+    limits["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)  # the default is one per core, in each run
+    # Avoids fragmentation if runs share a GPU or shapes differ.
     limits["PYTORCH_ALLOC_CONF"] = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return {**os.environ, **limits, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def oom_kills(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
-    """How many processes of this control group the kernel has killed so far to free memory (Linux); 0 if not known."""
+    """How many processes of this control group the kernel has killed to free memory (Linux); 0 if unknown."""
     try:
         lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
     except OSError:

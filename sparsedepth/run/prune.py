@@ -1,11 +1,11 @@
-"""End a run early when finished runs of its depth were better by then, judged from our own curves.
+"""End a run early if finished runs of its depth had a lower training loss at the same point.
 
     at share f of the steps:  loss = mean train_loss of the rows logged in (0.9 f, f]
     prune if  loss > the keep-quantile of the same mean over the finished runs of this n_layers
 
-Optuna cannot prune with several objectives; a curve can be compared whatever the objectives are. Only finished runs
-count, so the first `min_runs` of a depth always run to their end. A pruned run is no result: it leaves a reason in its
-scratch folder and no record.
+Optuna cannot prune with several objectives, so pruning uses our own training curves. Only finished runs count, so the
+first `min_runs` of a depth always run to the end. A pruned run is no result: it leaves a reason in its scratch folder
+and no record.
 """
 
 import logging
@@ -22,7 +22,7 @@ from sparsedepth.store.connection import open_store
 
 
 class PrunedRun(Exception):
-    """Ends a run before its last step: finished runs did better by then."""
+    """Ends a run before its last step."""
 
     def __init__(self, pruned: Pruned):
         super().__init__(pruned.reason)
@@ -30,26 +30,26 @@ class PrunedRun(Exception):
 
 
 class Pruner:
-    """Called after each step with the rows logged so far, those before an interruption too; raises PrunedRun."""
+    """Called after each step with all rows logged so far, including those before an interruption; raises PrunedRun."""
 
     def __init__(self, rule: Prune, config: RunConfig, results: Path):
         self.rule, self.config, self.results = rule, config, results
-        self.waiting = list(rule.at)
+        self.pending = list(rule.at)
 
     def __call__(self, step: int, curves: Sequence[Mapping[str, Any]]) -> None:
         n_steps = self.config.n_steps
-        while self.waiting and step >= self.waiting[0] * n_steps:
-            share = self.waiting.pop(0)
+        while self.pending and step >= self.pending[0] * n_steps:
+            share = self.pending.pop(0)
             rows = [row for row in curves if in_window(row["step"] / n_steps, share)]
-            own = [row["train_loss"] for row in rows if row["train_loss"] is not None]
-            if not own or step - 1 >= share * n_steps:
-                continue  # resumed beyond this share: it was judged before, or nothing is known
-            reason = verdict(self.rule, share, math.fsum(own) / len(own), self._others(share), self.config.n_layers)
-            if reason:
+            losses = [row["train_loss"] for row in rows if row["train_loss"] is not None]
+            if not losses or step - 1 >= share * n_steps:
+                continue  # resumed after this share: it was checked before, or has no rows
+            loss, others = math.fsum(losses) / len(losses), self._finished_losses(share)
+            if reason := prune_reason(self.rule, share, loss, others, self.config.n_layers):
                 raise PrunedRun(Pruned(step=step, reason=reason))
 
-    def _others(self, share: float) -> list[float]:
-        """The same mean of each finished run; math.inf for one that diverged."""
+    def _finished_losses(self, share: float) -> list[float]:
+        """The same mean for each finished run; math.inf if it diverged."""
         done = "step * batch_tokens / train_tokens"
         text = f"""
             SELECT run_id, any_value(outcome),
@@ -62,21 +62,21 @@ class Pruner:
         try:
             with open_store(self.results) as store:
                 rows = store.sql(text).rows
-        except DamagedRun as damage:  # of another run: it must not end this one
+        except DamagedRun as damage:  # damage of another run must not end this one
             logging.warning("%s Nothing is pruned.", damage)
             return []
         losses = [math.inf if outcome != "ok" else loss for _, outcome, loss in rows]
         return [loss for loss in losses if loss is not None]
 
 
-def verdict(rule: Prune, share: float, loss: float, others: list[float], n_layers: int) -> str:
-    """Why a run with this loss at this share is to be ended; '' if it is not."""
+def prune_reason(rule: Prune, share: float, loss: float, others: list[float], n_layers: int) -> str:
+    """Why to prune a run with this loss at this share; '' to continue it."""
     if len(others) < rule.min_runs:
         return ""
-    bar = sorted(others)[math.ceil(rule.keep * len(others)) - 1]
-    if loss <= bar:
+    threshold = sorted(others)[math.ceil(rule.keep * len(others)) - 1]
+    if loss <= threshold:
         return ""
     return (
-        f"pruned at {share:.0%}: {rule.by} {loss:.4g} is above {bar:.4g}, which the best {rule.keep:.0%} of "
-        f"{len(others)} finished runs with n_layers={n_layers} had reached"
+        f"pruned at {share:.0%}: {rule.by} {loss:.4g} is above {threshold:.4g}, the level reached by the best "
+        f"{rule.keep:.0%} of {len(others)} finished runs with n_layers={n_layers}"
     )

@@ -1,6 +1,6 @@
-"""The record of a finished run: written in the scratch folder, completed by its marker, renamed into its place.
+"""Write the record of a finished run in its scratch folder, then rename it to its final path.
 
-The rename is done for one process alone: whoever was taken for dead and wakes up later cannot change a result.
+Only the holder of the lease can publish: a process that was presumed dead and wakes up cannot change a result.
 """
 
 import os
@@ -39,39 +39,39 @@ def write(
             if table in ("heads", "pairs") or (rows and table != "layers"):
                 run_record.write_table(target, table, rows)
     run_record.write_summary(target, {**_training_summary(config, trained), **(measured.summary if measured else {})})
-    if measured:  # the weights of a diverged run are no result: they depend on when it was found out
+    if measured:  # a diverged run's weights are no result: they depend on when the divergence was detected
         weights = {name: weight.detach().cpu().contiguous() for name, weight in model.named_parameters()}
         files.write_bytes(target / run_record.WEIGHTS, save(weights))
     run_record.finish(target)
 
 
 def publish(aside: Path, target: Path, lease: Lease) -> None:
-    """Rename the record, written aside, into its place; the first to do so makes the result."""
+    """Rename the record from `aside` to `target`; the first process to do so wins."""
     if not lease.is_valid():
         raise Interrupted
     target.parent.mkdir(exist_ok=True)
     try:
         os.rename(aside, target)
-    except OSError:  # a folder cannot be renamed over one that holds files: another process was first
+    except OSError:  # the target exists: another process was first
         if not run_record.is_complete(target):
             raise
     files.sync_folder(target.parent)
 
 
 def _training_summary(config: RunConfig, trained: TrainingResult) -> dict[str, Any]:
-    counted = cost(config)
+    run_cost = cost(config)
     tokens = trained.steps * config.batch_tokens
-    tail = [row["train_loss"] for row in trained.curves if row["step"] > 0.9 * config.n_steps]
+    last_losses = [row["train_loss"] for row in trained.curves if row["step"] > 0.9 * config.n_steps]
     return {
         "outcome": trained.outcome,
         "diverged_step": trained.diverged_step,
         "diverged_cause": trained.diverged_cause,
-        "params_total": counted.params_total,
-        "params_active": counted.params_active,
-        "flops_per_token": counted.flops_per_token,
-        "train_flops": counted.train_flops(tokens),
+        "params_total": run_cost.params_total,
+        "params_active": run_cost.params_active,
+        "flops_per_token": run_cost.flops_per_token,
+        "train_flops": run_cost.train_flops(tokens),
         "steps": trained.steps,
         "tokens_trained": tokens,
-        "tokens_per_param": tokens / counted.params_total,
-        "train_loss": float(np.mean(tail)) if tail and trained.outcome == "ok" else None,
+        "tokens_per_param": tokens / run_cost.params_total,
+        "train_loss": float(np.mean(last_losses)) if last_losses and trained.outcome == "ok" else None,
     }

@@ -1,10 +1,10 @@
-"""The memory that this process has, and had at its peak, as Linux counts it."""
+"""Current and peak memory of this process (Linux)."""
 
 from pathlib import Path
 
 
 def resident_bytes() -> dict[str, int] | None:
-    """The memory of this process in bytes: 'RssAnon', 'RssFile', 'VmHWM' (peak of both); None where Linux is not."""
+    """Memory of this process in bytes: 'RssAnon', 'RssFile', 'RssShmem', 'VmHWM' (their peak); None without Linux."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -14,10 +14,8 @@ def resident_bytes() -> dict[str, int] | None:
 
 
 def added_bytes(before: dict[str, int] | None) -> int | None:
-    """How much anonymous memory this process had at its peak beyond what it had `before`.
-
-    Pages of files (libraries, the token shards) do not count: the system takes them back when it needs to.
-    """
+    """Peak anonymous memory of this process minus that of `before`. Pages of files (libraries, token shards) do not
+    count, since the system can free them."""
     now = resident_bytes()
     if before is None or now is None:
         return None

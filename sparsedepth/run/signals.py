@@ -1,9 +1,8 @@
-"""What happens at Ctrl-C and other signals: a process notes that it is asked to stop, and stops at a checkpoint; one
-whose parent has died is asked, too.
+"""Signal handling: after Ctrl-C or SIGTERM a process stops at its next checkpoint.
 
-A run is a process of its own: running out of memory or crashing is one run's fate. A child asks the kernel for SIGTERM
-at its parent's death (Linux; elsewhere it finishes its run, and the run's lock keeps it the only writer), so that
-`kill -9` of a driver or a worker leaves nothing behind. The whole way of a Ctrl-C: docs/architecture.md.
+Each run is a separate process, so that a crash affects one run only. On Linux the kernel sends it SIGTERM when its
+parent dies, so that no process outlives a killed driver; elsewhere it finishes its run, protected by its lease.
+docs/architecture.md describes a Ctrl-C from end to end.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent (its process id given) dies; exit at once if it already has."""
+    """Have the kernel send SIGTERM when the process with id `parent` dies; exit at once if it already has."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
@@ -30,25 +29,21 @@ def end_with_parent(parent: int) -> None:
 
 
 class Stop:
-    """Whether a signal of CAUGHT has come since `catch`.
-
-    A second Ctrl-C does not wait for a checkpoint: it raises KeyboardInterrupt where the process stands.
-    """
+    """True once a signal of CAUGHT has arrived since `catch`. A second Ctrl-C raises KeyboardInterrupt at once."""
 
     def __init__(self, *, is_announced: bool = False) -> None:
-        """`is_announced`: a Ctrl-C is acknowledged on stderr at once, for a checkpoint may take a while."""
+        """`is_announced`: acknowledge a Ctrl-C on stderr at once, since a checkpoint may take a while."""
         self.signals: list[int] = []
         self.is_announced = is_announced
 
     def catch(self) -> None:
-        """Note the signals from now on."""
         for number in CAUGHT:
-            signal.signal(number, self._note)
+            signal.signal(number, self._handle)
 
-    def _note(self, number: int, frame: object) -> None:
+    def _handle(self, number: int, frame: object) -> None:
         self.signals.append(number)
         if self.is_announced and self.signals == [signal.SIGINT]:
-            os.write(2, b"\nstopping at the next checkpoint; Ctrl-C again stops at once\n")
+            os.write(2, b"\nstopping at the next checkpoint; press Ctrl-C again to stop at once\n")
         if self.signals.count(signal.SIGINT) > 1:
             raise KeyboardInterrupt
 
@@ -62,7 +57,7 @@ class Stop:
 
 
 def stop_on_signals(*, is_announced: bool = False) -> Stop:
-    """A Stop that catches the signals already."""
+    """A Stop that catches signals from now on."""
     stop = Stop(is_announced=is_announced)
     stop.catch()
     return stop

@@ -1,5 +1,5 @@
-"""What a run consists of: prepare the text or the task, train (continuing from the run's checkpoints), measure on
-held-out sequences, write the record.
+"""The steps of a run: prepare the text or task, train (resuming from checkpoints), measure on held-out sequences, and
+write the record.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.run.lease import Beat, Lease
+from sparsedepth.run.lease import HeartbeatMonitor, Lease
 from sparsedepth.run.manifest import Stopwatch, device_facts, manifest_allocations, provenance
 from sparsedepth.run.measure_existing_model import measured_model, save_record
 from sparsedepth.run.publish import publish, write
@@ -37,39 +37,38 @@ from sparsedepth.train.loop import Interrupted, TrainingResult, Work, training
 from sparsedepth.train.runtime import Runtime, is_out_of_memory, other_processes_bytes, resolve
 
 TRAINING_SHARE, MEASURED_SHARE = 0.85, 0.99
-"""Where the progress of a run stands when training, and measuring, are over; a display's guess, nothing is computed
-from it."""
+"""Displayed progress at the end of training, and of measuring."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What does not change the result."""
+    """Options that do not change the result."""
 
     runtime: RuntimeConfig = DEFAULT
     stop: Callable[[], bool] | None = None
     report: Callable[[str, float, float | None], None] | None = None
     """called with (phase, share of the run done, last training loss)"""
     prune: Callable[[int, list[dict[str, Any]]], None] | None = None
-    """called with (steps done, rows of the curves); raises PrunedRun where the run is to be ended early"""
+    """called with (steps done, rows of the curves); raises PrunedRun to end the run early"""
     stacked_with: tuple[str, ...] = ()
-    """run_ids of the runs that this process makes beside this one, as one stacked model"""
+    """run_ids of the other runs of this process's stacked model"""
     start: Start | None = None
-    """the model that training starts from: that of `start_weights`"""
+    """the model of `start_weights`"""
     clock: Callable[[], float] = time.perf_counter
-    """the seconds that go into the manifest: of a stacked run its share"""
+    """for the seconds in the manifest; a stacked run counts its share"""
     concurrent_processes: int = 1
-    """processes of runs that the machine computes at a time, this one included"""
-    beat: Beat | None = None
-    """of the run's lease, first looked at when the process began: the dead holders of a stack are waited for at once"""
+    """run processes in parallel on the machine, including this one"""
+    heartbeat: HeartbeatMonitor | None = None
+    """of the run's lease, created at the start of the process, so that a stack waits for dead holders at once"""
 
 
 DEFAULT_OPTIONS = Options()
 
 NEIGHBOUR_SECONDS, NEIGHBOUR_RETRIES = 30.0, 20
-"""A GPU's memory that another process holds may be free again soon: how long to wait for it, and how often."""
+"""Wait and number of retries for GPU memory that another process holds."""
 
 MEASURING = "while measuring"
-"""Noted on what goes wrong there: smaller micro-batches of training would not mend it."""
+"""Note on errors of measuring, which smaller micro-batches would not fix."""
 
 
 def _was_measuring(error: Exception) -> bool:
@@ -82,21 +81,21 @@ class Infeasible(Exception):
 
 @dataclass(frozen=True)
 class RunJob:
-    """One process's part in one run: all of it, or, without `lease`, of the training alone."""
+    """One process's part in one run: all of it or, without `lease`, only the training."""
 
     config: RunConfig
     results: Path
     scratch: Scratch
     lease: Lease | None
-    """None in the processes that train with the one which holds the lease, measures and writes."""
+    """None if another process holds the lease, measures and writes."""
     devices: Devices
     options: Options
 
     def run(self) -> Work[None]:
-        """Train, measure and write; where memory runs out, continue with half as many sequences per forward pass.
+        """Train, measure and write; after running out of memory, continue with half as many sequences per forward pass.
 
-        The global batch stays what it is. What fits is kept in the scratch folder, so that a new process begins with
-        it. Raises as `execute` says.
+        The global batch does not change. The size that fits is stored in the scratch folder for the next process.
+        Raises as `execute`.
         """
         runtime = resolve(self.config, self.options.runtime)
         torch.set_num_threads(runtime.threads)
@@ -111,17 +110,17 @@ class RunJob:
                     raise
                 wait = self._seconds_to_retry(runtime, error, retries)
                 if wait is None:
-                    self._lower_memory(runtime, error)
+                    self._halve_micro_batch(runtime, error)
                 retries = 0 if wait is None else retries + 1
-            # Only here, with the exception gone, are its frames and the tensors in them free.
+            # Only after the except clause are the exception's frames and their tensors free.
             gc.collect()
             if runtime.device.type == "cuda":
                 torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(runtime.device)  # the peak is that of the try that succeeds
+                torch.cuda.reset_peak_memory_stats(runtime.device)  # the recorded peak is that of the last attempt
             self._wait(wait or 0.0)
 
     def _seconds_to_retry(self, runtime: Runtime, error: Exception, retries: int) -> float | None:
-        """How long to wait before the same is tried again; None: it is to be made smaller."""
+        """How long to wait before trying the same size again; None to halve it."""
         if self.devices.size > 1:
             return None
         if other_processes_bytes(runtime.device) and retries < NEIGHBOUR_RETRIES:
@@ -129,25 +128,25 @@ class RunJob:
         return 0.0 if retries == 0 and (runtime.device.type == "cuda" or _was_measuring(error)) else None
 
     def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             if self._stop():
                 raise Interrupted
             time.sleep(0.1)
 
-    def _lower_memory(self, runtime: Runtime, error: Exception) -> None:
-        """Halve what a forward pass holds, for the next try. Raises Infeasible where there is nothing to halve."""
+    def _halve_micro_batch(self, runtime: Runtime, error: Exception) -> None:
+        """Raises Infeasible if there is nothing to halve."""
         reason = " ".join(str(error).split())[:300]
         if _was_measuring(error):
             shortage = f"out of memory while measuring; lower measure_tokens, fit_tokens or val_tokens: {reason}"
-            self.scratch.lower_memory(1, shortage)
+            self.scratch.halve_micro_batch(1, shortage)
             raise Infeasible(shortage) from None
         sequences = self.config.batch_tokens // self.config.seq_len
         tried = runtime.micro_batch or -(-sequences // self.devices.size)
-        if not self.scratch.lower_memory(tried, reason):
+        if not self.scratch.halve_micro_batch(tried, reason):
             raise Infeasible(f"out of memory with one sequence per forward pass: {reason}") from None
         if self.devices.size > 1:
-            raise error  # the other processes of the run wait for this one: all of them start again
+            raise error  # all processes of the run start again
         logging.warning("out of memory with %d sequences per forward pass; continuing with half", tried)
 
     def _attempt(self, runtime: Runtime) -> Work[None]:
@@ -168,7 +167,7 @@ class RunJob:
             return
         watch.earlier_seconds = trained.earlier_seconds
         training_seconds = watch.seconds()
-        yield None  # so that all runs of a stack are at their last checkpoint before the first is measured
+        yield None  # all runs of a stack finish training before the first is measured
         loss = trained.curves[-1]["train_loss"]
         measured = self._measure(model, source, loss) if trained.outcome == "ok" else None
         self._report("writing", MEASURED_SHARE, loss)
@@ -179,7 +178,7 @@ class RunJob:
             **device_facts(runtime, before),
             **self._provenance(source, runtime),
         }
-        if self.options.stacked_with:  # the peak is that of all
+        if self.options.stacked_with:  # the peak is that of the whole stack
             manifest |= {"stacked_with": [*self.options.stacked_with], "peak_memory_bytes": None}
         aside = self.scratch.folder / f"record-{uuid.uuid4().hex}" / self.config.run_id
         write(aside, self.config, model, trained, measured, manifest)
@@ -208,17 +207,17 @@ class RunJob:
         )
 
     def _start(self) -> Start | None:
-        """The model that training starts from. Raises ValueError where it is not the one that the config names."""
-        start, named = self.options.start, self.config.start_weights
-        if named != (start and start.weights_hash):
+        """The initial model. Raises ValueError if it is not that of the config's start_weights."""
+        start, start_weights = self.options.start, self.config.start_weights
+        if start_weights != (start and start.weights_hash):
             raise ValueError(
-                f"start_weights={named}: the weights that training starts from are a model's; give it by "
-                f"`train RUN.yaml --from MODEL`, which sets start_weights, or leave start_weights out"
+                f"start_weights={start_weights} does not match the initial model; use `train RUN.yaml --from MODEL`, "
+                f"which sets start_weights, or remove start_weights"
             )
         return start
 
     def _measure_start(self, start: Start, model: Decoder, source: Source) -> None:
-        """Record the start beside the run, measured as the run will be: what it was before."""
+        """Measure the initial model with the run's settings, and record it with the models of the folder."""
         fields = {name: getattr(self.config, name) for name in MeasureOnlyConfig.model_fields}
         facts = measured_model(start.loaded, build(MeasureOnlyConfig, fields, "--from"), source.data_hash)
         out = self.results / run_record.MODELS / facts.run_id
@@ -229,14 +228,14 @@ class RunJob:
         save_record(out, facts, measured, watch, model.embed.weight.device)
 
     def _measure(self, model: Decoder, source: Source, loss: float | None, *, is_start: bool = False) -> Measurements:
-        """The suite on held-out sequences, in fp32 whatever the precision of training."""
+        """All measures on held-out sequences, in fp32 regardless of the training precision."""
 
         def progress(done: float) -> None:
             if self._stop():
                 raise Interrupted  # training is checkpointed; measuring starts again
-            phase = "measuring the start" if is_start else "measuring"
-            before = TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done
-            self._report(phase, 0.0 if is_start else before, loss)
+            phase = "measuring the initial model" if is_start else "measuring"
+            share = TRAINING_SHARE + (MEASURED_SHARE - TRAINING_SHARE) * done
+            self._report(phase, 0.0 if is_start else share, loss)
 
         try:
             measured = measure_run(
@@ -271,8 +270,8 @@ class RunJob:
         }
 
     def _stop(self) -> bool:
-        asked = self.options.stop is not None and self.options.stop()
-        return asked or (self.lease is not None and self.lease.lost)
+        is_stopped = self.options.stop is not None and self.options.stop()
+        return is_stopped or (self.lease is not None and self.lease.lost)
 
     def _report(self, phase: str, done: float, loss: float | None) -> None:
         if self.options.report:
@@ -280,7 +279,7 @@ class RunJob:
 
 
 def check_source(source: Source, config: RunConfig) -> None:
-    """Raises ValueError, before anything is trained, where a text is too short for a batch or for a measure."""
+    """Raises ValueError, before training, if the text is too short for a batch or a measure."""
     source.batch(config, 0)
     source.held_out(config.seq_len, config.measure_tokens)
     if "loss" in config.measures:
@@ -289,7 +288,7 @@ def check_source(source: Source, config: RunConfig) -> None:
         n_fit = source.held_out(config.seq_len, config.fit_tokens, config.measure_tokens).n_tokens
         if n_fit <= config.stream_width + 1:
             raise ValueError(
-                f"the held-out part leaves {n_fit} tokens to fit usefulness's maps, after measure_tokens="
-                f"{config.measure_tokens}; d_model={config.d_model} needs more than {config.stream_width + 1}: use a "
-                f"longer corpus or a larger val_fraction"
+                f"the held-out text has {n_fit} tokens to fit usefulness's maps after measure_tokens="
+                f"{config.measure_tokens}, but d_model={config.d_model} needs more than {config.stream_width + 1}; use "
+                f"a longer corpus or a larger val_fraction"
             )

@@ -1,8 +1,7 @@
-"""Time a few real steps of each shape of a sweep, as many processes at a time as the sweep will have workers.
+"""Time a few real steps of each shape of a sweep, in as many parallel processes as the sweep will have workers.
 
-Every process times every shape, each beginning with another one, so that they disturb each other as runs will; a
-shape's time is the median over processes. What was timed is kept for the machine: device, torch, threads, kernels and
-workers decide which file it goes into.
+Every process times every shape in a different order, so that they slow each other down as runs will. A shape's time is
+the median over processes. Timings are cached by device, torch version, runtime settings and number of workers:
 
     ~/.cache/sparsedepth/timings/<machine>.json        (XDG_CACHE_HOME where that is set)
 """
@@ -38,14 +37,13 @@ from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.runtime import Runtime, resolve
 
 STEPS, SECONDS = 3, 1.0
-"""Least number of timed steps, and least time spent on them."""
+"""Minimum number of timed steps, and minimum time spent on them."""
 
 LONGEST_STEP = 20.0
-"""Seconds that a step may be expected to take: of a longer one a part of the batch is timed."""
+"""Longest expected step in seconds; of a longer step only a part of the batch is timed."""
 
 
 def timings_path(machine: Machine) -> Path:
-    """Where this machine's timings are kept."""
     runtime = machine.runtime.model_dump(mode="json", exclude={"checkpoint_seconds"})
     facts = {
         "device": device_name_of(machine),
@@ -58,7 +56,7 @@ def timings_path(machine: Machine) -> Path:
 
 
 def device_name_of(machine: Machine) -> str:
-    """The GPU's name; or the processor's, as Linux gives it, and its number of cores."""
+    """The GPU's name; or the processor's (Linux) and its number of cores."""
     if machine.gpus:
         return torch.cuda.get_device_name()
     try:
@@ -70,7 +68,7 @@ def device_name_of(machine: Machine) -> str:
 
 
 def known_timings(machine: Machine) -> dict[str, Timing]:
-    """What was timed on this machine before; nothing where the file is missing or damaged."""
+    """Cached timings of this machine; empty if the file is missing or damaged."""
     try:
         timings = json.loads(timings_path(machine).read_text())
         return {key: Timing(step=float(t["step"]), forward=float(t["forward"])) for key, t in timings.items()}
@@ -79,10 +77,8 @@ def known_timings(machine: Machine) -> dict[str, Timing]:
 
 
 def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int], None]) -> dict[str, Timing]:
-    """Time one run of each shape, and keep what was found; all timings of this machine.
-
-    `report(number of timings made so far)` is called as they come. Raises ValueError where a shape cannot be computed.
-    """
+    """Time one run of each shape and cache the timings; returns all timings of this machine. `report` gets the number
+    of timings so far. Raises ValueError if a shape cannot be computed."""
     workers = range(machine.workers)
     in_turn = [runs[(number + turn) % len(runs)] for turn in range(len(runs)) for number in workers]
     runtime = machine.runtime.model_copy(update={"parallel": "none"})
@@ -96,11 +92,11 @@ def calibrate(runs: Sequence[RunConfig], machine: Machine, report: Callable[[int
         with forkserver.nameless_main():
             timings = [pool.submit(_timed, config, runtime, machine.processes_per_run) for config in in_turn]
         try:
-            for made, timing in enumerate(as_completed(timings), start=1):
+            for n_done, timing in enumerate(as_completed(timings), start=1):
                 key, seconds = timing.result()
                 timings_of.setdefault(key, []).append(seconds)
-                report(made)
-        except Exception as error:  # whatever a shape raises
+                report(n_done)
+        except Exception as error:  # a shape may raise anything
             pool.shutdown(cancel_futures=True)
             raise ValueError(f"a shape of the sweep could not be timed ({error}); plan without --calibrate") from None
     known = known_timings(machine) | {key: _median(timings) for key, timings in timings_of.items()}
@@ -118,20 +114,20 @@ def _median(timings: Sequence[Timing]) -> Timing:
 
 
 def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None) -> None:
-    """Of each process, before it times anything."""
+    """Initialises a process: its GPU and threads."""
     if (gpu := gpus.get()) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if threads:
         torch.set_num_threads(threads)
 
 
-def _timed(config: RunConfig, wanted: RuntimeConfig, processes: int) -> tuple[str, Timing]:
-    torch._dynamo.reset()  # each shape is compiled as the only one
-    return shape_id(config, step_only=True), time_run(config, resolve(config, wanted), processes)
+def _timed(config: RunConfig, runtime: RuntimeConfig, processes: int) -> tuple[str, Timing]:
+    torch._dynamo.reset()  # no compiled code from other shapes
+    return shape_id(config, step_only=True), time_run(config, resolve(config, runtime), processes)
 
 
 def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
-    """Time a step of one of `processes` that share each batch, and a forward pass as the measures make it."""
+    """Time a training step of one of `processes` that share each batch, and a measure's forward pass."""
     expected = cost(config).train_flops(config.batch_tokens) / _rate(runtime)
     share = max(1, config.batch_tokens // config.seq_len // processes)
     n_sequences = max(1, min(share, int(share * LONGEST_STEP / expected)))
@@ -143,7 +139,7 @@ def time_run(config: RunConfig, runtime: Runtime, processes: int = 1) -> Timing:
     targets_BT = torch.randint(config.vocab_size, (n_sequences, config.seq_len), generator=draws)
     batch = Batch.of(Sequences(inputs=inputs_BT.numpy(), targets=targets_BT.numpy())).to(runtime.device)
     step = _seconds(functools.partial(state.take_step, batch), runtime) * share / n_sequences
-    del state  # its moments
+    del state  # frees the optimiser's moments
     n_measured = max(1, min(config.measure_tokens, 8192) // config.seq_len)
     inputs_NT = torch.cat([batch.inputs] * -(-n_measured // n_sequences))[:n_measured]
     probed = ProbedDecoder(model.eval())
@@ -163,7 +159,7 @@ def _rate(runtime: Runtime) -> float:
 
 
 def _seconds(work: Callable[[], None], runtime: Runtime) -> float:
-    """Median seconds of a call, after one that is not timed."""
+    """Median seconds of a call, after one warm-up call."""
 
     def wait() -> None:
         if runtime.device.type == "cuda":
@@ -171,10 +167,10 @@ def _seconds(work: Callable[[], None], runtime: Runtime) -> float:
 
     work()
     wait()
-    each: list[float] = []
-    while len(each) < STEPS or sum(each) < SECONDS:
+    seconds: list[float] = []
+    while len(seconds) < STEPS or sum(seconds) < SECONDS:
         started = time.perf_counter()
         work()
         wait()
-        each.append(time.perf_counter() - started)
-    return statistics.median(each)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)

@@ -1,10 +1,10 @@
-"""`sparsedepth sweep`: check, prepare, queue, run what waits, watch, and leave everything resumable.
+"""`sparsedepth sweep`: check and prepare the sweep, queue the missing runs, run them, and leave everything resumable.
 
-    driver -> worker (one for each run at a time) -> forkserver -> run.execute, a process for each run
+    driver -> worker (one per parallel run) -> forkserver -> run.execute, a process for each run
 
-The same command again continues: complete runs are recognised by their run_id, interrupted ones resume from their
-checkpoint, failed ones are tried again up to a limit and then kept with their reason. Any number of processes may drive
-one sweep, on any number of machines: each queues what is missing, under a lease, and takes what waits.
+The same command resumes: complete runs are recognised by their run_id, interrupted runs continue from their checkpoint,
+failed runs are tried again up to a limit. Any number of processes on any number of machines may drive one sweep: each
+queues missing runs, under a lease, and takes tasks from the queue.
 """
 
 import time
@@ -28,7 +28,7 @@ from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
 from sparsedepth.plan.tasks import Plan, Task, check_objective, first_proposal
-from sparsedepth.run.lease import Stopped, hold, last_beat
+from sparsedepth.run.lease import Stopped, hold, last_heartbeat
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.signals import Stop
@@ -39,21 +39,21 @@ from sparsedepth.sweep import forkserver, storage, trial_queue
 from sparsedepth.sweep.failures import Failures
 from sparsedepth.sweep.machine import Machine
 from sparsedepth.sweep.rebuild import rebuild
-from sparsedepth.sweep.results_folder import claim, drop_leftovers
+from sparsedepth.sweep.results_folder import claim, delete_leftovers
 from sparsedepth.sweep.status import RunState, scan
 from sparsedepth.sweep.worker import Worker
 
 MAX_DEATHS = 5
-"""How often the forkserver may die under each worker, on average, with no run completed in between."""
+"""Average deaths of the forkserver per worker, with no run completed in between, after which the sweep stops."""
 
 MAX_ROUNDS = 5
-"""How often a task is queued before it is left alone, since running it changes nothing."""
+"""How often a task is queued before it is given up."""
 
 SHOW_SECONDS, SHOW_SHARE = 0.3, 0.05
-"""Between two looks at the states of all runs, and the share of the driver's time that looking takes at most: of many
-runs it takes a while, on cores that the runs need."""
-LOOK_SECONDS = 1.0
-"""Between two looks at an empty queue, while runs of others may still be given back to it."""
+"""Minimum interval between scans of all runs, and the largest share of the driver's time that scans may take, since
+they compete with the runs for cores."""
+POLL_SECONDS = 1.0
+"""Interval between checks of an empty queue, to which other workers may return runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +61,18 @@ class SweepResult:
     """How one invocation ended."""
 
     states: list[RunState]
-    """of every run"""
+    """of all runs"""
     unfinished: int
-    """tasks that are not done"""
+    """number of unfinished tasks"""
     refused: Counter[str]
-    """why proposals were not run, and how many"""
+    """reason -> number of proposals that were not run"""
     stop: Stop
-    """whether a signal ended it, and with which exit code"""
+    """whether a signal ended it, and the exit code"""
 
 
 @dataclass
 class Driver:
-    """Drives one invocation of `sweep` on a results folder, or of `work` beside it."""
+    """One invocation of `sweep` or `work` on a results folder."""
 
     definition: SweepDefinition
     results: Path
@@ -80,24 +80,24 @@ class Driver:
     on_progress: Callable[[list[RunState]], None]
     """called a few times a second with the state of every run"""
     storage_url: str | None = None
-    """of the database that holds the study; a journal in the results folder where it is not given"""
+    """database of the study; None: a journal in the results folder"""
     stop: Stop = field(default_factory=lambda: Stop(is_announced=True))
     leaves_when_idle: bool = False
-    """once nothing waits it ends, though what others have in hand may come back to the queue"""
+    """end when the queue is empty, even if other workers may return tasks to it"""
     price: Price | None = None
-    """what was said that it costs; kept beside the results, to be compared"""
+    """planned cost, stored with the results"""
     plan: Plan = field(init=False)
     results_index: ResultsIndex = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a cell that cannot be built or matched, or an objective that is none."""
+        """Raises ValueError for a cell that cannot be built or matched, or an unknown objective."""
         check_objective(self.definition)
         self.plan = Plan(self.definition)
         self.results_index = ResultsIndex(self.results, self.definition, self._is_without_result)
         self._lease_id = uuid.uuid4().hex
         self._rounds: Counter[str] = Counter()
         self._gives_up = False
-        self._storage_wait = storage.StorageWait()
+        self._connection_retry = storage.ConnectionRetry()
         self._workers = [
             Worker(
                 definition=self.definition,
@@ -111,29 +111,26 @@ class Driver:
         ]
 
     def run(self, *, retry_failed: bool = False) -> SweepResult:
-        """Run what is missing.
-
-        Raises ValueError for what the user must mend (a folder of another sweep, a cell that cannot be built, too
-        little text), before anything has run.
-        """
+        """Run the missing runs. Raises ValueError for user errors (the folder of another sweep, too little text) before
+        anything runs."""
         claim(self.results, self.definition)
-        drop_leftovers(self.results)
+        delete_leftovers(self.results)
         if self.price:
             write_plan(self.results, self.price, [planned.config for planned in self.plan.runs()])
-        self._prepare_text()  # before the signals are caught: Ctrl-C ends a long tokenisation at once
+        self._prepare_text()  # before signals are caught, so that Ctrl-C ends a long tokenisation at once
         if retry_failed:
             for state in scan(self.results, self.definition, self._runs()):
                 Scratch(self.results, state.run_id).clear_failures()
-        result = self.run_waiting()
-        drop_leftovers(self.results)
+        result = self.run_queue()
+        delete_leftovers(self.results)
         return result
 
-    def run_waiting(self) -> SweepResult:
-        """Run what waits, in a folder that is prepared. Raises ValueError for what made the sweep give up."""
+    def run_queue(self) -> SweepResult:
+        """Run the queue of a prepared folder. Raises ValueError if too many runs fail."""
         self._compare_packages()
         self.stop.catch()
         forkserver.prepare_server(self.machine.runtime.threads or 1)
-        with storage.explained(self.storage_url, self.results):
+        with storage.with_error_messages(self.storage_url, self.results):
             study = trial_queue.open_study(
                 self.definition, storage.open_storage(self.storage_url, self.results), self.results
             )
@@ -151,7 +148,7 @@ class Driver:
             return self._result(study)
 
     def _result(self, study: optuna.Study) -> SweepResult:
-        """What is there and what is not, and why; once the study's database answers."""
+        """The result of this invocation, retrying while the study's database does not answer."""
         while True:
             try:
                 refused = trial_queue.refused(study)
@@ -161,10 +158,10 @@ class Driver:
             except storage.ERRORS as error:
                 if self.stop():
                     raise
-                self._storage_wait.wait(error, self.stop)
+                self._connection_retry.wait(error, self.stop)
 
     def _compare_packages(self) -> None:
-        """Warn where this machine's packages are not the runs'. Raises ValueError with `same_packages`."""
+        """Warn if installed packages differ from those of the complete runs; with `same_packages` raise ValueError."""
         rows = read_columns(self.results, ("packages",), damaged=[])
         difference = version_differences((row["packages"] for row in rows.values()), package_versions())
         if difference and self.definition.same_packages:
@@ -173,7 +170,7 @@ class Driver:
             warnings.warn(f"{difference}; same_packages: true in the definition refuses that", stacklevel=2)
 
     def fill_queue(self, study: optuna.Study) -> None:
-        """Make the study know what is finished, and queue what is missing: first what a dead process had in hand."""
+        """Add finished runs to the study, and queue missing runs, those of dead processes first."""
         with hold(self._queue_lock, self.stop):
             rebuild(study, self.plan, self.results, self.results_index)
         self._refill(study)
@@ -183,7 +180,7 @@ class Driver:
         return self.results / "work" / "queue.lock"
 
     def _prepare_text(self) -> None:
-        """Tokenise each text of the sweep once, and see that every run finds enough of it."""
+        """Tokenise each text of the sweep once, and check that it is long enough for every run."""
         runs = self._runs()
         if not runs:
             runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
@@ -197,30 +194,30 @@ class Driver:
                 source = open_source(config, self.results / "data")
                 check_source(source, config)
                 hashes[shape] = source.data_hash
-            self._refuse_another_text(config, hashes[shape])
+            self._check_same_text(config, hashes[shape])
 
-    def _refuse_another_text(self, config: RunConfig, data_hash: str) -> None:
-        """Raises ValueError where a complete run read another text, whose tokens were deleted since."""
+    def _check_same_text(self, config: RunConfig, data_hash: str) -> None:
+        """Raises ValueError if the text has changed since the run was completed."""
         try:
             manifest = parse_json((self.results / "runs" / config.run_id / "manifest.json").read_bytes())
         except (OSError, ValueError):
-            return  # not complete, or damaged, and then made again
+            return  # the run is not complete, or damaged and will be repeated
         if is_text(config.corpus) and manifest.get("data_hash", data_hash) != data_hash:
             raise ValueError(
-                f"corpus={config.corpus!r} is not the text that run {config.run_id} of {self.results} has read: runs "
-                f"on the two texts cannot be compared; restore the text, or choose another --out"
+                f"corpus={config.corpus!r} has changed since run {config.run_id} of {self.results}: runs on the two "
+                f"texts cannot be compared; restore the text, or choose another --out"
             )
 
     def _runs(self) -> list[RunConfig]:
-        """The runs that are known by now."""
+        """The runs known so far."""
         return [planned.config for planned in self.plan.runs(self.results_index.loss_of)]
 
     def _loop(self, study: optuna.Study) -> None:
-        """Until nothing waits and every worker is idle: advance the workers, hand out tasks, show the state."""
+        """Advance the workers, assign tasks and show progress, until the queue is empty and every worker is idle."""
         failures = Failures(self._failed_permanently)
         runs = self._runs()
-        failures.see(scan(self.results, self.definition, runs), before=True)
-        looked, show_at = float("-inf"), float("-inf")
+        failures.update(scan(self.results, self.definition, runs), before=True)
+        polled_at, show_at = float("-inf"), float("-inf")
         while True:
             ended = self._advance()
             idle = [worker for worker in self._workers if worker.is_idle]
@@ -228,29 +225,29 @@ class Driver:
             if self.stop() or self._gives_up:
                 if len(idle) == len(self._workers):
                     break
-            elif idle and (ended or now > looked + LOOK_SECONDS):
-                if not self._hand_out(study, idle) and len(idle) == len(self._workers):
+            elif idle and (ended or now > polled_at + POLL_SECONDS):
+                if not self._assign_tasks(study, idle) and len(idle) == len(self._workers):
                     break
-                looked = now
-                if self.definition.tune:  # which runs are results follows from what tuning has found by now
+                polled_at = now
+                if self.definition.tune:  # finished tuning runs determine the next runs
                     runs = self._runs()
             if now > show_at:
                 self._show(failures, runs)
                 show_at = now + max(SHOW_SECONDS, (time.monotonic() - now) / SHOW_SHARE)
             time.sleep(0.05)
         self._show(failures, runs)
-        self._explain(failures)
+        self._check_failures(failures)
 
     def _show(self, failures: Failures, runs: list[RunConfig]) -> None:
-        """Pass the state on, and see whether there is any sense in going on. Raises ValueError for a full disk."""
+        """Report progress, and decide whether to give up. Raises ValueError for a full disk."""
         states = scan(self.results, self.definition, runs)
         self.on_progress(states)
         n_failed = len(failures.in_a_row)
-        if failures.see(states, before=False):
+        if failures.update(states, before=False):
             for worker in self._workers:
                 worker.server_deaths = 0
-        if len(failures.in_a_row) > n_failed:  # a full disk fails run after run: it is named at the first
-            storage.check_room(self.results)
+        if len(failures.in_a_row) > n_failed:  # a full disk would fail run after run
+            storage.check_disk_space(self.results)
         deaths = sum(worker.server_deaths for worker in self._workers)
         self._gives_up |= failures.too_many or deaths >= MAX_DEATHS * len(self._workers)
 
@@ -262,12 +259,12 @@ class Driver:
                 try:
                     worker.advance()
                 except storage.ERRORS as error:
-                    self._storage_wait.wait(error, self.stop)
+                    self._connection_retry.wait(error, self.stop)
                 ended |= worker.is_idle
         return ended
 
-    def _hand_out(self, study: optuna.Study, idle: list[Worker]) -> bool:
-        """Give the idle workers tasks, as far as there are any. Returns whether something is left to wait for."""
+    def _assign_tasks(self, study: optuna.Study, idle: list[Worker]) -> bool:
+        """Assign queued tasks to the idle workers. Returns whether tasks are left to wait for."""
         try:
             for worker in idle:
                 if self._take(worker, study):
@@ -275,33 +272,34 @@ class Driver:
                 self._refill(study)
                 if not self._take(worker, study):
                     break
-            self._storage_wait.end()
+            self._connection_retry.reset()
             if trial_queue.count(study, TrialState.WAITING) or not all(worker.is_idle for worker in idle):
                 return True
             may_leave = self.leaves_when_idle and not self.plan.is_open(self.results_index.loss_of)
             return not may_leave and bool(trial_queue.count(study, TrialState.RUNNING))
-        except Stopped:  # while another process had the queue: what runs here is waited for
+        except Stopped:  # while another process held the queue; our own runs are waited for
             return True
         except storage.ERRORS as error:
-            self._storage_wait.wait(error, self.stop)
+            self._connection_retry.wait(error, self.stop)
             return True
 
     def _take(self, worker: Worker, study: optuna.Study) -> bool:
-        """Give a worker what is next: of few tasks no more than leaves some for the others."""
+        """Let a worker take the next tasks, but no more than its share of the queue."""
         share = -(-trial_queue.count(study, TrialState.WAITING) // len(self._workers))
         with hold(self._queue_lock, self.stop):
             return worker.take(study, self._lease_id, self.plan.config_of, share)
 
     def _refill(self, study: optuna.Study) -> None:
-        """Queue what is neither done nor in hand, except what failed too often."""
-        held = {number for worker in self._workers for number in worker.trials}
+        """Queue the tasks that are neither done nor taken, except those that failed too often."""
+        taken = {number for worker in self._workers for number in worker.trials}
 
         def is_forgotten(trial: FrozenTrial) -> bool:
-            return trial.user_attrs["lease"] == self._lease_id and trial.number not in held
+            return trial.user_attrs["lease"] == self._lease_id and trial.number not in taken
 
         with hold(self._queue_lock, self.stop):
-            beat = last_beat(trial_queue.lease_path(self.results, self._lease_id))  # this machine's clock may be off
-            trial_queue.give_back_lost(study, self.results, is_forgotten, beat)
+            own_lease = trial_queue.lease_path(self.results, self._lease_id)
+            now = last_heartbeat(own_lease)  # by the file system's clock: this machine's may be wrong
+            trial_queue.give_back_lost(study, self.results, is_forgotten, now)
             tasks = [task for task in self._missing(study).unqueued if not self._is_given_up(task)]
             self._rounds.update(task.key for task in tasks)
             trial_queue.enqueue(study, tasks, self.definition)
@@ -330,16 +328,16 @@ class Driver:
         return self.definition.prune is not None and Scratch(self.results, run_id).pruned() is not None
 
     def _is_without_result(self, run_id: str) -> bool:
-        """Whether tuning goes on without the run."""
+        """Whether the run ended without a result, so that tuning continues without it."""
         return self._failed_permanently(run_id) or self._is_pruned(run_id)
 
-    def _explain(self, failures: Failures) -> None:
-        """Raise ValueError for what made the sweep give up."""
-        failures.explain(self.results)
+    def _check_failures(self, failures: Failures) -> None:
+        """Raises ValueError if the sweep gave up."""
+        failures.check(self.results)
         if self._gives_up:
             raise ValueError(
-                "the process that starts the runs died again and again, with no run completed in between (is there "
-                "enough memory?). Finished runs are kept: mend the cause and give the same command again"
+                "the process that starts the runs died repeatedly, with no run completed in between (out of memory?). "
+                "Finished runs are kept; fix the cause and run the same command again"
             )
 
 
@@ -351,19 +349,19 @@ def work(
     *,
     leaves_when_idle: bool = False,
 ) -> SweepResult:
-    """Run what waits beside the sweep's other processes, on this machine or another, until nothing is left.
+    """Run a sweep's queue in addition to its other processes, until no task is left.
 
-    Raises ValueError for a folder that no sweep fills, and where its study is not in this storage; but one that
-    `leaves_when_idle`, the body of a cluster's job, may be the first to come, and begins the study.
+    Raises ValueError if the folder holds no sweep, or the storage no study of it; with `leaves_when_idle` (a cluster's
+    job, which may be the first process) the study is created instead.
     """
     definition = read_definition(results)
     if definition is None:
-        raise ValueError(f"{results} is no folder of a sweep; start `sparsedepth sweep FILE --out {results}` first")
-    with storage.explained(storage_url, results):
+        raise ValueError(f"{results} holds no sweep; run `sparsedepth sweep FILE --out {results}` first")
+    with storage.with_error_messages(storage_url, results):
         if not leaves_when_idle and not trial_queue.has_study(definition, storage_url, results):
             raise ValueError(
-                f"{storage.shown(storage_url, results)} has no study of the sweep in {results}; "
-                f"give the --storage of `sparsedepth sweep`, or start that first"
+                f"{storage.display_name(storage_url, results)} has no study of the sweep in {results}; "
+                f"give the same --storage as `sparsedepth sweep`, or start that first"
             )
     driver = Driver(definition, results, machine, on_progress, storage_url, leaves_when_idle=leaves_when_idle)
-    return driver.run_waiting()
+    return driver.run_queue()

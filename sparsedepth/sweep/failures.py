@@ -1,4 +1,4 @@
-"""When a sweep gives up: its runs fail one after the other, which says that the cause is not theirs."""
+"""Stop a sweep after several failed runs in a row, which suggests a common cause."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,29 +6,26 @@ from pathlib import Path
 from sparsedepth.sweep.status import RunState
 
 MAX_FAILURES = 3
-"""Runs that may fail one after the other, with none completed between, before the sweep stops."""
+"""Failed runs in a row, with no completed run in between, after which the sweep stops."""
 
 
 class Failures:
-    """Counts the runs that have failed since the last one that was completed."""
+    """Counts the runs that failed since the last completed run."""
 
     def __init__(self, failed_permanently: Callable[[str], bool]):
         self.failed_permanently = failed_permanently
-        self.known: set[str] = set()
+        self.counted: set[str] = set()
         self.in_a_row: list[str] = []
         self.last_reason: str | None = None
 
-    def see(self, states: list[RunState], *, before: bool) -> bool:
-        """Note what has changed since the last call; what ended `before` this invocation does not count.
-
-        Returns whether a run has been completed since.
-        """
+    def update(self, states: list[RunState], *, before: bool) -> bool:
+        """Count new failures, except those from `before` this invocation. Returns whether a run has been completed."""
         completed = False
         for state in states:
             failed = state.state == "failed" and self.failed_permanently(state.run_id)
-            if state.run_id in self.known or not (failed or state.state == "complete"):
+            if state.run_id in self.counted or not (failed or state.state == "complete"):
                 continue
-            self.known.add(state.run_id)
+            self.counted.add(state.run_id)
             if failed and not before:
                 self.in_a_row.append(state.run_id)
                 self.last_reason = state.reason
@@ -41,11 +38,10 @@ class Failures:
     def too_many(self) -> bool:
         return len(self.in_a_row) >= MAX_FAILURES
 
-    def explain(self, results: Path) -> None:
-        """Raise ValueError with the last reason, if there are too many."""
+    def check(self, results: Path) -> None:
+        """Raises ValueError with the last reason if there are too many failures."""
         if self.too_many:
             raise ValueError(
-                f"{len(self.in_a_row)} runs failed one after the other, the last with: {self.last_reason}. "
-                f"Their logs are {results / 'work'}/*/log.txt; mend the cause and give the same command again "
-                f"with --retry-failed"
+                f"{len(self.in_a_row)} runs failed in a row, the last with: {self.last_reason}. See the logs in "
+                f"{results / 'work'}/*/log.txt, fix the cause, and run the same command again with --retry-failed"
             )

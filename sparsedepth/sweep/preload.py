@@ -1,13 +1,13 @@
-"""What the forkserver imports before it forks: everything a run needs, and nothing that cannot be forked.
+"""Imported by the forkserver before it forks: everything a run needs, and nothing that cannot be forked.
 
-pandas is what pyarrow imports at its first table, _dynamo what torch imports at its first optimizer.
+pandas and torch._dynamo would otherwise be imported in each run, at pyarrow's first table and torch's first optimizer.
 """
 
 import atexit
 import gc
 import os
 
-# Without it torch's mere question whether there is a GPU leaves a trace that forbids CUDA in a fork.
+# Otherwise torch.cuda.is_available() initialises CUDA, which then cannot be used in a fork.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import pandas  # noqa: F401
@@ -20,5 +20,5 @@ from sparsedepth.run.signals import end_with_parent
 assert not torch.cuda.is_initialized(), "a CUDA context does not survive a fork"
 end_with_parent(os.getppid())
 gc.collect()
-gc.freeze()  # a collection in a child would copy every page it looks at
-atexit.register(os._exit, 0)  # nothing is open, and what is frozen cannot be torn down
+gc.freeze()  # a collection in a child would copy every page it touches
+atexit.register(os._exit, 0)  # nothing is open, and frozen objects cannot be torn down

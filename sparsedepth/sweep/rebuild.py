@@ -1,7 +1,7 @@
-"""Fill a study from the run folders: after it was deleted, and for runs that a sweep finds finished.
+"""Rebuild a study from the run folders, if it was deleted, or for runs that were finished elsewhere.
 
-The folders are the record; the study only has to know enough to go on, and to be looked at. Proposals without any run
-(infeasible ones) leave no folder, and are asked for again.
+The folders are the record; the study only needs enough to continue and for dashboards. Proposals without any run
+(infeasible ones) leave no folder, and are proposed again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ from sparsedepth.store import run_record
 from sparsedepth.sweep import trial_queue
 
 ConfigAndSummary = tuple[RunConfig, Mapping[str, Any] | None]
-"""A run and its summary; None where it was pruned."""
+"""A run and its summary; None if it was pruned."""
 
 
 def rebuild(study: optuna.Study, plan: Plan, results: Path, results_index: ResultsIndex) -> None:
-    """Add a trial for each finished task that the study does not know."""
+    """Add a trial for each finished task that is not in the study."""
     if plan.definition.adaptive:
         _add_proposals(study, plan.definition, results)
         return
@@ -39,36 +39,34 @@ def rebuild(study: optuna.Study, plan: Plan, results: Path, results_index: Resul
 
 
 def _add_proposals(study: optuna.Study, definition: SweepDefinition, results: Path) -> None:
-    """A proposal for each cell whose runs are all finished, or one of them pruned, as far as there are proposals that
-    the study has not used yet."""
+    """Add a proposal for each cell whose runs are all finished, or one of them pruned, up to the number of unused
+    proposals."""
     trials = study.get_trials(deepcopy=False)
     known = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
     used = {task.proposal_index for trial in trials if (task := trial_queue.task_of(trial))}
-    free = [index for index in range(definition.n_trials or 0) if index not in used]
-    if not free:
+    unused = [index for index in range(definition.n_trials or 0) if index not in used]
+    if not unused:
         return
     cells: dict[str, dict[int, ConfigAndSummary]] = {}
     for config, summary in (*_complete(results), *_pruned(results)):
         cell = _cell_of(definition, config)
         if cell is not None and config.seed in definition.seeds and cell_digest(cell) not in known:
             cells.setdefault(config.cell_id, {})[config.seed] = (config, summary)
-    whole = [
-        runs
+    finished = [
+        list(runs.values())
         for runs in cells.values()
         if len(runs) == len(definition.seeds) or any(summary is None for _, summary in runs.values())
     ]
-    for proposal_index, runs in zip(free, whole, strict=False):
-        _add(
-            study, definition, Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index), [*runs.values()]
-        )
+    for proposal_index, runs in zip(unused, finished, strict=False):
+        _add(study, definition, Task(cell=None, seeds=definition.seeds, proposal_index=proposal_index), runs)
 
 
 def _cell_of(definition: SweepDefinition, config: RunConfig) -> dict[str, Any] | None:
-    """The cell of a run that a sampler may have proposed; None for any other run."""
+    """The cell of a run if a sampler could have proposed it, else None."""
     try:
         cell = definition.cell({name: getattr(config, name) for name in definition.axes})
         is_proposal = definition.run_config(cell, config.seed).run_id == config.run_id
-    except ValueError:  # a value that is none of an axis's
+    except ValueError:  # a value that is not on its axis
         return None
     has_values = all(in_axis(axis, cell[name]) for name, axis in definition.axes.items() if name in cell)
     return cell if is_proposal and has_values and not definition.is_excluded(cell) else None
@@ -79,7 +77,7 @@ def _complete(results: Path) -> Iterator[ConfigAndSummary]:
         try:
             run = run_record.read_run(marker.parent)
         except run_record.DamagedRun:
-            continue  # its run is made again when its proposal comes up
+            continue  # repeated when its proposal comes up
         yield run.config, run.summary
 
 
@@ -90,7 +88,7 @@ def _pruned(results: Path) -> Iterator[ConfigAndSummary]:
 
 
 def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[ConfigAndSummary]) -> None:
-    """One settled trial."""
+    """Add one finished trial."""
     configs = [config for config, _ in runs]
     summaries = [summary for _, summary in runs if summary is not None]
     is_pruned = len(summaries) < len(runs)
@@ -99,9 +97,9 @@ def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Seq
     axes = trial_queue.distributions(definition)
     cell = task.cell or _cell_of(definition, configs[0]) or {}
     params = {name: plain(cell[name]) for name in axes if name in cell}
-    shown = {name: mean for name, mean in means.items() if mean is not None}
+    known_means = {name: mean for name, mean in means.items() if mean is not None}
     run_ids = {f"run_id_seed_{config.seed}": config.run_id for config in configs}
-    pruned = {"pruned": "as its scratch folder says"} if is_pruned else {}
+    pruned = {"pruned": "see its scratch folder"} if is_pruned else {}
     complete = len(values) == len(definition.objectives)
     study.add_trial(
         optuna.trial.create_trial(
@@ -109,7 +107,7 @@ def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Seq
             values=values if complete else None,
             params=params,
             distributions={name: axes[name] for name in params},
-            user_attrs={**trial_queue.attributes(task), "cell": cell, **shown, **run_ids, **pruned},
+            user_attrs={**trial_queue.attributes(task), "cell": cell, **known_means, **run_ids, **pruned},
             constraints={"buildable": 0.0, **constraint_excess(definition, configs[0])},
         )
     )

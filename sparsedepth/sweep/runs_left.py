@@ -1,4 +1,4 @@
-"""Which runs a sweep's results folder still lacks: what `plan --out`, `work` and the size of a Slurm array count."""
+"""The remaining runs of a sweep, for `plan --out`, `work` and the size of a Slurm array."""
 
 import functools
 from pathlib import Path
@@ -12,9 +12,9 @@ from sparsedepth.sweep.status import is_without_result
 
 
 def runs_left(definition: SweepDefinition, results: Path) -> list[RunConfig]:
-    """The runs of a sweep that are still to come, as far as they can be told: neither complete in `results` nor ended
-    without a result. Raises ValueError for a cell that cannot be built or matched."""
-    if definition.adaptive:  # which cells are proposed is not known: as many as there are count as done
+    """The expected runs of a sweep that are neither complete in `results` nor ended without a result. Raises ValueError
+    for a cell that cannot be built or matched."""
+    if definition.adaptive:  # proposals are unknown, so complete runs are only counted
         return expected_runs(definition)[0][len(list(results.glob(f"runs/*/{MARKER}"))) :]
     index = ResultsIndex(results, definition, functools.cache(functools.partial(is_without_result, results)))
     return [run for run in expected_runs(definition, index.loss_of)[0] if index.loss_of(run.run_id) is None]

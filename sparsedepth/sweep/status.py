@@ -1,4 +1,4 @@
-"""How a sweep stands, read from its folders alone: no lock, no study, no torch; from any machine that sees them."""
+"""State of a sweep's runs, read only from its folder: no lock, no study, no torch; works on any machine."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ from sparsedepth.store.pack import WORK, is_pack, open_pack
 
 State = Literal["complete", "running", "interrupted", "failed", "infeasible", "pruned", "planned", "damaged"]
 ENDED: tuple[State, ...] = ("failed", "infeasible", "pruned")
-"""States of a run that has no result, and will have none by itself: tuning goes on without it."""
+"""States of a run that ended without a result; tuning continues without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +33,10 @@ class RunState:
     progress: Progress | None
     """of a running or interrupted run"""
     reason: str | None
-    """why it failed, was pruned, or cannot be made"""
+    """why it failed, was pruned, or is infeasible"""
     config: RunConfig | None
     starts: Sequence[Allocation] = ()
-    """of an incomplete run: the tasks of a cluster that have it in hand, or had"""
+    """of an incomplete run: the Slurm tasks that computed it"""
 
     @property
     def done(self) -> float:
@@ -47,13 +47,12 @@ class RunState:
 
 
 def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> RunState:
-    """How one run stands."""
     scratch = Scratch(results, run_id)
     state: State = "planned"
     reason = None
     if is_complete_run(results, run_id):
         state = "complete"
-    elif not scratch.folder.exists() and not is_pack(results):  # most of a sweep that begins: seven files less to try
+    elif not scratch.folder.exists() and not is_pack(results):  # avoids opening seven files for each planned run
         return RunState(run_id=run_id, state=state, progress=None, reason=None, config=config)
     elif is_held(scratch.lock):
         state = "running"
@@ -76,20 +75,18 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
 
 
 def is_without_result(results: Path, run_id: str) -> bool:
-    """Whether the run has ended without a result, for all that its folder tells."""
+    """Whether the run ended without a result."""
     return state_of(results, run_id).state in ENDED
 
 
 def known_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
-    """The runs that are known, given how those before them ended."""
+    """The known runs, given the finished ones."""
     return planned_runs(definition, results, functools.cache(functools.partial(is_without_result, results)))
 
 
 def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:
-    """Every run of the folder, those still to come included where they are known.
-
-    `runs` are the definition's planned runs, for a caller that looks often: building them is most of the work.
-    """
+    """The state of every known run of the folder. `runs` are the definition's planned runs, for a caller that scans
+    repeatedly: building them takes most of the time."""
     if runs is None:
         runs = known_runs(definition, results) if definition else []
     planned = {config.run_id: config for config in runs}
@@ -100,26 +97,26 @@ def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunCo
         run_ids |= pack.run_ids | {place.partition("/")[2] for place in pack.places(WORK)}
     run_ids = {name for name in run_ids if re.fullmatch(RUN_ID, name)}
     if definition and not definition.adaptive:
-        run_ids &= set(planned)  # runs of an earlier form of the definition are kept, and are not this sweep's
+        run_ids &= set(planned)  # runs of an earlier version of the definition are not this sweep's
     return [state_of(results, run_id, planned.get(run_id)) for run_id in [*planned, *sorted(run_ids - set(planned))]]
 
 
 def other_runs_note(run_ids: Iterable[str], states: Sequence[RunState]) -> str:
-    """One line on complete runs of the folder that an earlier form of its definition listed; '' where there are none.
+    """A line about complete runs of the folder that are not in its definition; '' if there are none.
 
-    The one rule: a sweep makes, and counts, what its definition lists; whoever reads results reads every complete run.
+    The rule: a sweep runs and counts what its definition lists; commands that read results read every complete run.
     """
     others = {*run_ids} - {state.run_id for state in states}
     if not others:
         return ""
     return (
-        f"{len(others)} more complete runs are here, of an earlier form of the definition or of `train`: query, best, "
-        f"plot, effects and recipe read them too; move them out of runs/ to leave them out"
+        f"{len(others)} other complete runs are in the folder (from an earlier version of the definition, or `train`); "
+        f"query, best, plot, effects and recipe include them; move them out of runs/ to exclude them"
     )
 
 
 class BestSoFar:
-    """The best finished run so far, for a caller that looks often: a summary is read once."""
+    """The best complete run so far; each summary is read only once."""
 
     def __init__(self, results: Path, objective: str):
         self.results, self.objective = results, objective
@@ -127,27 +124,27 @@ class BestSoFar:
         self.values: dict[str, float | None] = {}
 
     def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
-        """The run and its value of the objective; None before any run has one."""
-        valued = [(state, self.value(state.run_id)) for state in states if state.state == "complete"]
-        kept = [(state, value) for state, value in valued if value is not None]
-        return min(kept, key=lambda pair: self.sign * pair[1], default=None)
+        """The best run and its objective; None before any run has one."""
+        complete = [(state, self.value(state.run_id)) for state in states if state.state == "complete"]
+        scored = [(state, value) for state, value in complete if value is not None]
+        return min(scored, key=lambda pair: self.sign * pair[1], default=None)
 
     def value(self, run_id: str) -> float | None:
-        """A complete run's objective; None where it has none."""
+        """A complete run's objective; None if it has none."""
         if run_id not in self.values:
             try:
                 value = read_summary(self.results, run_id).get(self.objective)
-            except (OSError, ValueError):  # damaged: whoever reads the record itself says so
+            except (OSError, ValueError):  # damaged; reported when the record itself is read
                 value = None
             self.values[run_id] = value if isinstance(value, int | float) else None
         return self.values[run_id]
 
 
 def is_silent(progress: Progress, seconds: float = 120) -> bool:
-    """Whether a running run has said nothing for long: its machine may be gone."""
+    """Whether a running run has not written progress for long; its machine may be down."""
     return time.time() - progress.at > seconds
 
 
 def varied_fields(definition: SweepDefinition, config: RunConfig) -> str:
-    """The fields in which a run differs from its siblings, for a line of progress."""
+    """'n_layers=4 lr=0.001 seed=0': the fields that the sweep varies."""
     return visible(" ".join(f"{name}={getattr(config, name)}" for name in (*definition.varied, "seed")))

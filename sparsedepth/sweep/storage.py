@@ -1,13 +1,13 @@
-"""Where the study is kept, and what goes wrong there, in one line without a password.
+"""Storage of the study, and its errors as one line without a password.
 
     RESULTS/study.journal     Optuna's journal: a line of JSON for each change; one machine, or a shared folder
-    postgresql://...          a database (--storage): many machines
+    postgresql://...          a database (--storage): several machines
 
-A journal needs no tables, so that any number of processes may open a fresh one at a moment, no URL, so that the folder
-may have any name, and no transaction before a read, so that two workers never take one trial. Against SQLite in the
-same place (2 busy cores, local disk): 400 trials taken and told by 4 processes in 6 s instead of 167 s. Its lock is an
-flock, which falls with a killed process (Optuna's own is waited for 30 s); whoever holds it next drops the half line
-that a full disk or a power cut may have left.
+Compared with SQLite, a journal needs no tables (processes can open a new one at the same time), no URL (the folder may
+have any name) and no transaction before a read (two workers never take one trial). 4 processes took and told 400 trials
+in 6 s instead of SQLite's 167 s (2 busy cores, local disk). Its lock is an flock, which the kernel releases when a
+process is killed (Optuna's own waits 30 s); the next holder removes an incomplete last line, as left by a full disk or
+a power cut.
 """
 
 import ctypes
@@ -28,23 +28,20 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, Pend
 JOURNAL = "study.journal"
 
 ERRORS = (SQLAlchemyError, optuna.exceptions.StorageInternalError)
-"""What the study's database raises."""
+"""Errors of the study's database."""
 
-PATIENCE_SECONDS = 600.0
-"""How long a database that does not answer is tried again."""
+RETRY_SECONDS = 600.0
+"""How long to retry a database that does not answer."""
 
 PROBE_BYTES = 2**20
-"""A disk that has no room for this much is full."""
+"""A disk with less free space counts as full."""
 
 _CREATION_LOCK = 0x5D3F
-"""A number of ours among PostgreSQL's advisory locks: two processes must not create the tables at one moment."""
+"""PostgreSQL advisory lock that keeps two processes from creating the tables at the same time."""
 
 
 class JournalLock(JournalFileOpenLock):
-    """An flock beside the journal, in place of a file that a killed process would leave.
-
-    Taking it cuts off what follows the journal's last whole line.
-    """
+    """An flock, released even if the process is killed. Taking it removes an incomplete last line of the journal."""
 
     def __init__(self, journal: Path):
         super().__init__(str(journal))
@@ -52,7 +49,6 @@ class JournalLock(JournalFileOpenLock):
         self._handle: int | None = None
 
     def acquire(self) -> bool:
-        """Wait until it is held."""
         self._handle = os.open(self.journal.with_name(f".{self.journal.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(self._handle, fcntl.LOCK_EX)
         with open(self.journal, "r+b") as file:
@@ -65,13 +61,12 @@ class JournalLock(JournalFileOpenLock):
         return True
 
     def release(self) -> None:
-        """Let go."""
         assert self._handle is not None
         os.close(self._handle)
 
 
 def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
-    """The database at a URL, or the journal in the results folder. Raises ValueError for what is no URL of ours."""
+    """The database at a URL, or the journal in the results folder. Raises ValueError for an unsupported URL."""
     if url is None:
         journal = results / JOURNAL
         backend = JournalFileBackend(str(journal), lock_obj=JournalLock(journal))
@@ -79,7 +74,7 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
             return optuna.storages.JournalStorage(backend)
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
             raise ValueError(
-                f"{journal} is damaged ({type(error).__name__}); delete it, and the same command makes it anew"
+                f"{journal} is damaged ({type(error).__name__}); delete it, and run the same command to rebuild it"
             ) from None
     address = database_url(url)
     engine = sqlalchemy.create_engine(address)
@@ -93,16 +88,16 @@ def open_storage(url: str | None, results: Path) -> optuna.storages.BaseStorage:
 
 
 def database_url(url: str) -> sqlalchemy.URL:
-    """The URL as SQLAlchemy wants it. Raises ValueError, which never shows it."""
+    """The URL for SQLAlchemy. Raises ValueError without showing the URL."""
     hint = "give postgresql://USER@HOST/DATABASE, with the password in SPARSEDEPTH_STORAGE or in ~/.pgpass"
     try:
         address = sqlalchemy.make_url(url)
     except (ArgumentError, ValueError):
-        raise ValueError(f"--storage is no URL of a database; {hint}") from None
+        raise ValueError(f"--storage is not a database URL; {hint}") from None
     dialect, _, driver = address.drivername.partition("+")
     if dialect not in ("postgresql", "postgres"):
         raise ValueError(
-            f"--storage {dialect}: is not supported; {hint}, or leave it out: DIR/{JOURNAL} serves a shared folder"
+            f"--storage {dialect}: is not supported; {hint}, or omit it: DIR/{JOURNAL} works on a shared folder"
         )
     if "@" in (address.host or ""):
         raise ValueError(f"--storage has an @ in its user or password; write it as %40, or {hint}")
@@ -112,8 +107,8 @@ def database_url(url: str) -> sqlalchemy.URL:
     return address.set(drivername=f"postgresql+{driver}")
 
 
-def shown(url: str | None, results: Path) -> str:
-    """What the storage is called in a message: without user and password."""
+def display_name(url: str | None, results: Path) -> str:
+    """The storage in a message, without user and password."""
     if url is None:
         return str(results / JOURNAL)
     address = database_url(url)
@@ -121,69 +116,69 @@ def shown(url: str | None, results: Path) -> str:
 
 
 def hide_url(url: str) -> None:
-    """Blank a URL, which may hold a password, on this process's command line, where `ps` shows it to every user."""
+    """Overwrite a URL, which may hold a password, on this process's command line, which `ps` shows to every user."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         begin, end = int(fields[45]), int(fields[46])
-        place = ctypes.string_at(begin, end - begin).find(url.encode())
+        offset = ctypes.string_at(begin, end - begin).find(url.encode())
     except (OSError, ValueError, IndexError):  # not Linux
         return
-    if place >= 0:
-        ctypes.memset(begin + place, ord("*"), len(url.encode()))
+    if offset >= 0:
+        ctypes.memset(begin + offset, ord("*"), len(url.encode()))
 
 
-def is_lost(error: BaseException) -> bool:
-    """Whether an exception is that of a connection that broke, and may come back."""
+def is_connection_error(error: BaseException) -> bool:
+    """Whether an exception is a broken connection, which may come back."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
     return isinstance(cause, OperationalError | InterfaceError | PendingRollbackError)
 
 
-class StorageWait:
-    """Waits for a database that does not answer, at growing intervals, and says once that it does."""
+class ConnectionRetry:
+    """Waits for a database that does not answer, at growing intervals, with one warning."""
 
     def __init__(self) -> None:
         self._lost_since: float | None = None
 
     def wait(self, error: Exception, stop: Callable[[], bool]) -> None:
-        """Let some time pass. Raises the error where it is no lost connection, or has lasted PATIENCE_SECONDS."""
+        """Sleep. Raises the error if it is not a connection error, or if it has lasted RETRY_SECONDS."""
         now = time.monotonic()
         if self._lost_since is None:
             self._lost_since = now
-            if is_lost(error):
-                since = time.strftime("%H:%M:%S")  # and so said each time that it is lost
+            if is_connection_error(error):
+                since = time.strftime("%H:%M:%S")  # makes each warning unique, so that none is suppressed
                 warnings.warn(
-                    f"since {since} the database of the study does not answer; trying again for "
-                    f"{PATIENCE_SECONDS / 60:.0f} minutes",
+                    f"the study's database has not answered since {since}; retrying for {RETRY_SECONDS / 60:.0f} minutes",
                     stacklevel=2,
                 )
-        if not is_lost(error) or now > self._lost_since + PATIENCE_SECONDS:
+        if not is_connection_error(error) or now > self._lost_since + RETRY_SECONDS:
             raise error
         time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)
 
-    def end(self) -> None:
-        """The database has answered."""
+    def reset(self) -> None:
+        """Call when the database has answered."""
         self._lost_since = None
 
 
 @contextmanager
-def explained(url: str | None, results: Path) -> Generator[None]:
-    """Turn what the study's storage raises into a ValueError; a full disk is named as the cause."""
+def with_error_messages(url: str | None, results: Path) -> Generator[None]:
+    """Turn errors of the study's storage into a ValueError, which names a full disk as the cause."""
     try:
         yield
     except ERRORS as error:
-        check_room(results)
+        check_disk_space(results)
         cause = getattr(error.__cause__ or error, "orig", None) or error.__cause__ or error
-        lines = " ".join(str(cause).split())
+        message = " ".join(str(cause).split())
         raise ValueError(
-            f"{shown(url, results)} cannot be used: {lines}; what is finished is kept: the same command continues"
+            f"{display_name(url, results)} cannot be used: {message}; finished runs are kept: run the same command "
+            "again to resume"
         ) from None
     except OSError:
-        check_room(results)
+        check_disk_space(results)
         raise
 
 
-def check_room(results: Path) -> None:
-    """Raises ValueError if nothing can be written to the results folder any more."""
+def check_disk_space(results: Path) -> None:
+    """Raises ValueError if the results folder cannot be written."""
     probe = results / f".room-{os.getpid()}"
     try:
         try:
@@ -192,6 +187,6 @@ def check_room(results: Path) -> None:
             probe.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(
-            f"{results} cannot be written ({error.strerror}); what is finished is kept: mend the cause and give the "
-            f"same command again"
+            f"{results} cannot be written ({error.strerror}); finished runs are kept: fix the cause and run the same "
+            f"command again"
         ) from None

@@ -1,4 +1,4 @@
-"""How a sweep stands as a whole, for `status` and the live page: runs by state, the best so far, plan and reality."""
+"""Summary of a sweep for `status` and the live page: runs by state, best run so far, actual vs planned cost."""
 
 import functools
 import math
@@ -25,23 +25,23 @@ WITHOUT_RESULT = (*ENDED, "damaged")
 
 
 class BestRun(NamedTuple):
-    """The best single run, which may be a lucky seed: beside it the mean of its configuration."""
+    """The best single run, which may owe its rank to its seed, with the mean of its configuration."""
 
     objective: str
     value: float
     run_id: str
-    place: str
+    label: str
     """'n_layers=24, baseline, seed 0'"""
     mean: float
     n_seeds: int
-    """Of its configuration, that have a value."""
+    """Seeds of its configuration with a value."""
 
     @property
     def text(self) -> str:
         """'lowest single run: val_loss 0.1351 (n_layers=24, baseline, seed 0; mean of its 3 seeds 0.2832)'."""
         lowest = "lowest" if quantities.IN_RUNS[self.objective].better == "low" else "highest"
         others = f"mean of its {self.n_seeds} seeds {self.mean:.4g}" if self.n_seeds > 1 else "its only seed"
-        return f"{lowest} single run: {self.objective} {self.value:.4g} ({self.place}; {others})"
+        return f"{lowest} single run: {self.objective} {self.value:.4g} ({self.label}; {others})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ class SweepSummary:
     definition: SweepDefinition | None
     states: list[RunState]
     expected: int
-    """runs of the definition, as far as they are known; of an adaptive search at most"""
+    """known runs of the definition; for an adaptive sampler an upper bound"""
     best: BestRun | None
     node_hours: float | None
-    """that the runs have used on a cluster, incomplete ones included; None where none was on one"""
+    """used by all runs on Slurm, including incomplete ones; None without Slurm"""
     remarks: tuple[str, ...]
-    """what the runs took beside what was planned, packages that differ, runs of an earlier definition"""
+    """actual vs planned cost, differing packages, other complete runs"""
 
     @property
     def is_grid(self) -> bool:
@@ -82,10 +82,7 @@ class SweepSummary:
 
 
 def sweep_summary(folder: Path) -> SweepSummary:
-    """How a sweep stands, read from its folder; damaged runs are a state of their own.
-
-    Raises ValueError for a damaged definition.
-    """
+    """The summary of a sweep's folder. Raises ValueError for a damaged definition."""
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
@@ -94,7 +91,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
 
-    @functools.cache  # asked several times for each run; one that is not complete is looked up in its folder
+    @functools.cache  # called several times per run, and reads the folder of an incomplete run
     def loss_of(run_id: str) -> float | None:
         if run_id in losses:
             return losses[run_id]
@@ -138,17 +135,17 @@ def _best(
     row = rows[run_id]
     finished = [other for name, other in rows.items() if math.isfinite(losses.get(name, math.inf))]
     replicates = [other for other in finished if other["cell_id"] == row["cell_id"]]
-    only_tuned = {*definition.tuning_seeds} - {*definition.result_seeds}
-    results = [other for other in replicates if other["seed"] not in only_tuned] or replicates
+    tuning_only = {*definition.tuning_seeds} - {*definition.result_seeds}
+    results = [other for other in replicates if other["seed"] not in tuning_only] or replicates
     values = [other[objective] for other in results]
     cells = {
-        each["cell_id"]: Configuration(
-            cell_id=each["cell_id"],
+        other["cell_id"]: Configuration(
+            cell_id=other["cell_id"],
             tuned=frozenset(definition.tune),
-            knobs={name: each[name] for name in CELL_FIELDS},
+            knobs={name: other[name] for name in CELL_FIELDS},
         )
-        for each in rows.values()
+        for other in rows.values()
     }
-    words = settings_of(list(cells.values())).label(cells[row["cell_id"]].knobs)
-    place = f"n_layers={row['n_layers']}, {words}, seed {row['seed']}"
-    return BestRun(objective, row[objective], run_id, place, fmean(values), len(values))
+    setting = settings_of(list(cells.values())).label(cells[row["cell_id"]].knobs)
+    label = f"n_layers={row['n_layers']}, {setting}, seed {row['seed']}"
+    return BestRun(objective, row[objective], run_id, label, fmean(values), len(values))

@@ -1,9 +1,9 @@
-"""The Optuna study of a sweep: sampler and queue, never the record.
+"""The Optuna study of a sweep, as sampler and queue. The run folders are the record.
 
-Every task waits in the study as an enqueued trial, so all workers share one queue. The trial of a worker that died, or
-was stopped, waits again as it is, with its number and what was proposed: trials are taken in the order of their
-numbers, and a sampler's seed depends on the proposal alone, so that one worker proposes the same however often it is
-killed. What is finished is read from the run folders: a deleted study is rebuilt from them (`rebuild`).
+Every task is an enqueued trial, so all workers share one queue. The trial of a worker that died or was stopped returns
+to the queue unchanged, with its number and proposal. Trials are taken in order of their numbers, and a sampler's seed
+depends only on the proposal, so that a single worker proposes the same points however often it is killed. A deleted
+study is rebuilt from the run folders (`rebuild`).
 """
 
 import contextlib
@@ -33,21 +33,21 @@ from sparsedepth.sweep.storage import JOURNAL, open_storage
 SETTLED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 POPULATION = (8, 50)
-"""Smallest and largest population of NSGA-II: a sixth of the trials, so that there are six generations."""
+"""Bounds of NSGA-II's population, which is a sixth of the trials, for six generations."""
 
 SHOWN = ("val_loss", "usefulness", "train_flops", "params_total")
-"""What a trial carries besides its objectives, for a dashboard."""
+"""Quantities stored with a trial in addition to its objectives, for a dashboard."""
 
 
 class RepeatError(Exception):
-    """A proposal that repeats another one: it gives way, and is replaced by one that does not."""
+    """A proposal that repeats another one, and is replaced."""
 
 
 def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage, results: Path) -> optuna.Study:
-    """The study of this definition and folder, created where it is missing.
+    """The study of this definition and folder, created if missing.
 
-    Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so a definition that was extended
-    gets a study of its own, filled from the run folders.
+    Its name ends in a hash of the axes: Optuna cannot change a parameter's choices, so an extended definition gets a
+    new study, filled from the run folders.
     """
     study = optuna.create_study(
         study_name=study_name(definition, results),
@@ -60,14 +60,14 @@ def open_study(definition: SweepDefinition, storage: optuna.storages.BaseStorage
 
 
 def has_study(definition: SweepDefinition, url: str | None, results: Path) -> bool:
-    """Whether the study of this definition and folder is there; makes no file to find out."""
+    """Whether the study of this definition and folder exists. Creates no file."""
     is_known = folder_id_path(results).exists() and (url is not None or (results / JOURNAL).exists())
     return is_known and study_name(definition, results) in optuna.get_all_study_names(open_storage(url, results))
 
 
 def study_name(definition: SweepDefinition, results: Path) -> str:
-    """The study's name, from the definition and the folder's id; gives the folder an id where it has none."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what goes wrong is said by whoever can act on it
+    """The study's name, from the definition and the folder's id, which is created if missing."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # our own messages report problems
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     shape = {
@@ -75,13 +75,13 @@ def study_name(definition: SweepDefinition, results: Path) -> str:
         "axes": {name: str(axis) for name, axis in distributions(definition).items()},
         "rules": definition.model_dump(mode="json", include={"base", "seeds", "objectives", "sampler", "constraints"}),
     }
-    if definition.adaptive:  # what makes a cell of a proposal
+    if definition.adaptive:  # keys that turn a proposal into a cell
         shape |= definition.model_dump(mode="json", include={"zip", "only", "exclude"}, exclude_defaults=True)
     return f"{definition.name}-{digest(shape)}"
 
 
 def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.BaseSampler:
-    """The sampler of a task's proposal. Its seed is the proposal's, whichever worker takes it."""
+    """The sampler of a task's proposal, whose seed does not depend on the worker."""
     seed = int(digest([task.proposal_index])[:8], 16)
     if definition.sampler == "tpe":
         return optuna.samplers.TPESampler(seed=seed)
@@ -89,22 +89,22 @@ def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.Bas
         smallest, largest = POPULATION
         size = min(max((definition.n_trials or 0) // 6, smallest), largest)
         return optuna.samplers.NSGAIISampler(seed=seed, population_size=size)
-    return optuna.samplers.RandomSampler(seed=seed)  # has nothing to choose: the cells are known
+    return optuna.samplers.RandomSampler(seed=seed)  # not used: the cells are known
 
 
 def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """What each field may be, in Optuna's terms."""
+    """Optuna's distribution of each field."""
     return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
 def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
-    """The task that a trial carries; None for one that is not ours."""
+    """The task of a trial; None for a trial of another program."""
     content = trial.user_attrs.get("task")
     return Task(**content) if content else None
 
 
 def attributes(task: Task) -> dict[str, Any]:
-    """How a trial carries its task."""
+    """The trial attributes that store a task."""
     return {"task": {"cell": task.cell, "seeds": task.seeds, "proposal_index": task.proposal_index}}
 
 
@@ -112,10 +112,10 @@ def attributes(task: Task) -> dict[str, Any]:
 
 
 def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> list[RunConfig]:
-    """The runs of a trial: the task's own cell, told to Optuna as parameters, or the sampler's proposal.
+    """The runs of a trial: the task's own cell, passed to Optuna as parameters, or the sampler's proposal.
 
-    Raises TrialPruned, and tells the sampler by how much, where the cell is excluded, cannot be built or breaks a
-    constraint; RepeatError where another proposal is the same.
+    Raises TrialPruned if the cell is excluded, cannot be built or breaks a constraint (the sampler learns by how much),
+    RepeatError if another proposal is the same.
     """
     cell = _cell_of(trial, task, definition)
     trial.set_user_attr("cell", cell)
@@ -139,21 +139,21 @@ def configs_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> 
 
 
 def constrain(trial: optuna.Trial, name: str, excess: float) -> None:
-    """Tell the sampler how far a constraint is exceeded (above 0), once: Optuna takes no second value."""
+    """Tell the sampler by how much a constraint is exceeded (above 0); only the first value counts."""
     if name not in trial.constraints:
         trial.set_constraint(name, excess)
 
 
 def check_repeat(trial: optuna.Trial, task: Task) -> None:
-    """Raises RepeatError where an earlier proposal has the same cell. Looked at before and after the runs: of two
-    workers that propose the same at a moment the later gives way at one of the two."""
+    """Raises RepeatError if an earlier proposal has the same cell. Called before and after the runs, so that of two
+    equal simultaneous proposals one is dropped."""
     if task.cell is not None:
         return
     cell = cell_digest(trial.user_attrs["cell"])
     for other in trial.study.get_trials(deepcopy=False)[: trial.number]:
-        its_task, its_cell = task_of(other), other.user_attrs.get("cell")
-        counts = its_task and its_task.key != task.key and other.state != TrialState.FAIL
-        if counts and its_cell is not None and cell_digest(its_cell) == cell:
+        other_task, other_cell = task_of(other), other.user_attrs.get("cell")
+        counts = other_task and other_task.key != task.key and other.state != TrialState.FAIL
+        if counts and other_cell is not None and cell_digest(other_cell) == cell:
             raise RepeatError(f"trial {other.number} is the same")
 
 
@@ -163,7 +163,7 @@ def _cell_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> Ce
         for name in task.cell:
             suggest(trial, name, axes[name])
         return task.cell
-    # An axis without a meaning in the cell is not asked for: `only` drops it once the fields it depends on are known.
+    # Axes under `only` are suggested last, and only if the other fields of the cell allow them.
     point = {name: suggest(trial, name, axis) for name, axis in axes.items() if name not in definition.only}
     for name in definition.only:
         if name in definition.cell({**point, name: None}):
@@ -172,8 +172,8 @@ def _cell_of(trial: optuna.Trial, task: Task, definition: SweepDefinition) -> Ce
 
 
 def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The objectives' means over the seeds. Raises TrialPruned where a run has no value: it diverged, or could not be
-    scored. What the runs came to is left in the trial's attributes."""
+    """The objectives' means over the seeds, also stored in the trial's attributes. Raises TrialPruned if a run diverged
+    or could not be scored."""
     means = means_of(definition, summaries)
     for name, mean in means.items():
         if mean is not None:
@@ -185,12 +185,12 @@ def values_of(trial: optuna.Trial, definition: SweepDefinition, summaries: Seque
 
 
 def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """The mean over the runs of each objective, and of what a dashboard shows; None where a run has none."""
+    """The mean over the runs of each objective and SHOWN quantity; None if a run has no value."""
     means: dict[str, float | None] = {}
     for name in dict.fromkeys((*definition.objectives, *SHOWN)):
         values = [summary.get(name) if summary.get("outcome") == "ok" else None for summary in summaries]
-        kept = [value for value in values if value is not None]
-        means[name] = sum(kept) / len(kept) if len(kept) == len(values) else None
+        known = [value for value in values if value is not None]
+        means[name] = sum(known) / len(known) if len(known) == len(values) else None
     return means
 
 
@@ -198,33 +198,32 @@ def means_of(definition: SweepDefinition, summaries: Sequence[Mapping[str, Any]]
 
 
 def enqueue(study: optuna.Study, tasks: Iterable[Task], definition: SweepDefinition) -> None:
-    """Append tasks to the queue: a proposal as it was made before, or, where it repeated another one, as a point that
-    has not been tried."""
+    """Append tasks to the queue. A proposal keeps its earlier parameters or, after a repeat, gets an untried point."""
     trials = study.get_trials(deepcopy=False)
     repeats = Counter(task.key for trial in trials if trial.user_attrs.get("repeats") and (task := task_of(trial)))
     for task in tasks:
-        params = {name: plain(value) for name, value in (task.cell or _proposed(trials, task)).items()}
+        params = {name: plain(value) for name, value in (task.cell or _earlier_params(trials, task)).items()}
         if task.cell is None and not params and repeats[task.key]:
             tried = {cell_digest(trial.user_attrs["cell"]) for trial in trials if "cell" in trial.user_attrs}
             point = untried(definition, tried, [task.proposal_index, repeats[task.key]])
             if point is None:
-                _exhausted(study, task)
+                _add_exhausted(study, task)
                 continue
             params = point
         study.enqueue_trial(params, user_attrs=attributes(task))
 
 
-def _proposed(trials: Sequence[FrozenTrial], task: Task) -> dict[str, Any]:
-    """What was proposed for a task that is settled, but whose runs are gone: the same is made again."""
+def _earlier_params(trials: Sequence[FrozenTrial], task: Task) -> dict[str, Any]:
+    """The parameters of a finished task whose runs were deleted, so that the same runs are repeated."""
     for trial in trials:
-        known = task_of(trial)
-        if known and known.key == task.key and trial.state in SETTLED:
+        trial_task = task_of(trial)
+        if trial_task and trial_task.key == task.key and trial.state in SETTLED:
             return dict(trial.params)
     return {}
 
 
-def _exhausted(study: optuna.Study, task: Task) -> None:
-    reason = "every point of the space is among the proposals already"
+def _add_exhausted(study: optuna.Study, task: Task) -> None:
+    reason = "every point of the space has already been proposed"
     study.add_trial(
         optuna.trial.create_trial(
             state=TrialState.PRUNED,
@@ -237,10 +236,10 @@ def _exhausted(study: optuna.Study, task: Task) -> None:
 def take(
     study: optuna.Study, definition: SweepDefinition, lease_id: str, fits: Callable[[Task], bool] = lambda task: True
 ) -> optuna.Trial | None:
-    """The first trial that waits and fits, now running under a lease; None where none does.
+    """Take the first waiting trial that fits, under a lease; None if there is none.
 
-    For whoever holds the queue's lock: two that took at a moment could each note a lease, the loser's last, and the
-    trial would be given back while it runs.
+    The caller must hold the queue's lock. Otherwise two processes could both write their lease, and the trial would be
+    given back while it runs.
     """
     storage = study._storage
     for waiting in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
@@ -248,22 +247,22 @@ def take(
         if task is None or not fits(task):
             continue
         try:
-            # Before it runs, so that whoever finds it running can always ask whether its worker lives.
+            # Before it runs, so that a running trial always has a lease.
             storage.set_trial_user_attr(waiting._trial_id, "lease", lease_id)
             if not storage.set_trial_state_values(waiting._trial_id, TrialState.RUNNING):
                 continue
         except UpdateFinishedTrialError:
             continue
-        # A study of its own: Optuna's remembers the trials that it saw at the last one.
-        its_study = optuna.load_study(
+        # A new study object, since Optuna's caches the trials that it saw.
+        trial_study = optuna.load_study(
             study_name=study.study_name, storage=storage, sampler=make_sampler(definition, task)
         )
-        return optuna.Trial(its_study, waiting._trial_id)
+        return optuna.Trial(trial_study, waiting._trial_id)
     return None
 
 
 def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
-    """Put a trial back into the queue, as it is, unless another process has told its end since."""
+    """Return a trial to the queue unchanged, unless another process has finished it."""
     with contextlib.suppress(UpdateFinishedTrialError):
         study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
@@ -271,8 +270,8 @@ def give_back(study: optuna.Study, trial: optuna.Trial | FrozenTrial) -> None:
 def give_back_lost(
     study: optuna.Study, results: Path, is_forgotten: Callable[[FrozenTrial], bool], now: float | None = None
 ) -> None:
-    """Put trials back into the queue whose workers are dead, and those that the caller had taken and has
-    forgotten (`is_forgotten`). `now`: as `is_held` takes it."""
+    """Return the trials of dead workers to the queue, and the caller's own trials that it no longer tracks
+    (`is_forgotten`). `now`: as in `is_held`."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         lease_id = trial.user_attrs.get("lease")
         if lease_id is None or is_forgotten(trial) or not is_held(lease_path(results, lease_id), now):
@@ -280,48 +279,43 @@ def give_back_lost(
 
 
 def tell(trial: optuna.Trial, state: TrialState, values: list[float] | None = None) -> None:
-    """Tell how a trial ended. Whoever took this worker for dead, and has told it already, was right."""
+    """Tell the study how a trial ended, unless another process has already done so."""
     try:
         trial.study.tell(trial, values, state)
     except UpdateFinishedTrialError:
         pass
     except ValueError as error:
-        if not str(error).startswith("Cannot tell a"):  # Optuna's words for a trial that has ended or waits again
+        if not str(error).startswith("Cannot tell a"):  # Optuna's message for a trial that is finished or waiting
             raise
 
 
 def count(study: optuna.Study, state: TrialState) -> int:
-    """How many trials are in a state."""
     return len(study.get_trials(deepcopy=False, states=(state,)))
 
 
 def refused(study: optuna.Study) -> Counter[str]:
-    """Why proposals were never run, and how many: they were excluded, could not be built, or broke a constraint."""
+    """Reason -> number of proposals that were not run: excluded, impossible to build, or breaking a constraint."""
     settled = study.get_trials(deepcopy=False, states=SETTLED)
     return Counter(trial.user_attrs["infeasible"] for trial in settled if "infeasible" in trial.user_attrs)
 
 
 def lease_path(results: Path, lease_id: str) -> Path:
-    """The lease that a sweep's process holds for its life, for the trials that it has taken. Raises ValueError for what
-    is no such id, which a shared storage may hold."""
+    """The lease of a sweep process for its trials. Raises ValueError for an invalid id, which a shared storage
+    may hold."""
     return results / "work" / f"sweep-{uuid.UUID(hex=lease_id).hex}.lock"
 
 
 class Missing(NamedTuple):
     undone: list[Task]
-    """The tasks that are not done."""
     unqueued: list[Task]
-    """Those of them that are neither running nor waiting."""
+    """Undone tasks that are neither running nor waiting."""
 
 
 def missing(
     study: optuna.Study, tasks: Iterable[Task], is_complete: Callable[[str], bool], is_done: Callable[[Task], bool]
 ) -> Missing:
-    """What a sweep still lacks.
-
-    Done means: `is_done` for a known cell; for a proposal, that its trial is settled and its runs' folders are still
-    complete.
-    """
+    """The missing tasks of a sweep. A task with a known cell is done if `is_done`; a proposal is done if its trial is
+    finished and its run folders are still complete."""
     active: set[str] = set()
     settled: set[str] = set()
     for trial in study.get_trials(deepcopy=False):
@@ -337,5 +331,5 @@ def missing(
 
 
 def run_ids_of(trial: FrozenTrial) -> list[str]:
-    """The runs of a trial, as far as they had begun."""
+    """The runs of a trial that have begun."""
     return [value for name, value in trial.user_attrs.items() if name.startswith("run_id_seed_")]

@@ -1,6 +1,6 @@
-"""A recipe's verification as a sweep: baseline, recipe, and the recipe with each change left out, on fresh seeds.
+"""Verify a recipe by a sweep: baseline, recipe, and the recipe without each change, on fresh seeds.
 
-The same command again continues, as of every sweep: what is to be run follows from the card alone.
+The card alone determines the runs, so the same command resumes.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,14 @@ from sparsedepth.sweep.status import RunState
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationResult:
-    """What came of one invocation."""
-
     card: Card | None
-    """With the verification in it; None while runs are missing."""
+    """The verified card; None while runs are missing."""
     states: list[RunState]
     stop: Stop
 
 
 def verification_sweep(card: Card, n_seeds: int) -> SweepDefinition:
-    """The sweep. Raises ValueError for a card that recommends nothing, or fewer than three seeds."""
+    """Raises ValueError for a card without a recommendation, or fewer than three seeds."""
     return build(SweepDefinition, sweep_fields(card, n_seeds), "the card's verification")
 
 
@@ -42,7 +40,7 @@ def verify(
     *,
     retry_failed: bool = False,
 ) -> VerificationResult:
-    """Run what is missing of a card's `verification_sweep`, then compare. Raises ValueError as `Driver.run` does."""
+    """Run the missing runs of a `verification_sweep`, then compare. Raises ValueError as `Driver.run`."""
     driver = Driver(definition=definition, results=results, machine=machine, on_progress=on_progress)
     result = driver.run(retry_failed=retry_failed)
     if result.stop() or result.unfinished:

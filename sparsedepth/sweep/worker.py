@@ -1,21 +1,21 @@
-"""Run tasks of the queue, one process at a time: a process for each run, or for runs of one shape as one stacked model
-(`train.stack`); tell the study how they ended.
+"""A worker runs tasks of the queue, one process at a time: a process for each run, or for runs of one shape as one
+stacked model (`train.stack`); and tells the study how they ended.
 
-Workers live in the process of the sweep, which calls `advance` on each of them a few times a second: whatever waits is
-a generator that yields. Workers of other processes and machines take tasks of the same study; a run's lease keeps the
-run to one writer. The states of one run (`Worker.run`):
+The sweep process calls `advance` on each of its workers a few times a second; waiting code is a generator that yields.
+Workers of other processes and machines take tasks of the same study; a run's lease ensures a single writer. The states
+of one run (`Worker.run`):
 
-    asked for --> asked to stop? --------------------------------------- yes --> the task waits again (WAITING)
+    requested --> stop requested? -------------------------------------- yes --> the task returns to the queue (WAITING)
         ^         complete? pruned? too large? failed too often? ------- yes --> the task ends (COMPLETE, PRUNED, FAIL)
         |              | no
-        |         wanted (`_wanted_runs`), until the worker has no process; dropped when asked to stop
+        |         pending (`_pending_runs`) until the worker has no process; dropped if a stop is requested
         |              |
-        |         in the process (`_process_steps`), by itself or as a stack; gets SIGTERM when asked to stop
+        |         in the process (`_process_steps`), alone or in a stack; gets SIGTERM if a stop is requested
         |              |
-        +--------------+ it has ended: with 0 or 75 (interrupted) nothing is to be noted; after any other code
-                         of one run      a failure is noted, by the run or here; if memory ran out, half the micro-batch
-                         of a stack      each of its runs is tried by itself
-                         the forkserver  died, which is counted; after too many the driver gives up
+        +--------------+ the process ended. Exit code 0 or 75 (interrupted): nothing to record. Any other code of
+                         one run     records a failure or, if memory ran out, half the micro-batch
+                         a stack     makes each of its runs run alone
+                         a death of the forkserver is counted; after too many the driver gives up
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -42,7 +42,7 @@ from sparsedepth.sweep.machine import Machine
 from sparsedepth.train.stack import can_stack
 
 START_SECONDS = 600.0
-"""How long a run may need until its lease beats for the first time: torchrun imports torch anew."""
+"""Time limit for the first heartbeat of a run's lease; torchrun imports torch again."""
 
 
 class StoppedError(Exception):
@@ -50,7 +50,7 @@ class StoppedError(Exception):
 
 
 class FailedError(Exception):
-    """The run failed as often as it may."""
+    """The run reached the maximum number of failures."""
 
 
 @dataclass(kw_only=True)
@@ -61,17 +61,17 @@ class Worker:
     results_index: ResultsIndex
     stop: Callable[[], bool]
     number: int = 0
-    """among the machine's workers: which GPUs it has"""
+    """index among the machine's workers, which determines its GPUs"""
     server_deaths: int = 0
-    """how often the forkserver died under a run of this worker"""
+    """how often the forkserver died during a run of this worker"""
     _task_steps: dict[int, Generator[None]] = field(init=False, repr=False, default_factory=dict)
-    """what advances the task of each trial in hand, by the trial's number"""
-    _wanted_runs: dict[str, RunConfig] = field(init=False, repr=False, default_factory=dict)
-    """the runs that the tasks wait for, by run_id"""
-    _alone: set[str] = field(init=False, repr=False, default_factory=set)
-    """runs whose stack has died: each is tried by itself, so that it is seen whose fault that was"""
+    """generator of each trial's task, by trial number"""
+    _pending_runs: dict[str, RunConfig] = field(init=False, repr=False, default_factory=dict)
+    """runs that the tasks wait for, by run_id"""
+    _unstacked: set[str] = field(init=False, repr=False, default_factory=set)
+    """runs whose stack failed; each runs alone, to find the cause"""
     _process_steps: Generator[None] | None = field(init=False, repr=False, default=None)
-    """what advances the process; None while there is none"""
+    """generator of the current process"""
     _process: BaseProcess | None = field(init=False, default=None, repr=False)
 
     @property
@@ -80,12 +80,12 @@ class Worker:
 
     @property
     def trials(self) -> set[int]:
-        """The numbers of the trials that it has taken."""
+        """The numbers of its trials."""
         return {*self._task_steps}
 
     def take(self, study: optuna.Study, lease_id: str, config_of: Callable[[Task], RunConfig], share: int = 1) -> bool:
-        """Take the next task of the queue, and others that can train with it: `share` in all, where a stack of so many
-        pays. Returns whether there was one."""
+        """Take the next task of the queue, and up to `share` tasks in total if they can be stacked with it. Returns
+        whether there was a task."""
         trial = trial_queue.take(study, self.definition, lease_id)
         if trial is None:
             return False
@@ -93,13 +93,13 @@ class Worker:
         first = trial_queue.task_of(trial)
         assert first is not None
         if first.cell is None:
-            return True  # of a proposal the seeds are a stack: what the sampler learns from it is waited for
+            return True  # a proposal's seeds are a stack; the sampler needs its result before the next proposal
         stack = [config_of(first)]
 
         def fits(task: Task) -> bool:
             return task.cell is not None and can_stack(*stack, config_of(task))
 
-        for _ in range(min(share, self.machine.stack_of(stack[0])) - 1):
+        for _ in range(min(share, self.machine.stack_size(stack[0])) - 1):
             trial = trial_queue.take(study, self.definition, lease_id, fits)
             if trial is None:
                 break
@@ -110,7 +110,7 @@ class Worker:
         return True
 
     def advance(self) -> None:
-        """Go on as far as possible without waiting. Raises what the study's storage raises; the trial is then lost."""
+        """Continue without blocking. Raises errors of the study's storage; the trial is then lost."""
         for number, steps in [*self._task_steps.items()]:
             try:
                 next(steps)
@@ -120,9 +120,9 @@ class Worker:
                 del self._task_steps[number]  # a generator that has raised cannot go on
                 raise
         if self._process_steps is None and self.stop():
-            self._wanted_runs.clear()
-        if self._process_steps is None and self._wanted_runs:
-            self._process_steps = self._make_runs(self._next_stack())
+            self._pending_runs.clear()
+        if self._process_steps is None and self._pending_runs:
+            self._process_steps = self._compute(self._next_stack())
         if self._process_steps is not None:
             try:
                 next(self._process_steps)
@@ -130,34 +130,34 @@ class Worker:
                 self._process_steps = None
 
     def _next_stack(self) -> list[RunConfig]:
-        """The first run that is waited for, with those that can train with it."""
-        first, *others = self._wanted_runs.values()
-        if first.run_id in self._alone:
+        """The first pending run, with those that can train with it."""
+        first, *others = self._pending_runs.values()
+        if first.run_id in self._unstacked:
             return [first]
         stack = [first]
         for other in others:
-            if other.run_id not in self._alone and can_stack(*stack, other):
+            if other.run_id not in self._unstacked and can_stack(*stack, other):
                 stack.append(other)
-        return stack[: self.machine.stack_of(first)]
+        return stack[: self.machine.stack_size(first)]
 
     def abandon(self) -> None:
-        """Ask the run to stop, without waiting for it; its trial is given back when the lease is seen to be free."""
+        """Ask the run to stop, without waiting; its trial is given back once the lease is free."""
         if self._process is not None and self._process.is_alive():
             self._process.terminate()
 
     def _finish_task(self, trial: optuna.Trial) -> Generator[None]:
-        """Run the trial's task to its end, and tell the study."""
+        """Run the trial's task to the end, and tell the study."""
         task = trial_queue.task_of(trial)
         assert task is not None
         try:
             configs = trial_queue.configs_of(trial, task, self.definition)
             for config in configs:
                 trial.set_user_attr(f"run_id_seed_{config.seed}", config.run_id)
-            size = self.machine.stack_of(configs[0])
+            size = self.machine.stack_size(configs[0])
             summaries = []
             for start in range(0, len(configs), size):
                 runs = [self.run(config, trial) for config in configs[start : start + size]]
-                summaries += yield from _side_by_side(runs)
+                summaries += yield from _all_of(runs)
             trial_queue.check_repeat(trial, task)
             values = trial_queue.values_of(trial, self.definition, summaries)
         except StoppedError:
@@ -170,14 +170,14 @@ class Worker:
         except FailedError:
             trial_queue.tell(trial, TrialState.FAIL)
         except UpdateFinishedTrialError:
-            pass  # this process was taken for dead, and another has told the trial's end: that stands
+            pass  # another process presumed this one dead and finished the trial
         else:
             trial_queue.tell(trial, TrialState.COMPLETE, values)
 
     def run(self, config: RunConfig, trial: optuna.Trial) -> Generator[None, None, dict[str, Any]]:
-        """The summary of a run that is complete, or is made so in a process of its own.
+        """The summary of a run, computed in a separate process unless it is complete.
 
-        Raises TrialPruned where the run was pruned or cannot be made, FailedError where it keeps failing.
+        Raises TrialPruned if the run was pruned or is infeasible, FailedError if it failed too often.
         """
         scratch = Scratch(self.results, config.run_id)
         while True:
@@ -196,23 +196,23 @@ class Worker:
             if len(failures) >= self.machine.max_attempts:
                 trial.set_user_attr("failed", failures[-1])
                 raise FailedError(f"run {config.run_id} failed {len(failures)} times; the last time: {failures[-1]}")
-            self._wanted_runs[config.run_id] = config
+            self._pending_runs[config.run_id] = config
             try:
-                while config.run_id in self._wanted_runs:
+                while config.run_id in self._pending_runs:
                     yield
-            finally:  # nobody waits for it where another seed has ended its trial
-                self._wanted_runs.pop(config.run_id, None)
+            finally:  # not needed any more if another seed has ended the trial
+                self._pending_runs.pop(config.run_id, None)
 
-    def _make_runs(self, configs: list[RunConfig]) -> Generator[None]:
-        """Make these runs in one process; whatever comes of it, they are no longer wanted."""
+    def _compute(self, configs: list[RunConfig]) -> Generator[None]:
+        """Compute runs in one process; afterwards they are no longer pending, whatever the result."""
         try:
             yield from self._try_once(configs)
         finally:
             for config in configs:
-                self._wanted_runs.pop(config.run_id, None)
+                self._pending_runs.pop(config.run_id, None)
 
     def _try_once(self, configs: list[RunConfig]) -> Generator[None]:
-        """Run the process once, and note a death that it could not note itself."""
+        """Run the process once, and record a failure that it could not record itself."""
         config, scratch = configs[0], Scratch(self.results, configs[0].run_id)
         before = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
         kills = oom_kills()
@@ -225,13 +225,13 @@ class Worker:
             return
         if len(configs) > 1:
             if code not in (0, INTERRUPTED):
-                self._alone |= {config.run_id for config in configs}
+                self._unstacked |= {config.run_id for config in configs}
             return
         after = scratch.micro_batch(), scratch.infeasible(), len(scratch.failures())
-        # No failure: it was asked to stop, was interrupted alone, or found out that it needs smaller pieces.
+        # Nothing to record: the run ended normally, was asked to stop, or has recorded its failure itself.
         if code in (0, INTERRUPTED) or self.stop() or after != before:
             return
-        # SIGKILL may come from anyone; the kernel counts its own.
+        # The kernel counts its own SIGKILLs.
         if code == -9 and oom_kills() > kills:
             sequences = config.batch_tokens // config.seq_len
             tried = (
@@ -239,13 +239,13 @@ class Worker:
                 or self.machine.runtime.micro_batch
                 or -(-sequences // (self.machine.processes_per_run * self.machine.nodes))
             )
-            scratch.lower_memory(tried, "killed by the kernel, which had run out of memory")
+            scratch.halve_micro_batch(tried, "killed by the kernel: out of memory")
         else:
             reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {scratch.last_log_line()}"
             scratch.add_failure(reason)
 
     def _watch_process(self, configs: list[RunConfig]) -> Generator[None, None, int]:
-        """Start the process of the runs and watch it until it ends: its exit code, negative for a signal."""
+        """Start the process and wait until it ends; returns its exit code, negative for a signal."""
         machine, scratches = self.machine, [Scratch(self.results, config.run_id) for config in configs]
         for scratch, config in zip(scratches, configs, strict=True):
             scratch.folder.mkdir(parents=True, exist_ok=True)
@@ -253,22 +253,23 @@ class Worker:
         arguments = [str(self.results), *(str(scratch.folder / "config.yaml") for scratch in scratches)]
         arguments += ["--runtime", machine.runtime.model_dump_json(), "--concurrent-processes", str(machine.workers)]
         for scratch in scratches[1:]:
-            scratch.refer_to(scratches[0])
+            scratch.note_leader(scratches[0])
         gpus = machine.gpus[self.number % len(machine.gpus)] if machine.gpus else []
         process = forkserver.start_run(
             arguments, scratches[0].log, processes=machine.processes_per_run, nodes=machine.nodes, gpus=gpus
         )
         self._process = process
-        beats = [lease.Beat(scratch.lock) for scratch in scratches]
-        asked = False
+        monitors = [lease.HeartbeatMonitor(scratch.lock) for scratch in scratches]
+        is_terminated = False
         while (code := process.exitcode) is None:
-            if self.stop() and not asked:
+            if self.stop() and not is_terminated:
                 process.terminate()
-                asked = True
-            # A stack's runs let go of their leases one after the other.
-            still, has_moved = min(beat.still_seconds() for beat in beats), any(beat.has_moved for beat in beats)
-            # Twice: the run itself may be waiting for another holder that has fallen silent.
-            if still > (2 * lease.GRACE_SECONDS if has_moved else START_SECONDS):
+                is_terminated = True
+            # The runs of a stack release their leases one after the other, so the most recent heartbeat counts.
+            silent_seconds = min(monitor.silent_seconds() for monitor in monitors)
+            has_started = any(monitor.has_changed for monitor in monitors)
+            # Twice the grace period, since the run itself may be waiting for a silent holder.
+            if silent_seconds > (2 * lease.GRACE_SECONDS if has_started else START_SECONDS):
                 forkserver.kill(process)
                 if process.exitcode is None:
                     return forkserver.SERVER_DIED
@@ -278,8 +279,8 @@ class Worker:
         return code
 
 
-def _side_by_side(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:
-    """The summaries of runs that are waited for together; where one raises, the others are not waited for."""
+def _all_of(runs: Sequence[Generator[None, None, dict[str, Any]]]) -> Generator[None, None, list[dict[str, Any]]]:
+    """Wait for several runs; returns their summaries. If one raises, the others are closed."""
     summaries: dict[int, dict[str, Any]] = {}
     try:
         while True:

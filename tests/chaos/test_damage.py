@@ -132,7 +132,7 @@ def test_damaged_scratch_files_never_stop_anything(interrupted, config, tmp_path
     scratch.folder.mkdir(parents=True)
     scratch.write_progress("training", 0.5, 2.0, 10.0)
     scratch.add_failure("a reason")
-    scratch.lower_memory(4, "x")
+    scratch.halve_micro_batch(4, "x")
     whole = {path: path.read_bytes() for path in scratch.folder.iterdir()}
     rng = random.Random(4)
     for _ in range(200):

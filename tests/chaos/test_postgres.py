@@ -74,7 +74,7 @@ def test_a_server_that_is_restarted_under_a_sweep(folder, undisturbed, tmp_path,
 
 def lost(said: list[str]) -> list[str]:
     """The lines that say that the database is away."""
-    return [line for line in said if "does not answer; trying again" in line]
+    return [line for line in said if "retrying for" in line]
 
 
 @pytest.mark.chaos

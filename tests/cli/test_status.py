@@ -41,7 +41,7 @@ def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     works[1].write_progress("training", 0.25, 3.14159, 754.0)
     works[2].add_failure("ValueError: no")
     works[2].add_failure("killed by signal 9")
-    works[3].lower_memory(1, "CUDA out of memory")
+    works[3].halve_micro_batch(1, "CUDA out of memory")
     return results, works
 
 
@@ -137,7 +137,7 @@ def test_logs_are_listed_failed_first_and_found_by_the_beginning_of_a_run_id(sta
 
 def test_the_log_of_a_run_in_a_stack_is_that_of_the_process(standing):
     results, works = standing
-    works[0].refer_to(works[1])
+    works[0].note_leader(works[1])
     out, _ = sparsedepth("logs", results, works[0].run_id)
     pointer = f"trains in one process with other runs, log: ../{works[1].run_id}/log.txt"
     assert out == f"this is {works[0].run_id}\n{pointer}\nthis is {works[1].run_id}\n"
@@ -161,13 +161,16 @@ def test_follow_goes_on_until_the_run_ends(standing):
 def test_packages_that_differ_and_runs_of_an_earlier_definition_are_said_wherever_results_are_read(standing):
     results, _ = standing
     out = sparsedepth("status", results)[0] + sparsedepth("best", results)[0]
-    assert "packages differ" not in out and "earlier form" not in out
+    assert "packages differ" not in out and "earlier version" not in out
     for seed, torch in ((7, "2.12.0"), (8, "2.12.0")):
         make_run(results, RunConfig(seed=seed), {"val_loss": 2.0}, manifest={"packages": {"torch": torch}})
     differ = "packages differ between the runs: torch 2.12.0 (2 runs), 2.13.0 (1 run)"
     out, _ = sparsedepth("status", results)
     assert "1 complete" in out and differ in out
-    assert "2 more complete runs are here, of an earlier form of the definition or of `train`: query, best, plot" in out
+    assert (
+        "2 other complete runs are in the folder (from an earlier version of the definition, or `train`); query, best, plot"
+        in out
+    )
     ranked, _ = sparsedepth("best", results)
     assert "3 runs" in ranked and differ in ranked
 
@@ -177,7 +180,7 @@ def test_no_text_of_a_folder_reaches_the_terminal_as_control_characters(standing
     results, works = standing
     evil = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
     works[2].add_failure(evil)
-    works[3].lower_memory(1, evil)
+    works[3].halve_micro_batch(1, evil)
     works[1].write_progress(evil, 0.25, 3.0, 1.0)
     (results / "work" / evil).mkdir()
     (results / "work" / evil / "log.txt").write_text("")

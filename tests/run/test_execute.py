@@ -72,7 +72,7 @@ def test_a_new_process_begins_with_what_fits(tmp_path, monkeypatch):
     cfg = config(tmp_path)
     scratch = Scratch(tmp_path / "results", cfg.run_id)
     scratch.folder.mkdir(parents=True)
-    assert scratch.lower_memory(4, "x") and scratch.lower_memory(3, "x") and scratch.micro_batch() == 2
+    assert scratch.halve_micro_batch(4, "x") and scratch.halve_micro_batch(3, "x") and scratch.micro_batch() == 2
     tried: list[int | None] = []
     monkeypatch.setattr(train_and_measure, "training", shortage(4, tried))
     execute(cfg, tmp_path / "results", Options(runtime=CPU))
@@ -160,7 +160,7 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
         trained = yield from training(*arguments, **options)
         with monkeypatch.context() as patch:
             patch.setattr(lease, "GRACE_SECONDS", 0.0)
-            patch.setattr(lease, "BEAT_SECONDS", 60.0)
+            patch.setattr(lease, "HEARTBEAT_SECONDS", 60.0)
             patch.setattr(train_and_measure, "training", training)
             execute(cfg, results, Options(runtime=CPU))
         made.append((results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns)
@@ -168,7 +168,7 @@ def test_a_run_that_was_taken_by_another_process_writes_nothing(tmp_path, monkey
 
     made: list[int] = []
     monkeypatch.setattr(train_and_measure, "training", overtaken)
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 60.0)
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 60.0)
     with pytest.raises(Interrupted):
         execute(cfg, results, Options(runtime=CPU))
     assert [(results / "runs" / cfg.run_id / "complete").stat().st_mtime_ns] == made

@@ -25,7 +25,7 @@ with hold(pathlib.Path(sys.argv[1])):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(lease, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(lease, "GRACE_SECONDS", 0.3)
 
 
@@ -50,8 +50,8 @@ def clock(tmp_path, monkeypatch, impatient):
     path = tmp_path / "lock"
 
     def beat() -> None:
-        before = lease.last_beat(path)
-        until(lambda: lease.last_beat(path) != before or not is_held(path))
+        before = lease.last_heartbeat(path)
+        until(lambda: lease.last_heartbeat(path) != before or not is_held(path))
 
     clock = OnlookersClock(beat)
     monkeypatch.setattr(lease, "time", clock)
@@ -148,7 +148,7 @@ def test_another_kernels_holder_is_judged_by_its_beat(tmp_path, monkeypatch):
         pytest.fail("taken from a living holder")
     clock.beat = lambda: None
     with hold(path):
-        assert path.read_text() == lease.kernel()
+        assert path.read_text() == lease.boot_id()
 
 
 def test_the_dead_holders_of_a_stack_are_waited_for_at_once(tmp_path, monkeypatch):
@@ -157,8 +157,8 @@ def test_the_dead_holders_of_a_stack_are_waited_for_at_once(tmp_path, monkeypatc
         path.write_text("another-kernel")
     clock = OnlookersClock(lambda: None)
     monkeypatch.setattr(lease, "time", clock)
-    for path, beat in [(path, lease.Beat(path)) for path in paths]:
-        with hold(path, beat=beat):
+    for path, beat in [(path, lease.HeartbeatMonitor(path)) for path in paths]:
+        with hold(path, heartbeat=beat):
             assert lease.GRACE_SECONDS < clock.now < 1.1 * lease.GRACE_SECONDS
 
 

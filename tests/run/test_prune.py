@@ -8,7 +8,7 @@ from tiny import definition, sparsedepth, table
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.space import Prune
-from sparsedepth.run.prune import PrunedRun, Pruner, verdict
+from sparsedepth.run.prune import PrunedRun, Pruner, prune_reason
 from sparsedepth.run.scratch import Scratch
 
 RULE = Prune(by="train_loss", at=[0.5], keep=0.5, min_runs=3)
@@ -26,7 +26,7 @@ FIELDS = {"d_model": 16, "n_heads": 2, "seq_len": 32, "batch_tokens": 128, "trai
     ],
 )
 def test_the_rule(loss, others, pruned):
-    assert bool(verdict(RULE, 0.5, loss, others, 12)) == pruned
+    assert bool(prune_reason(RULE, 0.5, loss, others, 12)) == pruned
 
 
 def curve(loss):
@@ -57,7 +57,7 @@ def test_a_run_is_judged_at_its_share_against_finished_runs_of_its_depth(results
         prune(results, curve(2.5))
     assert caught.value.pruned.step == 20
     assert caught.value.pruned.reason == (
-        "pruned at 50%: train_loss 2.5 is above 2, which the best 50% of 4 finished runs with n_layers=2 had reached"
+        "pruned at 50%: train_loss 2.5 is above 2, the level reached by the best 50% of 4 finished runs with n_layers=2"
     )
 
 

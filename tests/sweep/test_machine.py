@@ -47,7 +47,7 @@ def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
 
 
 def test_too_few_gpus_for_a_run(eight_gpus):
-    with pytest.raises(ValueError, match="--gpus-per-run 4 needs 4 GPUs at least; 3 are given"):
+    with pytest.raises(ValueError, match="--gpus-per-run 4 needs at least 4 GPUs, not 3"):
         machine(None, gpus=[0, 1, 2], gpus_per_run=4)
 
 

@@ -49,7 +49,7 @@ def test_each_run_of_a_stack_has_the_record_that_it_has_alone(tmp_path):
 def test_where_a_stack_is_formed():
     def size(stack="auto", compile="auto", **fields) -> int:
         config = build(RunConfig, {**BASE, "n_layers": 2, **fields}, "x")
-        return machine(2, RuntimeConfig(device="cpu", stack=stack, compile=compile)).stack_of(config)
+        return machine(2, RuntimeConfig(device="cpu", stack=stack, compile=compile)).stack_size(config)
 
     wide = {"d_model": 64, "batch_tokens": STACKED_VALUES // 32, "train_tokens": STACKED_VALUES}
     assert (size(), size(**wide), size(n_experts=2, top_k=2)) == (4, 1, 1)

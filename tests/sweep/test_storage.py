@@ -16,7 +16,7 @@ from tiny import ENVIRONMENT
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.sweep import driver, results_folder, storage, trial_queue
 from sparsedepth.sweep.machine import machine
-from sparsedepth.sweep.results_folder import claim, drop_leftovers
+from sparsedepth.sweep.results_folder import claim, delete_leftovers
 from sparsedepth.sweep.storage import database_url, open_storage, shown
 
 
@@ -34,7 +34,7 @@ def test_the_ordinary_url_of_a_database_works(scheme, tmp_path):
         ("sqlite://", "sqlite: is not supported"),
         ("sqlite:////tmp/secret.db", "sqlite: is not supported"),
         ("mysql://user:secret@host/db", "mysql: is not supported"),
-        ("user:secret@host", "is no URL"),
+        ("user:secret@host", "is not a database URL"),
         ("postgresql://user:p@secret@host/db", "write it as %40"),
         ("postgresql+asyncpg2://user:secret@host/db", "needs the package asyncpg2"),
     ],
@@ -51,7 +51,7 @@ def test_what_is_no_url_of_ours_is_refused_and_not_shown(tmp_path, url, reason):
 def test_a_failure_shows_no_password(tmp_path, url):
     with (
         pytest.raises(ValueError, match=r"postgresql://127\.0\.0\.1/db cannot be used") as caught,
-        storage.explained(url, tmp_path),
+        storage.with_error_messages(url, tmp_path),
     ):
         open_storage(url, tmp_path)
     assert "secret" not in str(caught.value) and caught.value.__suppress_context__
@@ -82,7 +82,7 @@ def test_work_begins_no_study_and_leaves_nothing_where_there_is_none(tmp_path):
     """As where the sweep's --storage is forgotten: a second queue would share out the same runs."""
     definition = sweep(space={"n_layers": [1]})
     claim(tmp_path, definition)
-    with pytest.raises(ValueError, match=r"study.journal has no study of the sweep in .*; give the --storage of"):
+    with pytest.raises(ValueError, match=r"study.journal has no study of the sweep in .*; give the same --storage as"):
         driver.work(tmp_path, machine(1, RuntimeConfig(device="cpu")), lambda states: None)
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
     work(tmp_path, definition)
@@ -134,8 +134,8 @@ def test_a_lost_connection_is_tried_again_and_nothing_is_lost(tmp_path, monkeypa
     sweeping = Sweep(sweep(sampler="tpe", n_trials=10, space=SPACE), tmp_path)
     for name in counts:
         monkeypatch.setattr(trial_queue, name, sometimes(name, getattr(trial_queue, name)))
-    with pytest.warns(UserWarning, match="does not answer; trying again for 10 minutes"):
-        while sweeping._hand_out(sweeping.study, [w for w in sweeping._workers if w.is_idle]):
+    with pytest.warns(UserWarning, match="retrying for 10 minutes"):
+        while sweeping._assign_tasks(sweeping.study, [w for w in sweeping._workers if w.is_idle]):
             sweeping._advance()
     monkeypatch.undo()
     assert all(counts.values()), "nothing was lost: the test shows nothing"
@@ -150,7 +150,7 @@ def test_a_connection_that_is_lost_at_the_end_of_a_sweep_is_waited_for(tmp_path,
     study = sweeping.finish()
     answers = iter([lost, lost, trial_queue.refused])
     monkeypatch.setattr(trial_queue, "refused", lambda study: next(answers)(study))
-    with pytest.warns(UserWarning, match=r"since \d\d:\d\d:\d\d the database of the study does not answer"):
+    with pytest.warns(UserWarning, match=r"the study's database has not answered since \d\d:\d\d:\d\d"):
         assert sweeping._result(study).unfinished == 0
     assert not list(answers)
 
@@ -159,10 +159,10 @@ def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_o
     monkeypatch.setattr(storage.time, "sleep", lambda seconds: None)
     sweeping = Sweep(sweep(space={"n_layers": [1]}), tmp_path)
     monkeypatch.setattr(trial_queue, "take", lost)
-    assert sweeping._hand_out(sweeping.study, sweeping._workers)
-    monkeypatch.setattr(storage, "PATIENCE_SECONDS", -1.0)
+    assert sweeping._assign_tasks(sweeping.study, sweeping._workers)
+    monkeypatch.setattr(storage, "RETRY_SECONDS", -1.0)
     with pytest.raises(OperationalError):
-        sweeping._hand_out(sweeping.study, sweeping._workers)
+        sweeping._assign_tasks(sweeping.study, sweeping._workers)
 
     def broken(*_: object) -> None:
         raise optuna.exceptions.StorageInternalError("not a lost connection")
@@ -170,7 +170,7 @@ def test_a_connection_that_does_not_come_back_is_given_up_and_another_error_at_o
     monkeypatch.undo()
     monkeypatch.setattr(trial_queue, "take", broken)
     with pytest.raises(optuna.exceptions.StorageInternalError):
-        sweeping._hand_out(sweeping.study, sweeping._workers)
+        sweeping._assign_tasks(sweeping.study, sweeping._workers)
 
 
 def test_what_waits_is_not_there(tmp_path):
@@ -189,7 +189,7 @@ def test_a_clock_that_is_fast_sweeps_away_nothing_of_the_living(tmp_path, monkey
     written.touch()
     clock = time.time
     monkeypatch.setattr("time.time", lambda: clock() + 3600)
-    drop_leftovers(tmp_path)
+    delete_leftovers(tmp_path)
     assert lease.exists() and written.exists()
 
 
@@ -204,7 +204,7 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path):
         path.touch()
         os.utime(path, (0, 0))
     os.utime(kept[-1])
-    drop_leftovers(tmp_path)
+    delete_leftovers(tmp_path)
     assert not any(path.exists() for path in old) and all(path.exists() for path in kept)
 
 

@@ -259,5 +259,5 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
         (results / "work" / config.run_id).mkdir(parents=True)
         (results / "work" / config.run_id / "checkpoints").touch()
     _, err = sparsedepth("sweep", path, "--out", results, "--workers", 2, "--max-attempts", 1, code=2)
-    assert "runs failed one after the other" in err and "checkpoints" in err
+    assert "runs failed in a row" in err and "checkpoints" in err
     assert 3 <= len(list(results.glob("work/*/failures.json"))) < 40

@@ -195,7 +195,7 @@ def test_a_sampler_makes_as_many_distinct_runs_as_asked_even_of_a_small_space(tm
     assert len(run_ids(tmp_path)) == 12
     more = work(tmp_path, sweep(sampler=sampler, n_trials=14, space=space))
     assert len(run_ids(tmp_path)) == 12
-    assert trial_queue.refused(more) == {"every point of the space is among the proposals already": 2}
+    assert trial_queue.refused(more) == {"every point of the space has already been proposed": 2}
 
 
 def test_what_was_proposed_is_known_again_though_the_definition_writes_0_for_a_run_s_0_0(tmp_path):
