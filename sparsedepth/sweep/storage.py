@@ -146,10 +146,9 @@ class ConnectionRetry:
             self._lost_since = now
             if is_connection_error(error):
                 since = time.strftime("%H:%M:%S")  # makes each warning unique, so that none is suppressed
-                warnings.warn(
-                    f"the study's database has not answered since {since}; retrying for {RETRY_SECONDS / 60:.0f} minutes",
-                    stacklevel=2,
-                )
+                duration = f"{RETRY_SECONDS / 60:.0f} minutes"
+                message = f"the study's database has not answered since {since}; retrying for {duration}"
+                warnings.warn(message, stacklevel=2)
         if not is_connection_error(error) or now > self._lost_since + RETRY_SECONDS:
             raise error
         time.sleep(min(30.0, 1.0 + 0.5 * (now - self._lost_since)) if not stop() else 0.0)

@@ -124,7 +124,7 @@ def test_it_is_taken_from_a_stopped_process_which_then_knows(tmp_path, holder, i
 def test_a_taken_lock_is_held_by_optimised_python_too(tmp_path):
     """`python -O` leaves out assertions, and whatever they would do."""
     code = "import pathlib, sys; from sparsedepth.run import lease; path = pathlib.Path(sys.argv[1])"
-    code += "; handle = lease._take(path); print(lease.is_held(path))"
+    code += "; handle = lease._take_over(path); print(lease.is_held(path))"
     run = [sys.executable, "-O", "-c", code, tmp_path / "lock"]
     assert subprocess.run(run, capture_output=True, text=True, check=True).stdout == "True\n"
 
@@ -132,7 +132,7 @@ def test_a_taken_lock_is_held_by_optimised_python_too(tmp_path):
 def test_whoever_lost_it_is_told(tmp_path, impatient):
     path = tmp_path / "lock"
     with hold(path) as held:
-        os.close(lease._take(path))
+        os.close(lease._take_over(path))
         assert not held.is_valid()
         until(lambda: held.lost)
 

@@ -99,9 +99,9 @@ def test_crafted_files_beside_the_runs_change_no_answer(whole, tmp_path, form, m
     results = copied(whole, tmp_path / "results")
     for place in ASIDE:
         spoilt(results, place, form)
-    lines, _ = status._report(results)
+    lines, _ = status._status_lines(results)
     assert lines[1].startswith("0 complete, 0 running, ")
-    assert status._logged(results)
+    assert status._runs_with_log(results)
     with open_store(results) as store:
         assert store.sql("SELECT count(*), avg(val_loss) FROM runs").rows == ((2, 3.0),)
 
@@ -112,7 +112,7 @@ def test_a_crafted_record_is_an_answer_or_a_line(whole, tmp_path, form):
     for number, place in enumerate(RECORDS):
         results = copied(whole, tmp_path / str(number))
         spoilt(results, place, form)
-        for read in (status._report, status._logged, open_store):
+        for read in (status._status_lines, status._runs_with_log, open_store):
             try:
                 assert read(results)
             except (ValueError, OSError) as error:

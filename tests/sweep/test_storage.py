@@ -17,7 +17,7 @@ from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.sweep import driver, results_folder, storage, trial_queue
 from sparsedepth.sweep.machine import machine
 from sparsedepth.sweep.results_folder import claim, delete_leftovers
-from sparsedepth.sweep.storage import database_url, open_storage, shown
+from sparsedepth.sweep.storage import database_url, display_name, open_storage
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
@@ -25,7 +25,7 @@ def test_the_ordinary_url_of_a_database_works(scheme, tmp_path):
     address = database_url(f"{scheme}://user:secret@host:5433/sweeps?sslmode=require")
     assert address.drivername == "postgresql+psycopg" and address.password == "secret"
     assert (address.host, address.port, address.query["sslmode"]) == ("host", 5433, "require")
-    assert shown(f"{scheme}://user:secret@host:5433/sweeps", tmp_path) == "--storage postgresql://host/sweeps"
+    assert display_name(f"{scheme}://user:secret@host:5433/sweeps", tmp_path) == "--storage postgresql://host/sweeps"
 
 
 @pytest.mark.parametrize(

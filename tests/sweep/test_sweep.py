@@ -69,7 +69,7 @@ def test_runs_on_two_texts_are_not_mixed(tmp_path):
     assert "has changed since" in sparsedepth(*again, code=2)[1]
     shutil.rmtree(results / "data")
     (run_id,) = table(results)
-    assert f"is not the text that run {run_id} of {results} has read" in sparsedepth(*again, code=2)[1]
+    assert f"has changed since run {run_id} of {results}" in sparsedepth(*again, code=2)[1]
     assert len(markers(results)) == 1
     document.write_text(before)
     shutil.rmtree(results / "data")
