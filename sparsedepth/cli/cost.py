@@ -95,9 +95,9 @@ def print_price(
 def remaining_price(definition: "SweepDefinition", setup: "PricingSetup", results: Path) -> "Price | None":
     """The price of the runs that have not ended; None if there are none."""
     from sparsedepth.plan.price import price_of
-    from sparsedepth.sweep.runs_left import runs_left
+    from sparsedepth.sweep.status import remaining_runs
 
-    runs = runs_left(definition, results)
+    runs = remaining_runs(definition, results)
     return price_of(runs, setup) if runs else None
 
 
@@ -133,7 +133,6 @@ def print_toy_price(definition: "ToyDefinition", device: str, format: str = "tab
 
 
 def price_line(price: "Price") -> str:
-    """A price in one line."""
     from sparsedepth.cli.run_progress import duration
 
     bound = f"{price.bound} " if price.bound else ""

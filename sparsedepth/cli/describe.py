@@ -70,7 +70,6 @@ def _type(field: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 
 def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
-    """Print a table as wide as the terminal, with wrapped cells."""
     terminal_width = shutil.get_terminal_size(fallback=(100, 24)).columns
     widths = [max(len(row[0]) for row in rows), 16, 12]
     widths.append(max(20, terminal_width - sum(widths) - 6))

@@ -93,7 +93,6 @@ def _git() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Required packages and their installed versions."""
     from packaging.requirements import Requirement
 
     try:
@@ -141,7 +140,6 @@ def _one_line(error: Exception) -> str:
 
 
 def _optional(torch_works: bool) -> Iterator[Finding]:
-    """Optional packages and their use."""
     yield _extra("lm-eval", "evaluate", "pip install 'lm-eval>=0.4.13'")
     yield _extra("psycopg", "sweeps on several machines", "pip install 'psycopg[binary]'")
     yield _extra("triton", "torch.compile on a GPU, and megablocks", "pip install triton")

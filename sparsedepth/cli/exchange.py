@@ -92,7 +92,6 @@ def evaluate(
 
 
 def _print_losses(evaluations: "list[Evaluation]") -> None:
-    """Print a row for each task, metric and range of removed layers."""
     from sparsedepth.exchange.evaluate import LOST
     from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import table

@@ -124,7 +124,6 @@ class Scores:
         return json.dumps(scores, indent=1, allow_nan=False)
 
     def _metric(self, column: Column) -> str:
-        """The metric name of the `layers` or `pairs` rows of a column of `runs`."""
         quantity = column.quantity
         assert quantity
         at = f"@{getattr(self.result.config, quantity.threshold)[0]:g}" if quantity.threshold else ""

@@ -44,8 +44,6 @@ END_SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
-    """Command-line options of a job array."""
-
     request: "Request"
     array: int | None
     runtime: "RuntimeConfig"
@@ -63,7 +61,6 @@ class ArrayOptions:
         return self.workers or max(1, devices // self.gpus_per_run)
 
     def arguments(self) -> list[str]:
-        """Arguments of `work` in each task."""
         arguments = ["--max-attempts", str(self.max_attempts)]
         if self.workers:
             arguments += ["--workers", str(self.workers)]
@@ -130,8 +127,6 @@ def array_options(
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPlan:
-    """A job array before submission."""
-
     tasks: int
     price: "Price"
     """of the remaining runs"""
@@ -144,10 +139,10 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.cluster import array
     from sparsedepth.plan.price import expected_runs, price_of
-    from sparsedepth.sweep.runs_left import runs_left
+    from sparsedepth.sweep.status import remaining_runs
 
     exists = results is not None and results.exists()
-    runs = runs_left(definition, results) if results and exists else expected_runs(definition)[0]
+    runs = remaining_runs(definition, results) if results and exists else expected_runs(definition)[0]
     tasks = min(options.array or array.default_tasks(len(runs), options.runs_in_parallel), max(1, len(runs)))
     partition = array.check(options.request, results, tasks, options.runtime.checkpoint_seconds)
     setup = options.pricing_setup(tasks)

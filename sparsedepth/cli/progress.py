@@ -143,7 +143,6 @@ def print_header(definition: SweepDefinition, notes: Iterable[str], where: str |
 
 
 def print_failures(states: list[RunState], out: Path) -> None:
-    """Print the pruned and failed runs with the reason."""
     for state in states:
         if state.state == "pruned":
             print(f"run {state.run_id} {state.reason}")
@@ -153,7 +152,6 @@ def print_failures(states: list[RunState], out: Path) -> None:
 
 
 def print_ranking(definition: SweepDefinition, out: Path) -> None:
-    """Print the ranking of the complete runs, and the next commands."""
     from sparsedepth.cli.query import print_best
 
     print()

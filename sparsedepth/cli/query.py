@@ -214,7 +214,6 @@ def print_verifications(folders: list[Path]) -> None:
 
 
 def print_best(folders: list[Path], by: str, top: int) -> None:
-    """Print the ranking at the end of a sweep."""
     from sparsedepth.store.best import best as rank
     from sparsedepth.store.best import heading, text
     from sparsedepth.store.connection import open_store
@@ -225,7 +224,6 @@ def print_best(folders: list[Path], by: str, top: int) -> None:
 
 
 def write(content: bytes, out: Path | None) -> None:
-    """Write to a file, or print."""
     if out is None:
         print(content.decode(), end="")
         return

@@ -52,7 +52,6 @@ def bar(title: str) -> Generator[Callable[..., None], None, None]:
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    """Print the measured quantities with units and intervals; missing values are omitted."""
     for column, value, ends in quantities.with_intervals(summary):
         interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
         text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value

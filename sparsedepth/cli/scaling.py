@@ -149,7 +149,6 @@ def _fitted(
     seed: int,
     starts: int = 60,
 ) -> Fitted:
-    """The law fitted to the source's points."""
     from sparsedepth.scaling.fit import fit as fit_law
     from sparsedepth.scaling.law import TERMS, Law
     from sparsedepth.scaling.points import exclude_highest, other_differences, read_points

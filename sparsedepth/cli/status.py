@@ -3,6 +3,7 @@
 They write nothing except the cache of rows that `query` also uses.
 """
 
+import contextlib
 import re
 import sys
 import time
@@ -62,10 +63,7 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     summary = sweep_summary(folder)
     definition, states, is_grid = summary.definition, summary.states, summary.is_grid
     if not states:
-        toys = f"; it holds toy networks: draw them with sparsedepth plot {quote(str(folder))} --figure toy"
-        raise ValueError(
-            f"{folder} holds no runs{toys if _holds_toys(folder) else '; give the results folder of a sweep (--out)'}"
-        )
+        raise ValueError(f"{folder} holds no runs; {_toy_advice(folder)}")
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     at_most = "" if is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
     lines.append(run_counts(states, is_grid=is_grid) + at_most)
@@ -87,14 +85,13 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     return [visible(line) for line in lines], summary.is_left
 
 
-def _holds_toys(folder: Path) -> bool:
+def _toy_advice(folder: Path) -> str:
     from sparsedepth.store.connection import open_store
 
-    try:
-        with open_store(folder) as store:
-            return bool(store.sql("SELECT 1 FROM toys LIMIT 1").rows)
-    except ValueError:
-        return False
+    with contextlib.suppress(ValueError), open_store(folder) as store:
+        if store.sql("SELECT 1 FROM toys LIMIT 1").rows:
+            return f"it holds toy networks: draw them with sparsedepth plot {quote(str(folder))} --figure toy"
+    return "give the results folder of a sweep (--out)"
 
 
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:

@@ -235,7 +235,7 @@ def work(
     from sparsedepth.config.load import parse_yaml
     from sparsedepth.config.sweep import read_definition
     from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.runs_left import runs_left
+    from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
     if storage:
@@ -243,7 +243,7 @@ def work(
     definition = read_definition(folder)
     if definition is None:
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
-    if leave_when_idle and not definition.adaptive and not runs_left(definition, folder):
+    if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder):
         return  # before torch is imported: the last tasks of an array find nothing to do
     from sparsedepth.sweep import driver
 

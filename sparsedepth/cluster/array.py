@@ -78,8 +78,6 @@ _END = TypeAdapter(StartEnd)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskArray:
-    """The job array of one results folder."""
-
     sweep: str
     results: Path
     request: Request = field(default_factory=Request)
@@ -98,7 +96,6 @@ class TaskArray:
 
     @property
     def path(self) -> Path:
-        """The batch script."""
         return self.folder / "sweep.sbatch"
 
     def script(self, tasks: int) -> str:
@@ -113,12 +110,10 @@ class TaskArray:
         return f"{text}{CHECKSUM_LINE}{files.digest(text)}\n"
 
     def is_edited(self) -> bool:
-        """Whether the script was edited by hand."""
         text, _, checksum = self.path.read_text().rpartition(CHECKSUM_LINE)
         return checksum.strip() != files.digest(text)
 
     def queued(self) -> list[QueuedTask]:
-        """The array's tasks, including recently ended ones."""
         return slurm.queued(self.name)
 
     def submit(self, tasks: int) -> str | None:
@@ -262,7 +257,6 @@ class TaskArray:
             yield (end.reason if end else lost) + (f"; now {slurm.describe(task)}" if task and task.is_active else "")
 
     def cancel_pending(self) -> None:
-        """Cancel the tasks that have not started."""
         if pending := [task.task for task in self.queued() if task.state == "PENDING"]:
             slurm.call("scancel", "--quiet", *pending)
 

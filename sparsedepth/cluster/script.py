@@ -148,7 +148,6 @@ class Request:
 
     @property
     def seconds(self) -> int | None:
-        """The time limit."""
         return parse_time(self.time) if self.time else None
 
     @property
@@ -233,7 +232,6 @@ def array_script(*, name: str, results: Path, request: Request, tasks: int, comm
 
 
 def script_body(results: Path, request: Request, command: str) -> str:
-    """The script below its header."""
     return BODY.format(
         command=command,
         results=shlex.quote(str(results.resolve())),
@@ -247,7 +245,6 @@ def script_body(results: Path, request: Request, command: str) -> str:
 
 
 def header(options: dict[str, str | None]) -> list[str]:
-    """sbatch options as lines of a script."""
     return [f"#SBATCH --{key}" + (f"={value}" if value is not None else "") for key, value in options.items()]
 
 

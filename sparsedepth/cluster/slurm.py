@@ -57,7 +57,6 @@ class Partition:
 
 
 def check_present() -> None:
-    """Raises ValueError if Slurm's commands are not installed."""
     if missing := [name for name in ("sbatch", "squeue", "scontrol", "sinfo", "scancel") if not shutil.which(name)]:
         raise ValueError(f"--on slurm needs Slurm's {missing[0]} on the path; run this on a login node of the cluster")
 
@@ -115,7 +114,6 @@ def partition(name: str | None) -> Partition:
 
 
 def max_tasks() -> int:
-    """Slurm's MaxArraySize."""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE)
     return int(match[1]) if match else 1000
 

@@ -40,8 +40,6 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetFix:
-    """A change that makes a sweep fit, and its price."""
-
     change: str
     price: Price
 
@@ -134,12 +132,12 @@ def _fewer_tokens(definition: SweepDefinition, setup: PricingSetup) -> Changes:
 
 def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str) -> Changes:
     """An axis without its most expensive value, without its two most expensive ones, ..."""
-    axis = definition.space[name]
+    axis, space = definition.space[name], definition.model_dump(mode="json")["space"]
     assert not isinstance(axis, Interval)
 
     def train_flops(value: Value) -> float:
         try:
-            return price(_changed(definition, space={**definition.space, name: [value]}), setup).train_flops
+            return price(_changed(definition, space={**space, name: [value]}), setup).train_flops
         except ValueError:  # this value alone leaves no cell
             return 0.0
 
@@ -147,15 +145,9 @@ def _without_values(definition: SweepDefinition, setup: PricingSetup, name: str)
     values = list(axis)
     while len(values) > 1:
         values.remove(max(values, key=lambda value: flops[repr(value)]))
-        yield f"{name}: {values}", _changed(definition, space={**definition.space, name: list(values)}), setup
+        yield f"{name}: {values}", _changed(definition, space={**space, name: list(values)}), setup
 
 
 def _changed(definition: SweepDefinition, **changes: object) -> SweepDefinition:
     values = definition.model_dump(mode="json", exclude_unset=True)
-    plain = {
-        name: {key: axis.model_dump(mode="json") if isinstance(axis, Interval) else axis for key, axis in value.items()}
-        if isinstance(value, dict)
-        else value
-        for name, value in changes.items()
-    }
-    return build(SweepDefinition, {**values, **plain}, "a smaller sweep")
+    return build(SweepDefinition, {**values, **changes}, "a smaller sweep")

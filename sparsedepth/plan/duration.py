@@ -54,8 +54,6 @@ CALIBRATED = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Timings of one shape."""
-
     step: float
     """seconds of an optimiser step"""
     forward: float

@@ -31,7 +31,6 @@ class Match:
 
 
 def amount(config: RunConfig, matched: Matched) -> int:
-    """The run's tokens, steps, parameters, or training FLOPs (3 x forward)."""
     if matched == "tokens":
         return config.train_tokens
     if matched == "steps":

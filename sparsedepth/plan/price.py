@@ -237,7 +237,6 @@ def _data_bytes(runs: Sequence[RunConfig]) -> int | None:
 
 
 def uncalibrated(definition: SweepDefinition, setup: PricingSetup) -> list[RunConfig]:
-    """One run of each shape without a timing."""
     timings = setup.timings or {}
     shapes = {shape_id(config, step_only=True): config for config in expected_runs(definition)[0]}
     return [config for key, config in shapes.items() if key not in timings]
@@ -257,7 +256,6 @@ def with_peaks(setup: PricingSetup, measured: Sequence[tuple[RunConfig, int]]) -
 
 
 def as_json(price: Price) -> dict[str, Any]:
-    """The price as plain data."""
     content = asdict(replace(price, setup=replace(price.setup, timings=None, peaks={})))
     totals = ("runs", "tokens", "train_flops", "memory_bytes", "disk_bytes", "is_calibrated")
     return content | {name: getattr(price, name) for name in totals}

@@ -29,7 +29,6 @@ MAX_POINTS = 10_000
 
 
 def axis_distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """The distribution of each axis, for a sampler."""
     return {
         name: _interval(axis) if isinstance(axis, Interval) else CategoricalDistribution([plain(v) for v in axis])
         for name, axis in definition.axes.items()

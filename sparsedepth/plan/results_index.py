@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsedepth import quantities
-from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.tasks import Plan
 from sparsedepth.store.find import is_whole, read_summary
 
 
@@ -46,11 +44,3 @@ def objective_as_loss(summary: Mapping[str, Any], objective: str) -> float:
     value = summary.get(objective)
     is_scored = summary.get("outcome") == "ok" and isinstance(value, int | float)
     return -quantities.sign(objective) * value if is_scored else math.inf
-
-
-def planned_runs(
-    definition: SweepDefinition, results: Path, is_without_result: Callable[[str], bool] = lambda run_id: False
-) -> list[RunConfig]:
-    """The known runs, given the finished ones; none for an adaptive sampler."""
-    results_index = ResultsIndex(results, definition, is_without_result)
-    return [planned.config for planned in Plan(definition).runs(results_index.loss_of)]

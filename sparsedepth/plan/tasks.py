@@ -51,8 +51,6 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A task of one run, with its config."""
-
     task: Task
     config: RunConfig
     run_id: str
@@ -120,7 +118,6 @@ class Plan:
         return [planned for _, _, planned in sorted(runs.values(), key=lambda entry: entry[:2])]
 
     def seeds_of(self, cell_match: Match) -> list[int]:
-        """The result seeds of a cell."""
         return self._seeds[digest(cell_match.cell)]
 
     def results_to_come(self, loss_of: LossOf = no_results) -> list[tuple[Match, int]]:

@@ -20,8 +20,6 @@ Grid = dict[str, list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class TuningProgress:
-    """State of the tuning of one configuration."""
-
     points: list[GridPoint]
     """to run with the tuning seeds, including extensions so far"""
     best: GridPoint | None

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """A Slurm task and its resources."""
-
     task: str
     """12_3: job id of the array and task number; 12 outside of an array"""
     node: str

@@ -96,7 +96,6 @@ def _is_complete(target: Path, scratch: Scratch) -> bool:
 
 
 def _clean(scratch: Scratch) -> None:
-    """Delete the temporary files of a finished run."""
     with contextlib.suppress(OSError):  # another process, presumed dead, may be writing a checkpoint
         checkpoint.remove(scratch.checkpoints)
     for folder in scratch.folder.glob("record-*"):
@@ -130,7 +129,6 @@ class ProgressWriter:
 
 
 def _pruner(config: RunConfig, results: Path) -> Pruner | None:
-    """The pruner of this folder's sweep, if it has one."""
     definition = read_definition(results)
     return Pruner(definition.prune, config, results) if definition and definition.prune else None
 

@@ -50,7 +50,6 @@ class HeartbeatMonitor:
         self._last, self._since = last_heartbeat(self.path), time.monotonic()
 
     def silent_seconds(self) -> float:
-        """Seconds since the heartbeat last changed."""
         heartbeat = last_heartbeat(self.path)
         if heartbeat != self._last:
             self._last, self._since, self.has_changed = heartbeat, time.monotonic(), True
@@ -58,8 +57,6 @@ class HeartbeatMonitor:
 
 
 class Lease:
-    """A held lock file."""
-
     def __init__(self, path: Path, handle: int):
         self.path, self._handle = path, handle
         self.lost = False
@@ -68,7 +65,6 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
 
     def is_valid(self) -> bool:
-        """Whether no other process has taken it over."""
         return _is_at(self.path, self._handle)
 
     def _beat(self) -> None:

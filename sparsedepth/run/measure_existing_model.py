@@ -125,7 +125,6 @@ def _tokens(
 
 
 def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: str) -> MeasuredModel:
-    """The description of a measured model for its record."""
     facts = {name: value for name, value in asdict(loaded.facts).items() if name != "max_len"}
     hashes = {"weights_hash": loaded.weights_hash, "data_hash": data_hash}
     return build(
@@ -136,7 +135,6 @@ def measured_model(loaded: LoadedModel, config: MeasureOnlyConfig, data_hash: st
 def save_record(
     out: Path, model: MeasuredModel, measurements: Measurements, watch: Stopwatch, device: torch.device
 ) -> None:
-    """Write the record of a measured model."""
     runtime = Runtime(device=device, precision="fp32", threads=torch.get_num_threads())
     manifest = {**watch.facts(), **device_facts(runtime), **provenance(model.run_id, model.data_hash)}
     save_measured(out, model, measurements.summary, manifest, measurements.tables())

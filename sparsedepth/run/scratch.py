@@ -52,8 +52,6 @@ class Pruned:
 
 @dataclass(frozen=True)
 class Scratch:
-    """The scratch folder of one run."""
-
     results: Path
     run_id: str
 
@@ -116,7 +114,6 @@ class Scratch:
         files.write_json(self.folder / "failures.json", [*self.failures(), reason])
 
     def prune(self, pruned: Pruned) -> None:
-        """Record that the run was ended early."""
         files.write_json(self.folder / "pruned.json", asdict(pruned))
 
     def pruned(self) -> Pruned | None:

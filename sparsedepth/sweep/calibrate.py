@@ -114,7 +114,6 @@ def _median(timings: Sequence[Timing]) -> Timing:
 
 
 def _prepare(gpus: "SimpleQueue[str | None]", threads: int | None) -> None:
-    """Initialises a process: its GPU and threads."""
     if (gpu := gpus.get()) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     if threads:

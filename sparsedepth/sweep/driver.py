@@ -58,8 +58,6 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """How one invocation ended."""
-
     states: list[RunState]
     """of all runs"""
     unfinished: int
@@ -197,7 +195,6 @@ class Driver:
             self._check_same_text(config, hashes[shape])
 
     def _check_same_text(self, config: RunConfig, data_hash: str) -> None:
-        """Raises ValueError if the text has changed since the run was completed."""
         try:
             manifest = parse_json((self.results / "runs" / config.run_id / "manifest.json").read_bytes())
         except (OSError, ValueError):
@@ -209,7 +206,6 @@ class Driver:
             )
 
     def _runs(self) -> list[RunConfig]:
-        """The runs known so far."""
         return [planned.config for planned in self.plan.runs(self.results_index.loss_of)]
 
     def _loop(self, study: optuna.Study) -> None:
@@ -332,7 +328,6 @@ class Driver:
         return self._failed_permanently(run_id) or self._is_pruned(run_id)
 
     def _check_failures(self, failures: Failures) -> None:
-        """Raises ValueError if the sweep gave up."""
         failures.check(self.results)
         if self._gives_up:
             raise ValueError(

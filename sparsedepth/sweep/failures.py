@@ -10,8 +10,6 @@ MAX_FAILURES = 3
 
 
 class Failures:
-    """Counts the runs that failed since the last completed run."""
-
     def __init__(self, failed_permanently: Callable[[str], bool]):
         self.failed_permanently = failed_permanently
         self.counted: set[str] = set()

@@ -88,7 +88,6 @@ def _pruned(results: Path) -> Iterator[ConfigAndSummary]:
 
 
 def _add(study: optuna.Study, definition: SweepDefinition, task: Task, runs: Sequence[ConfigAndSummary]) -> None:
-    """Add one finished trial."""
     configs = [config for config, _ in runs]
     summaries = [summary for _, summary in runs if summary is not None]
     is_pruned = len(summaries) < len(runs)

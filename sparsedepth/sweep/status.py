@@ -12,7 +12,9 @@ from sparsedepth import quantities
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.results_index import planned_runs
+from sparsedepth.plan.price import expected_runs
+from sparsedepth.plan.results_index import ResultsIndex
+from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.run.lease import is_held
 from sparsedepth.run.scratch import Progress, Scratch
@@ -75,13 +77,25 @@ def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> Run
 
 
 def is_without_result(results: Path, run_id: str) -> bool:
-    """Whether the run ended without a result."""
     return state_of(results, run_id).state in ENDED
 
 
+def _results_index(definition: SweepDefinition, results: Path) -> ResultsIndex:
+    return ResultsIndex(results, definition, functools.cache(functools.partial(is_without_result, results)))
+
+
 def known_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
-    """The known runs, given the finished ones."""
-    return planned_runs(definition, results, functools.cache(functools.partial(is_without_result, results)))
+    """The runs known so far, given the finished ones; none for an adaptive sampler."""
+    return [planned.config for planned in Plan(definition).runs(_results_index(definition, results).loss_of)]
+
+
+def remaining_runs(definition: SweepDefinition, results: Path) -> list[RunConfig]:
+    """The expected runs of a sweep that are neither complete in `results` nor ended without a result. Raises ValueError
+    for a cell that cannot be built or matched."""
+    if definition.adaptive:  # proposals are unknown, so complete runs are only counted
+        return expected_runs(definition)[0][len(list(results.glob(f"runs/*/{run_record.MARKER}"))) :]
+    index = _results_index(definition, results)
+    return [run for run in expected_runs(definition, index.loss_of)[0] if index.loss_of(run.run_id) is None]
 
 
 def scan(results: Path, definition: SweepDefinition | None, runs: Sequence[RunConfig] | None = None) -> list[RunState]:

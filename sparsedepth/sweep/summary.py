@@ -66,7 +66,6 @@ class SweepSummary:
 
     @property
     def ended(self) -> Counter[tuple[State, str | None]]:
-        """Runs that ended without a result, by state and reason."""
         return Counter((state.state, state.reason) for state in self.states if state.state in WITHOUT_RESULT)
 
     @property
@@ -77,7 +76,6 @@ class SweepSummary:
 
     @property
     def is_left(self) -> bool:
-        """Whether a run is running or still to come."""
         return any(state.state in ("running", "interrupted", "planned") for state in self.states)
 
 

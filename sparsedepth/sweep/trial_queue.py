@@ -93,7 +93,6 @@ def make_sampler(definition: SweepDefinition, task: Task) -> optuna.samplers.Bas
 
 
 def distributions(definition: SweepDefinition) -> dict[str, BaseDistribution]:
-    """Optuna's distribution of each field."""
     return axis_distributions(definition) if definition.adaptive else known_distributions(definition)
 
 
@@ -104,7 +103,6 @@ def task_of(trial: optuna.Trial | FrozenTrial) -> Task | None:
 
 
 def attributes(task: Task) -> dict[str, Any]:
-    """The trial attributes that store a task."""
     return {"task": {"cell": task.cell, "seeds": task.seeds, "proposal_index": task.proposal_index}}
 
 

@@ -80,7 +80,6 @@ class Worker:
 
     @property
     def trials(self) -> set[int]:
-        """The numbers of its trials."""
         return {*self._task_steps}
 
     def take(self, study: optuna.Study, lease_id: str, config_of: Callable[[Task], RunConfig], share: int = 1) -> bool:
@@ -146,7 +145,6 @@ class Worker:
             self._process.terminate()
 
     def _finish_task(self, trial: optuna.Trial) -> Generator[None]:
-        """Run the trial's task to the end, and tell the study."""
         task = trial_queue.task_of(trial)
         assert task is not None
         try:

@@ -15,11 +15,10 @@ from sparsedepth.cli import status as module
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import read_run
-from sparsedepth.sweep.status import RunState, state_of
+from sparsedepth.sweep.status import RunState, known_runs, state_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -31,7 +30,7 @@ def standing(tmp_path) -> tuple[Path, list[Scratch]]:
     results = tmp_path / "results"
     results.mkdir()
     (results / "sweep.yaml").write_text(path.read_text())
-    runs = planned_runs(build(SweepDefinition, read_yaml(path), "test"), results)
+    runs = known_runs(build(SweepDefinition, read_yaml(path), "test"), results)
     works = [Scratch(results, config.run_id) for config in runs]
     for work in works:
         work.folder.mkdir(parents=True)
@@ -100,7 +99,7 @@ def test_a_running_run_is_shown_with_loss_and_time_left(standing):
 
 def test_watch_looks_again_until_nothing_is_left(standing, monkeypatch, capsys):
     results, works = standing
-    configs = planned_runs(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test"), results)
+    configs = known_runs(build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test"), results)
     config = next(run for run in configs if run.run_id == works[1].run_id)
     made = make_run(results.parent / "elsewhere", config, {"val_loss": 1.0})
 

@@ -14,11 +14,11 @@ from tiny import definition, sparsedepth, start, table
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.plan.results_index import planned_runs
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep import driver
 from sparsedepth.sweep.machine import Machine
+from sparsedepth.sweep.status import known_runs
 
 ONE = ("--runtime", "threads=1")
 """More threads than one only hinder a model of this size."""
@@ -255,7 +255,7 @@ def test_a_sweep_in_which_everything_fails_stops_with_one_cause(tmp_path):
     """Checkpoints cannot be written (a file stands in their place): each run fails at its end."""
     results = tmp_path / "results"
     path = definition(tmp_path, space={"n_layers": [1, 2]}, seeds=list(range(20)))
-    for config in planned_runs(build(SweepDefinition, read_yaml(path), "x"), results):
+    for config in known_runs(build(SweepDefinition, read_yaml(path), "x"), results):
         (results / "work" / config.run_id).mkdir(parents=True)
         (results / "work" / config.run_id / "checkpoints").touch()
     _, err = sparsedepth("sweep", path, "--out", results, "--workers", 2, "--max-attempts", 1, code=2)
