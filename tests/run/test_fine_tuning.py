@@ -141,7 +141,7 @@ def test_a_start_without_its_model(place, tmp_path):
     begin, config = tuned(place)
     for options in (Options(runtime=CPU), Options(runtime=CPU, start=begin)):
         named = config if options.start is None else config.model_copy(update={"start_weights": None})
-        with pytest.raises(ValueError, match=r"give it by `train RUN\.yaml --from MODEL`"):
+        with pytest.raises(ValueError, match=r"use `train RUN\.yaml --from MODEL`"):
             execute(named, tmp_path / "results", options)
 
 

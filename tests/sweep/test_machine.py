@@ -42,7 +42,7 @@ def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
     monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-abc")
     assert machine(None, gpus=[1]).gpus == [["GPU-abc"]]
-    with pytest.raises(ValueError, match="GPU 4 does not exist here: 2 CUDA devices"):
+    with pytest.raises(ValueError, match="GPU 4 does not exist: there are 2 CUDA devices"):
         machine(None, gpus=[4])
 
 
