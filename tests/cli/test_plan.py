@@ -202,7 +202,7 @@ def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):
     path = definition(tmp_path, space={"depth_scale": ["none", "lns"]}, seeds=[0, 1, 2])
     plan(path, seed_sd=0.05, effect=0.1)
     shown = capsys.readouterr().out
-    assert "noise: 0.05 nat/token between the runs of a configuration (assumed)" in shown
+    assert "noise (standard deviation): 0.05 nat/token between the runs of a configuration (assumed)" in shown
     assert "seeds wanted: for an effect of 0.1 nat/token" in " ".join(shown.split())
     plan(path, seed_sd=0.05, format="json")
     (power,) = json.loads(capsys.readouterr().out)["power"]
