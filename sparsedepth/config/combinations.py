@@ -1,4 +1,4 @@
-"""Which values of a decoder's fields defeat each other or cannot be built together, and why.
+"""Combinations of a decoder's fields that are self-defeating or not implemented, with the reasons.
 
 c is a ModelConfig, whose module imports this one.
 """
@@ -15,7 +15,7 @@ ON_THE_STREAM: dict[str, Callable[[Any], bool]] = {
     "residual_scalars": lambda c: c.residual_scalars,
     "gpas": lambda c: c.gpas,
 }
-"""Fields that norm or weigh the one stream, which several streams or sources do not have, and when they do."""
+"""Fields that norm or weight a single residual stream, and when: not possible with several streams or sources."""
 
 REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
@@ -114,7 +114,7 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "'completep', or leave base_width out",
     ),
 )
-"""When a decoder is refused, and the sentence that says so."""
+"""(condition, error message) of each rejected combination."""
 
 UNFIT_FOR_PARAMETRISATION: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n_experts": (lambda c: c.n_experts > 0, "its rules are of dense blocks"),
@@ -128,23 +128,23 @@ UNFIT_FOR_PARAMETRISATION: dict[str, tuple[Callable[[Any], bool], str]] = {
         "its rules are of layers without shared weights",
     ),
 }
-"""Fields that `parametrisation` mup and completep have no rule for, when, and why."""
+"""Fields for which `parametrisation` mup and completep have no rule: condition and reason."""
 
 
 def check_combinations(config: Any) -> None:
-    """Raise ValueError with every combination that is refused."""
-    mistakes = [sentence.format(c=config) for is_so, sentence in REFUSED if is_so(config)]
+    """Raises ValueError with all rejected combinations."""
+    mistakes = [message.format(c=config) for applies, message in REFUSED if applies(config)]
     fields = type(config).model_fields
-    for apart in ("n_streams", "attention_residuals"):
-        several, none = getattr(config, apart), fields[apart].default
-        for name in (name for name, is_so in ON_THE_STREAM.items() if several != none and is_so(config)):
+    for streams in ("n_streams", "attention_residuals"):
+        value, default = getattr(config, streams), fields[streams].default
+        for name in (name for name, applies in ON_THE_STREAM.items() if value != default and applies(config)):
             mistakes.append(
-                f"{apart}={several} with {name}={getattr(config, name)!r}, which norms or weighs the one stream "
-                f"after a sum; use {name}={fields[name].default!r}, or {apart}={none}"
+                f"{streams}={value} with {name}={getattr(config, name)!r}, which norms or weighs the one stream "
+                f"after a sum; use {name}={fields[name].default!r}, or {streams}={default}"
             )
     unfit = UNFIT_FOR_PARAMETRISATION if config.parametrisation != "standard" else {}
-    for name, (is_so, reason) in unfit.items():
-        if is_so(config):
+    for name, (applies, reason) in unfit.items():
+        if applies(config):
             value, default = getattr(config, name), fields[name].default
             mistakes.append(
                 f"parametrisation={config.parametrisation!r} with {name}={value!r}: {reason}; use {name}={default!r}"
@@ -156,8 +156,7 @@ def check_combinations(config: Any) -> None:
 
 
 def check_parallel(config: Any, parallel: str) -> None:
-    """Check the devices of a run. Raises ValueError for a run that cannot be spread over processes in this way;
-    `config` is a RunConfig."""
+    """Raises ValueError for a RunConfig that cannot be trained with this kind of parallelism."""
     if parallel != "fsdp":
         return
     if config.optimizer == "muon":

@@ -1,13 +1,12 @@
-"""What a decoder costs, from its config alone: parameters and FLOPs, by kind.
+"""The cost of a decoder from its config: parameters and FLOPs.
 
     forward FLOPs per token = 2 (active matrix parameters without the embedding) + 4 T H K per layer
 
-Weights that `loops` passes share are one parameter each, and count in the FLOPs of every pass. Of a ViT the matrix of
-its patches counts too, as if every position were a patch and read by the head.
-2 per multiply-add; the second term is q k and a v over a full T x T matrix, as FLOP counters count it. What a kernel
-may leave out counts all the same, since not every kernel does: the half that causality hides, keys outside a window or
-a document, entries that weight_density leaves out. Norms, gates, softmax, activations and the rotation do not count:
-under 1% from d_model 64 on. Training = 3 x forward (2001.08361, section 2.1).
+2 per multiply-add; the second term is q k and a v over a full T x T matrix, as FLOP counters do. Entries that some
+kernels skip are counted: the causal half, keys outside a window or document, weights masked by weight_density. Norms,
+gates, softmax, activations and rotation are not: under 1% from d_model 64 on. Weights shared by `loops` passes are one
+parameter each, and count in the FLOPs of every pass. A ViT's patch matrix counts as if every position were a patch and
+read by the head. Training = 3 x forward (2001.08361, section 2.1).
 """
 
 from dataclasses import dataclass
@@ -19,14 +18,14 @@ from sparsedepth.config.model import ModelConfig
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     params_total: int
-    """all that is stored, the zeros of weight_density included"""
+    """all, the zeros of weight_density included"""
     params_active: int
-    """parameters that touch one token: all but the experts it is not routed to"""
+    """those used for one token: without the experts it is not routed to"""
     flops_per_token: int
     """forward pass, FLOP"""
 
     def train_flops(self, tokens: int) -> int:
-        """FLOP of training on so many tokens: forward, and a backward pass of twice as much."""
+        """FLOP of training on so many tokens, the backward pass counting twice a forward pass."""
         return 3 * self.flops_per_token * tokens
 
 
@@ -37,36 +36,36 @@ def cost(config: ModelConfig) -> Cost:
     n_routed = config.n_layers - config.n_dense_layers if config.n_experts else 0
     attention = 2 * d_model * d_model + 2 * d_model * config.n_kv_heads * d_head
     expert = 3 * d_model * (config.d_expert or 0)
-    always = d_model * config.n_experts + config.n_shared_experts * expert  # the router and the shared experts
+    always = d_model * config.n_experts + config.n_shared_experts * expert  # router and shared experts
     ffn = (3 if config.is_gated else 2) * d_model * config.d_ff
     dense = config.n_layers * attention + (config.n_layers - n_routed) * ffn
     used = dense + n_routed * (always + (config.top_k or 0) * expert)  # by a token, over all passes
     head = config.vocab_size * d_model
     embedding, products = head, head
-    if config.architecture == "vit":  # pixels go through a matrix, where a token has its row
+    if config.architecture == "vit":  # a matrix embeds the pixels, where tokens select a row
         embedding = (patch_values(config) + config.seq_len) * d_model
         products = head + patch_values(config) * d_model
     n_readers = 2 * config.n_layers + (config.attention_residuals > 0)  # branches, and the head
-    rest = _vectors(config) + (embedding if config.tie_embeddings else embedding + head)
+    unlooped = _vectors(config) + (embedding if config.tie_embeddings else embedding + head)
     return Cost(
-        params_total=rest + (dense + n_routed * (always + config.n_experts * expert)) // config.loops,
-        params_active=rest + used // config.loops,
+        params_total=unlooped + (dense + n_routed * (always + config.n_experts * expert)) // config.loops,
+        params_active=unlooped + used // config.loops,
         flops_per_token=2 * (used + products + n_readers * _of_streams(config).used)
         + 4 * config.n_layers * config.seq_len * d_model,
     )
 
 
 def patch_values(config: ModelConfig) -> int:
-    """Numbers of a patch of an image; 0 of a decoder."""
+    """Values of an image patch; 0 for a decoder."""
     return (config.n_channels or 0) * (config.patch_size or 0) ** 2
 
 
 class _OfStreams(NamedTuple):
-    """What hyper-connections or attention residuals add to one branch."""
+    """Cost of hyper-connections or attention residuals for one branch."""
 
     params: int = 0
     used: int = 0
-    """multiply-adds for a token: the coefficients' product, and what they mix"""
+    """multiply-adds per token: for the coefficients, and for mixing"""
 
 
 def _of_streams(config: ModelConfig) -> _OfStreams:
@@ -76,25 +75,25 @@ def _of_streams(config: ModelConfig) -> _OfStreams:
     if n == 1:
         return _OfStreams()
     is_manifold = config.stream_mixing == "manifold"
-    at_once = n if is_manifold else 1  # streams that one coefficient is computed from
-    matrix = at_once * (n + 2) * at_once * d_model
-    params = matrix + at_once * d_model + n * (n + 2) + (3 if is_manifold else 2)
-    return _OfStreams(params, n // at_once * matrix + n * n * d_model)
+    n_inputs = n if is_manifold else 1  # streams from which one coefficient is computed
+    matrix = n_inputs * (n + 2) * n_inputs * d_model
+    params = matrix + n_inputs * d_model + n * (n + 2) + (3 if is_manifold else 2)
+    return _OfStreams(params, n // n_inputs * matrix + n * n * d_model)
 
 
 def _vectors(config: ModelConfig) -> int:
-    """Parameters of norms, gates, scalars and what mixes streams."""
+    """Parameters of norms, gates, scalars and stream mixing."""
     d_model = config.d_model
-    of_norm = 2 * d_model if config.norm_kind == "layer" else d_model  # which has a bias
+    norm_params = 2 * d_model if config.norm_kind == "layer" else d_model  # LayerNorm has a bias
     norms = 4 if config.norm in ("sandwich", "peri", "keel") else 2
     gates = {"none": 0, "layerscale": 2 * d_model, "skipinit": 2, "admin": 2 * d_model}[config.residual_gate]
     assert config.n_kv_heads is not None
     normed_heads = config.n_heads + config.n_kv_heads if config.qk_norm_over == "all" else 2
     qk_norm = normed_heads * (d_model // config.n_heads) if config.qk_norm else 0
-    outside = 2 if config.norm == "peri" else 1  # the last norm, and that of the embedding
+    outside = 2 if config.norm == "peri" else 1  # the final norm, and that of the embedding
     scalars = (
         config.n_blocks * (2 * config.residual_scalars + config.gpas)
         + 2 * (config.n_blocks - 1) * config.value_residual
     )
     scalars += (2 * config.n_blocks + (config.attention_residuals > 0)) * _of_streams(config).params
-    return config.n_blocks * (norms * of_norm + gates + qk_norm) + outside * of_norm + scalars
+    return config.n_blocks * (norms * norm_params + gates + qk_norm) + outside * norm_params + scalars

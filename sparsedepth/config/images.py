@@ -1,11 +1,11 @@
-"""Images in place of text (`corpus: images:WHAT`, `architecture: vit`): which corpora there are, and what fits them.
+"""Images in place of text: `corpus: images:...` with `architecture: vit`.
 
     images:FOLDER             image files in one subfolder for each class (PNG, JPEG, BMP, GIF, TIFF, WebP)
     images:hub:NAME[:CONFIG]  the train split of a data set of the Hugging Face hub: its one image and one class column
     images:digits             the 1797 handwritten digits of scikit-learn, 8 x 8 pixels, 10 classes
 
 A sequence is one image: the class token, then its patches row by row, so seq_len = 1 + (image_size / patch_size)^2. The
-class is the target of the class token, and no other position counts. vocab_size is the number of classes.
+only target is the class, at the class token. vocab_size is the number of classes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,10 @@ IMAGES = "images:"
 
 DIGITS = "digits"
 
-_OF_DIGITS = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
+_DIGITS_SIZES = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10}
 
 ALSO_OF_IMAGES = ("val_fraction",)
-"""Of the fields about text, those that images have too."""
+"""Fields of text that also apply to images."""
 
 
 def is_images(corpus: Any) -> bool:
@@ -30,29 +30,26 @@ def is_images(corpus: Any) -> bool:
 
 
 def is_text(corpus: str) -> bool:
-    """Whether a corpus is read as tokens of a text: running text, or prompts and answers."""
+    """Whether a corpus is tokenised text: running text, or prompts and answers."""
     return task_name(corpus) is None and not is_images(corpus)
 
 
 def unit_for(unit: str, corpora: Iterable[object]) -> str:
-    """A unit by token, by image where all the corpora are images: there the class is the one target."""
+    """A unit per token, or per image if all corpora are images, which have one target each."""
     corpora = [*corpora]
     return unit.replace("/token", "/image") if corpora and all(map(is_images, corpora)) else unit
 
 
 def with_sizes_of_digits(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of images:digits where they are left out."""
-    is_read = values.get("architecture") == "vit" and values.get("corpus") == IMAGES + DIGITS
-    of_digits = _OF_DIGITS if is_read else {}
-    return dict(values) | {name: size for name, size in of_digits.items() if values.get(name) is None}
+    """`values` with the missing sizes of images:digits."""
+    is_digits = values.get("architecture") == "vit" and values.get("corpus") == IMAGES + DIGITS
+    sizes = _DIGITS_SIZES if is_digits else {}
+    return dict(values) | {name: size for name, size in sizes.items() if values.get(name) is None}
 
 
 def check_images(corpus: str, fields: Mapping[str, Any], model: ModelConfig) -> None:
-    """Check the data of a ViT. Raises ValueError for a ViT without images, images without a ViT, and fields that are
-    about text.
-
-    `fields`: those of the run that are away from their defaults.
-    """
+    """Raises ValueError for a ViT without images, images without a ViT, and fields of text with images. `fields`: those
+    that differ from their defaults."""
     is_vit = model.architecture == "vit"
     if is_vit and not is_images(corpus):
         raise ValueError(

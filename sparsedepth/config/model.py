@@ -1,7 +1,7 @@
-"""ModelConfig: the decoder as one flat, frozen, validated record; each axis of the papers is one field of it.
+"""ModelConfig: the decoder as one flat, frozen, validated record, with a field for each axis of the papers.
 
-Fields are independent of one another unless their description names a condition; a value that would have no effect,
-or that a paper found to defeat another, is refused with the reason.
+Fields are independent unless their description names a condition. Values without effect, and combinations that a paper
+found self-defeating, are rejected with the reason.
 """
 
 from typing import Annotated, Any, Literal
@@ -17,11 +17,11 @@ from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 Dropout = Annotated[float, Field(ge=0, lt=1), Role(cost_scope="step", sparser_direction="more", stacked="no")]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
-"""What the sizes that are left out follow from (`Role.derived_if_missing`)."""
+"""The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
 
 
 class ModelConfig(Section):
-    """The decoder: shapes first, then the axes that the papers vary. A field says what it is for (`Role`)."""
+    """The decoder: shapes first, then the axes that the papers vary; each field has a `Role`."""
 
     architecture: Annotated[
         Literal["decoder", "vit"],
@@ -256,12 +256,12 @@ class ModelConfig(Section):
     qk_norm_over: Annotated[Literal["head", "all"], Role(cost_scope="step", only_with=("qk_norm", True))] = "head"
     """what qk_norm norms at once: each head (Qwen3), or all (OLMoE)"""
     allow: Annotated[tuple[Literal["lns_with_scaled_init"], ...], Field(strict=False), RECORD] = ()
-    """self-defeating combinations that are wanted all the same, by name"""
+    """names of self-defeating combinations to allow"""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_derived(cls, values: Any) -> Any:
-        """Sizes left out follow from the others, so that every stored run holds the sizes it had."""
+        """Derive missing sizes, so that every stored run has all sizes."""
         if not isinstance(values, dict):
             return values
         filled = with_vit_sizes(values)
@@ -318,7 +318,7 @@ class ModelConfig(Section):
 
     @check
     def _check_conditions(self) -> None:
-        """A field away from its default must have the field that gives it a meaning, so that no knob turns nothing."""
+        """A changed field must have an effect: the field that it depends on must have the right value."""
         for name, role in roles(ModelConfig).items():
             owner, value = role.only_with or (name, getattr(self, name))
             if getattr(self, name) != ModelConfig.model_fields[name].default and getattr(self, owner) != value:
@@ -343,7 +343,7 @@ class ModelConfig(Section):
 
     @property
     def stream_width(self) -> int:
-        """Channels that a block hands to the next."""
+        """Channels between blocks."""
         return (self.n_streams + self.attention_residuals) * self.d_model
 
     @property
@@ -353,7 +353,7 @@ class ModelConfig(Section):
 
     @property
     def depth_multiplier(self) -> float:
-        """m_L = n_layers / base_depth, 1 but for parametrisation completep."""
+        """m_L = n_layers / base_depth with parametrisation completep, else 1."""
         return self.n_layers / self.base_depth if self.parametrisation == "completep" else 1.0
 
     @property
@@ -373,7 +373,7 @@ class ModelConfig(Section):
 
     @property
     def n_post_layers(self) -> int:
-        """Blocks, from the first, whose norms stand after the residual sum."""
+        """Number of first blocks with post-norms (after the residual sum)."""
         if self.norm == "mix":
             return round(self.mix_frac * self.n_layers)
         return self.n_layers if self.norm in ("post", "deepnorm", "keel") else 0

@@ -1,14 +1,13 @@
 """Models of the papers by name: `preset: NAME` in a run file, or in a sweep's base, variants or cells.
 
-Fields given beside it override it, and in a variant or a cell those of the base, too.
+Other fields given with it override it; a preset in a variant or a cell does not override the base.
 
-A preset holds what a paper or its released configs state: shapes, optimiser, schedule. Text, tokenizer, seed and
-precision stay the user's (a ViT's corpus is ImageNet unless another is given). Tokens are whole steps, so a stated
-budget is met to within one step.
+A preset has the shapes, optimiser and schedule that a paper or its released configs state. Text, tokenizer, seed and
+precision are the user's (a ViT's default corpus is ImageNet). Training budgets are rounded to whole steps.
 
-Sources: 2502.05795 (LLaMA, sizes and training scripts as released; OLMo and Qwen2.5, of which it states name and
-tokens, in the shapes that those released) and 2603.15389 (OLMo fork, released configs). Where paper and release
-disagree the paper counts, and `note` says what the release has.
+Sources: 2502.05795 (LLaMA: released sizes and training scripts; OLMo and Qwen2.5, for which it states only name and
+tokens: shapes of their own releases) and 2603.15389 (OLMo fork, released configs). Where paper and release disagree,
+the preset follows the paper, and `note` has the value of the release.
 """
 
 import difflib
@@ -34,7 +33,7 @@ OLMO = "2603.15389"
 def _llama(
     n_layers: int, d_model: int, n_heads: int, d_ff: int, *, lr: float, steps: int | None, warmup: int = 0
 ) -> Fields:
-    """512 sequences of 256 tokens a step, Adam without decay or clipping, cosine to a tenth."""
+    """512 sequences of 256 tokens per step, Adam without decay or clipping, cosine to a tenth."""
     batch_tokens = 512 * 256
     schedule = {"train_tokens": steps * batch_tokens, "warmup_frac": warmup / steps} if steps else {}
     return {
@@ -56,7 +55,7 @@ def _llama(
 
 
 def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, batch_tokens: int, **fields: Any) -> Fields:
-    """5 B tokens in whole steps, 1000 of them warm-up; what is not a matrix of a block or the head does not decay."""
+    """5 B tokens in whole steps, 1000 of them warm-up; weight decay on the matrices of blocks and head only."""
     steps = 5_000_000_000 // batch_tokens
     return {
         "n_layers": n_layers,
@@ -79,7 +78,7 @@ def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, batch_toke
 
 
 def _scaled_up(n_layers: int, d_model: int, n_heads: int, d_ff: int, tokens: int, **fields: Any) -> Fields:
-    """A stated budget in whole steps of 4 Mi tokens, as OLMo's released configs have them; no learning rate."""
+    """A stated budget in whole steps of 4 Mi tokens, as in OLMo's released configs; no learning rate."""
     batch_tokens = 2048 * 2048
     return {
         "n_layers": n_layers,
@@ -226,7 +225,7 @@ def find(name: str) -> Preset:
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` over the fields of the preset that they name. Raises ValueError for an unknown preset."""
-    given = dict(values)
-    name = given.pop("preset", None)
-    return given if name is None else {**find(str(name)).fields, **given}
+    """`values`, with the missing fields of their preset. Raises ValueError for an unknown preset."""
+    fields = dict(values)
+    name = fields.pop("preset", None)
+    return fields if name is None else {**find(str(name)).fields, **fields}

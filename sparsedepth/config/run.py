@@ -1,8 +1,8 @@
-"""RunConfig: every choice that changes the numbers of one training run, as one flat, frozen, validated record.
+"""RunConfig: all choices that affect the results of a training run, as one flat, frozen, validated record.
 
 A field's name is its YAML key, its `--set` name, its column in the store and its axis label in a plot. Sections
-(model, data, train, measure) are base classes, so that each part of the library asks only for what it reads.
-Where a run is written and on what device it runs are not part of it: `run_id` names the *result*.
+(model, data, train, measure) are base classes, so that each part of the library takes only what it needs. The output
+folder and the device are not part of it: `run_id` identifies the *result*.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
 DEFAULTS_VERSION = 1
-"""Raised when a default changes meaning: `run_id` hashes only what differs from the defaults, so new fields
-keep old ids valid and a changed default must not."""
+"""Incremented when a default changes: `run_id` hashes only what differs from the defaults, so that new fields do not
+change old ids, and a changed default must."""
 
 if TYPE_CHECKING:
     Measure = str
@@ -79,7 +79,7 @@ class TrainConfig(Section):
             description="muon: orthogonalised momentum for the matrices of the blocks, its updates as large as AdamW's "
             "are (rms 0.2), so that lr and weight_decay mean the same; AdamW for all else"
         ),
-        Role(confound="Another optimiser has another best lr: compare each at its own."),
+        Role(confound="Another optimiser has another best lr: compare each at its own tuned lr."),
     ] = "adamw"
     warmup_frac: Annotated[Fraction, KNOB] = 0.05
     """share of the steps that warm up linearly from 0"""
@@ -197,7 +197,7 @@ class RunConfig(
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """A preset's fields under those given, and the end of a document where the tokenizer's name says it."""
+        """Add the fields of a preset that are not given, and `eod` for the tokenizers where it is known."""
         if not isinstance(values, dict):
             return values
         filled = with_sizes_of_digits(presets.expand(values))
@@ -210,7 +210,7 @@ class RunConfig(
 
     @classmethod
     def completed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with the fields of their preset and those that follow from others; nothing is checked."""
+        """`values` with the fields of their preset and derived fields, unchecked."""
         filled = cls._fill_task(cls._complete(dict(values)))  # ty: ignore[not-callable] - pydantic leaves a classmethod
         return cls._fill_derived(filled)  # ty: ignore[not-callable]
 
@@ -236,46 +236,48 @@ class RunConfig(
         self._check_measures()
 
     def _check_optimizer(self) -> None:
-        """Muon orthogonalises a matrix: experts are stacks of them, and a mask would be filled."""
+        """Muon orthogonalises matrices: not stacks of them (experts), nor masked ones, whose zeros it would fill."""
         if self.optimizer == "muon" and self.parametrisation != "standard":
             raise ValueError(
                 f"optimizer='muon' with parametrisation={self.parametrisation!r}: its rules are AdamW's, and Muon's "
                 f"updates are as large at any width; use optimizer='adamw', or parametrisation='standard'"
             )
         if self.optimizer == "muon" and (self.n_experts or self.weight_density < 1):
-            what = f"n_experts={self.n_experts}" if self.n_experts else f"weight_density={self.weight_density:g}"
-            why = "whose weights are no matrices" if self.n_experts else "whose missing weights its updates would fill"
-            raise ValueError(f"optimizer='muon' cannot train {what}, {why}; use optimizer='adamw', or leave {what} out")
+            field = f"n_experts={self.n_experts}" if self.n_experts else f"weight_density={self.weight_density:g}"
+            reason = "whose weights are no matrices" if self.n_experts else "whose masked weights it would update"
+            raise ValueError(
+                f"optimizer='muon' cannot train {field}, {reason}; use optimizer='adamw', or leave {field} out"
+            )
 
     def _check_corpus(self) -> None:
-        """A task has its own fields and none of a text's, images neither; a text has none of a task's."""
-        away = {name: getattr(self, name) for name, field in type(self).model_fields.items()
-                if getattr(self, name) != field.default}  # fmt: skip
-        check_images(self.corpus, away, self)
+        """Each kind of corpus (text, prompts and answers, task, images) has fields that the others must not set."""
+        fields = type(self).model_fields.items()
+        changed = {name: getattr(self, name) for name, field in fields if getattr(self, name) != field.default}
+        check_images(self.corpus, changed, self)
         if task_name(self.corpus) is not None:
             for name in TEXT_ONLY:
-                if getattr(self, name) != type(self).model_fields[name].default:
+                if name in changed:
                     raise ValueError(
-                        f"{name}={getattr(self, name)!r} is about text, and corpus={self.corpus!r} makes its tokens; "
+                        f"{name}={changed[name]!r} is about text, and corpus={self.corpus!r} makes its tokens; "
                         f"leave {name} out"
                     )
         if is_sft(self.corpus):
-            self._check_pairs_of_text()
+            self._check_sft(changed)
         lengths = {"seq_len": self.seq_len} | ({"eval_seq_len": self.eval_seq_len} if self.eval_seq_len else {})
         check_task(self.corpus, self, self.vocab_size, lengths)
 
-    def _check_pairs_of_text(self) -> None:
-        """Prompts and answers are packed whole, each for itself."""
+    def _check_sft(self, changed: Mapping[str, Any]) -> None:
+        """Pairs of prompt and answer are packed whole, and masked from one another."""
         for name in ("text_field", "chunk_len"):
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if name in changed:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} is about running text, and corpus={self.corpus!r} holds prompts "
+                    f"{name}={changed[name]!r} is about running text, and corpus={self.corpus!r} holds prompts "
                     f"and answers; leave {name} out"
                 )
         if not self.mask_documents:
             raise ValueError(
-                f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would see "
-                f"those before it; leave mask_documents out"
+                f"mask_documents=False: corpus={self.corpus!r} packs several pairs into a sequence, and each would "
+                f"attend to those before it; leave mask_documents out"
             )
 
     def _check_measures(self) -> None:
@@ -295,25 +297,25 @@ class RunConfig(
 
     @property
     def run_id(self) -> str:
-        """12 hex digits: the hash of everything that differs from the defaults, and of the defaults' version.
+        """12 hex digits: the hash of all fields that differ from the defaults, and of the defaults' version.
 
-        `eod` follows from the tokenizer, and `allow` changes nothing.
+        Without `eod`, which follows from the tokenizer, and `allow`, which changes nothing.
         """
-        chosen = self.model_dump(mode="json", exclude_defaults=True, exclude={"allow", "eod"})
-        return digest({"defaults": DEFAULTS_VERSION, **chosen})
+        changed = self.model_dump(mode="json", exclude_defaults=True, exclude={"allow", "eod"})
+        return digest({"defaults": DEFAULTS_VERSION, **changed})
 
     @property
     def cell(self) -> "RunConfig":
-        """The same for all replicates: without the seed, and without the weights that the seed of a start decided."""
+        """The configuration shared by replicates: with seed 0, and without start weights that depend on a seed."""
         return self.model_copy(update={"seed": 0, **({"start_weights": None} if self.start_cell else {})})
 
     @property
     def cell_id(self) -> str:
-        """'c-' and 12 hex digits, for no run bears it: the runs that share it are replicates of one cell."""
+        """'c-' and 12 hex digits, shared by the replicates of a cell."""
         return f"c-{self.cell.run_id}"
 
 
 REPLICATE_FIELDS = fields_where(RunConfig, lambda role: role.kind == "replicate")
-"""The seed, and what it decides."""
+"""The seed, and what depends on it."""
 CELL_FIELDS = tuple(name for name in RunConfig.model_fields if name not in (*REPLICATE_FIELDS, "allow"))
 """The fields that make a cell."""

@@ -1,7 +1,7 @@
-"""RuntimeConfig: what may change between two machines that compute the same run, and is no part of its `run_id`.
+"""RuntimeConfig: device, processes and kernels, which may differ between machines and are no part of a run's `run_id`.
 
-It goes to every process of a sweep as JSON. What 'auto' came to is recorded in the run's manifest, since kernels and
-the number of devices change rounding.
+Passed to each process of a sweep as JSON. The values chosen for 'auto' are recorded in the run's manifest, since
+kernels and the number of devices affect rounding.
 """
 
 from typing import Literal
@@ -14,25 +14,24 @@ ProductsKernel = Literal["blas", "onednn"]
 Parallel = Literal["none", "ddp", "fsdp"]
 
 COMPILED_STEPS = 1000
-"""Steps from which `compile: auto` compiles on a GPU: it takes tens of seconds, and saves some ten milliseconds of
-most steps there, where bf16 runs unfused without it. Expected, not yet measured."""
+"""Steps from which `compile: auto` compiles on a GPU: compiling takes tens of seconds, and saves about ten milliseconds
+per step, since bf16 is not fused otherwise. Expected, not yet measured."""
 
 LOGITS_BYTES = 2**28
-"""What the fp32 logits of one piece of a batch may take (`model.head`); their copies, in autocast's dtype and for
-the softmax, are on top."""
+"""Limit of the fp32 logits of one part of a batch (`model.head`), without the copies for autocast and softmax."""
 
 MAX_TOKENS = 8192
-"""Tokens per pass of a measure (forks x sequences x length) unless told otherwise. A pass keeps the L + 1 recorded
-states of its sequences and about three copies of the forks' own: 4 (L + 4) MAX_TOKENS D bytes at most."""
+"""Default of the tokens per pass of a measure (forks x sequences x length). A pass keeps the L + 1 recorded states of
+its sequences and about three copies of the forks' states: at most 4 (L + 4) MAX_TOKENS D bytes."""
 
 CPU_TOKENS, CPU_NUMBERS = 1024, 2**17
-"""Tokens per such pass that a CPU is given at most, or where that is more, numbers of the stream: with more, what a
-block makes leaves the cache; with fewer, calls are the work. Measured: at width 256 8192 tokens in one pass take 1.3
-times as long as in eight; at width 32 4096 take 0.85 of the time of four times 1024, with 8 experts 0.75."""
+"""Limit per such pass on a CPU: this many tokens or values of the stream, whichever is more tokens. With more, a
+block's output leaves the cache; with fewer, call overhead dominates. Measured: at width 256, 8192 tokens in one pass
+take 1.3 times as long as in eight; at width 32, 4096 take 0.85 of the time of four times 1024, with 8 experts 0.75."""
 
 
 class RuntimeConfig(Section):
-    """The device, processes and kernels of a run, which do not change what it is (`run_id`)."""
+    """The device, processes and kernels of a run."""
 
     device: str = "auto"
     """auto, cpu, cuda or cuda:0"""

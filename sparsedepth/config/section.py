@@ -1,4 +1,4 @@
-"""Section: what every configuration and stored record of settings is made of, and the bounds of its numbers."""
+"""Section: the base class of all configurations and stored records, and common bounds of numbers."""
 
 from typing import Annotated, Self
 
@@ -23,8 +23,8 @@ Sentence = Annotated[str, Field(min_length=1), AfterValidator(_check_plain)]
 
 
 class Section(BaseModel):
-    """A part of a configuration: frozen, strict, without unknown keys; what its checks find is told at once. Its
-    validator is built when it is first used: most commands use few of them."""
+    """A frozen, strict record without unknown keys. All its checks (`mistakes.check`) are reported at once. Validators
+    are built on first use, since most commands need few of them."""
 
     model_config = ConfigDict(
         frozen=True,

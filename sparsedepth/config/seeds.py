@@ -1,4 +1,4 @@
-"""Seeds as a sweep definition names them: as a list, or as a number, counted from 0 (results) or from 101 (tuning)."""
+"""Seeds in a sweep definition: a list, or a number of seeds counted from 0 (results) or from 101 (tuning)."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -9,13 +9,13 @@ from sparsedepth.config.space import check_size
 
 
 def _counted(first: int) -> Callable[[Any], Any]:
-    """Reads seeds that are given as a number, counted from `first`: 3 from 0 are 0, 1 and 2."""
+    """A validator that turns a number of seeds into a list from `first` on: 3 from 0 are 0, 1 and 2."""
 
     def listed(seeds: Any) -> Any:
         if not isinstance(seeds, int) or isinstance(seeds, bool):
             return seeds
         if seeds < 1:
-            raise ValueError(f"must be 1 or more, which stands for as many seeds from {first}")
+            raise ValueError(f"must be 1 or more, the number of seeds from {first}")
         check_size(1, seeds)
         return list(range(first, first + seeds))
 
@@ -29,11 +29,11 @@ TuningSeeds = Annotated[
 _SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
 
 
-def own_seeds(entry: Mapping[str, Any], otherwise: list[int]) -> list[int]:
-    """The own seeds of a variant or a listed cell. Raises ValueError."""
+def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
+    """The seeds of a variant or a listed cell. Raises ValueError."""
     if "seeds" not in entry:
-        return otherwise
+        return default
     try:
         return _SEEDS.validate_python(entry["seeds"], strict=True)
     except ValidationError:
-        raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or how many there are from 0") from None
+        raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or their number, from 0") from None

@@ -1,8 +1,8 @@
-"""The parts of a sweep definition that say which cells there are: axes, conditions, tuning grids, pruning.
+"""The parts of a sweep definition that determine its cells: axes, conditions, tuning grids, pruning.
 
-A *cell* is a mapping of RunConfig fields. Axes are crossed (`space`) or move together (`zip`); `only` keeps an axis to
-the cells in which it has a meaning, `exclude` leaves cells out. Conditions are data: a field and the values that it may
-have, never an expression.
+A *cell* is a mapping of RunConfig fields. Axes are crossed (`space`) or vary together (`zip`); `only` restricts an axis
+to cells in which it has an effect, `exclude` leaves cells out. A condition lists fields and allowed values; it is never
+an expression.
 """
 
 import itertools
@@ -40,26 +40,26 @@ Axis = Values | Interval
 
 
 def in_axis(axis: Axis, value: Value) -> bool:
-    """Whether a value is one of an axis's."""
+    """Whether a value is on an axis."""
     return axis.low <= value <= axis.high if isinstance(axis, Interval) else value in axis  # ty: ignore[unsupported-operator] - a range is of a number
 
 
 Condition = Annotated[dict[str, Value | Values], Field(min_length=1)]
-"""Field -> the value, or the values, that meet it; all fields must."""
+"""Field -> allowed value or values; all fields must match."""
 
 MAX_RUNS = 20_000
-"""Of one sweep. A results folder is read run by run: status and query would take minutes with more."""
+"""Per sweep: status and query read a results folder run by run, and would take minutes with more."""
 
 Bounded = Literal["params_total", "params_active", "flops_per_token", "train_flops"]
-"""What is known of a run before it starts."""
+"""Costs that are known before a run starts."""
 
 
 class Prune(Section):
-    """When a run of a sampler is ended early: it does worse than most finished runs of its depth did by then.
+    """Early stopping of a sampler's runs that are worse than most finished runs of the same depth at the same step.
 
-    At each share of its steps the run's training loss, averaged over the last tenth of the steps done, is compared with
-    the finished runs of the same n_layers at the same share. keep 0.5 is the median rule (Golovin et al. 2017); 1/3 at
-    growing shares is asynchronous successive halving (1810.05934) against finished runs.
+    At each share `at` of the steps, the training loss averaged over the last tenth of the steps done is compared with
+    finished runs of the same n_layers at that share. keep 0.5 is the median rule (Golovin et al. 2017); 1/3 at growing
+    shares is asynchronous successive halving (1810.05934) against finished runs.
     """
 
     by: Annotated[Literal["train_loss"], Field(description="the objective that decides, from the curves of the runs")]
@@ -76,43 +76,42 @@ class Prune(Section):
             raise ValueError(f"at={self.at} must be ascending")
 
     def check_window(self, n_steps: int, log_every: int) -> None:
-        """Check that pruning is possible. Raises ValueError where a run of this length logs no step that a decision
-        could rest on."""
+        """Raises ValueError if a run of this length logs no step in the window of a pruning decision."""
         for share in self.at:
             before = int(share * n_steps) // log_every * log_every
             if not any(in_window(step / n_steps, share) for step in (before, before + log_every)):
                 raise ValueError(
-                    f"prune.at={share:g}: of a run of {n_steps} steps that logs every {log_every} none lies in the "
+                    f"prune.at={share:g}: a run of {n_steps} steps with log_every={log_every} logs none in the "
                     f"last tenth before step {share * n_steps:g}, so that nothing would ever be pruned; "
                     f"set log_every to {max(1, int(share * n_steps * WINDOW))} or less, or another share"
                 )
 
 
 WINDOW = 0.1
-"""Share of the steps done, at the end, over which pruning averages the training loss: one batch's loss is noise."""
+"""The last share of the steps done, over which pruning averages the training loss."""
 
 
 def is_whole(model: type[BaseModel], name: str) -> bool:
-    """Whether a field of a model holds whole numbers, or nothing; one that the model lacks does not."""
-    kind = model.model_fields[name].annotation if name in model.model_fields else None
-    return int in {getattr(part, "__origin__", part) for part in (kind, *get_args(kind))}
+    """Whether a model has this field, and its values are integers (or None)."""
+    annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    return int in {getattr(part, "__origin__", part) for part in (annotation, *get_args(annotation))}
 
 
 def in_window(done: float, share: float) -> bool:
-    """Whether a step, as a share of the run's, counts for a decision at `share`."""
+    """Whether a step, as a share of all steps, is in the window of a pruning decision at `share`."""
     return share * (1 - WINDOW) < done <= share
 
 
 TuneGrid = Annotated[list[Positive], Field(min_length=3)]
-"""Ascending values to choose from, three at least: the best should have a worse one on either side."""
+"""At least three values, ascending: the best should have a worse one on either side."""
 
 
 def check_size(cells: int, runs_per_cell: int) -> None:
-    """Check the number of runs. Raises ValueError for a sweep beyond MAX_RUNS, before any cell of it is built."""
+    """Raises ValueError for a sweep beyond MAX_RUNS, before its cells are built."""
     if cells * runs_per_cell > MAX_RUNS:
         raise ValueError(
-            f"{cells:,} cells with {runs_per_cell:,} runs each are more than the {MAX_RUNS:,} runs that one results "
-            f"folder is for; shorten the axes, or let a sampler choose (sampler: random, n_trials: 1000)"
+            f"{cells:,} cells with {runs_per_cell:,} runs each exceed the limit of {MAX_RUNS:,} runs per results "
+            f"folder; shorten the axes, or let a sampler choose (sampler: random, n_trials: 1000)"
         )
 
 
@@ -123,7 +122,7 @@ def check_tune(tune: Mapping[str, Sequence[float]]) -> None:
 
 
 def check_zip(axes: Sequence[Mapping[str, Sequence[Value]]]) -> None:
-    """Zipped fields have one length, and the first field's values tell its points apart."""
+    """Zipped fields must have the same length, and the first field distinct values."""
     for axis in axes:
         lengths = {name: len(values) for name, values in axis.items()}
         if len(lengths) < 2 or len(set(lengths.values())) > 1:
@@ -134,14 +133,14 @@ def check_zip(axes: Sequence[Mapping[str, Sequence[Value]]]) -> None:
 
 
 def cell_digest(cell: Mapping[str, Any]) -> str:
-    """What two cells share that are the same: a run's weight_decay is 0.0 where the definition has 0."""
+    """A digest that is equal for equal cells: 0 and 0.0 are the same value."""
     return digest({name: float(value) if type(value) is int else value for name, value in cell.items()})
 
 
 def meets(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
-    """Whether every field of the condition has the value, or one of the values, that it names."""
+    """Whether all fields of the condition have an allowed value."""
     return all(
-        values.get(name) in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in condition.items()
+        values.get(name) in (allowed if isinstance(allowed, list) else [allowed]) for name, allowed in condition.items()
     )
 
 
@@ -151,15 +150,15 @@ def expand(
     only: Mapping[str, Mapping[str, Any]],
     values_of: Callable[[Cell], Mapping[str, Any]],
 ) -> Cell:
-    """The cell of a point of the axes: zipped fields follow their first, and axes without meaning there are left out.
+    """The cell of a point of the axes: adds zipped fields, and removes axes whose `only` condition is not met.
 
-    `values_of` gives every field of a cell's run, what the cell leaves out included.
+    `values_of` returns all fields of a cell's run.
     """
     cell = dict(point)
     for axis in zipped:
         first = next(iter(axis))
-        at = axis[first].index(cell[first])
-        cell.update({name: values[at] for name, values in axis.items()})
+        index = axis[first].index(cell[first])
+        cell.update({name: values[index] for name, values in axis.items()})
     for name, condition in only.items():
         if name in cell and not meets(values_of(cell), condition):
             del cell[name]
@@ -167,6 +166,6 @@ def expand(
 
 
 def grid_points(axes: Mapping[str, Sequence[Value]]) -> Iterator[Cell]:
-    """Every point of a grid, the last axis fastest."""
+    """All points of a grid, the last axis fastest."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))

@@ -1,12 +1,12 @@
-"""TaskConfig: sequences that are made instead of read, of a task whose needed depth is known (`corpus: task:NAME`).
+"""TaskConfig: synthetic tasks of known depth (`corpus: task:NAME`).
 
     task:state_tracking   follow a thing, or a product, through the operations of a group       (2404.08819)
     task:k_hop            follow 'what came after this letter, last time' k times               (2402.09268)
     task:successor        the k-th successor in a cycle that is given as shuffled pairs         (2512.17351, Depo)
     task:arithmetic       the value of a prefix expression of + - x modulo a number             (2512.17351, Mano)
 
-Every field belongs to one or two tasks and is null elsewhere; what is left out is filled in, so that a stored run holds
-the task it had. `vocab_size` left out is what the task needs. How sequences look: `sparsedepth.data.tasks`.
+Each field belongs to one or two tasks and is null elsewhere; missing fields get the task's defaults, so that a stored
+run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`.
 """
 
 from typing import Annotated, Any, Literal
@@ -19,14 +19,14 @@ from sparsedepth.config.section import Count, Section
 TASK = "task:"
 
 SFT = "sft:"
-"""What a corpus of prompts and answers, of which the answers alone count, begins with."""
+"""Prefix of a corpus of prompts and answers, with loss on the answers only."""
 
 IGNORED = -100
-"""The target of a position that does not count, as in F.cross_entropy."""
+"""The target of a position without loss, as in F.cross_entropy."""
 
 Group = Literal["S3", "A5", "S5", "Z60", "A4xZ5"]
 POINTS: dict[str, int] = {"S3": 3, "A5": 5, "S5": 5, "Z60": 60, "A4xZ5": 20}
-"""Points that the group moves: 1..n for S_n and A_n, the 60 hours of a dial, the pairs (point of A4, hour of Z5)."""
+"""Points that the group permutes: 1..n for S_n and A_n, residues mod 60, pairs (point of A4, residue mod 5)."""
 ORDERS: dict[str, int] = {"S3": 6, "A5": 60, "S5": 120, "Z60": 60, "A4xZ5": 60}
 """Elements. A5 and S5 are not solvable, the others are: the control of equal order."""
 
@@ -36,13 +36,13 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
     "successor": {"cycle_len": 8, "min_hops": 1, "max_hops": 4},
     "arithmetic": {"modulus": 23, "expression_len": 10},
 }
-"""What each task's own fields are where they are left out."""
+"""The defaults of each task's fields."""
 
 OPTIONAL: dict[str, tuple[str, ...]] = {"state_tracking": ("n_operations", "operation_seed", "max_gap")}
-"""Further fields of a task, which have a meaning as null."""
+"""Further fields of a task, for which null is a valid value."""
 
 TEXT_ONLY = ("text_field", "tokenizer", "val_fraction", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
-"""Fields that say how text is read: at their defaults where a task is."""
+"""Fields about reading text, which must be at their defaults with a task."""
 
 
 class TaskConfig(Section):
@@ -90,7 +90,7 @@ class TaskConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_task(cls, values: Any) -> Any:
-        """The task's fields that are left out, and the vocabulary that it needs."""
+        """Fill in the task's missing fields, and the vocabulary that it needs."""
         if not isinstance(values, dict) or (name := task_name(values.get("corpus"))) not in TASK_DEFAULTS:
             return values
         filled = dict(values)
@@ -128,7 +128,7 @@ def n_operations(task: TaskConfig) -> int:
 
 
 def _vocabulary(name: str, values: dict[str, Any]) -> int:
-    """What the task needs, as far as its fields are usable; the checks name those that are not."""
+    """What the task needs; 1 if its fields are invalid, which the checks report."""
     try:
         return task_vocabulary(name, TaskConfig.model_construct(**values))
     except (AssertionError, KeyError, TypeError):
@@ -136,7 +136,7 @@ def _vocabulary(name: str, values: dict[str, Any]) -> int:
 
 
 def task_vocabulary(name: str, task: TaskConfig) -> int:
-    """Tokens of the task, classes of its targets included: the smallest `vocab_size`."""
+    """The smallest `vocab_size`: the tokens of the task, target classes included."""
     if name == "state_tracking":
         return n_states(task) + n_operations(task) + (task.task_form == "text")
     if name == "k_hop":
@@ -150,11 +150,8 @@ def task_vocabulary(name: str, task: TaskConfig) -> int:
 
 
 def check_task(corpus: str, task: TaskConfig, vocab_size: int, lengths: dict[str, int]) -> None:
-    """Check a task's fields. Raises ValueError for a task that does not exist, fields that are another's, and sizes
-    that do not fit.
-
-    `lengths`: seq_len and eval_seq_len, by name.
-    """
+    """Raises ValueError for an unknown task, fields of another task, and inconsistent sizes. `lengths`: seq_len and
+    eval_seq_len, by name."""
     name = task_name(corpus)
     if name is not None and name not in TASK_DEFAULTS:
         raise ValueError(
@@ -205,20 +202,21 @@ def _check_operations(task: TaskConfig) -> None:
 
 
 def _check_length(name: str, task: TaskConfig, field: str, length: int) -> None:
-    """Every sequence must hold a position that counts."""
+    """Every sequence must have a target."""
     if name == "state_tracking":
-        least, why = (2, "") if task.max_gap is None else (task.max_gap + 2, f"max_gap={task.max_gap} operations")
+        least, content = (2, "") if task.max_gap is None else (task.max_gap + 2, f"max_gap={task.max_gap} operations")
     elif name == "k_hop":
-        least, why = 3, "k and two letters"
+        least, content = 3, "k and two letters"
     elif name == "successor":
         assert task.cycle_len is not None
-        least, why = 2 * task.cycle_len + 2, f"the pairs of cycle_len={task.cycle_len} and a query"
+        least, content = 2 * task.cycle_len + 2, f"the pairs of cycle_len={task.cycle_len} and a query"
         if length % 2:
             raise ValueError(
                 f"{field}={length} must be even: task:successor is made of pairs and queries of two tokens"
             )
     else:
         assert task.expression_len is not None
-        least, why = 2 * task.expression_len + 2, f"an expression of expression_len={task.expression_len} operations"
+        least = 2 * task.expression_len + 2
+        content = f"an expression of expression_len={task.expression_len} operations"
     if length < least:
-        raise ValueError(f"{field}={length} does not hold {why}; use at least {least}")
+        raise ValueError(f"{field}={length} does not hold {content}; use at least {least}")

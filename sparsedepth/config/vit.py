@@ -1,4 +1,4 @@
-"""What sets a ViT's fields apart (2010.11929): sizes that follow from image and patches, and fields of tokens alone."""
+"""The config of a ViT (2010.11929): sizes derived from image and patches, and fields that only decoders have."""
 
 from typing import Any, Protocol
 
@@ -16,11 +16,11 @@ _OF_TOKENS = {
     "mask_documents": (False, "an image is one sequence"),
     "rope_theta": (10000.0, "the positions of a ViT are learned"),
 }
-"""Fields with their defaults, and why a ViT has no other value."""
+"""Field -> its default, and why a ViT has no other value."""
 
 
 class VitFields(Protocol):
-    """A model's fields, as far as they are asked for here."""
+    """The fields used here."""
 
     @property
     def image_size(self) -> int | None: ...
@@ -33,12 +33,12 @@ class VitFields(Protocol):
 
 
 def n_positions(image_size: int, patch_size: int) -> int:
-    """Number of positions of an image: the class token, and a place for each patch."""
+    """Positions of an image: the class token and the patches."""
     return 1 + (image_size // patch_size) ** 2
 
 
 def with_vit_sizes(values: dict[str, Any]) -> dict[str, Any]:
-    """A ViT's fields where they are left out; what is no number is left to the checks."""
+    """`values` with a ViT's missing fields; values of another type are left to the checks."""
     filled = dict(values)
     if filled.get("architecture") != "vit":
         return filled
@@ -50,8 +50,7 @@ def with_vit_sizes(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_vit(model: VitFields) -> None:
-    """Check the sizes of a ViT. Raises ValueError for patches that do not divide the image, another seq_len, and fields
-    of tokens."""
+    """Raises ValueError for patches that do not divide the image, another seq_len, and fields of decoders."""
     assert model.image_size is not None and model.patch_size is not None
     if model.image_size % model.patch_size:
         divisors = [size for size in range(1, model.image_size + 1) if model.image_size % size == 0]
