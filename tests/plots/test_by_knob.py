@@ -33,7 +33,7 @@ def runs():
     return grid(AXES, lambda config: {"val_loss": 3.0}, batch_tokens=1024)
 
 
-def test_a_knob_has_the_runs_that_moved_no_other(runs):
+def test_one_knob_runs_changed_no_other_knob(runs):
     selected = one_knob_runs(runs).merge(runs, on="run_id", suffixes=("", "_run"))
     assert set(selected["knob"]) == {"weight_decay", "n_kv_heads"}
     assert set(selected.loc[selected["knob"] == "weight_decay", "n_kv_heads"]) == {4}
@@ -41,14 +41,14 @@ def test_a_knob_has_the_runs_that_moved_no_other(runs):
     assert len(selected) == 2 * 2 * 3 * 2
 
 
-def test_a_setting_of_two_folders_is_two_lines(runs):
+def test_a_setting_in_two_folders_is_two_lines(runs):
     folders = runs["seed"].map("/x/sweep{}/runs/a".format)
     selected = one_knob_runs(runs.assign(folder=folders))
     settings = set(selected.loc[selected["knob"] == "weight_decay", "setting"])
     assert settings == {f"weight_decay={value} in sweep{seed}" for value in ("0", "0.3") for seed in (0, 1)}
 
 
-def test_means_and_ranges_over_seeds_at_both_ends_of_depth(runs):
+def test_means_and_ranges_over_seeds_at_the_shallowest_and_deepest_depth(runs):
     by_setting = lines(runs, rows_of(runs), over_training=True)
     assert set(by_setting.rows["n_layers"]) == {2, 8}
     rows_shown = by_setting.rows[(by_setting.rows["knob"] == "weight_decay") & (by_setting.rows["n_layers"] == 8)]
@@ -75,14 +75,14 @@ def test_one_run_and_no_knob():
     assert "One run each. 4 layers." in page_of_lines(by_setting).get_supxlabel()
 
 
-def test_a_null_and_what_has_no_place_on_a_log_axis_are_left_out(runs):
+def test_nulls_and_values_that_a_log_axis_cannot_show_are_left_out(runs):
     rows = rows_of(runs, steps=(5,))
     rows.loc[rows["layer"] == 1, "value"] = None
     rows.loc[rows["layer"] == 2, "value"] = 0.0
     assert lines(runs, rows).rows["x"].min() == 3
 
 
-def test_of_many_knobs_those_whose_settings_lie_apart_are_shown():
+def test_the_knobs_with_the_most_different_settings_are_shown():
     """Two panels leave room for four knobs of five; the one that doubles nothing is left out, and named."""
     axes = {"weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "depth_scale": ["none", "lns"], "beta1": [0.9, 0.8]}
     runs = grid({**axes, "beta2": [0.95, 0.9]}, lambda config: {"val_loss": 3.0}, n_layers=2, batch_tokens=1024)
@@ -100,7 +100,7 @@ def test_of_many_knobs_those_whose_settings_lie_apart_are_shown():
     assert len(page.axes) == 8 and "differ less: beta2." in page.get_supxlabel()
 
 
-def test_the_lr_of_each_line_is_named_where_tuning_chose_them_apart(runs):
+def test_each_line_names_its_lr_if_tuning_chose_different_ones(runs):
     """lr moves the variance as well, so a reader must see whether it is the same."""
     by_setting = lines(runs.assign(lr=0.003), rows_of(runs))
     assert set(by_setting.rows["lr"]) == {0.003}
@@ -118,13 +118,13 @@ def legend_of(page):
     return "|".join(text.get_text() for legend in legends for text in legend.get_texts())
 
 
-def test_a_line_of_many_points_has_few_markers(runs):
+def test_a_line_with_many_points_has_few_markers(runs):
     page = page_of_lines(lines(runs, rows_of(runs, steps=range(200)), over_training=True))
     counts = {len(line.get_xdata()): line.get_markevery() for axis in page.axes for line in axis.get_lines()}
     assert counts[200] == 8 and counts[8] == 1
 
 
-def test_of_a_solved_task_what_is_divided_by_its_loss_is_replaced_or_marked(runs):
+def test_scores_relative_to_a_tiny_loss_are_replaced_or_marked(runs):
     rows = rows_of(runs).query("step == 10")
     metrics = ("affine_loss_increase", "affine_loss_added", "skip_loss_increase")
     layers = pd.concat([rows.assign(metric=metric) for metric in metrics])

@@ -53,7 +53,7 @@ def test_null_and_unplottable_values_are_counted():
     assert list(rest["n_runs"]) == [1, 1, 2, 2]
 
 
-def test_without_a_baseline_the_nearest_runs_stand_in():
+def test_without_a_baseline_the_closest_runs_are_drawn():
     runs = grid({"n_layers": [2, 4], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1]}, lambda config: {})
     keep = (runs["n_layers"] == 4) | ~((runs["weight_decay"] == 0) & (runs["n_kv_heads"] == 4))
     chosen = chosen_runs(runs[keep])
@@ -74,13 +74,13 @@ def test_the_lines_carry_the_means():
     assert axes[0].get_title(loc="left") + axes[0].get_title() == "mean and range of 2 runs per depth"
 
 
-def test_a_metric_that_no_run_has_by_layer_has_no_panel():
+def test_a_metric_without_values_by_layer_has_no_panel():
     runs, layers = runs_and_layers()
     assert by_layer(runs, layers[:0]).metrics == []
     assert by_layer(runs, layers[layers["metric"] != "causal_effect"]).metrics == [METRICS[0], METRICS[2]]
 
 
-def test_the_lr_of_the_lines_is_said():
+def test_the_lr_of_the_lines_is_named():
     """Depths may have been tuned apart, and lr moves the variance that is shown."""
     runs, layers = runs_and_layers()
     assert by_layer(runs.assign(lr=0.003), layers).lr_text == "lr 0.003"
@@ -95,14 +95,14 @@ def test_diverged_runs_have_no_profile(outcome):
     assert set(by_layer(runs, layers).layers["n_layers"]) == {2}
 
 
-def test_of_a_search_the_proposal_of_the_lowest_loss_is_shown():
+def test_a_search_shows_the_proposal_with_the_lowest_loss():
     runs, layers = runs_and_layers()
     runs["val_loss"] = range(len(runs), 0, -1)
     by_depth = by_layer(runs, layers, is_search=True)
     assert set(by_depth.layers["n_runs"]) == {1} and set(by_depth.layers["n_layers"]) == set(runs["n_layers"])
 
 
-def test_of_a_solved_task_the_loss_added_is_drawn_and_not_its_share_of_nearly_nothing():
+def test_a_solved_task_draws_the_loss_added_not_its_share_of_the_loss():
     runs, layers = runs_and_layers()
     added = layers[layers["metric"] == "affine_loss_increase"].assign(metric="affine_loss_added", value=0.2)
     both = pd.concat([layers, added], ignore_index=True)

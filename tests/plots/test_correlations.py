@@ -1,4 +1,4 @@
-"""The frame behind the chain figure holds the numbers of the rows, and says what it leaves out."""
+"""The data of the chain figure are the numbers of the rows, and count what is left out."""
 
 import numpy as np
 import pytest
@@ -50,12 +50,12 @@ def test_every_panel_states_its_correlations():
     assert chain.links["causal_score", "val_loss"][0].rho is None  # the causal score is constant
 
 
-def test_one_depth_has_nothing_to_compare_within():
+def test_one_depth_has_no_correlation_within_depth():
     chain = correlations(grid({"weight_decay": [0.0, 0.3]}, summary))
     assert all(len(links) == 1 for links in chain.links.values())
 
 
-def test_what_cannot_be_shown_is_dropped_and_counted():
+def test_runs_that_cannot_be_shown_are_dropped_and_counted():
     runs = grid(AXES, summary)
     runs.loc[0, "usefulness_loss_increase"] = None
     runs.loc[1, "residual_variance_last"] = 0.0  # no place on a logarithmic axis
@@ -68,7 +68,7 @@ def test_what_cannot_be_shown_is_dropped_and_counted():
     assert chain.links["residual_variance_last", "usefulness_loss_increase"][0].n_runs == 13
 
 
-def test_fields_that_changed_together_are_not_given_one_name():
+def test_runs_that_changed_several_fields_have_no_knob_name():
     runs = grid({"weight_decay,lr": [(0.0, 1e-3), (0.3, 5e-4)]}, summary)
     assert list(correlations(runs).points["knob"]) == ["baseline", "several"]
     of_pareto = front(runs.assign(val_loss=[3.0, 2.0], train_flops=1e9)).cells
@@ -88,7 +88,7 @@ def test_the_drawing_shows_every_point_once():
     assert (axes[1].get_xscale(), axes[0].get_yscale(), axes[2].get_xscale()) == ("log", "log", "linear")
 
 
-def test_runs_of_several_folders_are_told_apart_by_how_much_of_a_point_is_filled():
+def test_the_fill_of_a_point_shows_its_folder():
     runs = grid(AXES, summary)
     runs["folder"] = [f"/somewhere/{'theirs' if i % 4 else 'ours'}/runs/{i}" for i in range(len(runs))]
     chain = correlations(runs)

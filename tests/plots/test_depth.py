@@ -1,4 +1,4 @@
-"""Outcomes against depth: settings by name, mean and interval over seeds, nothing from seeds that survived."""
+"""Outcomes against depth: settings by name, mean and interval over seeds, no means over surviving seeds only."""
 
 import math
 
@@ -34,7 +34,7 @@ def test_means_and_intervals_over_seeds():
     assert [variance["mean"], variance["lo"], variance["hi"]] == pytest.approx([10, 10 / spread, 10 * spread], rel=1e-5)
 
 
-def test_intervals_end_at_the_range_and_points_stay_near_their_depth():
+def test_intervals_are_cut_at_the_range_and_points_stay_near_their_depth():
     one_needs_all = RUNS.assign(needed_layers=np.where(RUNS["seed"] == 0, 4.0, 0.0))  # mean 4/3, half-width 5.7
     data = by_depth(one_needs_all, WORDS)
     needed = data.points[data.points["quantity"] == "needed_layers"]
@@ -44,7 +44,7 @@ def test_intervals_end_at_the_range_and_points_stay_near_their_depth():
     assert max(abs(math.log2(x / 4)) for x in places if x < 6) < 0.05  # of the doubling that the axis spans
 
 
-def test_a_setting_of_one_depth_and_a_diverged_seed_have_no_point():
+def test_a_setting_at_one_depth_and_a_diverged_seed_have_no_point():
     runs = RUNS.copy()
     runs.loc[(runs["depth_scale"] == "lns") & (runs["n_layers"] == 8) & (runs["seed"] == 1), "outcome"] = "diverged"
     data = by_depth(runs, WORDS)

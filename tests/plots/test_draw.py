@@ -1,4 +1,4 @@
-"""Figures are written whole, in the format asked for, and are the same file for the same numbers."""
+"""Figures are written atomically in the requested format, and are reproducible."""
 
 from functools import partial
 
@@ -78,7 +78,7 @@ def test_the_numbers_of_the_overview_are_computed_once(store, monkeypatch):
     assert computed == ["correlations", "by_layer", "correlations", "by_layer"]
 
 
-def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp_path):
+def test_all_figures_with_their_numbers_and_reasons_for_missing_ones(store, tmp_path):
     figures = draw(store, "all", tmp_path / "a", format="svg")
     written, left_out = [*figures.paths], figures.left_out
     assert {path.stem for path in written} | set(left_out) == set(FIGURES)
@@ -92,7 +92,7 @@ def test_all_figures_with_their_numbers_and_why_the_others_are_absent(store, tmp
         assert len(pd.read_csv(path.with_suffix(".csv"))) > 0
 
 
-def test_the_default_says_most_about_the_store():
+def test_the_default_figure_depends_on_the_store():
     class Rows:
         roots = ()
 
@@ -127,7 +127,7 @@ def test_models_without_a_training_configuration_change_nothing_but_the_caption(
     assert overview.count("<use") == without.count("<use")  # as many points
 
 
-def test_the_default_picture_holds_both_figures_and_its_caption(store, tmp_path):
+def test_the_overview_has_both_figures_and_a_caption(store, tmp_path):
     draw(store, "overview", tmp_path / "both.svg")
     text = (tmp_path / "both.svg").read_text()
     for wanted in ("weight sparsity", "validation loss", "residual variance", "layer / number of layers", "2 layers"):
@@ -152,13 +152,13 @@ def test_what_cannot_be_drawn_is_refused(store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_in_which_nothing_finished(tmp_path):
+def test_a_store_without_finished_runs(tmp_path):
     fill(tmp_path, outcome="diverged")
     with open_store(tmp_path) as store, pytest.raises(NothingToDraw, match="none of the 4 runs finished"):
         draw(store, "overview", tmp_path / "a.png")
 
 
-def test_a_store_of_measured_models_alone_has_layer_profiles_only(tmp_path):
+def test_a_store_of_measured_models_has_layer_profiles_only(tmp_path):
     fill(tmp_path)
     with open_store(tmp_path) as store:
         runs = store.frame("select * from runs").assign(train_tokens=np.nan, model="a model")
@@ -166,7 +166,7 @@ def test_a_store_of_measured_models_alone_has_layer_profiles_only(tmp_path):
         check_finished(runs)
 
 
-def test_a_loss_is_of_an_image_where_all_runs_are_of_images(tmp_path):
+def test_the_loss_is_per_image_if_all_runs_use_images(tmp_path):
     sizes = {"image_size": 8, "patch_size": 2, "n_channels": 1, "vocab_size": 10, "seq_len": 17}
     sizes |= {"batch_tokens": 170, "train_tokens": 1700}
     for i, n_layers in enumerate([2, 4]):

@@ -76,7 +76,7 @@ def test_filled_is_distinguishable_and_the_bar_is_the_floor(store):
     assert axis.get_yticklabels()[0].get_text().startswith("n_kv_heads=1\nvs")
 
 
-def test_the_ladder_adds_one_in_leaves_one_out_and_compares_the_whole(store):
+def test_the_ladder_adds_changes_leaves_each_out_and_compares_all_together(store):
     drawing = forest.recipe_ladder(store)
     assert set(drawing.data["n_layers"]) == {24}
     labels = [text.get_text() for text in drawing.page().axes[0].get_yticklabels()]
@@ -85,7 +85,7 @@ def test_the_ladder_adds_one_in_leaves_one_out_and_compares_the_whole(store):
     ]  # fmt: skip
 
 
-def test_nothing_to_compare_is_said():
+def test_nothing_to_compare_is_an_error():
     alone = Frames(grid({"seed": [0, 1]}, summary, n_layers=12))
     with pytest.raises(NothingToDraw, match="no two finished runs differ in one knob"):
         forest.effects(alone)
@@ -94,20 +94,20 @@ def test_nothing_to_compare_is_said():
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.1, 1.4), (0.8, 1.3), (1e-3, 20), (0.97, 1.02), (1e-7, 1e6)])
-def test_ratio_ticks_are_few_round_and_apart(low, high):
+def test_ratio_ticks_are_few_round_and_do_not_overlap(low, high):
     ticks = forest.ratio_ticks(math.log(low), math.log(high))
     assert 1 in ticks and len(ticks) <= 7
     gaps = [math.log(b / a) for a, b in itertools.pairwise(ticks)]
     assert all(gap >= math.log(high / low) / (4 if low < 1e-3 else 6) for gap in gaps)  # ×1e-05 is a long name
 
 
-def test_a_name_with_dollars_is_no_formula():
+def test_a_name_with_dollar_signs_is_not_a_formula():
     runs = grid({"corpus": [r"$\frac$ a", "plain"], "seed": [0, 1, 2]}, summary, n_layers=12)
     text = render(forest.effects(Frames(runs)).page, ".svg").decode()
     assert r"$\frac$" in text
 
 
-def test_the_lr_of_both_sides_stands_beside_the_variance_where_it_differs(store):
+def test_different_lr_are_shown_next_to_the_variance(store):
     """lr moves the variance as well, so its ratio is no evidence of the setting alone."""
     contrast = next(each for each in effects_of(store.runs, find_knobs(store.runs), forest.VARIANCE))
     apart, same = (replace(contrast, tuned=f"each at its own tuned lr ({lr} -> 0.006)") for lr in (0.003, 0.006))

@@ -1,4 +1,4 @@
-"""The layer profile's numbers: which run, the last step, the leading threshold, errors, and which pairs exist."""
+"""The numbers of a layer profile: the run, the last step, the first threshold, errors, and existing pairs."""
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ def profile(one_profile, name):
     return one_profile.profiles[one_profile.profiles["name"] == name].reset_index(drop=True)
 
 
-def test_every_layer_metric_is_in_the_profile_or_left_out_for_a_reason():
+def test_every_layer_metric_is_in_the_profile_or_left_out_on_purpose():
     drawn = {name for panel in PANELS for name in panel.series}
     left_out = {quantity.name for quantity in quantities.LAYERS} - drawn
     kinds = ("query", "key", "value", "output", "gate", "up", "down")
@@ -52,13 +52,13 @@ def test_the_last_step_of_each_metric():
     ("chosen", "leading"),
     [("[0.01, 0.001]", 0.01), ("[0.001, 0.01]", 0.001), (None, 0.001), (np.nan, 0.001), ("[0.5]", 0.01)],
 )
-def test_the_leading_threshold_or_the_default_or_the_largest(chosen, leading):
+def test_the_first_threshold_or_the_default_or_the_largest(chosen, leading):
     rows = layer_frame((1, 1, "weight_sparsity@0.001", 0.1), (1, 1, "weight_sparsity@0.01", 0.2))
     shown = profile(layer_profile({"run_id": "a", "weight_eps": chosen}, rows, NO_PAIRS), "weight_sparsity")
     assert shown[["threshold", "value"]].to_numpy().tolist() == [[leading, {0.001: 0.1, 0.01: 0.2}[leading]]]
 
 
-def test_standard_errors_stand_beside_their_values():
+def test_standard_errors_are_joined_to_their_values():
     rows = layer_frame(
         (1, 1, "jacobian_deviation", 4.0), (1, 2, "jacobian_deviation", 5.0), (1, 1, "jacobian_deviation_se", 0.5)
     )
@@ -67,7 +67,7 @@ def test_standard_errors_stand_beside_their_values():
     assert set(one_profile.profiles["name"]) == {"jacobian_deviation"}
 
 
-def test_null_is_missing_save_where_no_value_can_be():
+def test_null_is_missing_unless_no_value_can_exist():
     rows = layer_frame((1, 1, "causal_effect", None), (1, 2, "causal_effect", 0.5), (1, 3, "causal_effect", None))
     shown = profile(layer_profile(RUN, rows, NO_PAIRS), "causal_effect")
     assert shown["layer"].tolist() == [1, 2]  # layer 3 is the last and has no later layer
@@ -116,7 +116,7 @@ def test_the_default_run_is_the_best_of_the_deepest():
         choose_run(runs, {"e": 4}, None)
 
 
-def test_an_unknown_run_is_refused_with_the_nearest():
+def test_an_unknown_run_is_refused_with_close_matches():
     runs = runs_frame(("abc123", "ok", 2.0), ("abd123", "ok", 2.0), ("ffffff", "ok", 2.0))
     with pytest.raises(ValueError, match=r"run 'abc124' is not in this store; .* 3 run ids: abc123, abd123"):
         choose_run(runs, {}, "abc124")

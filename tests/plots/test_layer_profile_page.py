@@ -36,7 +36,7 @@ def axes_by_title(page):
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 12, 48])
-def test_every_score_has_its_place_at_any_depth(n_layers):
+def test_every_score_is_drawn_at_any_depth(n_layers):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         page = layer_profile_page(full_profile(n_layers))
@@ -51,7 +51,7 @@ def test_every_score_has_its_place_at_any_depth(n_layers):
     assert all(float(tick).is_integer() for tick in ticks) and len(ticks) <= 9
 
 
-def test_lines_and_maps_carry_the_numbers():
+def test_lines_and_heat_maps_have_the_numbers():
     axes = axes_by_title(layer_profile_page(full_profile(4)))
     lines = axes["early exit loss"].get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[0.625, 0.75, 0.875, 1.0]] * 2
@@ -83,7 +83,7 @@ def test_no_line_runs_through_a_legend():
         assert highest <= below + 1, axes.get_title()
 
 
-def test_missing_is_grey_and_no_pair_is_white():
+def test_missing_values_are_grey_and_cells_without_a_pair_white():
     profile = full_profile(3)
     profile.matrices["permutation_effect"][3, 1] = np.nan
     of_lens = (profile.profiles["name"] == "lens_loss") & (profile.profiles["layer"] == 2)
@@ -104,7 +104,7 @@ def test_only_what_was_measured_is_drawn():
     assert list(axes_by_title(layer_profile_page(profile))) == ["residual variance"]
 
 
-def test_what_is_not_positive_on_a_logarithmic_axis_is_counted():
+def test_values_hidden_by_a_logarithmic_axis_are_counted():
     profile = full_profile(2)
     profile.profiles.loc[profile.profiles["name"] == "update_norm", "value"] = 0.0
     page = layer_profile_page(profile)

@@ -1,4 +1,4 @@
-"""Curves over the learning rate: a configuration each, best and edge, no point from seeds that survived."""
+"""Curves over the learning rate: one per configuration, best and edge, no means over surviving seeds only."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_one_value_each_is_no_curve():
     assert numbers(grid({"depth_scale": ["none", "lns"]}, summary, n_layers=4)).points.empty
 
 
-def test_a_line_has_the_seeds_of_all_its_values_and_the_ring_what_was_chosen():
+def test_a_line_has_the_seeds_of_all_its_points_and_the_ring_the_chosen_lr():
     """Tuning chose 3e-3 by seed 0; seeds 5 and 6, of the chosen value alone, are much worse and moved the curve."""
     tried = grid({"lr": RATES, "seed": [0]}, summary, n_layers=4).assign(tuning="rejected")
     tried.loc[tried["lr"] == 3e-3, "tuning"] = "tuning"

@@ -1,4 +1,4 @@
-"""The overview: a panel for what was measured and none for what was not; lr is named where it differs."""
+"""The overview: a panel for each measured quantity; lr is named if it differs."""
 
 import pandas as pd
 from frames import grid
@@ -18,7 +18,7 @@ def runs_and_layers(**columns):
     return runs, pd.DataFrame(rows, columns=["run_id", "step", "layer", "metric", "value"])
 
 
-def test_what_no_run_has_gets_no_panel_and_is_named():
+def test_quantities_without_values_have_no_panel_and_are_named():
     runs, layers = runs_and_layers(causal_score=None)
     page = page_of("overview", runs, layers)
     labels = [(axis.get_xlabel(), axis.get_ylabel().partition(":")[0]) for axis in page.axes]
@@ -32,19 +32,19 @@ def test_what_no_run_has_gets_no_panel_and_is_named():
     assert f"Runs differ in lr (0.001 to 0.003){CHANGES_VARIANCE}." in text
 
 
-def test_one_lr_is_no_news():
+def test_a_single_lr_is_not_mentioned():
     text = page_of("chain", *runs_and_layers(lr=0.001)).get_supxlabel()
     assert "lr" not in text
 
 
-def test_the_figure_by_layer_speaks_of_its_own_runs():
+def test_the_caption_by_layer_is_about_the_runs_drawn():
     """Four runs, two of them at the baseline's lr: the others are neither drawn nor counted."""
     runs, layers = runs_and_layers()
     text = page_of("by_layer", runs, layers).get_supxlabel()
     assert "finished runs" not in text and "0.003" not in text and "lr 0.001" in text
 
 
-def test_the_data_are_all_that_is_drawn():
+def test_the_data_hold_everything_drawn():
     runs, layers = runs_and_layers()
     chain, by_depth = parts_of("overview", runs, layers)
     data = data_of(chain, by_depth)

@@ -1,4 +1,4 @@
-"""The numbers beside a picture: exact, missing ones empty, and nothing that a spreadsheet would run."""
+"""The CSV of a figure: exact, missing values empty, nothing that a spreadsheet would run."""
 
 import io
 
@@ -8,7 +8,7 @@ import pandas as pd
 from sparsedepth.plots.page import csv_bytes
 
 
-def test_numbers_survive_and_formulas_do_not():
+def test_numbers_are_exact_and_formulas_escaped():
     data = pd.DataFrame(
         {
             "name": ["=cmd()", "plain", None],

@@ -1,4 +1,4 @@
-"""The front by hand: who is beaten in everything, ties, seeds as standard errors, diverged cells left out."""
+"""The front by hand: dominated cells, ties, standard errors over seeds, diverged cells left out."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_cells_are_means_over_seeds():
     assert by_value == [True, True, False]  # lowest loss; more useful; beaten in both
 
 
-def test_the_proposals_of_a_search_have_no_baseline_among_them():
+def test_the_proposals_of_a_search_have_no_baseline():
     best = front(grid({"weight_decay": [0.0, 0.1, 0.3], "seed": [0, 1]}, summary, n_layers=4), is_search=True)
     assert best.cells["kind"].tolist() == ["proposal"] * 3
     assert page_of_front(best).get_supxlabel().startswith("3 proposals, mean ± standard error over seeds.")
@@ -53,7 +53,7 @@ def test_diverged_and_unmeasured():
     ("costs", "labels"),
     [([1e9, 1e9, 1e9], {"900M", "960M", "1.02G", "1.08G"}), ([1e9, 2e9, 7e9], {"1G", "2G", "5G"})],
 )
-def test_no_two_labels_of_the_cost_are_alike(costs, labels):
+def test_cost_labels_are_distinct(costs, labels):
     """Costs that differ by nothing, or by a router's few weights, gave '1G 1G 1G'."""
     runs = grid({"weight_decay": [0.0, 0.1, 0.3]}, summary, n_layers=4)
     page = page_of_front(front(runs.assign(train_flops=[cost + 10 * i for i, cost in enumerate(costs)])))
@@ -63,7 +63,7 @@ def test_no_two_labels_of_the_cost_are_alike(costs, labels):
     assert {label.get_text() for at, label in ticks if low <= at <= high} == labels
 
 
-def test_a_degenerate_score_gives_way_to_its_sound_form():
+def test_a_degenerate_score_is_replaced_by_its_sound_form():
     """Usefulness is relative to losses of 0.003 and less: what the blocks add to the loss is drawn in its place."""
 
     def solved(config):

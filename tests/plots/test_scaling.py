@@ -1,4 +1,4 @@
-"""The law's law: the numbers add up, and the same numbers give the same file."""
+"""The depth law's figure: its numbers add up, and the file is reproducible."""
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ def test_parts_and_residuals_add_up_to_the_loss(fitted):
     assert (points["residual"] ** 2).sum() == pytest.approx(fitted.cost)
 
 
-def test_the_curve_runs_through_the_fit_inside_its_band(fitted):
+def test_the_curve_is_the_fit_inside_its_band(fitted):
     law = law_data(fitted, bootstrap(fitted, 100))
     curve = law.curves["depth"]
     assert (curve["n_layers"].iloc[0], curve["n_layers"].iloc[-1]) == pytest.approx((4, 64))
@@ -36,7 +36,7 @@ def test_the_curve_runs_through_the_fit_inside_its_band(fitted):
     assert law_data(fitted).curves["depth"]["lo"].isna().all()
 
 
-def test_a_point_below_zero_is_counted_not_drawn(fitted):
+def test_points_below_zero_are_counted_not_drawn(fitted):
     points = fitted.points.copy()
     points.loc[79, "loss"] *= 0.8
     low = fit(points)
@@ -47,7 +47,7 @@ def test_a_point_below_zero_is_counted_not_drawn(fitted):
     assert len(titles) == len(below) > 0
 
 
-def test_the_file_is_reproducible_and_its_numbers_lie_beside_it(fitted, tmp_path):
+def test_the_file_is_reproducible_and_its_numbers_are_next_to_it(fitted, tmp_path):
     data = draw_law(fitted, None, tmp_path / "a.svg")
     draw_law(fitted, None, tmp_path / "b.svg")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

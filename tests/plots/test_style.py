@@ -27,7 +27,7 @@ from sparsedepth.quantities import axis_label
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
-def test_deeper_is_darker_and_tells_apart_in_grey(n):
+def test_deeper_is_darker_and_distinct_in_grey(n):
     colours = depth_colours(range(12, 12 + n))
     grey = [0.299 * r + 0.587 * g + 0.114 * b for r, g, b in map(to_rgb, colours.values())]
     assert grey == sorted(grey, reverse=True)
@@ -48,7 +48,7 @@ def test_everything_drawn_has_a_label():
 
 
 @pytest.mark.parametrize("values", [[50, 400], [1, 90], [0.5, 20_000], [7, 7.5]])
-def test_logarithmic_labels_do_not_crowd(values):
+def test_logarithmic_labels_do_not_overlap(values):
     axes = Figure(figsize=(3, 3)).subplots()
     axes.plot([1, 2], values)
     log_scale(axes, "y", values)
@@ -58,7 +58,7 @@ def test_logarithmic_labels_do_not_crowd(values):
     assert 2 <= len(shown) <= 10
 
 
-def test_the_first_layer_does_not_set_the_scale_alone():
+def test_the_first_layer_does_not_hide_the_others():
     """One value a thousand times the others, which differ: logarithmic, or where some are negative linear below the
     decade of nine tenths of these; values of one size stay linear."""
     axis = Figure().subplots()
@@ -75,12 +75,12 @@ def test_the_first_layer_does_not_set_the_scale_alone():
 
 
 @pytest.mark.parametrize("n", [2, 8, 10, 14])
-def test_settings_have_colours_of_their_own(n):
+def test_settings_have_distinct_colours(n):
     assert len({style[0] for style in setting_styles([*map(str, range(n))]).values()}) == n
 
 
 @pytest.mark.parametrize("width", [4.8, 6.8, 11.4])
-def test_a_legend_ends_where_a_narrow_window_does(width):
+def test_a_legend_fits_into_a_narrow_window(width):
     """Whatever the names: in fewer columns."""
     page = Figure(figsize=(width, 3))
     names = [
@@ -104,7 +104,7 @@ def test_a_long_name_keeps_whole_fields_and_counts_the_rest():
 
 
 @pytest.mark.parametrize("values", [[4e-4, 0.024], [7.5e-4, 0.012], [1e-4, 1.0], [0.001, 0.003]])
-def test_logarithmic_labels_of_a_narrow_panel_stand_apart(values):
+def test_logarithmic_labels_of_a_narrow_panel_do_not_overlap(values):
     page = Figure(figsize=(2.7, 2.7), layout="constrained")
     axes = page.subplots()
     axes.plot(values, [1, 2])

@@ -1,4 +1,4 @@
-"""The trajectories' figure: its numbers are those of the rows, each half is drawn alone, nothing to draw is said."""
+"""The trajectories figure: numbers of the rows, each half alone, an error if there is nothing to draw."""
 
 import math
 
@@ -88,14 +88,14 @@ def test_it_is_drawn_with_its_numbers_and_the_same_twice(store, tmp_path):
     ("fields", "panels"),
     [({"depths": (8,)}, {"layers", "tokens", "ideals"}), ({"with_tokens": False}, {"depth", "fit"})],
 )
-def test_each_half_alone(tmp_path, fields, panels):
+def test_each_half_can_be_drawn_alone(tmp_path, fields, panels):
     fill(tmp_path, **fields)
     with open_store(tmp_path) as store:
         draw(store, "trajectories", tmp_path / "a.png")
     assert set(pd.read_csv(tmp_path / "a.csv")["panel"]) == panels
 
 
-def test_nothing_to_draw_is_said(tmp_path):
+def test_nothing_to_draw_is_an_error(tmp_path):
     fill(tmp_path, with_tokens=False, angle=None)
     with open_store(tmp_path) as store:
         with pytest.raises(ValueError, match="measure 'trajectories', or 'geometry' at two depths"):

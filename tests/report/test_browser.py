@@ -1,4 +1,4 @@
-"""The page as a reader meets it: opened in Chromium, headless and without a network."""
+"""The page in headless Chromium, without a network."""
 
 import json
 import re
@@ -104,7 +104,7 @@ def test_tables_sort_and_filter_and_figures_show_at_any_width(page, width):
     assert (found["shown"], found["said"]) == (1, "1 of 13")
 
 
-def test_it_prints(page):
+def test_the_page_prints(page):
     target = page.with_suffix(".pdf")
     chromium(page, f"--print-to-pdf={target}", "--no-pdf-header-footer")
     assert target.read_bytes().startswith(b"%PDF") and target.stat().st_size > 20_000

@@ -1,4 +1,4 @@
-"""The report's words and tables: what the rows say, names escaped, the same file for the same results."""
+"""The report's sentences and tables: numbers of the rows, escaped names, a reproducible file."""
 
 import re
 from dataclasses import replace
@@ -41,7 +41,7 @@ def texts(table):
     return [[cell.text for cell in row] for row in table.rows]
 
 
-def test_the_summary_says_what_the_runs_say(contents):
+def test_the_summary_states_the_findings(contents):
     assert (
         contents.summary[0] == rule_with_verification(contents.card)
         and "use depth_scale=lns instead of depth_scale=none" in contents.summary[0]
@@ -55,7 +55,7 @@ def test_the_summary_says_what_the_runs_say(contents):
     assert contents.summary[-1].startswith("2 runs diverged, failed or ended early")
 
 
-def test_a_line_per_depth_says_what_to_use_how_sure_and_at_what_cost(contents):
+def test_one_row_per_depth_has_the_recipe_its_evidence_and_cost(contents):
     table, note = contents.by_depth
     assert [column.name for column in table.columns][:6] == ["n_layers", "use", "lr", "seeds", "val_loss", "gain"]
     rows = texts(table)
@@ -69,7 +69,7 @@ def test_a_line_per_depth_says_what_to_use_how_sure_and_at_what_cost(contents):
     assert any("exceed the noise of seeds after Holm's correction" in line for line in contents.summary)
 
 
-def test_counts_of_seeds_that_differ_are_a_range():
+def test_different_numbers_of_seeds_are_a_range():
     rows = [(config_of(n_layers=depth, seed=seed), {}) for depth, n in ((2, 3), (4, 5)) for seed in range(n)]
     runs = runs_frame(rows).assign(model=None)
     text = "8 runs of 2 configurations finished, at n_layers 2, 4, with 3 to 5 seeds each."
@@ -80,7 +80,7 @@ def test_counts_of_seeds_that_differ_are_a_range():
     )
 
 
-def test_a_search_is_no_ladder(tmp_path):
+def test_a_search_has_no_card_effects_or_links(tmp_path):
     """No proposal is a baseline: no recipe, no effects; what was best, and what tells more."""
     for lr, loss in ((0.001, 2.5), (0.002, 2.0), (0.004, 2.25)):
         make_run(tmp_path, RunConfig(n_layers=6, lr=lr), {"val_loss": loss})
@@ -99,7 +99,7 @@ def test_the_card_holds_all_thirteen_fields(contents):
     assert {"Domain", "Together", "Diverged"} <= {heading for heading, _ in advice_of(contents.card)["statements"]}
 
 
-def test_the_card_s_page_leads_nowhere(card, monkeypatch):
+def test_the_card_page_has_no_links(card, monkeypatch):
     hostile = "# a\n\n[b](http://evil) ![c](http://evil/c.png) <http://evil> <b>d</b>\n\n| e |\n| --- |\n| **f** |\n"
     monkeypatch.setattr(report_page, "card_markdown", lambda card: hostile)
     page = report_page.card_html(card)
@@ -120,7 +120,7 @@ def card(results):
     return build_card(runs, derive(result_rows(runs), objective="val_loss"), folders=[results])
 
 
-def test_a_verification_stands_with_its_recipe(results, card):
+def test_a_verification_is_shown_with_its_recipe(results, card):
     with open_store(results) as store:
         contents = content(store, [results], verified=verified(card, "not confirmed"))
     verification = f"on fresh seeds 3, 4, 5: not confirmed: val_loss {gain_text(card.recipe.changes[0].contrast)}"
@@ -160,7 +160,7 @@ def test_failures_by_cause(contents):
     assert {(row[0], row[1]) for row in texts(contents.failures)} == {("1", "diverged"), ("1", "failed")}
 
 
-def test_provenance_takes_over_known_facts_alone(contents):
+def test_provenance_shows_known_facts_only(contents):
     facts = {row[0]: row[1:] for row in texts(contents.provenance)}
     assert facts["code"] == ["sparsedepth 0.1, commit abc with uncommitted changes", "12"]
     assert facts["packages"] == ["torch 2.13.0", "13"]
@@ -218,7 +218,7 @@ def test_a_store_of_measured_models_alone(results, tmp_path, monkeypatch):
     assert contents.summary == ("13 models measured without a known training configuration.",)
 
 
-def test_a_folder_is_given_report_html(monkeypatch, tmp_path, capsys):
+def test_into_a_folder_the_report_is_report_html(monkeypatch, tmp_path, capsys):
     written = []
     monkeypatch.setattr(report_page, "write_report", lambda folders, out, *rest: written.append(out) or 1)
     report([tmp_path], tmp_path)
