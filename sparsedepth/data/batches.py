@@ -28,20 +28,20 @@ def batch(corpus: Corpus, config: RunConfig, step: int) -> np.ndarray:
     Raises ValueError if the training text is shorter than one batch.
     """
     chunk_len = config.chunk_len or config.seq_len
-    n_chunks = (corpus.n_train_tokens - 1) // chunk_len
+    n_chunks = (len(corpus.train) - 1) // chunk_len
     per_step = config.batch_tokens // chunk_len
     if n_chunks < per_step:
         raise ValueError(
-            f"the training text has {corpus.n_train_tokens:,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and a last "
+            f"the training text has {len(corpus.train):,} tokens: {n_chunks:,} chunks of {chunk_len:,} (and a last "
             f"target), where a step of batch_tokens={config.batch_tokens:,} reads {per_step:,}; "
             f"use a longer corpus or a smaller batch_tokens"
         )
-    chunk_K = visited(n_chunks, per_step, config.seed, step)
+    chunk_K = step_indices(n_chunks, per_step, config.seed, step)
     start_B = (chunk_K[:, None] * chunk_len + np.arange(0, chunk_len, config.seq_len)).reshape(-1)
     return _windows(corpus.train, start_B, config.seq_len)
 
 
-def visited(n: int, per_step: int, seed: int, step: int) -> np.ndarray:
+def step_indices(n: int, per_step: int, seed: int, step: int) -> np.ndarray:
     """The indices, below n, that step `step` reads, int64 [per_step]: each once per epoch, shuffled in each epoch."""
     epoch_K, place_K = np.divmod(step * per_step + np.arange(per_step), n)
     return np.concatenate([shuffled(place_K[epoch_K == epoch], n, seed, int(epoch)) for epoch in np.unique(epoch_K)])
@@ -53,12 +53,12 @@ def held_out(corpus: Corpus, seq_len: int, n_tokens: int, skip_tokens: int = 0) 
     Windows do not overlap: disjoint ranges predict disjoint tokens. Raises ValueError if not even one window fits.
     """
     assert skip_tokens >= 0
-    available = corpus.n_val_tokens - 1 - skip_tokens  # the last token has no target
+    available = len(corpus.val) - 1 - skip_tokens  # the last token has no target
     n_windows = min(n_tokens, available) // seq_len
     if n_windows < 1:
         raise ValueError(
             f"no window of seq_len={seq_len:,} fits: {n_tokens:,} held-out tokens are needed after the first "
-            f"{skip_tokens:,}, and the held-out text has {corpus.n_val_tokens:,}; use at least seq_len tokens, "
+            f"{skip_tokens:,}, and the held-out text has {len(corpus.val):,}; use at least seq_len tokens, "
             f"raise val_fraction, or use a longer corpus"
         )
     return _windows(corpus.val, skip_tokens + np.arange(n_windows) * seq_len, seq_len)

@@ -24,7 +24,7 @@ from sparsedepth.config.cost import patch_values
 from sparsedepth.config.images import DIGITS, IMAGES
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.batches import visited
+from sparsedepth.data.batches import step_indices
 from sparsedepth.data.corpus import HUB, names_and_sizes, one_line
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.data.shards import Corpus, CorpusSource, remedy
@@ -244,7 +244,7 @@ class ImageSource(CorpusSource):
                 f"corpus={config.corpus!r} has {len(self._train):,} training images, and a step of batch_tokens="
                 f"{config.batch_tokens:,} reads {per_step:,} of {config.seq_len} positions; use a smaller batch_tokens"
             )
-        return self._sequences(self._train[visited(len(self._train), per_step, config.seed, step)])
+        return self._sequences(self._train[step_indices(len(self._train), per_step, config.seed, step)])
 
     def held_out(self, seq_len: int, n_tokens: int, skip_tokens: int = 0) -> Sequences:
         """n_tokens // seq_len held-out images after the first `skip_tokens` tokens, fewer at the end. Raises ValueError

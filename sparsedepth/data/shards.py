@@ -78,14 +78,6 @@ class Corpus:
         return self.manifest.data_hash
 
     @property
-    def n_train_tokens(self) -> int:
-        return len(self.train)
-
-    @property
-    def n_val_tokens(self) -> int:
-        return len(self.val)
-
-    @property
     def val_bytes_per_token(self) -> float:
         """Bytes of held-out text per held-out token; bits per byte = nats per token / ln 2 / this."""
         return self.manifest.val.bytes / self.manifest.val.tokens

@@ -1,4 +1,4 @@
-"""Depth scaling added in module to an existing Hugging Face model, to train it on: s_l = 1/sqrt(l), l = 1..L.
+"""Depth scaling added in place to an existing Hugging Face model, to train it on: s_l = 1/sqrt(l), l = 1..L.
 
     from sparsedepth.exchange import retrofit
     retrofit.apply(model, "lns")                   # LayerNorm Scaling (2502.05795): the norms' outputs times s_l
@@ -60,7 +60,7 @@ class Retrofit:
 def apply(
     model: PreTrainedModel, depth_scale: DepthScale = "lns", *, mode: Mode = "fold", allow_trained: bool = False
 ) -> Retrofit:
-    """Scale the model in module. Raises ValueError for an unsupported family or scale, a model that already has a
+    """Scale the model in place. Raises ValueError for an unsupported family or scale, a model that already has a
     scale, and a trained one (some norm's gain is not 1) without `allow_trained`."""
     _check(model, depth_scale, mode)
     if not allow_trained and _is_trained(model):

@@ -112,7 +112,7 @@ class Block(nn.Module):
         With `loops` = r the L layers are r passes through L / r blocks: layer l has the weights of block
         (l - 1) mod (L / r) + 1, initialised as at its first layer; s_l, mix and alpha depend on l. Each pass is a layer
         for `depth_scale` and for all measures: skipping, swapping or replacing affects one layer, not all passes of its
-        block.
+        block. With `value_residual`, all layers with block 1's weights use only their own values.
         """
         with torch.device("meta"):
             block = Block(config, layer)

@@ -56,5 +56,5 @@ class Sources(nn.Module):
             return (p_BTS.unsqueeze(-2) @ x_BTSD).squeeze(-2)
 
     def expand_update(self, update_BTD: Tensor) -> Tensor:
-        """The update in the whole stream: 0 but for the branch's own source."""
+        """The update in the whole stream: 0 except at the branch's own source."""
         return (self.own_source[:, None] * update_BTD.unsqueeze(-2)).flatten(-2)

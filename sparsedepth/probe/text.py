@@ -173,7 +173,7 @@ def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_token
     source = open_source(config, root)
     if not isinstance(source, TextSource):
         return source  # with any number of tokens
-    available = source.corpus.n_val_tokens - 1
+    available = len(source.corpus.val) - 1
     if available < max(n_tokens, seq_len):
         raise ValueError(
             f"the held-out part of corpus={config.corpus!r} has {available:,} tokens in the tokenizer of "

@@ -246,7 +246,7 @@ class TrainingState:
         return time.perf_counter() - since > min_seconds
 
     def resume(self, folder: Path) -> None:
-        """Continue from the newest full_tensor checkpoint, if there is one."""
+        """Continue from the newest valid checkpoint, if any."""
         position = checkpoint.read(folder, self.model, self.optimizer, self.devices)
         if position:
             self.step = self.logged_step = position.step

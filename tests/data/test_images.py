@@ -9,7 +9,7 @@ from PIL import Image
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
-from sparsedepth.data.batches import visited
+from sparsedepth.data.batches import step_indices
 from sparsedepth.data.images import ImageSource
 from sparsedepth.data.source import open_source
 
@@ -79,7 +79,7 @@ def test_a_step_is_a_function_of_seed_and_step_and_an_epoch_visits_each_once(tmp
     assert np.array_equal(source.batch(chosen, 5).inputs, again.batch(chosen, 5).inputs)
     other = config(tmp_path / "pets", seed=1)
     assert not np.array_equal(source.batch(chosen, 5).inputs, source.batch(other, 5).inputs)
-    seen = np.concatenate([visited(10, 5, 0, step) for step in range(4)])
+    seen = np.concatenate([step_indices(10, 5, 0, step) for step in range(4)])
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10)) and (seen[:10] != seen[10:]).any()
 
 

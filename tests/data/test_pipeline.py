@@ -65,9 +65,9 @@ def test_every_document_is_in_one_shard_with_its_end(texts, tmp_path):
     assert (manifest.train.documents, manifest.val.documents) == (len(train), len(val)) and len(val) > 0
     assert manifest.train.bytes == sum(len(text.encode()) for text in train)
     assert (
-        manifest.val.tokens == corpus.n_val_tokens == manifest.val.bytes + len(val)
+        manifest.val.tokens == len(corpus.val) == manifest.val.bytes + len(val)
     )  # a byte is a token, and one end each
-    assert corpus.val_bytes_per_token == manifest.val.bytes / corpus.n_val_tokens
+    assert corpus.val_bytes_per_token == manifest.val.bytes / len(corpus.val)
     assert corpus.train.dtype == np.uint16
     assert manifest.train.sha256 == sha256(corpus.folder / "train.bin")
 
@@ -118,8 +118,8 @@ def test_three_documents_are_enough_and_one_is_not(tmp_path):
 
 def test_max_corpus_tokens_stops_the_reading(texts, tmp_path):
     corpus = prepare(config(texts, max_corpus_tokens=500), tmp_path / "data")
-    assert 500 <= corpus.n_train_tokens < 500 + 140  # no document is cut, and the longest has 138 bytes
-    assert corpus.n_val_tokens > 0
+    assert 500 <= len(corpus.train) < 500 + 140  # no document is cut, and the longest has 138 bytes
+    assert len(corpus.val) > 0
 
 
 def test_held_out_documents_stand_in_order_of_their_hash(texts, tmp_path):

@@ -62,7 +62,7 @@ def test_a_folder_reads_text_in_its_own_tokenizer(model, tmp_path):
     assert np.array_equal(windows.targets[0], text.corpus.val[33:49])
     words = tokenizer_of(loaded, tmp_path / "data").decode(text.corpus.val[:40].tolist()).split()
     assert set(words) <= set(WORDS) and {"times", "is"} <= set(words)
-    assert text.bytes_per_token == text.corpus.manifest.val.bytes / text.corpus.n_val_tokens
+    assert text.bytes_per_token == text.corpus.manifest.val.bytes / len(text.corpus.val)
 
 
 def test_another_tokenizer_at_the_same_place_is_another_text(model, tmp_path):
