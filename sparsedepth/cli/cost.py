@@ -112,7 +112,7 @@ def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | Non
     fix = f"use --runtime micro_batch={micro_batch}"
     if micro_batch is None:
         fix = "even micro_batch=1 does not fit; use more devices per run (--gpus-per-run, --runtime parallel=fsdp)"
-    return f"{_bytes(price.memory_bytes)} does not fit into {_bytes(memory)}: {fix}"
+    return f"memory: {_bytes(price.memory_bytes)} does not fit into {_bytes(memory)}: {fix}"
 
 
 def print_toy_price(definition: "ToyDefinition", device: str, format: str = "table") -> None:

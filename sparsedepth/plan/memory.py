@@ -100,14 +100,14 @@ def peak_bytes(config: RunConfig, place: Place = Place()) -> int:
     own = params / sharding
     share = max(1, config.batch_tokens // config.seq_len // place.processes)
     n_sequences = min(place.micro_batch or share, share)
-    kept = HEAP[place.device] * activation_bytes(config, n_sequences, place)
+    activations = HEAP[place.device] * activation_bytes(config, n_sequences, place)
     logits = min(LOGITS_BYTES, 4 * n_sequences * config.seq_len * config.vocab_size)
-    forward = kept + 2 * logits + 4 * config.vocab_size * config.d_model
+    forward = activations + 2 * logits + 4 * config.vocab_size * config.d_model
     if n_sequences < share or place.parallel == "ddp":  # gradients of earlier micro-batches, or DDP's buckets
         forward += 4 * own
-    training = 12 * own + max(forward, 4 * own + kept / config.n_layers)
+    training = 12 * own + max(forward, 4 * own + activations / config.n_layers)
     training += 4 * params / config.n_layers if sharding > 1 else 0  # a block gathered whole
-    measuring = (36 * params + kept if place.device == "cpu" else 4 * params) + _measuring_bytes(config, place)
+    measuring = (36 * params + activations if place.device == "cpu" else 4 * params) + _measuring_bytes(config, place)
     return round(max(training, measuring) + OWN_BYTES[place.device])
 
 

@@ -163,7 +163,7 @@ class Driver:
         rows = read_columns(self.results, ("packages",), damaged=[])
         difference = version_differences((row["packages"] for row in rows.values()), package_versions())
         if difference and self.definition.same_packages:
-            raise ValueError(f"{self.results}: {difference}; install those of the runs, or leave out same_packages")
+            raise ValueError(f"{self.results}: {difference}; install the runs' versions, or remove same_packages")
         if difference:
             warnings.warn(f"{difference}; same_packages: true in the definition refuses that", stacklevel=2)
 
