@@ -100,13 +100,13 @@ def axes_of(frame: pd.DataFrame, search: Search) -> list[Axis]:
             axes.append(Axis(name=name, values=(declared.low, declared.high), is_range=True, is_log=declared.log))
         else:
             options = tuple(
-                sorted({*map(plain, values.tolist()), *([None] if frame[name].isna().any() else [])}, key=_order)
+                sorted({*map(plain, values.tolist()), *([None] if frame[name].isna().any() else [])}, key=value_order)
             )
             axes.append(Axis(name=name, values=options, is_range=False, is_log=False))
     return axes
 
 
-def _order(option: object) -> tuple[bool, float, str]:
+def value_order(option: object) -> tuple[bool, float, str]:
     """Numbers by size, then others by name."""
     is_number = isinstance(option, int | float)
     return (not is_number, float(option) if is_number else 0.0, repr(option))

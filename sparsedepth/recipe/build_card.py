@@ -1,16 +1,16 @@
-"""Lay the evidence around a recipe: from the rows that it was derived from to its card.
+"""Build a recipe's card: its evidence, from the rows that it was derived from.
 
-How a recipe is thought to work, and in which word that may be said:
+Evidence levels of the mechanism:
 
-    in-sample            the rule of the paired effects alone
+    in-sample            paired effects only
     predicted            a held-out test confirmed the recipe
-    intervention-backed  besides, an *intervention* moved one link of the chain alone (LNS and the initialisation: the
-                         residual variance, with no sparsity; a fixed random mask: sparsity, with no training effect)
-                         and with it the objective, in the recipe's direction; and every change of the recipe moves that
-                         link the same way
+    intervention-backed  in addition, an *intervention* that sets one quantity of the chain (LNS and the initialisation:
+                         residual variance without sparsity; a fixed random mask: sparsity without training effect)
+                         moved it, and the objective in the recipe's direction; and every change of the recipe moves
+                         that quantity in the same direction
 
-An intervention is no proof that the recipe works through that link alone. The links of the chain stand beside it, each
-with the word that it has earned by the rules of `causal_evidence`, which ask about the link and not about the recipe.
+An intervention does not prove that the recipe works through that link alone. The card also has the verdict for each
+link of the chain, by the rules of `causal_evidence`, which are about the link and not about the recipe.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +59,8 @@ def derive_card(
     holdout: str | None = None,
     folders: Sequence[Path] = (),
 ) -> Card:
-    """The recipe of the rows of `runs` with its evidence; with `holdout_depth`, tested there, with `holdout` at the
-    largest of one of SCALES; and with the trial that lies beside the folders (`trial`). Raises as `derive`."""
+    """The recipe of the rows of `runs` with its evidence; tested at `holdout_depth`, or at the largest of `holdout`
+    (one of SCALES); with the verification found next to the folders (`trial`). Raises as `derive`."""
     recipe = derive(runs, depth, objective, matched, baselines)
     if holdout and holdout_depth is not None:
         raise ValueError(f"holdout={holdout!r} and holdout_depth={holdout_depth} are two tests; a card has one")
@@ -74,9 +74,9 @@ def build_card(
     runs: pd.DataFrame, recipe: Recipe, holdout: Holdout | None = None, folders: Sequence[Path] = ()
 ) -> Card:
     """The card of a recipe; `runs` are all rows of the store, tuning's rejected values included."""
-    known = result_rows(runs)
-    used = known[known["run_id"].isin(recipe.run_ids)]
-    baselines = {one.contrast.knob: one.baseline_values[one.contrast.knob] for one in recipe.candidates}
+    results = result_rows(runs)
+    used = results[results["run_id"].isin(recipe.run_ids)]
+    baselines = {c.contrast.knob: c.baseline_values[c.contrast.knob] for c in recipe.candidates}
     knobs = {knob.name: knob for knob in (find_knobs(used, baselines) if baselines else ())}
     tested = [knob for knob in knobs.values() if knob.name in baselines]
     held_out = HeldOut(depth_test=holdout, depth_outcome=_outcome_for(recipe, holdout))
@@ -84,12 +84,12 @@ def build_card(
     diverged = used[used["outcome"] == "diverged"]
     return Card(
         recipe=recipe,
-        matched=on_bases(known, knobs, recipe),
+        matched=on_bases(results, knobs, recipe),
         learning_rate=learning_rate_of(runs, used),
         mechanism=mechanism,
         confounds=tuple(confounds_of(used, tested, recipe)),
         held_out=held_out,
-        depth_slopes=tuple(slopes_of(known, tested, recipe.objective)),
+        depth_slopes=tuple(slopes_of(results, tested, recipe.objective)),
         diverged=tuple(
             Divergence(run_id=run.run_id, cause=run.diverged_cause if isinstance(run.diverged_cause, str) else None)
             for run in diverged.itertuples()
@@ -97,12 +97,12 @@ def build_card(
         literature=tuple(compare_with_papers(recipe)),
         provenance=provenance_of(runs, recipe, folders),
         grade=grade_of(recipe, mechanism.supported_by is not None, held_out.outcomes),
-        measured=comparison_rows(known, recipe),
+        measured=comparison_rows(results, recipe),
     )
 
 
 def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
-    """What the test at a held-out depth says of this recipe, which the shallower runs may not have advised."""
+    """The outcome of the test at a held-out depth for this recipe, which the shallower runs may not recommend."""
     if holdout is None or not recipe.changes:
         return None
     same = holdout.changes == tuple(change.contrast.setting for change in recipe.changes)
@@ -110,45 +110,44 @@ def _outcome_for(recipe: Recipe, holdout: Holdout | None) -> Outcome | None:
 
 
 def on_bases(runs: pd.DataFrame, knobs: Mapping[str, Knob], recipe: Recipe) -> tuple[OnBases, ...]:
-    """Every candidate among pairs that agree in each basis, at its depth (at the deepest, where it is predicted)."""
-    every = find_knobs(runs)  # as `effects` has them, so that intervals are the same
-    covered = {(knob.baseline, setting) for knob in every for setting in knob.settings}
-    apart = [knob for knob in knobs.values() if any((knob.baseline, each) not in covered for each in knob.settings)]
-    by_knob = [(knob, contrasts_on_bases(runs, knob, recipe.objective)) for knob in (*every, *apart)]
+    """Every candidate's contrast on each basis, at its depth (at the deepest, if it is predicted)."""
+    all_knobs = find_knobs(runs)  # as in `effects`, for the same intervals
+    covered = {(knob.baseline, setting) for knob in all_knobs for setting in knob.settings}
+    more = [knob for knob in knobs.values() if any((knob.baseline, each) not in covered for each in knob.settings)]
+    by_knob = [(knob, contrasts_on_bases(runs, knob, recipe.objective)) for knob in (*all_knobs, *more)]
     by_basis = {basis: [c for c in family_of(by_knob, basis) if c.has_pairs] for basis in BASES}
     rows = []
     for tested in (candidate.contrast for candidate in recipe.candidates):
         equal = {}
         for basis, family in by_basis.items():
-            same = [contrast for contrast in family if contrast.setting == tested.setting]
-            there = [contrast for contrast in same if contrast.n_layers == tested.n_layers]
-            equal[basis] = next(iter(there or same[-1:]), None)
+            of_setting = [contrast for contrast in family if contrast.setting == tested.setting]
+            at_depth = [contrast for contrast in of_setting if contrast.n_layers == tested.n_layers]
+            equal[basis] = next(iter(at_depth or of_setting[-1:]), None)
         seconds = _wall_clock(runs[runs["run_id"].isin(tested.run_ids)], knobs[tested.knob], tested.setting)
         rows.append(OnBases(setting=tested.setting, equal=equal, wall_clock=seconds))
     return tuple(rows)
 
 
 def _wall_clock(runs: pd.DataFrame, knob: Knob, setting: str) -> float | None:
-    """Mean training time at the setting / at the baseline; None where a run does not say."""
+    """Mean training time at the setting / at the baseline; None where a run lacks it."""
     if "training_seconds" not in runs.columns or not len(runs):
         return None
-    seconds, which = pd.to_numeric(runs["training_seconds"], errors="coerce"), labels(runs, knob)
-    ratio = float(seconds[which == setting].mean() / seconds[which == knob.baseline].mean())
+    seconds, settings = pd.to_numeric(runs["training_seconds"], errors="coerce"), labels(runs, knob)
+    ratio = float(seconds[settings == setting].mean() / seconds[settings == knob.baseline].mean())
     return None if seconds.isna().any() or not ratio > 0 else ratio
 
 
 def learning_rate_of(runs: pd.DataFrame, used: pd.DataFrame) -> LearningRate:
-    """What was tried in tuning, in all rows, and what the recipe's runs were trained with."""
+    """The values tried in tuning, in all rows, and those of the recipe's runs."""
     tuned = runs[runs["tuned_fields"].notna()] if "tuned_fields" in runs.columns else runs[:0]
     names = sorted({name for text in tuned.get("tuned_fields", ()) for name in parse_tuned_fields(text)})
-    rates = used[["lr", "weight_decay"]].dropna()  # of imported runs they may be unknown
-    used_with = {(float(rate), float(decay)) for rate, decay in rates.to_numpy(dtype=float)}
+    rates = used[["lr", "weight_decay"]].dropna()  # may be unknown for imported runs
     return LearningRate(
         tried={name: _distinct(tuned[name]) for name in names},
         best={name: _distinct(used[name].dropna()) for name in names},
         n_at_edge=int((used["tuning"] == "edge").sum()) if names else 0,
         n_runs=len(used),
-        used=sorted(used_with),
+        used=sorted({(float(rate), float(decay)) for rate, decay in rates.to_numpy(dtype=float)}),
     )
 
 
@@ -157,15 +156,15 @@ def _distinct(values: Iterable[float]) -> list[float]:
 
 
 def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> list[str]:
-    """Other explanations of the settings tested, each with what is known of it here."""
+    """Other possible explanations of the effects of the settings tested."""
     names = {knob.name for knob in tested}
     lines = [role.confound for name, role in roles(RunConfig).items() if role.confound and name in names]
     lines += [
-        f"{' and '.join(knob.fields)} change only together: no effect can be ascribed to one of them."
+        f"{' and '.join(knob.fields)} change only together: no effect can be attributed to one of them."
         for knob in tested
         if not knob.is_pure
     ]
-    lines.append("Residual variance falls under a mere rescaling of the stream: LNS and the inits are the control.")
+    lines.append("Rescaling the residual stream alone lowers its variance: LNS and initialisations are the controls.")
     if recipe.objective == "usefulness" and recipe.depth:
         lines.append(
             f"usefulness moves in steps of 1/n_layers = {1 / recipe.depth:.4g}; usefulness_loss_increase does not"
@@ -174,11 +173,11 @@ def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> 
         values = [f"{value:g}" for value in _distinct(used[name])]
         if len(values) > 1:
             lines.append(
-                f"{name} was tuned for each configuration, to {', '.join(values)}: an effect holds between best values "
-                f"and includes what moving {name} does, above all to residual variance."
+                f"{name} was tuned for each configuration, to {', '.join(values)}: an effect compares tuned values and "
+                f"includes the effect of changing {name}, above all on residual variance."
             )
     if "packages" in used.columns and (packages := version_differences(used["packages"].dropna())):
-        lines.append(f"{packages}: a number may change with them.")
+        lines.append(f"{packages}: numbers may depend on them.")
     return [*lines, *cautions(used)]
 
 
@@ -188,13 +187,13 @@ def confounds_of(used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe) -> 
 def mechanism_of(
     used: pd.DataFrame, tested: Sequence[Knob], recipe: Recipe, outcomes: Sequence[str | None]
 ) -> Mechanism:
-    """The chain's links over these runs, the interventions among them, and the word that they earn with the outcomes of
-    the held-out tests."""
+    """The links of the chain and the interventions in these runs, and the evidence level, given the outcomes of the
+    held-out tests."""
     rows = rows_at(used, recipe.depth) if recipe.candidates else None
-    links = dict.fromkeys(intervention.moves for intervention in INTERVENTIONS)
-    moved = {link: {c.setting: c for c in measure_settings(rows, link)} for link in links} if rows else {}
+    causes = dict.fromkeys(intervention.moves for intervention in INTERVENTIONS)
+    moved = {cause: {c.setting: c for c in measure_settings(rows, cause)} for cause in causes} if rows else {}
     pure = {knob.name for knob in tested if knob.is_pure}
-    tried = [
+    interventions = [
         InterventionEffect(
             intervention=intervention, moved=moved[intervention.moves][setting], controls=(), effect=candidate.contrast
         )
@@ -203,19 +202,20 @@ def mechanism_of(
         if intervention.field == candidate.contrast.knob in pure
         and (setting := candidate.contrast.setting) in moved[intervention.moves]
     ]
-    proof = next((one for one in tried if recipe.changes and _supports(one, recipe, moved)), None)
+    support = next((each for each in interventions if recipe.changes and _supports(each, recipe, moved)), None)
     return Mechanism(
         chain=tuple(link for link in chain_evidence(used) if any(scope.rho is not None for scope in link.links)),
-        interventions=tuple(tried),
-        supported_by=proof.effect.setting if proof else None,
-        word=earned_word(recipe, proof is not None, outcomes),
+        interventions=tuple(interventions),
+        supported_by=support.effect.setting if support else None,
+        word=earned_word(recipe, support is not None, outcomes),
     )
 
 
-def _supports(tried: InterventionEffect, recipe: Recipe, moved: Mapping[str, Mapping]) -> bool:
-    """Whether an intervention moves its link, and the objective for the better, as every change of the recipe does."""
-    if tried.moved.verdict == "not distinguishable" or comparison_of(tried.effect) != "better":
+def _supports(intervention: InterventionEffect, recipe: Recipe, moved: Mapping[str, Mapping]) -> bool:
+    """Whether an intervention improves the objective and moves its cause, as every change of the recipe does."""
+    verdict = intervention.moved.verdict
+    if verdict == "not distinguishable" or comparison_of(intervention.effect) != "better":
         return False
-    by_setting = moved[tried.intervention.moves]
+    by_setting = moved[intervention.intervention.moves]
     changes = [by_setting.get(change.contrast.setting) for change in recipe.changes]
-    return all(change is not None and change.verdict == tried.moved.verdict for change in changes)
+    return all(change is not None and change.verdict == verdict for change in changes)

@@ -1,10 +1,9 @@
-"""The recipe card: what is claimed, where, how sure, and on what evidence. One record, kept as JSON.
+"""The recipe card: claim, domain, uncertainty and evidence in one record, stored as JSON with unrounded numbers.
 
-All that is said of a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
-(`card_text`, `card.md.j2`). Numbers are unrounded. The thirteen sections of the Markdown page, by number, and the
-fields that they show: 1 rule, 2 domain and 3 effects `recipe`; 4 `matched`; 5 `learning_rate`; 6 `mechanism`;
-7 `confounds`; 8 `held_out`; 9 the recipe's stack and `depth_slopes`; 10 the refused candidates and `diverged`;
-11 `literature`; 12 `provenance`; 13 `grade`.
+Every text about a recipe, on the terminal, in Markdown, above its YAML and in the report, is written from it
+(`card_text`, `card.md.j2`). The thirteen sections of the Markdown page and their fields: 1 rule, 2 domain and 3 effects
+`recipe`; 4 `matched`; 5 `learning_rate`; 6 `mechanism`; 7 `confounds`; 8 `held_out`; 9 the recipe's stack and
+`depth_slopes`; 10 the refused candidates and `diverged`; 11 `literature`; 12 `provenance`; 13 `grade`.
 """
 
 import json
@@ -38,13 +37,13 @@ Values = dict[str, Any]
 
 
 class Candidate(Section):
-    """One setting that could be part of the recipe: what it did, and why it is or is not."""
+    """One setting that could be part of the recipe: its effect, and the reason if it is not."""
 
     contrast: Annotated[Contrast, Field(description="at the card's depth, with Holm's p over all that were tested")]
     values: Annotated[Values, Field(description="RunConfig field -> value at the setting")]
     baseline_values: Values
     shrunk: Annotated[float | None, Field(description="effect times reliability; None without an interval")]
-    reliability: Annotated[float | None, Field(description="the share of the effect that is kept")]
+    reliability: Annotated[float | None, Field(description="shrunk effect / effect")]
     refused: Annotated[str, Field(description="why it is no part of the recipe; empty if it is")]
 
     @property
@@ -53,7 +52,7 @@ class Candidate(Section):
 
 
 class Stack(Section):
-    """Two changes or more together, against the baseline and against the best of them alone."""
+    """Two or more changes together, against the baseline and against the best of them alone."""
 
     best: str
     against_baseline: Contrast | None
@@ -61,7 +60,7 @@ class Stack(Section):
 
 
 class Domain(Section):
-    """Where the evidence lies: what decides whether a reader's model is inside it."""
+    """The values and ranges that the evidence covers."""
 
     depths: tuple[int, ...]
     ranges: dict[str, tuple[int | float, int | float]]
@@ -69,13 +68,13 @@ class Domain(Section):
 
     @property
     def is_one_scale(self) -> bool:
-        """Whether these runs have one width and one budget: they cannot tell what persists with scale."""
+        """Whether these runs have one width and one budget, and so no evidence across scale."""
         ends = (self.ranges.get(name, (0, 0)) for name in ("d_model", "tokens_trained"))
         return all(low == high for low, high in ends)
 
 
 class Recipe(Section):
-    """What the rows recommend at one depth."""
+    """The recommendation at one depth."""
 
     depth: int | None
     objective: str
@@ -91,14 +90,13 @@ class Recipe(Section):
     domain: Domain
     run_ids: tuple[str, ...]
     n_diverged: int
-    weakness: Annotated[
-        str, Field(description="why these models are no evidence about depth; empty if nothing speaks against them")
-    ] = ""
+    weakness: Annotated[str, Field(description="why these models are no evidence about depth; empty if they are")] = ""
     unknown: Annotated[
-        str, Field(description="whose runs these are, and what is not known of them; empty where all are ours")
+        str, Field(description="source of third-party runs, and what is unknown about them; empty without any")
     ] = ""
     grade: Annotated[
-        InSample, Field(description="in-sample: C with replicated seeds, D without, of weak models or others' runs")
+        InSample,
+        Field(description="in-sample: C with replicated seeds; D without, for weak models or third-party runs"),
     ] = "D"
 
     @property
@@ -107,12 +105,12 @@ class Recipe(Section):
 
     @property
     def expected_gain(self) -> float | None:
-        """The sum of the shrunk effects, as if they added up: in the objective's unit, its sign kept."""
+        """The sum of the shrunk effects, assuming that they add up; in the objective's unit, signed."""
         return sum(change.shrunk or 0.0 for change in self.changes) if self.changes else None
 
 
 class OnBases(Section):
-    """One setting with a basis held equal, where the runs allow it."""
+    """One setting's effect on every basis that has pairs."""
 
     setting: str
     equal: Annotated[dict[str, Contrast | None], Field(description="by basis; None: no such pair")]
@@ -132,12 +130,15 @@ class Mechanism(Section):
     interventions: Annotated[
         tuple[InterventionEffect, ...], Field(description="at the card's depth: `effect` is on the objective")
     ]
-    supported_by: Annotated[str | None, Field(description="the intervention that works the way that the recipe does")]
+    supported_by: Annotated[
+        str | None,
+        Field(description="the intervention that moves the chain and the objective in the recipe's direction"),
+    ]
     word: Annotated[RecipeWord | None, Field(description="None where nothing is recommended")]
 
 
 class Prediction(Section):
-    """One setting at the held-out depth: what was predicted, and what its runs said."""
+    """One setting at the held-out depth: its predicted and its measured effect."""
 
     candidate: Candidate
     measured: Contrast | None
@@ -146,20 +147,22 @@ class Prediction(Section):
 class Holdout(Section):
     """A depth predicted from shallower ones, or a width or a budget from smaller ones, and scored (see `holdout`)."""
 
-    depth: Annotated[int | None, Field(description="n_layers that is advised on")]
+    depth: Annotated[int | None, Field(description="n_layers of the recommendation")]
     axis: Annotated[str, Field(description="field of which a value was held out")] = "n_layers"
     held: Annotated[int | None, Field(description="the value that was held out; None: the depth")] = None
     fitted_on: tuple[int, ...]
     objective: str
     unit: str
-    changes: Annotated[tuple[str, ...], Field(description="settings recommended before looking; none if it abstained")]
+    changes: Annotated[
+        tuple[str, ...], Field(description="settings recommended from the fitted runs; none if it abstained")
+    ]
     abstained: str
     predictions: tuple[Prediction, ...]
     error: float | None
     error_interval: tuple[float, float] | None = None
     error_of_no_effect: float | None
     naive: Annotated[
-        str, Field(description="the setting of the largest predicted gain; rest equal, a prediction too")
+        str, Field(description="naive prediction: this setting, of the largest predicted gain, alone has an effect")
     ] = ""
     error_of_naive: float | None = None
     signs_right: int
@@ -180,8 +183,8 @@ class Holdout(Section):
 
     @property
     def prediction(self) -> PredictionVerdict | None:
-        """Whether predicting was better than predicting no effect: failed if its mean error was no smaller, passed if
-        the error's whole interval is; None where no prediction could be compared."""
+        """Against predicting no effect: failed if the mean error is no smaller, passed if its whole interval is; None
+        where no prediction could be compared."""
         if self.error is None or self.error_of_no_effect is None:
             return None
         if self.error >= self.error_of_no_effect:
@@ -216,19 +219,17 @@ class HeldOut(Section):
 
     @property
     def outcomes(self) -> tuple[Outcome | None, Outcome | None]:
-        """How the recipe did at the held-out depth, and on fresh seeds; None where there was no test."""
+        """At the held-out depth, and on fresh seeds; None without a test."""
         return self.depth_outcome, self.verification.outcome if self.verification else None
 
 
 class MeasuredConfiguration(Section):
-    """A configuration at the recipe's depth, and what its runs measured (see `beside`)."""
+    """A configuration at the recipe's depth, and the results of its runs (see `comparison_rows`)."""
 
-    parts: Annotated[tuple[MeasuredPart, ...], Field(description="what it is; several where they are one")]
-    setting: Annotated[str, Field(description="in words, what it has away from the baseline")]
+    parts: Annotated[tuple[MeasuredPart, ...], Field(description="its role, or several roles")]
+    setting: Annotated[str, Field(description="its differences from the baseline, as text")]
     lr: Annotated[float | None, Field(description="None where imported runs do not say")]
-    rivals: Annotated[
-        tuple[float, ...], Field(description="values of lr tried beside it that may be better, for all that is known")
-    ] = ()
+    rivals: Annotated[tuple[float, ...], Field(description="tested values of lr not distinguishable from it")] = ()
     n_seeds: Annotated[int, Field(description="0 where it was not run")]
     mean: Annotated[float | None, Field(description="of the objective over seeds, with Student's 95% interval")]
     lo: float | None
@@ -247,7 +248,7 @@ class Divergence(Section):
 
 
 class Compared(Section):
-    """One published finding beside the card's."""
+    """One published finding compared with the card."""
 
     verdict: Literal["contradicts", "agrees", "not comparable"]
     why: str
@@ -305,8 +306,8 @@ class Card(Section):
 
 
 def earned_word(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) -> RecipeWord | None:
-    """The word that a recipe's held-out tests earn; `outcomes` are theirs, None where there was none. Not the words of
-    a link of the chain, which correlations and interventions earn (`sparsedepth.effects.causal_evidence`)."""
+    """The evidence level of a recipe; `outcomes`: those of its held-out tests, None without a test. (For the verdict of
+    a link of the chain see `sparsedepth.effects.causal_evidence`.)"""
     if not recipe.changes:
         return None
     if not passed(outcomes):
@@ -315,9 +316,9 @@ def earned_word(recipe: Recipe, supported: bool, outcomes: Sequence[str | None])
 
 
 def grade_of(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) -> Grade | None:
-    """A: held-out confirmed, and an intervention on one link of the chain works the same way. B: held-out confirmed;
-    either from runs of several widths or budgets. C: in-sample, several seeds. D: single runs, or models that lose to a
-    bigram table of their text. None where nothing is recommended: there is no claim to grade."""
+    """A: as B, and an intervention on one link of the chain works in the same direction. B: confirmed by held-out
+    tests, from runs of several widths or budgets. C: in-sample, several seeds. D: single runs, or models that lose to a bigram
+    table of their text. None where nothing is recommended."""
     if not recipe.changes:
         return None
     if recipe.grade == "C" and passed(outcomes) and not recipe.domain.is_one_scale:
@@ -326,13 +327,12 @@ def grade_of(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) ->
 
 
 def passed(outcomes: Sequence[str | None]) -> bool:
-    """Whether a held-out test confirmed the recipe, and none did not: a failure is not outvoted."""
-    made = {outcome for outcome in outcomes if outcome not in (None, "not tested")}
-    return made == {"confirmed"}
+    """Whether the recipe was tested on held-out runs, and every test confirmed it."""
+    return {outcome for outcome in outcomes if outcome not in (None, "not tested")} == {"confirmed"}
 
 
 def card_path(path: Path) -> Path:
-    """Where the card of a recipe lies: beside its YAML, and the same for the card's own files."""
+    """The path of a card's JSON, from that of the recipe's YAML or of any of the card's files."""
     name = path.name
     for suffix in (SUFFIX, ".card.md", ".yaml", ".yml"):
         if name.endswith(suffix):
@@ -357,7 +357,7 @@ def read_card(path: Path) -> Card:
 
 
 def write_card(path: Path, card: Card) -> Path:
-    """Write the JSON beside `path`; returns where."""
+    """Write the JSON next to `path`; returns its path."""
     path = card_path(path)
     write_json(path, card.model_dump(mode="json", by_alias=True))
     return path

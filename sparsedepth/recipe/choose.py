@@ -1,14 +1,14 @@
-"""From paired effects to a RunConfig, or to a stated abstention: rows -> contrasts -> candidates -> stack -> recipe.
+"""From paired effects to a RunConfig, or to an abstention with its reason: rows -> contrasts -> candidates -> stack.
 
-For every knob the setting is taken whose paired effect on the objective, averaged over the other knobs' settings, is
-distinguishable in the wanted direction: its interval excludes 0, it exceeds the seed noise floor, and its p-value
-survives Holm's correction over all settings tested at this depth, so that pure noise yields a recommendation in at
-most about 5% of stores. Never the luckiest single run: of several such settings the largest *shrunk* effect is
-taken (`predict`). Not taken: a setting that ever diverged; one that spends more than its baseline of what is to be
-matched; capacity and data, which are a budget and no recipe. What cannot be distinguished stays at its baseline, and is
-listed. A depth that was not run is advised on from the others (interpolation, extrapolation), two at least.
+Of every knob, the recommended setting has a paired effect on the objective, averaged over the other knobs' settings,
+that improves it significantly: the interval excludes 0, the effect exceeds the seed noise floor, and its p-value
+survives Holm's correction over all settings tested at this depth, so that pure noise leads to a recommendation in at
+most about 5% of stores. Of several such settings, the one with the largest *shrunk* effect is chosen (`predict`), never
+the best single run. Not recommended: a setting with a diverged run; one that spends more than its baseline of the
+matched quantity; capacity and data, which are a budget. All other knobs stay at their baseline, with the reason listed.
+Recommendations for a depth that was not run come from two other depths at least (interpolation, extrapolation).
 
-In-sample the grade is C with replicated seeds, D without; `card.grade_of` says what earns A and B.
+The in-sample grade is C with replicated seeds, D without; `card.grade_of` has the rules for A and B.
 """
 
 import warnings
@@ -47,26 +47,27 @@ from sparsedepth.store.imported_run import import_note, is_imported, round_to_st
 from sparsedepth.store.tuning_roles import result_rows, without_measured_models
 
 BUDGET = fields_where(RunConfig, lambda role: role.kind in ("capacity", "data"))
-"""Knobs that are controls: more of them is no sparser, and losses on other text or tokens do not compare."""
+"""Fields that no recipe recommends: they are a budget, and losses on other data do not compare."""
 DATA = fields_where(RunConfig, lambda role: role.kind == "data")
 OWN_CONTEXT = ("train_loss", "val_loss", "val_bits_per_byte")
-"""Objectives that a longer context changes by itself."""
+"""Losses at each run's own context length, which improve with a longer context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthRows:
-    """The rows that a recipe is asked of."""
+    """The rows from which a recipe for a depth is derived."""
 
     runs: pd.DataFrame
-    """At the depth where it was run, else at all depths."""
-    every: pd.DataFrame
-    """At all depths, with what tuning rejected: those at others tell how noisy contrasts are."""
+    """At that depth if it was run, else at all depths."""
+    all_runs: pd.DataFrame
+    """At all depths, values that tuning rejected included: other depths contribute to the estimate of noise."""
     knobs: tuple[Knob, ...]
-    elsewhere: tuple[Knob, ...]
-    """Those of all depths."""
+    """Of `runs`."""
+    all_knobs: tuple[Knob, ...]
+    """Of all depths."""
     depth: int | None
     depths: tuple[int, ...]
-    """Those that have finished runs."""
+    """Depths with finished runs."""
     place: Place
 
 
@@ -77,11 +78,10 @@ def derive(
     matched: str = "tokens",
     baselines: Mapping[str, Plain] | None = None,
 ) -> Recipe:
-    """The recipe at one depth (default: the deepest that has finished runs) from the rows of `runs`.
+    """The recipe at one depth (default: the deepest with finished runs) from the rows of `runs`.
 
-    `matched` names the basis of which a setting may spend no more than its baseline; `baselines` overrides a knob's
-    baseline. Raises ValueError for an objective without a better direction, an unknown basis, or a baseline that
-    no run has.
+    `matched`: the basis of which a setting may spend no more than its baseline; `baselines` overrides knobs' baselines.
+    Raises ValueError for an objective without a better direction, an unknown basis, or a baseline that no run has.
     """
     quantities.rankable(objective)
     if matched not in BASES:
@@ -112,8 +112,8 @@ def derive(
     if degeneracy(objective, scores).is_degenerate:
         return updated(recipe, abstained=degeneracy_note(objective, scores))
     if rows.place != "inside" and len(rows.depths) < 2:
-        alone = f"n_layers={rows.depths[0]} alone was run, so how effects change with depth is not known"
-        return updated(recipe, abstained=alone)
+        one_depth = f"only n_layers={rows.depths[0]} was run, so how effects change with depth is unknown"
+        return updated(recipe, abstained=one_depth)
     if not rows.knobs:
         return updated(recipe, abstained=f"all runs{at} have the same configuration: nothing was varied")
     candidates, spread = judge_candidates(rows, measure_settings(rows, objective), matched)
@@ -123,7 +123,7 @@ def derive(
     if all(map(is_data, rows.knobs)):
         fields = [name for knob in rows.knobs for name in knob.fields if name in DATA]
         named = ", ".join((*fields[:3], *(["..."] if len(fields) > 3 else [])))
-        return updated(recipe, abstained=f"the runs{at} differ in their data alone ({named}), which is no remedy")
+        return updated(recipe, abstained=f"the runs{at} differ only in their data ({named}), which is not a remedy")
     return check_stack(rows, combine(rows, recipe))
 
 
@@ -135,20 +135,25 @@ def updated(recipe: Recipe, **fields: object) -> Recipe:
 
 
 def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain] | None = None) -> DepthRows:
-    """The rows that speak of a depth: its own, or those of every depth where it was not run."""
+    """The rows of a depth, or of all depths if it was not run."""
     if depth is not None and depth < 1:
         raise ValueError(f"depth={depth} must be a number of layers, 1 or more")
-    known = result_rows(runs)
-    depths = sorted(set(map(int, known.loc[known["outcome"] == "ok", "n_layers"])))
+    results = result_rows(runs)
+    depths = sorted(set(map(int, results.loc[results["outcome"] == "ok", "n_layers"])))
     depth = depths[-1] if depth is None and depths else depth
     place: Place = "inside"
     if depth is not None and depths and depth not in depths:
         place = "interpolation" if depths[0] < depth < depths[-1] else "extrapolation"
-    here = known[known["n_layers"] == depth] if depths and place == "inside" else known
-    knobs, elsewhere = (tuple(find_knobs(rows, baselines)) if depths else () for rows in (here, known))
-    every = without_measured_models(runs)
+    used = results[results["n_layers"] == depth] if depths and place == "inside" else results
+    knobs, all_knobs = (tuple(find_knobs(rows, baselines)) if depths else () for rows in (used, results))
     return DepthRows(
-        runs=here, every=every, knobs=knobs, elsewhere=elsewhere, depth=depth, depths=tuple(depths), place=place
+        runs=used,
+        all_runs=without_measured_models(runs),
+        knobs=knobs,
+        all_knobs=all_knobs,
+        depth=depth,
+        depths=tuple(depths),
+        place=place,
     )
 
 
@@ -158,9 +163,9 @@ def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain
 def measure_settings(rows: DepthRows, outcome: str) -> list[Contrast]:
     """Every setting's effect at the depth of the rows, measured there or predicted from other depths."""
     assert rows.depth is not None
-    runs = relevant_columns(rows.every, outcome)
+    runs = relevant_columns(rows.all_runs, outcome)
     if rows.place == "inside":
-        return measured(runs, rows.knobs, outcome, rows.depth, rows.elsewhere)
+        return measured(runs, rows.knobs, outcome, rows.depth, rows.all_knobs)
     return predicted(runs, rows.knobs, outcome, rows.depth)
 
 
@@ -170,8 +175,8 @@ def measure_settings(rows: DepthRows, outcome: str) -> list[Contrast]:
 def judge_candidates(
     rows: DepthRows, contrasts: Sequence[Contrast], matched: str
 ) -> tuple[tuple[Candidate, ...], float | None]:
-    """Every setting with the first reason against it, if any; and the spread of their true effects. Other data are no
-    setting: an easier task is no remedy."""
+    """Every setting with the first reason against it, if any; and the spread of their true effects. Data are left out:
+    an easier task is not a remedy."""
     knobs = {knob.name: knob for knob in rows.knobs if not is_data(knob)}
     contrasts = [contrast for contrast in contrasts if contrast.knob in knobs]
     family = [c for c in contrasts if c.effect.p is not None and c.knob not in BUDGET]
@@ -181,14 +186,14 @@ def judge_candidates(
     own_context = OWN_CONTEXT if has_one_context(rows.runs[rows.runs["outcome"] == "ok"]) else (*OWN_CONTEXT, COMMON)
     candidates = []
     for contrast in contrasts:
-        kept = reliabilities.get(contrast.setting)
+        share = reliabilities.get(contrast.setting)
         candidates.append(
             Candidate(
                 contrast=contrast,
                 values=_jsonable(knobs[contrast.knob].settings[contrast.setting]),
                 baseline_values=_jsonable(knobs[contrast.knob].settings[contrast.baseline]),
-                shrunk=None if kept is None else kept * (contrast.effect.mean or 0.0),
-                reliability=kept,
+                shrunk=None if share is None else share * (contrast.effect.mean or 0.0),
+                reliability=share,
                 refused=reason_against(contrast, matched, own_context),
             )
         )
@@ -196,7 +201,7 @@ def judge_candidates(
 
 
 def is_data(knob: Knob) -> bool:
-    """Whether its settings are other data, whatever moves with them."""
+    """Whether its settings change the data, among other fields."""
     return any(name in DATA for name in knob.fields)
 
 
@@ -205,12 +210,13 @@ def _jsonable(setting: Mapping[str, Plain]) -> Values:
 
 
 def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] = OWN_CONTEXT) -> str:
-    """Why a setting cannot be part of a recipe; empty if it can. `own_context`: the losses that were taken at each
-    run's own seq_len."""
+    """Why a setting is not recommended; empty if it is. `own_context`: the losses at each run's own seq_len."""
     if contrast.knob in BUDGET:
         return "a budget, no recipe"
     if contrast.knob == "seq_len" and contrast.outcome in own_context:
-        return f"{contrast.outcome} is scored at each run's own seq_len; ask for {COMMON} of runs with one eval_seq_len"
+        return (
+            f"{contrast.outcome} is scored at each run's own seq_len; use {COMMON}, with one eval_seq_len for all runs"
+        )
     if contrast.n_diverged:
         return f"{contrast.n_diverged} of its runs diverged"
     if contrast.p_holm is None:
@@ -218,7 +224,7 @@ def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] 
     if contrast.verdict_uncorrected == "not distinguishable":
         return "not distinguishable from the baseline"
     if contrast.verdict_ignoring_tuning == "not distinguishable":
-        return f"not distinguishable among so many settings tested (Holm p = {contrast.p_holm:.2g})"
+        return f"not distinguishable after correction for the settings tested (Holm p = {contrast.p_holm:.2g})"
     if contrast.verdict_blocked_by:
         return f"uneven tuning: {contrast.verdict_blocked_by}"
     if comparison_of(contrast) == "worse":
@@ -229,7 +235,7 @@ def reason_against(contrast: Contrast, matched: str, own_context: Sequence[str] 
 
 
 def best_of_each(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Keep the best of a knob's good settings."""
+    """The candidates, of each knob with only the best recommended setting."""
     best: dict[str, Candidate] = {}
     for candidate in candidates:
         rival = best.get(candidate.contrast.knob)
@@ -256,24 +262,25 @@ def _gain(candidate: Candidate) -> float:
 
 
 def combine(rows: DepthRows, recipe: Recipe) -> Recipe:
-    """The recipe with its changes stacked, the surest first; what cannot be built together with those is refused."""
-    kept: list[Candidate] = []
+    """The recipe with its changes stacked, the most significant first; a change that cannot be built with those is
+    refused."""
+    stacked: list[Candidate] = []
     refused: dict[str, str] = {}
     config = recipe.config
     for change in sorted(recipe.changes, key=lambda change: change.contrast.p_holm or 0.0):
         try:
-            config = configure(rows, [*kept, change])
-            kept.append(change)
+            config = configure(rows, [*stacked, change])
+            stacked.append(change)
         except ValueError as error:
             refused[change.contrast.setting] = f"cannot be combined with the other changes: {error}"
     return updated(_refusing(recipe, refused), config=config)
 
 
 def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
-    """The finished recipe: what is known of the changes together decides whether they stand."""
+    """The finished recipe, without changes that are worse together than the baseline or the best change alone."""
     changes = recipe.changes
     if not changes:
-        return updated(recipe, abstained=_why_nothing(recipe))
+        return updated(recipe, abstained=_reason_to_abstain(recipe))
     if len(changes) == 1:
         return recipe
     best = max(changes, key=_gain)
@@ -294,11 +301,11 @@ def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _why_nothing(recipe: Recipe) -> str:
-    """Why no change is recommended: none is better, or what speaks against each that is."""
+def _reason_to_abstain(recipe: Recipe) -> str:
+    """No setting is better, or the reason against each that is."""
     better = [candidate for candidate in recipe.candidates if comparison_of(candidate.contrast) == "better"]
     reasons = "; ".join(f"{candidate.contrast.setting}: {candidate.refused}" for candidate in better)
-    return reasons or f"no setting is distinguishably better in {recipe.objective} than its baseline"
+    return reasons or f"no setting is significantly better in {recipe.objective} than its baseline"
 
 
 def _settings(changes: Iterable[Candidate]) -> list[str]:
@@ -312,28 +319,28 @@ def _refusing(recipe: Recipe, refused: Mapping[str, str]) -> Recipe:
 
 
 def settings_with(knobs: Sequence[Knob], changes: Iterable[Candidate]) -> dict[str, str]:
-    """The setting of every knob in a configuration: that of its change, or its baseline."""
-    moved = {change.contrast.knob: change.contrast.setting for change in changes}
-    return {knob.name: moved.get(knob.name, knob.baseline) for knob in knobs}
+    """Every knob's setting in a configuration with these changes: the change's, or the baseline."""
+    by_knob = {change.contrast.knob: change.contrast.setting for change in changes}
+    return {knob.name: by_knob.get(knob.name, knob.baseline) for knob in knobs}
 
 
 def configure(rows: DepthRows, changes: Sequence[Candidate]) -> RunConfig:
-    """The run nearest to the baseline, with every knob at its baseline or chosen setting; of several depths the nearest
-    run below. A tuned field takes its best value at the run nearest to what was chosen. Raises ValueError."""
-    wanted = settings_with(rows.knobs, changes)
+    """The run nearest to the baseline (at the depth, else at the nearest depth below), with every knob at its baseline
+    or changed setting. A tuned field has its best value of the run nearest to these settings. Raises ValueError."""
+    settings = settings_with(rows.knobs, changes)
     runs, depths = rows.runs, rows.runs["n_layers"].astype(int)
     nearest = max((depth for depth in depths if depth <= (rows.depth or 0)), default=depths.min())
     at_depth = runs[depths == nearest]
     row = at_depth.loc[changed(at_depth, rows.knobs).map(len).idxmin()]
-    follows = {name for name in DERIVED if runs[name].nunique(dropna=False) > 1} - set(chosen_fields(runs))
-    values = {name: plain(row[name]) for name in RunConfig.model_fields if name not in {"seed", *follows}}
+    derived = {name for name in DERIVED if runs[name].nunique(dropna=False) > 1} - set(chosen_fields(runs))
+    values = {name: plain(row[name]) for name in RunConfig.model_fields if name not in {"seed", *derived}}
     values["n_layers"] = rows.depth
     for knob in rows.knobs:
-        values.update(knob.settings[wanted[knob.name]])
-    away = [labels(at_depth, knob) != wanted[knob.name] for knob in rows.knobs]
-    tuned_at = at_depth.loc[sum(away, start=pd.Series(0, at_depth.index)).idxmin()]
-    values |= {name: plain(tuned_at[name]) for name in tuned_fields(runs)}
-    # A combination that some run asked for by name is asked for here too; build refuses it otherwise.
+        values.update(knob.settings[settings[knob.name]])
+    differs = [labels(at_depth, knob) != settings[knob.name] for knob in rows.knobs]
+    nearest_run = at_depth.loc[sum(differs, start=pd.Series(0, at_depth.index)).idxmin()]
+    values |= {name: plain(nearest_run[name]) for name in tuned_fields(runs)}
+    # Combinations that a run allowed explicitly are allowed here too; else `build` refuses them.
     values["allow"] = tuple(sorted({name for allow in runs["allow"].map(plain) for name in allow or ()}))
     values = {name: value for name, value in values.items() if value is not None}
     with warnings.catch_warnings(action="ignore"):
@@ -347,24 +354,24 @@ def compare_cells(
     after: Iterable[Candidate],
     recipe: Recipe,
 ) -> Contrast | None:
-    """Two whole configurations against each other, paired by seed: all knobs as one, with an error that the recipe's
-    candidates moderate. None if they share no seed."""
+    """One whole configuration against another, paired by seed: all knobs as one, its error moderated by the recipe's
+    candidates. None if they share no seed."""
 
     def values(changes: Iterable[Candidate]) -> dict[str, Plain]:
-        wanted = settings_with(knobs, changes)
-        return {name: value for knob in knobs for name, value in knob.settings[wanted[knob.name]].items()}
+        settings = settings_with(knobs, changes)
+        return {name: value for knob in knobs for name, value in knob.settings[settings[knob.name]].items()}
 
     try:
-        whole = joint_knob(runs, knobs, values(before))
-    except ValueError:  # the rival was not run
+        joint = joint_knob(runs, knobs, values(before))
+    except ValueError:  # `before` was not run
         return None
-    contrast = compare(runs, whole, setting_text(values(after)), recipe.objective)
+    contrast = compare(runs, joint, setting_text(values(after)), recipe.objective)
     tested = [candidate.contrast for candidate in recipe.candidates]
     return None if contrast is None else moderate([contrast], tested)[0]
 
 
 def comparison_of(contrast: Contrast | None) -> Comparison:
-    """What a contrast on an objective says of the setting."""
+    """Whether the setting is better than the baseline, by a contrast on an objective."""
     if contrast is None or (contrast.effect.mean is None and not contrast.n_diverged):
         return "not compared"
     if contrast.n_diverged:

@@ -1,7 +1,7 @@
-"""The recommended configuration beside the baseline, and the best that was measured at its depth: loss, rate, cost.
+"""The recommended configuration, the baseline, and the best measured at the same depth: loss, lr, cost.
 
-All three on the baseline's data. The best is the configuration with the best mean over seeds of those of which no run
-diverged, whatever it costs: luck of a few seeds is in it, which is why it is no recommendation.
+All three on the baseline's data. The best measured is the configuration with the best mean over seeds and no diverged
+run, at any cost. Selecting the best of several makes its mean optimistic, so it is not a recommendation.
 """
 
 from collections.abc import Sequence
@@ -22,27 +22,26 @@ from sparsedepth.store.tuning_roles import result_rows
 
 
 def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfiguration, ...]:
-    """Recommended, baseline and best measured, in this order, one row where they are one configuration; none where
-    there is no baseline. What was not run at the recipe's depth has no number but its cost."""
+    """Recommended, baseline and best measured, in this order, with one row for each distinct configuration; none
+    without a baseline. A configuration that was not run at the recipe's depth has only its cost."""
     if recipe.config is None or recipe.baseline is None:
         return ()
-    known = result_rows(runs)
-    here = _on_the_data_of(recipe.baseline, known[known["n_layers"] == recipe.depth])
-    by_cell = {cell: rows for cell, rows in here.groupby("cell_id", sort=True)}
+    results = result_rows(runs)
+    at_depth = _with_data_of(recipe.baseline, results[results["n_layers"] == recipe.depth])
+    by_cell = {cell: rows for cell, rows in at_depth.groupby("cell_id", sort=True)}
     cells = [_cell_of(str(name), rows) for name, rows in by_cell.items()]
-    tuned = frozenset(tuned_fields(known))
-    unstated = [field for field in CELL_FIELDS if len(here) and here[field].isna().all()]
-    asked = [
+    tuned = frozenset(tuned_fields(results))
+    unknown = [field for field in CELL_FIELDS if len(at_depth) and at_depth[field].isna().all()]
+    recommended, baseline = (
         Configuration(
             cell_id="",
             tuned=tuned,
-            knobs={**_knobs_of(config), **dict.fromkeys(unstated)},
+            knobs={**_knobs_of(config), **dict.fromkeys(unknown)},
             flops=float(cost(config).train_flops(config.train_tokens)),
         )
         for config in (recipe.config, recipe.baseline)
-    ]
-    recommended, baseline = asked
-    settings = replace(settings_of([*cells, *asked]), baseline=baseline)
+    )
+    settings = replace(settings_of([*cells, recommended, baseline]), baseline=baseline)
     named = {settings.label(cell.knobs): cell for cell in cells}
     values = {cell.cell_id: _values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
     whole = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
@@ -59,7 +58,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         mean, lo, hi = mean_interval(values.get(cell.cell_id, []))
         clipped = quantities.rankable(recipe.objective).clipped
         ratio = cell.flops / reference.flops if cell.flops and reference and reference.flops else None
-        trained = by_cell.get(cell.cell_id, here[:0])
+        trained = by_cell.get(cell.cell_id, at_depth[:0])
         seconds = _values(trained, "training_seconds")
         rows.append(
             MeasuredConfiguration(
@@ -82,13 +81,13 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     return tuple(rows)
 
 
-def _on_the_data_of(config: RunConfig, rows: pd.DataFrame) -> pd.DataFrame:
+def _with_data_of(config: RunConfig, rows: pd.DataFrame) -> pd.DataFrame:
     """The rows on a configuration's data: losses on other data do not compare."""
-    of_data = config.model_dump(mode="json", include=set(DATA))
+    data = config.model_dump(mode="json", include=set(DATA))
     varying = [name for name in DATA if rows[name].nunique(dropna=False) > 1]
     if not varying:
         return rows
-    same = [[plain(value) == plain(of_data[name]) for value in rows[name]] for name in varying]
+    same = [[plain(value) == plain(data[name]) for value in rows[name]] for name in varying]
     return rows[[all(row) for row in zip(*same, strict=True)]]
 
 
@@ -103,23 +102,23 @@ def _cell_of(name: str, rows: pd.DataFrame) -> Configuration:
 
 
 def _rivals(rows: pd.DataFrame) -> tuple[float, ...]:
-    """Of the learning rate that tuning chose, those that these runs cannot tell from it (`store.tuning_curve`)."""
+    """Values of lr that tuning could not distinguish from the one it chose (`store.tuning_curve`)."""
     if "tuned_rivals" not in rows.columns or set(rows["tuned_fields"].dropna()) != {"lr"}:
         return ()
     return tuple(float(value) for text in rows["tuned_rivals"].dropna().unique()[:1] for value in text.split(","))
 
 
 def _accuracy(rows: pd.DataFrame) -> float | None:
-    """Mean over runs of what is easier to read than the loss of a task or of images; None of text."""
+    """Mean val_accuracy over runs, for tasks and images; None for text."""
     if not len(rows) or any(is_text(str(corpus)) for corpus in rows["corpus"]):
         return None
     return mean_interval(_values(rows, "val_accuracy"))[0]
 
 
 def _params(rows: pd.DataFrame, config: RunConfig) -> int:
-    """What the runs say, or where there are none the configuration."""
-    known = _values(rows, "params_total")
-    return int(known[0]) if known else cost(config).params_total
+    """The runs' parameters, or the configuration's if it was not run."""
+    values = _values(rows, "params_total")
+    return int(values[0]) if values else cost(config).params_total
 
 
 def _knobs_of(config: RunConfig) -> dict[str, object]:

@@ -1,15 +1,14 @@
-"""The domain of a recipe: where its runs lie, outside of which they are no evidence."""
-
-from typing import Any
+"""The domain of a recipe: the values that its runs cover, outside of which they are no evidence."""
 
 import pandas as pd
 
 from sparsedepth.effects.knobs import plain
+from sparsedepth.effects.surrogate import value_order
 from sparsedepth.recipe.card import Domain
 
 
 def domain_of(runs: pd.DataFrame) -> Domain:
-    """The values or the range of what decides whether a reader's model is inside."""
+    """The range of every number and the values of every choice that bounds the evidence."""
     names = ("n_layers", "d_model", "seq_len", "params_total", "params_active", "tokens_trained", "lr", "batch_tokens")
     numbers = {name: pd.to_numeric(runs[name], errors="coerce") for name in names}
     numbers["tokens per parameter"] = numbers["tokens_trained"] / numbers["params_total"]
@@ -18,29 +17,12 @@ def domain_of(runs: pd.DataFrame) -> Domain:
         for name, values in ((name, values.dropna()) for name, values in numbers.items())
         if len(values)
     }
-    texts = (
-        "corpus",
-        "task_group",
-        "tokenizer",
-        "norm",
-        "init",
-        "precision",
-        "seed",
-        "beta1",
-        "beta2",
-        "weight_decay_on",
-    )
-    texts += ("grad_clip", "warmup_frac", "vocab_size", "device", "optimizer")
-    known = {name: {plain(value) for value in runs[name]} for name in texts if name in runs.columns}
-    values = {name: tuple(map(str, sorted(every, key=_in_order))) for name, every in known.items() if every != {None}}
+    choices = ("corpus", "task_group", "tokenizer", "norm", "init", "precision", "seed", "beta1", "beta2")
+    choices += ("weight_decay_on", "grad_clip", "warmup_frac", "vocab_size", "device", "optimizer")
+    distinct = {name: {plain(value) for value in runs[name]} for name in choices if name in runs.columns}
+    values = {name: tuple(map(str, sorted(each, key=value_order))) for name, each in distinct.items() if each != {None}}
     depths = tuple(sorted(set(map(int, runs["n_layers"]))))
     return Domain(depths=depths, ranges=ranges, values=values)
-
-
-def _in_order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by their size, before texts."""
-    is_number = isinstance(value, int | float)
-    return not is_number, float(value) if is_number else 0.0, str(value)
 
 
 def _number(value: float) -> int | float:

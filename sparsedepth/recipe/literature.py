@@ -1,11 +1,11 @@
-"""Lay a card's effects beside the published tables (papers.yaml): agrees, contradicts, or not comparable, with why.
+"""Compare a card's effects with published tables (papers.yaml): agrees, contradicts, or not comparable, and why.
 
     published effect = ln(perplexity / perplexity of its baseline) in nat/token, or a difference of the outcome
 
 Signs are compared, sizes only shown: the models differ in size, data and training. A comparison needs the same choice
-(the same words; a weight decay or a factor of seq_len or group size within a factor of two), the same kind of model (a
-decoder, or a ViT) and the same kind of outcome; a published accuracy of the task that was trained stands beside our
-loss, with the sign turned. Where ours is not distinguishable from 0 nothing is claimed either way.
+(the same value; for a weight decay, or a ratio of seq_len or group size, within a factor of two), the same kind of
+model (decoder or ViT) and the same kind of outcome; a published accuracy of the trained task is compared with our loss,
+with opposite sign. Where our effect is not distinguishable from 0, nothing is comparable.
 """
 
 import math
@@ -25,7 +25,7 @@ from sparsedepth.store.comparable_loss import COMMON, OWN
 Setting = bool | int | float | str
 LOSSES = (OWN, COMMON, "train_loss", "val_bits_per_byte")
 KNOBS = {"group_size": "n_kv_heads", "experts": "n_experts"}
-"""Published choice -> the knob that makes it, where the words differ."""
+"""Name of a published choice -> our knob, where they differ."""
 FACTOR = 2.0
 NAMES = {"decoder": "decoder", "vit": "vision transformer"}
 UNITS = {
@@ -56,14 +56,14 @@ class Published(Section):
     def effects(self) -> list[tuple[Setting, float]]:
         """Every setting but the baseline with its effect, in the table's unit."""
         base = next(value for setting, value in self.values if setting == self.baseline)
-        rest = [(setting, value) for setting, value in self.values if setting != self.baseline]
+        others = [(setting, value) for setting, value in self.values if setting != self.baseline]
         if self.outcome != "perplexity":
-            return [(setting, value - base) for setting, value in rest]
-        return [(setting, math.log(value / base)) for setting, value in rest]
+            return [(setting, value - base) for setting, value in others]
+        return [(setting, math.log(value / base)) for setting, value in others]
 
 
 class Remark(Section):
-    """A published finding without two values to compare; where it says which way a setting goes, that is weighed."""
+    """A published finding without two values to compare; it is compared by direction where `says` gives one."""
 
     field: str
     source: str
@@ -86,7 +86,7 @@ def papers() -> Papers:
 
 
 def compare_with_papers(recipe: Recipe) -> list[Compared]:
-    """What is published on every knob that the recipe has an effect of: contradictions first."""
+    """The published findings on every knob of the recipe's candidates, contradictions first."""
     knobs = {candidate.contrast.knob for candidate in recipe.candidates}
     rows = []
     for table in papers().tables:
@@ -95,15 +95,16 @@ def compare_with_papers(recipe: Recipe) -> list[Compared]:
             rows += _rows(table, ours, recipe)
     for remark in papers().remarks:
         if remark.field in knobs:
-            rows.append(_weighed(remark, recipe) or _nothing(remark.field, remark.why, remark.finding, remark.source))
+            row = _compared_by_direction(remark, recipe)
+            rows.append(row or _not_comparable(remark.field, remark.why, remark.finding, remark.source))
     order = ("contradicts", "agrees", "not comparable")
     return sorted(rows, key=lambda row: order.index(row.verdict))
 
 
-def _weighed(remark: Remark, recipe: Recipe) -> Compared | None:
-    """A finding that says which way its setting goes, beside ours; None where there is nothing to weigh it by."""
-    same = [one for one in recipe.candidates if remark.says and one.values.get(remark.field) == remark.setting]
-    contrast = next((one.contrast for one in same if one.contrast.outcome in LOSSES), None)
+def _compared_by_direction(remark: Remark, recipe: Recipe) -> Compared | None:
+    """A finding that gives a direction against ours; None without a significant effect of ours."""
+    same = [c.contrast for c in recipe.candidates if remark.says and c.values.get(remark.field) == remark.setting]
+    contrast = next((contrast for contrast in same if contrast.outcome in LOSSES), None)
     if contrast is None or contrast.verdict == "not distinguishable" or contrast.effect.mean is None:
         return None
     agrees = (contrast.effect.mean < 0) == (remark.says == "helps")
@@ -118,7 +119,7 @@ def _weighed(remark: Remark, recipe: Recipe) -> Compared | None:
 
 
 def _rows(table: Published, ours: Sequence[Candidate], recipe: Recipe) -> list[Compared]:
-    """A row for every setting of a table that the card has, too; one for all the others together."""
+    """A row for every setting of a table that the card also has; one for all others together."""
     unit = UNITS.get(table.outcome, table.outcome)
     source = f"{table.paper}: {table.source}"
     n_heads = recipe.baseline.n_heads if recipe.baseline else None
@@ -143,11 +144,11 @@ def _rows(table: Published, ours: Sequence[Candidate], recipe: Recipe) -> list[C
     if others:
         have = "; ".join(f"{each.contrast.setting} vs {each.contrast.baseline}" for each in ours)
         published = f"{table.field} {', '.join(others)} {unit} vs {table.baseline} ({table.context})"
-        rows.append(_nothing(table.knob, f"another choice: the card compares {have}", published, source))
+        rows.append(_not_comparable(table.knob, f"another choice: the card compares {have}", published, source))
     return rows
 
 
-def _nothing(knob: str, why: str, published: str, source: str) -> Compared:
+def _not_comparable(knob: str, why: str, published: str, source: str) -> Compared:
     return Compared(verdict="not comparable", why=why, knob=knob, published=published, source=source)
 
 
@@ -159,41 +160,41 @@ def _judge(table: Published, size: float, contrast: Contrast, recipe: Recipe) ->
     if ours != table.architecture:
         return "not comparable", f"the card is of a {NAMES[ours]}, the table of a {NAMES[table.architecture]}"
     outcome = {"accuracy": "val_accuracy"}.get(table.outcome, table.outcome)
-    turned = outcome == "val_accuracy" and contrast.outcome in LOSSES
+    is_reversed = outcome == "val_accuracy" and contrast.outcome in LOSSES
     is_loss = table.outcome in ("perplexity", "loss", "bits_per_byte")
-    if not (contrast.outcome in LOSSES if is_loss or turned else contrast.outcome == outcome):
+    if not (contrast.outcome in LOSSES if is_loss or is_reversed else contrast.outcome == outcome):
         return "not comparable", f"the card's objective is {contrast.outcome}, the table's {table.outcome}"
     if table.field == "seq_len" and contrast.outcome == COMMON:
         return "not comparable", f"the table scores each model at its own length, as a card of {OWN} does"
     if contrast.n_diverged and abs(size) > 1 and table.outcome == "perplexity":
         return ("agrees" if size > 0 else "contradicts"), f"{contrast.n_diverged} of our runs diverged"
     if contrast.verdict == "not distinguishable" or contrast.effect.mean is None:
-        return "not comparable", "ours is not distinguishable from no effect"
+        return "not comparable", "our effect is not distinguishable from 0"
     if size == 0:
-        return "not comparable", "the published values are equal, to the step that they are counted in"
-    agrees = (size > 0) == ((contrast.effect.mean > 0) != turned)
-    against = ", its accuracy against our loss" if turned else ""
+        return "not comparable", "the published values are equal at their resolution"
+    agrees = (size > 0) == ((contrast.effect.mean > 0) != is_reversed)
+    against = ", its accuracy against our loss" if is_reversed else ""
     return ("agrees" if agrees else "contradicts"), f"in sign{against}; one published run each, no interval"
 
 
 def _same_choice(table: Published, setting: Setting, candidate: Candidate, n_heads: int | None) -> bool:
     if {*candidate.values} - {table.knob} and table.field != "experts":
-        return False  # other fields move with it
-    here, there = candidate.values.get(table.knob), candidate.baseline_values.get(table.knob)
+        return False  # other fields change with it
+    ours, baseline = candidate.values.get(table.knob), candidate.baseline_values.get(table.knob)
     if table.field == "experts":
-        return bool(here) and not there
-    if table.field == "group_size" and n_heads and here and there:
-        here, there = n_heads / here, n_heads / there
-    if isinstance(setting, str) or not all(isinstance(one, int | float) for one in (setting, table.baseline)):
-        return (here, there) == (setting, table.baseline)
+        return bool(ours) and not baseline
+    if table.field == "group_size" and n_heads and ours and baseline:
+        ours, baseline = n_heads / ours, n_heads / baseline
+    if isinstance(setting, str) or not all(isinstance(value, int | float) for value in (setting, table.baseline)):
+        return (ours, baseline) == (setting, table.baseline)
     assert isinstance(setting, int | float) and isinstance(table.baseline, int | float)
-    if not isinstance(here, int | float) or not isinstance(there, int | float):
+    if not isinstance(ours, int | float) or not isinstance(baseline, int | float):
         return False
-    if table.baseline == 0 or there == 0:
-        return there == table.baseline and _near(here, setting)
-    # lengths and group sizes: the factor counts, and its direction
-    return (here > there) == (setting > table.baseline) and _near(here / there, setting / table.baseline)
+    if table.baseline == 0 or baseline == 0:
+        return baseline == table.baseline and _is_near(ours, setting)
+    # lengths and group sizes are compared by their ratio to the baseline, and its direction
+    return (ours > baseline) == (setting > table.baseline) and _is_near(ours / baseline, setting / table.baseline)
 
 
-def _near(one: float, other: float) -> bool:
-    return other > 0 and one > 0 and 1 / FACTOR <= one / other <= FACTOR
+def _is_near(a: float, b: float) -> bool:
+    return b > 0 and a > 0 and 1 / FACTOR <= a / b <= FACTOR

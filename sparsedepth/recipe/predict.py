@@ -1,27 +1,27 @@
-"""What each setting does at a depth: measured there or predicted from other depths, then shrunk towards no effect.
+"""The effect of each setting at a depth: measured there or predicted from other depths, then shrunk towards 0.
 
 Measured: the paired contrast of that depth (`effects.contrast`). Predicted: with x = ln L, for each seed s = 1..S the
-least-squares line through its paired differences at depths l = 1..D, taken at the depth that is asked about,
+least-squares line through its paired differences at depths l = 1..D, evaluated at the new depth,
 
     d_s = mean_l d_sl + b_s (x - mean x_l),      effect = mean_s d_s,     se^2 = var_s(d_s) / S + tau^2 (1 + h)
     h = 1 / D + (x - mean x_l)^2 / sum_l (x_l - mean x_l)^2
 
-so that the interval widens with the distance from the depths that were run. tau^2 is the variance between depths: how
-far effects lie off their line for no reason of seeds, as by what tuning chose at each depth. With r_sl the residual of
+so that the interval widens with the distance from the depths that were run. tau^2 is the variance between depths: the
+scatter of effects about their line beyond seed noise, for instance from tuning at each depth. With r_sl the residual of
 seed s at depth l, over all settings j,
 
     tau^2 = mean_j max(0, S sum_l (mean_s r_sl)^2 / (D - 2) - sum_sl (r_sl - mean_s r_sl)^2 / ((S - 1) (D - 2))) / S
 
-of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. Two depths cannot tell it:
-what choosing the tuned values adds (`effects.tuning_error`), by the pairs' weights in the line, stands in its place. b
-is the interaction of knob and depth: from one depth, which cannot know it, nothing is predicted.
+of sum_j (D - 2) degrees of freedom, added to those of the seeds by Satterthwaite's rule. Two depths cannot estimate it:
+the variance from choosing tuned values (`effects.tuning_error`), by the pairs' weights in the line, is used instead. b
+is the interaction of knob and depth: one depth cannot estimate it, so nothing is predicted from one.
 
 Shrunk (empirical Bayes): the true effects of a store's settings are taken as draws from N(0, tau^2); an effect e_j with
 standard error se_j is multiplied by its reliability,
 
     shrunk_j = e_j tau^2 / (tau^2 + se_j^2),     tau^2: sum_j e_j^2 / (tau^2 + se_j^2) = number of settings, or 0
 
-(Paule and Mandel 1982; Morris 1983). What is noisy counts little, whatever its luckiest run says.
+(Paule and Mandel 1982; Morris 1983).
 """
 
 import math
@@ -42,19 +42,19 @@ SIDES = ["difference", "value", "value_baseline"]
 
 
 def measured(
-    runs: pd.DataFrame, knobs: Sequence[Knob], objective: str, depth: int, elsewhere: Sequence[Knob] | None = None
+    runs: pd.DataFrame, knobs: Sequence[Knob], objective: str, depth: int, all_knobs: Sequence[Knob] | None = None
 ) -> list[Contrast]:
-    """The contrasts at one depth; the runs at others lend their noise. `elsewhere`: the knobs of all depths, where they
-    are others, so that a contrast has the interval that `effects` gives it."""
-    family = _by_place(runs, elsewhere or knobs, objective)
-    here = family if elsewhere in (None, knobs) else _by_place(runs, knobs, objective)
-    here = {place: contrast for place, contrast in here.items() if contrast.n_layers == depth}
-    family = {place: c for place, c in family.items() if c.n_layers != depth or place in here} | here
+    """The contrasts at one depth, moderated with those of the other depths. `all_knobs`: the knobs of all depths, if
+    they differ, so that a contrast has the same interval as in `effects`."""
+    family = _by_key(runs, all_knobs or knobs, objective)
+    at_depth = family if all_knobs in (None, knobs) else _by_key(runs, knobs, objective)
+    at_depth = {key: contrast for key, contrast in at_depth.items() if contrast.n_layers == depth}
+    family = {key: c for key, c in family.items() if c.n_layers != depth or key in at_depth} | at_depth
     judged = dict(zip(family, judge([*family.values()]), strict=True))
-    return [judged[place] for place in here]
+    return [judged[key] for key in at_depth]
 
 
-def _by_place(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
+def _by_key(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict[tuple[int | None, str], Contrast]:
     design = design_of(runs)
     return {(c.n_layers, c.setting): c for knob in knobs for c in contrasts(runs, knob, objective, design=design)}
 
@@ -62,7 +62,7 @@ def _by_place(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str) -> dict
 def predicted(runs: pd.DataFrame, knobs: Iterable[Knob], objective: str, depth: int) -> list[Contrast]:
     """Each setting's effect at a depth, from the runs at others; ratios and counts are over all their pairs.
 
-    Its interval is None where its pairs stand at one depth only.
+    Its interval is None where its pairs are at one depth only.
     """
     design = design_of(runs)
     lines, offsets = list[tuple[Contrast, float]](), list[tuple[float, int]]()
@@ -95,7 +95,7 @@ def at_depth(rows: pd.DataFrame, weights: pd.Series) -> pd.DataFrame:
 
 
 def line_weights(rows: pd.DataFrame, depth: int) -> pd.Series:
-    """What each pair counts in its seed's line at a depth; seeds that were run at one depth alone are absent."""
+    """The weight of each pair in its seed's line at a depth; seeds that were run at one depth only are absent."""
     x = np.log(rows["n_layers"].astype(float))
     grouped = x.groupby(rows["seed"])
     off = x - grouped.transform("mean")
@@ -105,7 +105,7 @@ def line_weights(rows: pd.DataFrame, depth: int) -> pd.Series:
 
 
 def leverage(depths: Iterable[int], depth: int) -> float:
-    """h of a depth beside those that were run."""
+    """h of a depth, given those that were run."""
     x_D = np.log(sorted({float(each) for each in depths}))
     if len(x_D) < 2:
         return math.inf
@@ -121,13 +121,13 @@ def between_depths(rows: pd.DataFrame) -> tuple[float, int]:
         return 0.0, df
     design_D2 = np.column_stack([np.ones(len(x_D)), x_D])
     r_SD = d_SD.to_numpy() @ (np.eye(len(x_D)) - design_D2 @ np.linalg.pinv(design_D2))
-    of_depths = n_seeds * float((r_SD.mean(0) ** 2).sum()) / df
-    of_seeds = float(((r_SD - r_SD.mean(0)) ** 2).sum()) / ((n_seeds - 1) * df)
-    return max(0.0, of_depths - of_seeds) / n_seeds, df
+    between = n_seeds * float((r_SD.mean(0) ** 2).sum()) / df
+    within = float(((r_SD - r_SD.mean(0)) ** 2).sum()) / ((n_seeds - 1) * df)
+    return max(0.0, between - within) / n_seeds, df
 
 
 def spread_of_effects(effects: Sequence[float], errors: Sequence[float]) -> float:
-    """tau: the standard deviation of true effects around 0 that the estimates call for; 0 if noise explains them."""
+    """tau: the estimated standard deviation of true effects around 0; 0 if noise explains the estimates."""
     square_J, error_J = np.asarray(effects, float) ** 2, np.asarray(errors, float) ** 2
 
     def excess(tau2: float) -> float:
@@ -144,5 +144,5 @@ def spread_of_effects(effects: Sequence[float], errors: Sequence[float]) -> floa
 
 
 def reliability(tau: float, error: float) -> float:
-    """The share of an estimate that is kept."""
+    """The factor by which an estimate is shrunk."""
     return tau**2 / (tau**2 + error**2) if tau else 0.0

@@ -1,4 +1,4 @@
-"""Where a card's evidence comes from: runs, manifests, code, kernels, data, cost, and the commands to make it again."""
+"""Provenance of a card: runs, manifests, code, kernels, data, cost, and the commands that reproduce it."""
 
 import hashlib
 import shlex
@@ -14,32 +14,32 @@ from sparsedepth.store.tuning_roles import result_rows
 
 
 def provenance_of(runs: pd.DataFrame, recipe: Recipe, folders: Sequence[Path]) -> Provenance:
-    """The runs that were read, their manifests, and the hours of every run of the store, tuning included."""
+    """The runs used, facts from their manifests, and the hours of all runs of the store, tuning included."""
     used = result_rows(runs)
     names = [str(folder) for folder in folders]
     manifests = [manifest_of(folder) for folder in used["folder"]] if "folder" in used.columns else []
     contents = [content for content in manifests if content is not None]
-    whole = bool(contents) and len(contents) == len(manifests)
-    facts = [manifest_facts(content) for content in contents] if whole else []
+    is_complete = bool(contents) and len(contents) == len(manifests)
+    facts = [manifest_facts(content) for content in contents] if is_complete else []
     hours: dict[str, float] = {}
     if {"device", "seconds"} <= {*runs.columns}:
         seconds = pd.to_numeric(runs["seconds"], errors="coerce").fillna(0.0)
         hours = {str(name): float(total) / 3600 for name, total in seconds.groupby(runs["device"]).sum().items()}
     on_nodes = runs["node_hours"].dropna() if "node_hours" in runs.columns else []
-    asked = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
-    shown = shlex.join(names) or "DIR"
+    options = f"--depth {recipe.depth} --objective {recipe.objective} --matched {recipe.matched}"
+    paths = shlex.join(names) or "DIR"
     return Provenance(
         folders=names,
         run_ids=sorted(used["run_id"]),
         seeds=sorted(set(map(int, used["seed"].dropna()))),
-        manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if whole else None,
+        manifests=digest(sorted(hashlib.sha256(content).hexdigest() for content in contents)) if is_complete else None,
         code=sorted({fact["code"] for fact in facts if "code" in fact}),
         kernels=sorted({fact["kernels"] for fact in facts if "kernels" in fact}),
         data=sorted({fact["data hash"] for fact in facts if "data hash" in fact}),
         hours=hours,
         node_hours=float(sum(on_nodes)) if len(on_nodes) else None,
-        command=f"sparsedepth recipe {shown} {asked}",
-        figures=f"sparsedepth plot {shown} --figure all -o figures",
+        command=f"sparsedepth recipe {paths} {options}",
+        figures=f"sparsedepth plot {paths} --figure all -o figures",
     )
 
 
@@ -52,7 +52,7 @@ def manifest_of(folder: object) -> bytes | None:
 
 
 def manifest_facts(content: bytes | None) -> dict[str, str]:
-    """Code version, kernels, data hash and packages, as far as a run's manifest names them; nothing else of it."""
+    """Code version, kernels, data hash and packages, as far as a run's manifest has them."""
     try:
         manifest = parse_json(content or b"null")
     except ValueError:

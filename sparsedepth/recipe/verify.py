@@ -1,7 +1,7 @@
-"""A recipe's verification on fresh seeds: which runs it takes, what they say of the recipe and of each change.
+"""Verification of a recipe on fresh seeds: the runs needed, and the outcome for the recipe and for each change.
 
-Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe with each change left
-out. Pairs share their seed; a difference is judged as everywhere (`effects.contrast`: interval and noise floor).
+Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe without each change.
+Pairs share their seed; verdicts are those of `effects.contrast` (interval and noise floor).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ NEEDS: dict[Comparison, Need] = {
     "not distinguishable": "not distinguishable",
     "not compared": "not compared",
 }
-"""The recipe against the recipe without a change -> what they say of the change."""
+"""The recipe against the recipe without a change -> whether the change is needed."""
 
 
 def configurations(card: Card) -> dict[str, RunConfig]:
@@ -40,7 +40,7 @@ def configurations(card: Card) -> dict[str, RunConfig]:
     baseline, whole = (config.model_dump(mode="json", exclude_none=True) for config in configs.values())
     changed = {name for change in recipe.changes for name in change.values}
     for left_out in recipe.changes if len(recipe.changes) > 1 else ():
-        # what follows from the changed fields follows anew: sizes that RunConfig fills in
+        # sizes that RunConfig derives from the changed fields are derived again
         values = {name: value for name, value in whole.items() if name in baseline and name not in changed}
         for change in recipe.changes:
             values |= change.baseline_values if change is left_out else change.values
@@ -50,7 +50,7 @@ def configurations(card: Card) -> dict[str, RunConfig]:
 
 
 def fresh_seeds(card: Card, n: int) -> list[int]:
-    """Seeds that no run of the evidence, nor an earlier test, has used. Raises ValueError for fewer than three."""
+    """Seeds that neither the evidence nor an earlier test has used. Raises ValueError for fewer than three."""
     if n < 3:
         raise ValueError(f"seeds={n}: an interval needs 3 seeds at least")
     used = {*card.provenance.seeds, *(card.held_out.verification.seeds if card.held_out.verification else ())}
@@ -58,14 +58,14 @@ def fresh_seeds(card: Card, n: int) -> list[int]:
     return list(range(first, first + n))
 
 
-def differing(configs: Mapping[str, RunConfig], apart: Sequence[str] = ()) -> list[str]:
-    """The fields in which the configurations differ, those named `apart` left out."""
-    names = [name for name in CELL_FIELDS if name not in apart]
+def differing(configs: Mapping[str, RunConfig], excluded: Sequence[str] = ()) -> list[str]:
+    """The fields in which the configurations differ, without those `excluded`."""
+    names = [name for name in CELL_FIELDS if name not in excluded]
     return [name for name in names if len({repr(getattr(config, name)) for config in configs.values()}) > 1]
 
 
 def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
-    """The verification as a sweep: what the configurations share is its base, where they differ are its cells."""
+    """The verification as a sweep: shared fields as its base, differing fields as its cells."""
     configs, tune = configurations(card), card.learning_rate.tried
     fields = differing(configs, list(tune))
     shared = configs["recipe"].model_dump(mode="json", exclude={"seed", *fields, *tune}, exclude_none=True)
@@ -87,7 +87,7 @@ def sweep_fields(card: Card, n_seeds: int) -> dict[str, Any]:
 
 
 def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
-    """The card with its verification: held-out field, word and grade. `runs` are the rows of the verification."""
+    """The card with its verification, evidence level and grade. `runs`: the rows of the verification."""
     configs = configurations(card)
     fields = differing(configs, list(card.learning_rate.tried))
     runs = runs[runs["seed"].isin(seeds)]
@@ -116,6 +116,6 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
 
 
 def _knob(fields: Sequence[str], configs: Mapping[str, RunConfig], rival: str) -> Knob:
-    """The choice between a rival and the recipe, all differing fields as one."""
-    values = [{name: plain(getattr(configs[one], name)) for name in fields} for one in (rival, "recipe")]
-    return Knob(name=fields[0], fields=tuple(fields), settings={setting_text(one): one for one in values})
+    """The choice between a rival and the recipe as a knob of all differing fields."""
+    settings = [{name: plain(getattr(configs[side], name)) for name in fields} for side in (rival, "recipe")]
+    return Knob(name=fields[0], fields=tuple(fields), settings={setting_text(values): values for values in settings})

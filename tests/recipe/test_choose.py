@@ -138,7 +138,7 @@ def test_many_settings_need_more_evidence():
     )
     among_four = derive(pd.concat([one, extra], ignore_index=True))
     assert reasons(among_four)["weight_decay=0.3"].startswith(
-        "not distinguishable among so many settings tested (Holm p"
+        "not distinguishable after correction for the settings tested (Holm p"
     )
     assert among_four.abstained
 
@@ -151,7 +151,7 @@ def test_it_abstains_with_a_reason():
 
     elsewhere = derive(sweep(planted), depth=24)
     assert elsewhere.place == "extrapolation"
-    assert elsewhere.abstained == "n_layers=12 alone was run, so how effects change with depth is not known"
+    assert elsewhere.abstained == "only n_layers=12 was run, so how effects change with depth is unknown"
     assert elsewhere.config == RunConfig(n_layers=24, weight_decay=0.0)
 
     nothing = derive(sweep(planted).assign(outcome="diverged"))
@@ -240,7 +240,7 @@ def test_other_data_are_no_remedy_even_where_a_choice_moves_with_them():
     data = {"corpus,seq_len": [("hard.txt", 256), ("easy.txt", 512)], "seed": [0, 1, 2]}
     alone = derive(sweep(loss, data).assign(val_loss_common=1.0), objective="val_loss")
     assert (alone.candidates, alone.changes, alone.grade) == ((), (), "C")
-    assert alone.abstained == "the runs at n_layers=12 differ in their data alone (corpus), which is no remedy"
+    assert alone.abstained == "the runs at n_layers=12 differ only in their data (corpus), which is not a remedy"
     runs = sweep(loss, {**data, "depth_scale": ["none", "lns"]})
     crossed = derive(runs)
     assert [candidate.contrast.setting for candidate in crossed.candidates] == ["depth_scale=lns"] and crossed.changes
@@ -259,7 +259,7 @@ def test_other_data_are_no_remedy_even_where_a_choice_moves_with_them():
 def test_a_longer_context_is_not_judged_by_its_own_loss():
     runs = sweep(lambda config: -0.1 * (config.seq_len == 512), {"seq_len": [256, 512], "seed": [0, 1, 2]})
     runs["val_loss_common"] = runs["val_loss"]
-    assert "ask for val_loss_common" in reasons(derive(runs))["seq_len=512"]
+    assert "use val_loss_common" in reasons(derive(runs))["seq_len=512"]
     of_own = derive(runs, objective="val_loss_common")  # without eval_seq_len it is val_loss again
     assert not of_own.changes and "one eval_seq_len" in reasons(of_own)["seq_len=512"]
     of_one = derive(runs.assign(eval_seq_len=256), objective="val_loss_common")
