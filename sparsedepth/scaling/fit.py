@@ -1,9 +1,9 @@
-"""Fit the depth law, and say how far the fit can be believed.
+"""Fit the depth law, and check how reliable the fit is.
 
     minimise mean_n (ln L(theta, x_n) - ln L_n)^2 over the free parameters, from many starts
 
 Reported with every fit: how many starts reached the best optimum and how flat it is there, standard errors from the
-Jacobian (s^2 (J'J)^-1, s^2 with n - p degrees of freedom), and a warning wherever the points cannot tell terms apart.
+Jacobian (s^2 (J'J)^-1, s^2 with n - p degrees of freedom), and a warning wherever the points do not identify a term.
 The objective is stated as 100 times the mean squared residual of ln L, as in the released code of 2602.05970.
 """
 
@@ -15,28 +15,28 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from sparsedepth.scaling.law import DesignMatrix, Law, Stated, Term, cluster_effect, design, predict
+from sparsedepth.scaling.law import DesignMatrix, FittedQuantity, Law, Term, cluster_effect, design, predict
 from sparsedepth.scaling.solve import covariance, solve
 
 LEVEL = 0.95
 N_STARTS = 60
 CLUSTER = "cluster"
-"""The column of points that names what is not independent; absent where every point stands for itself."""
+"""The column of points that names clusters of dependent points; absent where all points are independent."""
 N_REWEIGHTED = 3
-"""Rounds of variances from residuals and parameters from variances; further ones change no digit that is shown."""
+"""Iterations of variances from residuals and parameters from variances; more change no printed digit."""
 FEW_CLUSTERS = 20
-"""Below this many the percentile interval of a cluster bootstrap covers too seldom (Cameron, Gelbach, Miller 2008)."""
+"""With fewer, a cluster bootstrap's percentile intervals are too narrow (Cameron, Gelbach, Miller 2008)."""
 SAME = 1e-6
-"""Costs that agree to this share are the same optimum."""
+"""Relative difference of costs up to which optima are the same."""
 
 FACTOR = 2.0
 """An exponent whose 95% interval spans more than this factor is weakly constrained."""
 COLLINEAR = 0.9
 """Predictors whose logarithms correlate more than this trade against each other."""
 CONDITION = 1e3
-"""A Jacobian (columns of length 1) with a larger condition number leaves some combination of parameters open."""
+"""With a larger condition number of the Jacobian (columns of length 1), some combination of parameters is uncertain."""
 NEGLIGIBLE = 1e-3
-"""A part of the loss below this many nat/token, at the points' geometric mean, counts as 0."""
+"""A term's contribution below this many nat/token, at the points' geometric mean, counts as 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,10 @@ class Parameter:
     unit: str
     value: float
     stderr: float | None
-    """From the Jacobian; None where the parameter is fixed or cannot be told apart from the others."""
+    """From the Jacobian; None for a parameter that is fixed or not identified."""
     lo: float | None
     hi: float | None
-    """Student's 95% interval; of a positive quantity's logarithm, so that it stays positive."""
+    """Student's 95% interval; for a positive quantity, on its logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Fit:
     plan: DesignMatrix
     points: pd.DataFrame
     theta: np.ndarray
-    """As `Law.names` orders them, (P,)."""
+    """In the order of `Law.names`, (P,)."""
     covariance: np.ndarray
     """(P, P); see `solve.covariance`."""
     cost: float
@@ -79,12 +79,12 @@ class Fit:
 
     @property
     def df(self) -> int:
-        """Degrees of freedom of the intervals: the clusters, or points, beyond the free parameters; at least 1."""
+        """Degrees of freedom of the intervals: clusters, or points, minus free parameters; at least 1."""
         return max(1, self.plan.n_units - int(self.law.free.sum()))
 
     @property
     def residuals(self) -> np.ndarray:
-        """ln L of the law less that of each point, (N,)."""
+        """ln L of the law minus that of each point, (N,)."""
         return np.log(predict(self.theta[None], self.plan, self.points)[0]) - self.plan.y
 
     @property
@@ -99,21 +99,21 @@ class Fit:
         return float(self.theta[self.law.index(name)])
 
     def parameters(self) -> list[Parameter]:
-        """Coefficients, exponents, E, and what each term adds at the geometric mean of its predictor."""
-        return [self._parameter(stated) for stated in self.plan.stated()]
+        """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
+        return [self._parameter(quantity) for quantity in self.plan.quantities()]
 
-    def _parameter(self, stated: Stated) -> Parameter:
-        value, error = float(stated.of(self.theta)), self._error(stated.weights)
+    def _parameter(self, quantity: FittedQuantity) -> Parameter:
+        value, error = float(quantity.of(self.theta)), self._error(quantity.weights)
         if error is None:
-            return Parameter(name=stated.name, unit=stated.unit, value=value, stderr=None, lo=None, hi=None)
-        half = min(self.t_critical * error, 300.0)  # beyond that exp overflows, and nothing is known of the value
-        lo, hi = (float(stated.value(stated.weights @ self.theta + sign * half)) for sign in (-1, 1))
-        stderr = value * error if stated.is_log else error
-        return Parameter(name=stated.name, unit=stated.unit, value=value, stderr=stderr, lo=lo, hi=hi)
+            return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=None, lo=None, hi=None)
+        half = min(self.t_critical * error, 300.0)  # exp overflows beyond it
+        lo, hi = (float(quantity.value(quantity.weights @ self.theta + sign * half)) for sign in (-1, 1))
+        stderr = value * error if quantity.is_log else error
+        return Parameter(name=quantity.name, unit=quantity.unit, value=value, stderr=stderr, lo=lo, hi=hi)
 
     def _error(self, weights_P: np.ndarray) -> float | None:
         """The standard error of a sum of parameters."""
-        used = np.flatnonzero(weights_P)  # the others may be NaN
+        used = np.flatnonzero(weights_P)  # other rows of the covariance may be NaN
         variance = float(weights_P[used] @ self.covariance[np.ix_(used, used)] @ weights_P[used])
         return float(np.sqrt(variance)) if np.isfinite(variance) and variance > 0 else None
 
@@ -123,10 +123,10 @@ class Fit:
 
 
 def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, seed: int = 0) -> Fit:
-    """The law at the best optimum that `n_starts` random starts find. Deterministic in `seed`.
+    """The law at the best optimum from `n_starts` random starts. Deterministic in `seed`.
 
-    A term whose predictor takes too few values to be identified is left out, with a warning. Raises ValueError for
-    too few points, or where no term is left.
+    A term whose predictor has too few values to be identified is left out, with a warning. Raises ValueError for too
+    few points, or if no term remains.
     """
     law, dropped = _identified(points, law or Law())
     plan = design(points, law)
@@ -156,12 +156,12 @@ def fit(points: pd.DataFrame, law: Law | None = None, n_starts: int = N_STARTS, 
         condition=float(condition_R[0]),
         warnings=tuple(dropped),
     )
-    return replace(draft, warnings=(*draft.warnings, *_doubts(draft, bool(best.converged[0]))))
+    return replace(draft, warnings=(*draft.warnings, *_warnings(draft, bool(best.converged[0]))))
 
 
 def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) -> np.ndarray:
-    """Random parameters, (R, P): exponents from 0.1 to 2.5, E from 20% to 95% of the lowest loss, the rest of the mean
-    loss split at random among the terms. Fixed exponents stand at their value."""
+    """Random parameters, (R, P): exponents from 0.1 to 2.5, E from 20% to 95% of the lowest loss, the remaining mean
+    loss split at random among the terms. Fixed exponents have their value."""
     law = plan.law
     loss_N = np.exp(plan.y)
     e_R = generator.uniform(0.2, 0.95, n_starts) * loss_N.min()
@@ -175,77 +175,78 @@ def starts(plan: DesignMatrix, n_starts: int, generator: np.random.Generator) ->
 
 
 def _identified(points: pd.DataFrame, law: Law) -> tuple[Law, list[str]]:
-    """The law without the terms that these points cannot identify, and why each was left out.
+    """The law without the terms that these points cannot identify, and the reason for each.
 
-    A term c x^-a beside E needs three values of x; two suffice where a is fixed.
+    A term c x^-a in addition to E needs three values of x, or two with a fixed.
     """
-    kept: list[Term] = []
+    terms: list[Term] = []
     warnings: list[str] = []
     for term in law.terms:
         exponent = f"a_{term.symbol}"
         needed = 2 if exponent in law.fixed else 3
         values = sorted(set(points[term.column]))
         if len(values) >= needed:
-            kept.append(term)
+            terms.append(term)
         elif len(values) == 1:
             warnings.append(
-                f"{term.column} is {values[0]:g} at all {len(points)} points: the {term.name} term cannot be told "
-                f"from E and is left out"
+                f"{term.column} is {values[0]:g} at all {len(points)} points: the {term.name} term cannot be "
+                f"distinguished from E and is left out"
             )
         else:
             warnings.append(
                 f"{term.column} takes the two values {values[0]:g} and {values[1]:g}, too few for {exponent}: the "
                 f"{term.name} term is left out (--fix {exponent}=1 keeps it)"
             )
-    if not kept:
+    if not terms:
         raise ValueError(f"no term of the law can be identified: {'; '.join(warnings)}")
-    fixed = {name: value for name, value in law.fixed.items() if any(name == f"a_{term.symbol}" for term in kept)}
-    return replace(law, terms=tuple(kept), fixed=fixed), warnings
+    fixed = {name: value for name, value in law.fixed.items() if any(name == f"a_{term.symbol}" for term in terms)}
+    return replace(law, terms=tuple(terms), fixed=fixed), warnings
 
 
 def log_correlations(plan: DesignMatrix) -> dict[tuple[str, str], float]:
-    """Correlation of the logarithms of each two predictors, by the terms' names."""
+    """(term, term) -> correlation of the logarithms of their predictors."""
     return {
         (first.name, second.name): float(np.corrcoef(plan.z[i], plan.z[j])[0, 1])
         for (i, first), (j, second) in itertools.combinations(enumerate(plan.law.terms), 2)
     }
 
 
-def _doubts(fitted: Fit, converged: bool) -> list[str]:
-    """Every reason not to read the parameters as facts."""
-    doubts = []
-    of_clusters = fitted.plan.shared
-    if of_clusters and of_clusters.n_clusters < FEW_CLUSTERS:
-        doubts.append(
-            f"{of_clusters.n_clusters} clusters are fewer than {FEW_CLUSTERS}: the bootstrap's intervals are too "
-            f"narrow, lo and hi have Student's {fitted.df} degrees of freedom"
+def _warnings(fitted: Fit, converged: bool) -> list[str]:
+    """The reasons for which the parameters may be unreliable."""
+    warnings = []
+    clusters = fitted.plan.shared
+    if clusters and clusters.n_clusters < FEW_CLUSTERS:
+        warnings.append(
+            f"{clusters.n_clusters} clusters are fewer than {FEW_CLUSTERS}: bootstrap intervals are too narrow; lo and "
+            f"hi have Student's t with {fitted.df} degrees of freedom"
         )
     n_shapes = len(fitted.points.drop_duplicates(["d_model", "n_layers", "num_tokens"]))
-    if of_clusters is None and n_shapes < fitted.n_points:
-        doubts.append(
-            f"{fitted.n_points} points have {n_shapes} shapes and budgets: where some of these lie off the law with "
-            f"every seed alike, intervals are too narrow (--cluster d_model,n_layers)"
+    if clusters is None and n_shapes < fitted.n_points:
+        warnings.append(
+            f"{fitted.n_points} points have {n_shapes} shapes and budgets: if all seeds of one deviate from the law "
+            f"together, intervals are too narrow (--cluster d_model,n_layers)"
         )
     if not converged:
-        doubts.append(f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}); its valley is flat")
+        warnings.append(f"the best optimum is not stationary (gradient cosine {fitted.gradient:.1e}): the cost is flat")
     if fitted.n_reached < 2:
-        doubts.append(f"one of {fitted.n_starts} starts reached the best optimum: a better one may exist")
+        warnings.append(f"one of {fitted.n_starts} starts reached the best optimum: a better one may exist")
     for (first, second), value in log_correlations(fitted.plan).items():
         if abs(value) > COLLINEAR:
-            doubts.append(
+            warnings.append(
                 f"log {first} and log {second} correlate at {value:.2f} (above {COLLINEAR}): their terms trade against "
-                f"each other, and each exponent leans on the law's form"
+                f"each other, and each exponent depends on the law's form"
             )
     if fitted.condition > CONDITION:
-        doubts.append(
-            f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}: terms are not told apart"
+        warnings.append(
+            f"the Jacobian's condition number is {fitted.condition:.2g}, above {CONDITION:g}: some terms cannot be "
+            f"separated"
         )
     for parameter in fitted.parameters():
-        doubts += _doubt(parameter, fitted)
-    return doubts
+        warnings += _parameter_warnings(parameter, fitted)
+    return warnings
 
 
-def _doubt(parameter: Parameter, fitted: Fit) -> Sequence[str]:
+def _parameter_warnings(parameter: Parameter, fitted: Fit) -> Sequence[str]:
     name, lo, hi = parameter.name, parameter.lo, parameter.hi
     if name.startswith("a_") and name not in fitted.law.fixed:
         if lo is None or hi is None:
@@ -258,5 +259,5 @@ def _doubt(parameter: Parameter, fitted: Fit) -> Sequence[str]:
                 f"(more than {FACTOR:g})"
             ]
     if (name == "E" or name.endswith("_part")) and parameter.value < NEGLIGIBLE:
-        return [f"{name} is at its bound, 0: the points leave nothing to it"]
+        return [f"{name} is at its bound, 0: the points do not need it"]
     return []

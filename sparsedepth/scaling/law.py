@@ -5,12 +5,13 @@
 m: width d_model. l: n_layers, counted in hundredths of a layer (x 100); s: layers left out of the count, 0 or 2.
 D: training tokens, in millions. These are the paper's units, in which the coefficients c are stated [nat/token].
 
-A fit sees the same law with centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k are otherwise almost
+A fit uses the same law with centred logarithms z_k = ln x_k - mean ln x_k, because c_k and a_k are otherwise almost
 collinear:
 
     L = sum_k exp(g_k - a_k z_k) + exp(e),      c_k = exp(g_k + a_k mean ln x_k),      E = exp(e)
 
-exp(g_k) is what term k adds at the geometric mean of its predictor. Contributions and E are positive by construction.
+exp(g_k) is the contribution of term k at the geometric mean of its predictor. Contributions and E are positive by
+construction.
 
 Shapes: K terms, N points, R fits at a time, P = 2 K + 1 parameters in the order g_1..g_K, a_1..a_K, e.
 """
@@ -42,7 +43,7 @@ TERMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """Which terms the law has, what is held fixed, and how layers are counted."""
+    """The terms of the law, fixed exponents, and how layers are counted."""
 
     terms: tuple[Term, ...] = TERMS
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -64,12 +65,12 @@ class Law:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters as a fit sees them."""
+        """Names of the parameters of a fit."""
         symbols = [term.symbol for term in self.terms]
         return (*(f"g_{symbol}" for symbol in symbols), *(f"a_{symbol}" for symbol in symbols), "e")
 
     def index(self, name: str) -> int:
-        """The place of a parameter among `names`."""
+        """The index of a parameter in `names`."""
         return self.names.index(name)
 
     @property
@@ -80,29 +81,29 @@ class Law:
         """L = c_m m^-a_m + c_l (l - 2)^-a_l + E, with a_l = 1."""
         parts = []
         for term in self.terms:
-            counted = f"(l - {self.minus_layers:g})" if term.name == "depth" and self.minus_layers else term.symbol
-            parts.append(f"c_{term.symbol} {counted}^-a_{term.symbol}")
-        held = ", ".join(f"{name} = {value:g}" for name, value in self.fixed.items())
-        return f"L = {' + '.join(parts)} + E{f', with {held}' if held else ''}"
+            predictor = f"(l - {self.minus_layers:g})" if term.name == "depth" and self.minus_layers else term.symbol
+            parts.append(f"c_{term.symbol} {predictor}^-a_{term.symbol}")
+        fixed = ", ".join(f"{name} = {value:g}" for name, value in self.fixed.items())
+        return f"L = {' + '.join(parts)} + E{f', with {fixed}' if fixed else ''}"
 
     def predictor(self, term: Term, values: np.ndarray | float) -> np.ndarray:
-        """x of a term from its column, in the law's unit. Not positive where no layer is left to count."""
+        """x of a term from its column, in the law's unit; not positive where `minus_layers` leaves no layer."""
         shift = self.minus_layers if term.name == "depth" else 0.0
         return term.factor * (np.asarray(values, dtype=float) - shift)
 
 
 @dataclass(frozen=True)
-class Stated:
-    """A number as the law is stated with it: a sum of a fit's parameters, or its exponential."""
+class FittedQuantity:
+    """A reported quantity: a weighted sum of a fit's parameters, or its exponential."""
 
     name: str
     unit: str
     weights: np.ndarray
-    """Of the parameters in the sum, (P,)."""
+    """(P,)."""
     is_log: bool = True
 
     def of(self, theta: np.ndarray) -> np.ndarray:
-        """The value of the quantity under each row of parameters."""
+        """Its value for each row of parameters."""
         return self.value(theta @ self.weights)
 
     def value(self, total: np.ndarray) -> np.ndarray:
@@ -111,8 +112,8 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterEffect:
-    """What the points of a cluster have in common: a random effect u_c of ln L, normal with variance s_u^2, beside the
-    points' own error of variance s_e^2. Whitening takes from each residual the share lambda_c of its cluster's mean:
+    """The points of a cluster share a random effect u_c on ln L, normal with variance s_u^2, in addition to independent
+    errors of variance s_e^2. Whitening subtracts from each residual the share lambda_c of its cluster's mean:
 
         lambda_c = k_c s_u^2 / (k_c s_u^2 + s_e^2),   k_c points in the cluster      (generalised least squares)
     """
@@ -120,13 +121,13 @@ class ClusterEffect:
     index: np.ndarray
     """The cluster of each point, (N,)."""
     between: float
-    """s_u: standard deviation of ln L between clusters, beyond the law."""
+    """s_u: standard deviation of ln L between clusters, about the law."""
     within: float
     """s_e."""
 
     @cached_property
     def members(self) -> np.ndarray:
-        """1 where a point is of a cluster, (N, C)."""
+        """1 where a point is in a cluster, (N, C)."""
         return (self.index[:, None] == np.arange(self.n_clusters)).astype(float)
 
     @property
@@ -141,13 +142,13 @@ class ClusterEffect:
 
 
 def cluster_effect(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> ClusterEffect:
-    """The variances from residuals, by the method of moments (analysis of variance): parameters are counted against
-    the clusters, since width and depth do not vary within one."""
+    """The variances from residuals, by the method of moments (analysis of variance). Parameters reduce the degrees of
+    freedom between clusters, since width and depth do not vary within one."""
     draft = ClusterEffect(index=index, between=0.0, within=1.0)
     k_C = draft.members.sum(axis=0)
     mean_C = residual_N @ draft.members / k_C
     n, n_clusters = len(index), len(k_C)
-    if n == n_clusters:  # nothing tells the two errors apart
+    if n == n_clusters:  # the two variances cannot be separated
         return replace(draft, within=float(np.sqrt((residual_N**2).sum() / max(1, n - n_free))))
     within = float(((residual_N - mean_C[index]) ** 2).sum()) / (n - n_clusters)
     between = float((k_C * mean_C**2).sum()) / max(1, n_clusters - n_free)
@@ -159,7 +160,7 @@ def cluster_effect(index: np.ndarray, residual_N: np.ndarray, n_free: int) -> Cl
 
 @dataclass(frozen=True, kw_only=True)
 class DesignMatrix:
-    """The points as a fit sees them."""
+    """The points in the form that a fit uses."""
 
     law: Law
     z: np.ndarray
@@ -169,7 +170,7 @@ class DesignMatrix:
     y: np.ndarray
     """ln loss, (N,)."""
     shared: ClusterEffect | None = None
-    """What points of one cluster share; None where each stands for itself."""
+    """None where the points are independent."""
 
     @property
     def n_points(self) -> int:
@@ -177,23 +178,23 @@ class DesignMatrix:
 
     @property
     def units(self) -> str:
-        """What is drawn and left out as one."""
+        """The units of bootstrap and folds."""
         return "clusters" if self.shared else "points"
 
     @property
     def n_units(self) -> int:
         return self.shared.n_clusters if self.shared else self.n_points
 
-    def stated(self) -> list[Stated]:
-        """Coefficients, exponents, E, and what each term adds at the geometric mean of its predictor."""
+    def quantities(self) -> list[FittedQuantity]:
+        """Coefficients, exponents, E, and each term's contribution at the geometric mean of its predictor."""
         parameter = dict(zip(self.law.names, np.eye(len(self.law.names)), strict=True))
-        numbers, parts = [], []
+        quantities, parts = [], []
         for term, centre in zip(self.law.terms, self.centre, strict=True):
             g, a = parameter[f"g_{term.symbol}"], parameter[f"a_{term.symbol}"]
-            numbers.append(Stated(f"c_{term.symbol}", f"nat/token x ({term.unit})^a", g + centre * a))
-            numbers.append(Stated(f"a_{term.symbol}", "1", a, is_log=False))
-            parts.append(Stated(f"{term.name}_part", "nat/token at mean", g))
-        return [*numbers, Stated("E", "nat/token", parameter["e"]), *parts]
+            quantities.append(FittedQuantity(f"c_{term.symbol}", f"nat/token x ({term.unit})^a", g + centre * a))
+            quantities.append(FittedQuantity(f"a_{term.symbol}", "1", a, is_log=False))
+            parts.append(FittedQuantity(f"{term.name}_part", "nat/token at mean", g))
+        return [*quantities, FittedQuantity("E", "nat/token", parameter["e"]), *parts]
 
 
 def design(points: pd.DataFrame, law: Law) -> DesignMatrix:
@@ -208,14 +209,14 @@ def design(points: pd.DataFrame, law: Law) -> DesignMatrix:
 
 
 def contributions(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What each term adds to the loss, (R, K, N), and E, (R,)."""
+    """Each term's contribution to the loss, (R, K, N), and E, (R,)."""
     n_terms = len(z_KN)
     g_RK, a_RK = theta_RP[:, :n_terms], theta_RP[:, n_terms : 2 * n_terms]
     return np.exp(g_RK[:, :, None] - a_RK[:, :, None] * z_KN), np.exp(theta_RP[:, -1])
 
 
 def jacobian(theta_RP: np.ndarray, z_KN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ln L at every point, (R, N), and its derivatives by every parameter, (R, P, N)."""
+    """ln L at every point, (R, N), and its derivative with respect to every parameter, (R, P, N)."""
     term_RKN, e_R = contributions(theta_RP, z_KN)
     loss_RN = term_RKN.sum(axis=1) + e_R[:, None]
     share_RKN = term_RKN / loss_RN[:, None]

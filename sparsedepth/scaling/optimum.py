@@ -1,11 +1,11 @@
-"""The width and depth that the fitted law puts lowest at a parameter budget.
+"""The width and depth with the lowest fitted loss at a parameter budget.
 
     minimise c_m m^-a_m + c_l (l - s)^-a_l    subject to    N = f m^2 l + v m
 
 f: parameters of a block by m^2 (12 with multi-head attention and a feed-forward part of width 4 m); v: vocabulary
-tables, by width. Both come from the points' own model_size by least squares on the relative error, which is stated.
-The data term does not move the optimum. Every bootstrap replicate of the law has its own; their percentiles are the
-interval. l is solved for as a real number, and rounded last.
+tables, per unit of width. Both are fitted to the points' model_size by least squares on the relative error, which is
+reported. The data term does not change the optimum. Percentiles of the optima of bootstrap replicates are the interval.
+l is solved for as a real number, and rounded last.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from sparsedepth.scaling.law import predict
 from sparsedepth.scaling.uncertainty import Bootstrap, percentiles
 
 SIZE_ERROR = 0.05
-"""Points whose size the formula misses by more than this are not of one family."""
+"""Relative error of the formula above which points are not of one family."""
 MAX_LAYERS = 10_000
 
 
@@ -32,7 +32,7 @@ class Sizes:
     """Largest relative error over the points."""
 
     def width(self, params: float, n_layers: np.ndarray) -> np.ndarray:
-        """The d_model that spends `params` at each depth: the positive root."""
+        """The d_model with `params` parameters at each depth: the positive root."""
         a = self.block * n_layers
         return 2 * params / (self.table + np.sqrt(self.table**2 + 4 * a * params))
 
@@ -45,11 +45,11 @@ class Optimum:
     d_model_interval: tuple[float, float] | None
     n_layers_interval: tuple[float, float] | None
     n_layers_rounded: int
-    """The better of the two whole depths beside the optimum, at least one more than the law leaves out."""
+    """The better of the two neighbouring whole depths, at least one above `minus_layers`."""
     d_model_rounded: int
-    """The whole width next to what the budget leaves at that depth."""
+    """The whole width nearest to the budget at that depth."""
     loss: float | None
-    """At the rounded shape [nat/token]; None where the law has a data term and no tokens are given."""
+    """At the rounded shape [nat/token]; None for a law with a data term and no given tokens."""
     loss_interval: tuple[float, float] | None
     sizes: Sizes
     n_at_edge: int
@@ -64,7 +64,7 @@ def fit_sizes(points: pd.DataFrame) -> Sizes:
         raise ValueError("the points have no model_size, so a parameter budget cannot be split into width and depth")
     columns_N2 = np.stack([m_N**2 * l_N, m_N], axis=1) / sizes_N[:, None]
     block, table = np.linalg.lstsq(columns_N2, np.ones(len(m_N)), rcond=None)[0]
-    if table < 0:  # no tables to be seen in these sizes
+    if table < 0:  # these sizes show no tables
         block, table = 1 / np.mean(columns_N2[:, 0]), 0.0
     if not block > 0:
         raise ValueError("model_size does not grow with d_model^2 x n_layers in these points")
@@ -88,11 +88,11 @@ def optimum(fitted: Fit, boot: Bootstrap | None, params: float, tokens: float | 
     if at_edge:
         raise ValueError(
             f"the law has no best shape at {params:g} parameters: its loss is lowest at n_layers={depth:.3g}, the edge "
-            f"of what was searched"
+            f"of the search"
         )
     layers, width = _rounded(fitted, sizes, params, float(depth))
     intervals, n_at_edge, losses = _spread(fitted, boot, sizes, params, tokens, (width, layers))
-    knows_loss = tokens is not None or "data" not in {term.name for term in law.terms}
+    has_loss = tokens is not None or "data" not in {term.name for term in law.terms}
     best_d = float(sizes.width(params, depth))
     return Optimum(
         params=params,
@@ -102,8 +102,8 @@ def optimum(fitted: Fit, boot: Bootstrap | None, params: float, tokens: float | 
         n_layers_interval=intervals[1],
         n_layers_rounded=layers,
         d_model_rounded=width,
-        loss=_loss(fitted, fitted.theta[None], width, layers, tokens)[0] if knows_loss else None,
-        loss_interval=losses if knows_loss else None,
+        loss=_loss(fitted, fitted.theta[None], width, layers, tokens)[0] if has_loss else None,
+        loss_interval=losses if has_loss else None,
         sizes=sizes,
         n_at_edge=n_at_edge,
         warnings=tuple(_outside(fitted.points, sizes, params, tokens, best_d, float(depth))),
@@ -124,7 +124,7 @@ def _depths(fitted: Fit, sizes: Sizes, params: float, theta_RP: np.ndarray) -> t
     rows = np.arange(len(theta_RP))
     left_R, middle_R, right_R = (loss_RG[rows, inner_R + shift] for shift in (-1, 0, 1))
     bend_R = left_R - 2 * middle_R + right_R
-    # The lowest point of the parabola through three neighbours of the grid, in ln depth.
+    # Minimum of the parabola through three neighbours of the grid, in ln depth.
     shift_R = np.divide(left_R - right_R, 2 * bend_R, out=np.zeros_like(bend_R), where=bend_R > 0)
     step = np.log(depth_G[1] / depth_G[0])
     depth_R = depth_G[inner_R] * np.exp(step * np.clip(shift_R, -1, 1))
@@ -161,18 +161,18 @@ def _spread(
 def _outside(
     points: pd.DataFrame, sizes: Sizes, params: float, tokens: float | None, d_model: float, n_layers: float
 ) -> list[str]:
-    """What lies beyond the points, and a size formula that does not hold."""
-    asked = {"model_size": params, "d_model": d_model, "n_layers": n_layers}
+    """Warnings of extrapolation, and of sizes that do not fit the formula."""
+    shape = {"model_size": params, "d_model": d_model, "n_layers": n_layers}
     if tokens is not None:
-        asked["num_tokens"] = tokens
+        shape["num_tokens"] = tokens
     warnings = []
-    for name, value in asked.items():
+    for name, value in shape.items():
         lo, hi = points[name].min(), points[name].max()
         if not lo <= value <= hi:
             warnings.append(f"extrapolation: {name}={value:.4g} lies outside the fitted points, {lo:.4g} to {hi:.4g}")
     if sizes.worst > SIZE_ERROR:
         warnings.append(
             f"parameters = {sizes.block:.3g} d_model^2 n_layers + {sizes.table:.3g} d_model misses some points by "
-            f"{sizes.worst:.0%}: they are not of one family, and the budget is split only roughly"
+            f"{sizes.worst:.0%}: they are not of one family, so width and depth for the budget are approximate"
         )
     return warnings

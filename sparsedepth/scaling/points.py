@@ -1,4 +1,4 @@
-"""The points that the depth law is fitted to: one row per trained model, from a CSV or a results folder.
+"""The points for the depth law: one row per trained model, from a CSV or a results folder.
 
 Columns: d_model, n_layers, num_tokens (training tokens), loss [nat/token], model_size (parameters; NaN where unknown).
 """
@@ -17,7 +17,7 @@ from sparsedepth.store.schema import RUN_COLUMNS
 from sparsedepth.store.tuning_roles import IS_RESULT
 
 COLUMNS = ("model_size", "num_tokens", "d_model", "n_layers", "loss")
-OF_SIZE = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
+SIZE_FIELDS = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "d_expert", "train_tokens", "seed")
 """Fields that may differ between the points of one law."""
 MAX_BYTES = 100_000_000
 
@@ -29,12 +29,12 @@ ORDER BY run_id
 
 
 def read_points(source: Path, where: str | None = None, cluster: str | None = None) -> pd.DataFrame:
-    """The points of a CSV file with COLUMNS, or of a results folder's complete runs that finished.
+    """The points of a CSV file with COLUMNS, or of a results folder's finished runs.
 
-    `where` is an SQL condition over the columns of `runs`, for a folder only. `cluster` names the columns, separated by
-    commas, of which equal values make a cluster: a column of that name is added; of a folder, 'run' is the training run
-    (an imported row's own cluster). A point without one stands for itself. Raises ValueError for a missing column, a
-    value that is no positive number, or no points at all.
+    `where`: an SQL condition over the columns of `runs`, for a folder only. `cluster`: comma-separated columns; points
+    with equal values make a cluster, named in a new column `cluster`. For a folder, 'run' means the training run (an
+    imported row's own cluster). A point without a value is independent. Raises ValueError for a missing column, a value
+    that is not a positive number, or no points at all.
     """
     names = [name.strip() for name in cluster.split(",")] if cluster else []
     if source.is_dir():
@@ -45,26 +45,23 @@ def read_points(source: Path, where: str | None = None, cluster: str | None = No
 
 
 def exclude_highest(points: pd.DataFrame, n_excluded: int) -> pd.DataFrame:
-    """Without the points whose loss is not below the n-th highest: ties with it go, too.
-
-    Raises ValueError where nothing would be left.
-    """
+    """The points without the n highest losses and their ties. Raises ValueError if none is left."""
     if n_excluded == 0:
         return points
     excluded = np.sort(points["loss"].to_numpy())[::-1][:n_excluded]
-    kept = points[points["loss"] < excluded[-1]]
-    if kept.empty:
+    remaining = points[points["loss"] < excluded[-1]]
+    if remaining.empty:
         raise ValueError(
             f"cannot exclude the {n_excluded} highest of {len(points)} losses and their ties: no point is left; "
             f"exclude fewer"
         )
-    return kept.reset_index(drop=True)
+    return remaining.reset_index(drop=True)
 
 
 def other_differences(source: Path, where: str | None = None) -> list[str]:
-    """Fields of a results folder's runs, other than sizes, that differ between the points: the law is blind to them."""
+    """Fields, other than sizes, that differ between a results folder's points: the law ignores them."""
     names = fields_where(RunConfig, lambda role: role.kind not in ("measure", "record"))
-    names = [name for name in names if name not in OF_SIZE]
+    names = [name for name in names if name not in SIZE_FIELDS]
     counts = ", ".join(f"count(DISTINCT coalesce(CAST({name} AS VARCHAR), 'NULL'))" for name in names)
     with open_store(source) as store:
         condition = store.condition(where or "true")
@@ -73,22 +70,22 @@ def other_differences(source: Path, where: str | None = None) -> list[str]:
 
 
 def _from_folder(source: Path, where: str | None, cluster: list[str]) -> pd.DataFrame:
-    known = {column.name for column in RUN_COLUMNS} | {"run"}
-    if unknown := [name for name in cluster if name not in known]:
+    columns = {column.name for column in RUN_COLUMNS} | {"run"}
+    if unknown := [name for name in cluster if name not in columns]:
         raise ValueError(
             f"--cluster {unknown[0]!r} is no column of runs; name run, or columns such as d_model,n_layers"
         )
     parts = [
         "coalesce(cluster, run_id)" if name in ("run", "cluster") else f"CAST({name} AS VARCHAR)" for name in cluster
     ]
-    named = " || ' ' || ".join(parts)  # NULL where a part is
-    clusters = f", coalesce({named}, run_id) AS cluster" if parts else ""
+    key = " || ' ' || ".join(parts)  # NULL if any part is
+    clusters = f", coalesce({key}, run_id) AS cluster" if parts else ""
     with open_store(source) as store:
         condition = store.condition(where or "true")
         points = store.frame(_SQL.format(where=condition, is_result=IS_RESULT, cluster=clusters))
     if not len(points):
-        asked = f" that meets {where!r}" if where else ""
-        raise ValueError(f"{str(source)!r} holds no trained run{asked} that finished with a val_loss")
+        condition = f" that meets {where!r}" if where else ""
+        raise ValueError(f"{str(source)!r} holds no trained run{condition} that finished with a val_loss")
     return points
 
 
@@ -113,7 +110,7 @@ def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
 
 
 def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
-    """Positive finite numbers only; a row that is not so is named."""
+    """The points as numbers. Raises ValueError, with the row, for one that is not positive and finite."""
     numbers = points[list(COLUMNS)].apply(pd.to_numeric, errors="coerce").astype(float)
     for name in COLUMNS:
         bad = ~(np.isfinite(numbers[name]) & (numbers[name] > 0))
@@ -121,9 +118,9 @@ def _checked(points: pd.DataFrame, source: str) -> pd.DataFrame:
             continue
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
-            given = json.dumps(points[name].iloc[row], default=str)
+            value = json.dumps(points[name].iloc[row], default=str)
             raise ValueError(
-                f"{source!r}: {name} is {given} in row {row + 1} of {len(points)}, and {int(bad.sum())} such rows; "
+                f"{source!r}: {name} is {value} in row {row + 1} of {len(points)}, and {int(bad.sum())} such rows; "
                 f"a positive number is needed"
             )
     if not len(numbers):

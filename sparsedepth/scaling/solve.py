@@ -6,12 +6,12 @@
 H is the exact second derivative of S / 2, J'J and the residual's part: along the valley in which width trades against
 depth, J'J alone needs hundreds of steps.
 
-lambda is 0 where every point stands for itself (`law.ClusterEffect`: points of a cluster have one weight).
+lambda_c is 0 where points are independent (`law.ClusterEffect`: points of a cluster have one weight).
 
 One row is one fit: a start, a bootstrap replicate (w: how often each point was drawn), a fold (w: 0 or 1), a profile
-(an exponent not free), or a simulated data set (its own ln L). All rows step together, one (R, P, P) solve for each
-step, and leave when they have converged: when no column of J has a cosine above 1e-8 with the residual (the gradient
-test of MINPACK), or the residual is all rounding.
+(an exponent not free), or a simulated data set (its own ln L). All rows step together, with one (R, P, P) solve per
+step, until they converge: when no column of J has a cosine above 1e-8 with the residual (the gradient test of MINPACK),
+or the residual is rounding error.
 
 Shapes: R fits, N points, P parameters; see `law`.
 """
@@ -29,11 +29,11 @@ MAX_STEPS = 500
 ROWS_AT_A_TIME = 128
 """Keeps the Jacobians in cache."""
 STUCK = 1e12
-"""Damping at which a row is given up: no step, however short, gains anything."""
+"""Damping at which a row stops: not even a tiny step lowers its cost."""
 NEGLIGIBLE = 1e-7
-"""A parameter that moves ln L by less per unit has no more effect: its term has vanished."""
+"""A parameter that changes ln L by less per unit has no effect: its term has vanished."""
 UNIDENTIFIED = 1e7
-"""Condition number of the Jacobian from which on some combination of parameters is open."""
+"""Condition number of the Jacobian above which some combination of parameters is not identified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Solution:
     """Whether each row met the gradient test, (R,)."""
 
     def best(self) -> "Solution":
-        """The row of least cost, alone."""
+        """The row of least cost."""
         i = int(np.argmin(self.cost))
         row = slice(i, i + 1)
         return Solution(
@@ -86,28 +86,28 @@ def _solve(
     damping_R = np.full(len(theta_RP), 1e-2)
     weight_R = (root_RN**2).sum(axis=1)
     zero_R = ROUNDING**2 * weight_R
-    left = np.arange(len(theta_RP))
+    active = np.arange(len(theta_RP))
     for _ in range(MAX_STEPS):
-        hessian_RPP, slope_RP, size_RP = _derivatives(theta_RP[left], plan, root_RN[left], y_RN[left], free_RP[left])
-        moves_RP = size_RP > NEGLIGIBLE**2 * weight_R[left, None]
-        gradient_R[left] = _cosine(slope_RP * moves_RP, size_RP, cost_R[left])
-        keep = (gradient_R[left] > GRADIENT) & (cost_R[left] > zero_R[left]) & (damping_R[left] < STUCK)
+        parts = (theta_RP[active], plan, root_RN[active], y_RN[active], free_RP[active])
+        hessian_RPP, slope_RP, size_RP = _derivatives(*parts)
+        moves_RP = size_RP > NEGLIGIBLE**2 * weight_R[active, None]
+        gradient_R[active] = _cosine(slope_RP * moves_RP, size_RP, cost_R[active])
+        keep = (gradient_R[active] > GRADIENT) & (cost_R[active] > zero_R[active]) & (damping_R[active] < STUCK)
         if not keep.any():
             break
-        left = left[keep]
-        step_RP = _step(hessian_RPP[keep], slope_RP[keep], size_RP[keep], damping_R[left])
-        tried_RP = theta_RP[left] + step_RP
-        tried_R = _cost(tried_RP, plan, root_RN[left], y_RN[left])
-        gained = tried_R <= cost_R[left] * (1 + 1e-13)
-        theta_RP[left[gained]], cost_R[left[gained]] = tried_RP[gained], tried_R[gained]
-        damping_R[left] = np.where(gained, np.maximum(damping_R[left] / 8, 1e-12), damping_R[left] * 4)
+        active = active[keep]
+        new_RP = theta_RP[active] + _step(hessian_RPP[keep], slope_RP[keep], size_RP[keep], damping_R[active])
+        new_cost_R = _cost(new_RP, plan, root_RN[active], y_RN[active])
+        improved = new_cost_R <= cost_R[active] * (1 + 1e-13)
+        theta_RP[active[improved]], cost_R[active[improved]] = new_RP[improved], new_cost_R[improved]
+        damping_R[active] = np.where(improved, np.maximum(damping_R[active] / 8, 1e-12), damping_R[active] * 4)
     return theta_RP, cost_R, gradient_R, (gradient_R <= GRADIENT) | (cost_R <= zero_R)
 
 
 def _derivatives(
     theta_RP: np.ndarray, plan: DesignMatrix, root_RN: np.ndarray, y_RN: np.ndarray, free_RP: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """H (R, P, P), J'r (R, P) and the squared length of J's columns (R, P); zero by what is not free."""
+    """H (R, P, P), J'r (R, P) and the squared length of J's columns (R, P); zero for fixed parameters."""
     z_KN = plan.z
     log_loss_RN, by_RPN = jacobian(theta_RP, z_KN)
     residual_RN = log_loss_RN - y_RN
@@ -131,7 +131,7 @@ def _derivatives(
 
 
 def _whitened(values: np.ndarray, shared: ClusterEffect | None) -> np.ndarray:
-    """The values (..., N) less the share of their cluster's mean that a random effect explains."""
+    """The values (..., N) minus the share of their cluster's mean that a random effect explains."""
     return values if shared is None else values - shared.mean_share(values)
 
 
@@ -150,18 +150,17 @@ def _cosine(slope_RP: np.ndarray, size_RP: np.ndarray, cost_R: np.ndarray) -> np
 
 
 def _step(hessian_RPP: np.ndarray, slope_RP: np.ndarray, size_RP: np.ndarray, damping_R: np.ndarray) -> np.ndarray:
-    """The next step, in units of the Jacobian's columns, so that the system is well scaled; a column that is not free
-    stays put."""
+    """The next step, solved in units of the Jacobian's columns for good scaling; 0 for fixed parameters."""
     scale_RP = np.sqrt(np.where(size_RP > 1e-300, size_RP, 1.0))
     scaled_RPP = hessian_RPP / (scale_RP[:, :, None] * scale_RP[:, None, :])
     diagonal = np.arange(scaled_RPP.shape[1])
     scaled_RPP[:, diagonal, diagonal] += np.where(size_RP > 1e-300, damping_R[:, None], 1.0)
-    wanted_RP1 = (slope_RP / scale_RP)[:, :, None]
+    slope_RP1 = (slope_RP / scale_RP)[:, :, None]
     try:
-        step_RP = -np.linalg.solve(scaled_RPP, wanted_RP1)[:, :, 0] / scale_RP
-    except np.linalg.LinAlgError:  # two terms move as one in some row
-        step_RP = -(np.linalg.pinv(scaled_RPP) @ wanted_RP1)[:, :, 0] / scale_RP
-    # A vanishing column would be sent to infinity in one step, from where no gradient leads back.
+        step_RP = -np.linalg.solve(scaled_RPP, slope_RP1)[:, :, 0] / scale_RP
+    except np.linalg.LinAlgError:  # two terms are collinear in some row
+        step_RP = -(np.linalg.pinv(scaled_RPP) @ slope_RP1)[:, :, 0] / scale_RP
+    # Unclipped, a vanishing column would go to infinity in one step, where there is no gradient.
     return np.clip(step_RP, -2.0, 2.0)
 
 
@@ -171,7 +170,7 @@ def covariance(
     """s^2 (J'J)^-1 of every row, (R, P, P), with s^2 = S / (N - free parameters), and the condition number of J with
     columns of length 1, (R,). Every point has the weight 1.
 
-    Zero for what is not free, NaN for what has no effect (NEGLIGIBLE), or everywhere if the rest cannot be told apart
+    Zero for fixed parameters, NaN for those without effect (NEGLIGIBLE), or for all if the others are not identified
     (UNIDENTIFIED).
     """
     free_RP = np.broadcast_to(plan.law.free if free_RP is None else free_RP, solution.theta.shape)

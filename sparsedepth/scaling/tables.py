@@ -1,4 +1,4 @@
-"""A fitted depth law as rows and lines: what `sparsedepth scaling` prints, for people and for programs."""
+"""A fitted depth law as tables, text and JSON: the output of `sparsedepth scaling`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sparsedepth.store.query_result import QueryResult
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A fit with everything that says how far to believe it; what was not asked for is None or empty."""
+    """A fit with its checks; checks that were not requested are None or empty."""
 
     source: str
     fit: Fit
@@ -42,9 +42,9 @@ def scan_table(scan: Sequence[tuple[int, Fit]]) -> QueryResult:
     names = sorted({name for _, fit in scan for name in fit.law.names if name.startswith("a_")})
     rows = []
     for n_excluded, fit in scan:
-        known = {number.name: number for number in fit.parameters()}
-        exponents = [getattr(known.get(name), part, None) for name in names for part in ("value", "stderr")]
-        rows.append((n_excluded, fit.n_points, *exponents, known["E"].value, fit.objective))
+        by_name = {parameter.name: parameter for parameter in fit.parameters()}
+        exponents = [getattr(by_name.get(name), part, None) for name in names for part in ("value", "stderr")]
+        rows.append((n_excluded, fit.n_points, *exponents, by_name["E"].value, fit.objective))
     columns = [column for name in names for column in (name, f"{name}_stderr")]
     return QueryResult(columns=("excluded", "points", *columns, "E", "objective"), rows=tuple(rows))
 

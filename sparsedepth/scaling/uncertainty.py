@@ -1,8 +1,8 @@
-"""How far a fitted depth law moves when the points do: bootstrap, profiles, held-out points, excluded points.
+"""Uncertainty of a fitted depth law: bootstrap, profiles, held-out points, excluded points.
 
 - Bootstrap over points (pairs), or over clusters where the fit has them: every replicate is refitted to convergence,
-  from the optimum and from perturbed starts. A replicate that stops early stays near its start and makes an interval
-  look tighter than it is.
+  from the optimum and from perturbed starts. Replicates that stop early stay near their start, which would make
+  intervals too narrow.
 - Profile: the values a of an exponent at which the best fit of all others costs no more than
   S(a) <= S_min (1 + t^2 / (n - p)), t Student's 97.5% point (Bates and Watts, 1988, section 6.1).
 - Held out: k folds of points, or of clusters, each predicted by the law fitted to the others.
@@ -33,13 +33,13 @@ EXCLUSIONS = (0, 1, *range(10, 101, 10))
 @dataclass(frozen=True, kw_only=True)
 class Bootstrap:
     theta: np.ndarray
-    """One refit per row, of the replicates that converged."""
+    """One converged refit per row."""
     intervals: dict[str, tuple[float, float]]
     """95% percentile intervals by parameter."""
     n_replicates: int
     n_converged: int
     n_moved: int
-    """Replicates of which a perturbed start found a better optimum than the start at the fit."""
+    """Replicates with a better optimum from a perturbed start than from the fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +50,16 @@ class Profile:
     """S at each value, all other parameters refitted."""
     lo: float | None
     hi: float | None
-    """None on a side where the cost never rises to the limit: the points set no bound there."""
+    """None on a side where the cost stays below the limit: the points set no bound there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutFit:
     n_folds: int
     rmse: float
-    """Root mean squared residual of ln L at points that the fit had not seen."""
+    """Root mean squared residual of ln L at held-out points."""
     rmse_fitted: float
-    """The same at the points of the fit."""
+    """The same at the fitted points."""
     mean_abs: float
     """Mean |ln L - ln loss| held out: about the relative error."""
 
@@ -81,29 +81,29 @@ def bootstrap(fitted: Fit, n_replicates: int = N_BOOTSTRAP, seed: int = 0) -> Bo
         theta_RP = np.where(better_R[:, None], other.theta, theta_RP)
         cost_R, converged_R = np.where(better_R, other.cost, cost_R), converged_R | other.converged
     moved_R = cost_R < first.cost * (1 - 1e-6)
-    kept_RP = theta_RP[converged_R]
+    theta_RP = theta_RP[converged_R]
     intervals = {
-        stated.name: percentiles(stated.of(kept_RP))
-        for stated in fitted.plan.stated()
-        if len(kept_RP) and stated.name not in fitted.law.fixed
+        quantity.name: percentiles(quantity.of(theta_RP))
+        for quantity in fitted.plan.quantities()
+        if len(theta_RP) and quantity.name not in fitted.law.fixed
     }
     return Bootstrap(
-        theta=kept_RP,
+        theta=theta_RP,
         intervals=intervals,
         n_replicates=n_replicates,
-        n_converged=len(kept_RP),
+        n_converged=len(theta_RP),
         n_moved=int(moved_R.sum()),
     )
 
 
 def _units(fitted: Fit) -> tuple[np.ndarray, int]:
-    """What is drawn as one: the cluster of each point, or itself; and how many there are."""
+    """The resampling unit of each point, its cluster or itself; and the number of units."""
     plan = fitted.plan
     return plan.shared.index if plan.shared else np.arange(plan.n_points), plan.n_units
 
 
 def percentiles(values_R: np.ndarray) -> tuple[float, float]:
-    """The ends of the 95% percentile interval of refits."""
+    """The 95% percentile interval of refits."""
     lo, hi = np.quantile(values_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(lo), float(hi)
 
@@ -112,7 +112,7 @@ def profile(fitted: Fit, name: str) -> Profile:
     """The cost along an exponent, and its 95% interval. Raises ValueError for an exponent that is not fitted."""
     centre = fitted.exponent(name)
     if name in fitted.law.fixed:
-        raise ValueError(f"{name} is fixed at {centre:g}: there is no profile of it")
+        raise ValueError(f"{name} is fixed at {centre:g}: it has no profile")
     index = fitted.law.index(name)
     error = float(np.sqrt(fitted.covariance[index, index]))
     step = error / 2 if np.isfinite(error) and 0 < error < 1 else 0.1
@@ -161,13 +161,13 @@ def _conditional(fitted: Fit, index: int, value_G: np.ndarray, start_P: np.ndarr
 
 
 def _crossing(side: list[tuple[float, float]], centre: float, least: float, limit: float) -> float | None:
-    """The value at which the square root of the rise in cost, almost straight in the value, meets that of the limit."""
+    """The value at which the cost meets the limit, by linear interpolation of the square root of its rise."""
     before, rise_before = centre, 0.0
-    wanted = np.sqrt(limit - least)
+    target = np.sqrt(limit - least)
     for value, cost in side:
         rise = np.sqrt(max(cost - least, 0.0))
-        if rise > wanted:
-            return float(before + (value - before) * (wanted - rise_before) / (rise - rise_before))
+        if rise > target:
+            return float(before + (value - before) * (target - rise_before) / (rise - rise_before))
         before, rise_before = value, rise
     return None
 
@@ -183,8 +183,7 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOutFit:
     generator = np.random.default_rng(seed)
     fold_N = (generator.permutation(n) % n_folds)[unit_N]
     seen_FN = (fold_N != np.arange(n_folds)[:, None]).astype(float)
-    others = starts(fitted.plan, 8, generator)
-    start_SP = np.concatenate([fitted.theta[None], others])
+    start_SP = np.concatenate([fitted.theta[None], starts(fitted.plan, 8, generator)])
     solved = solve(fitted.plan, np.tile(start_SP, (n_folds, 1)), np.repeat(seen_FN, len(start_SP), axis=0))
     cost_FS = solved.cost.reshape(n_folds, -1)
     theta_FP = solved.theta.reshape(n_folds, len(start_SP), -1)[np.arange(n_folds), cost_FS.argmin(axis=1)]
@@ -199,12 +198,11 @@ def held_out(fitted: Fit, n_folds: int = N_FOLDS, seed: int = 0) -> HeldOutFit:
 
 
 def exclusion_scan(points: pd.DataFrame, law: Law, exclusions: Sequence[int] = EXCLUSIONS) -> list[tuple[int, Fit]]:
-    """The fit without the n highest losses, for every n that leaves points that can be fitted, more of them than the
-    law has parameters."""
+    """The fit without the n highest losses, for every n that leaves enough points for the law's parameters."""
     n_free = int(law.free.sum())
     scan = []
     for n_excluded in exclusions:
         with contextlib.suppress(ValueError):
-            if len(kept := exclude_highest(points, n_excluded)) > n_free + 2:
-                scan.append((n_excluded, fit(kept, law)))
+            if len(remaining := exclude_highest(points, n_excluded)) > n_free + 2:
+                scan.append((n_excluded, fit(remaining, law)))
     return scan

@@ -68,7 +68,7 @@ def test_a_folder_of_runs_is_a_source(tmp_path):
             make_run(tmp_path, config_of(n_layers=n_layers, depth_scale=scale), summary)
     out, _ = sparsedepth("scaling", "fit", tmp_path, "--bootstrap", 0)
     assert out.startswith("L = c_l l^-a_l + E")
-    assert "warning: d_model is " in out and "all 8 points: the width term cannot be told from E" in out
+    assert "warning: d_model is " in out and "all 8 points: the width term cannot be distinguished from E" in out
     assert "warning: runs also differ in depth_scale" in out
     out, _ = sparsedepth("scaling", "fit", tmp_path, "--bootstrap", 0, "--folds", 0, "--where", "depth_scale = 'lns'")
     assert "4 points" in out and "depth_scale" not in out

@@ -102,7 +102,7 @@ def test_a_card_knows_its_trial(card, tmp_path):
         folder.mkdir()
     write_card(there / "recipe.yaml", card)
     (tmp_path / "broken" / "recipe.card.json").write_text('{"held_out": {"verification": {"seeds": [3]}}}')
-    with pytest.warns(UserWarning, match="recipe.card.json holds a trial, but is no card of this version: left out"):
+    with pytest.warns(UserWarning, match="recipe.card.json is not a card of this version and is left out"):
         assert with_trial(card, [there]) == card
     (tmp_path / "broken" / "recipe.card.json").unlink()
     assert not trials_of([there])

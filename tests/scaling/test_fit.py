@@ -59,7 +59,9 @@ def test_layers_less_two(found):
 def test_a_constant_predictor_is_dropped_by_name():
     found = fit(planted(grid(widths=(512,)), noise=0.003))
     assert "a_m" not in found.law.names
-    assert found.warnings[0].startswith("d_model is 512 at all 20 points: the width term cannot be told from E")
+    assert found.warnings[0].startswith(
+        "d_model is 512 at all 20 points: the width term cannot be distinguished from E"
+    )
 
 
 def test_two_depths_need_a_fixed_exponent():

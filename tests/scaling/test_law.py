@@ -18,7 +18,7 @@ def test_a_loss_by_hand():
     """100^-1/2 x 10 + 400^-1/2 x 8 + 1^-0.3 x 0.5 + 1 = 1 + 0.4 + 0.5 + 1: l counts hundredths, D millions."""
     plan = design(one_point(), Law())
     theta_RP = np.array([[math.log(1.0), math.log(0.4), math.log(0.5), 0.5, 0.5, 0.3, 0.0]])
-    stated = {number.name: number.of(theta_RP)[0] for number in plan.stated()}
+    stated = {number.name: number.of(theta_RP)[0] for number in plan.quantities()}
     assert [stated[name] for name in ("c_m", "c_l", "c_D")] == pytest.approx([10, 8, 0.5])
     assert predict(theta_RP, plan, one_point())[0, 0] == pytest.approx(2.9)
     # four times as deep: 1600^-1/2 x 8 = 0.2
