@@ -33,7 +33,7 @@ def shape(width: int, layers: int, given: argparse.Namespace) -> RunConfig:
     return build(RunConfig, {**fields, "precision": "fp32" if given.recorded else "bf16"}, "a shape")
 
 
-def ways(config: RunConfig, device: str) -> dict[str, Runtime]:
+def variants(config: RunConfig, device: str) -> dict[str, Runtime]:
     """Variants by name, the reference first. On a CPU nothing is compiled."""
     found: dict[str, Runtime] = {}
     for compiled in (False, True) if device == "cuda" else (False,):
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--experts", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--recorded", action="store_true", help="on a CPU, with a stand-in")
-    parser.add_argument("--json", type=Path, help="append a line for each way to this file")
+    parser.add_argument("--json", type=Path, help="append a line for each variant to this file")
     given = parser.parse_args()
     if given.recorded:
         from recorded import RecordedCapture
@@ -65,7 +65,7 @@ def main() -> None:
             torch._dynamo.reset()  # else a second size would be compiled with symbolic shapes
             config = shape(width, layers, given)
             steps: dict[str, Callable[[], Step]] = {
-                name: functools.partial(ours, config, runtime) for name, runtime in ways(config, device).items()
+                name: functools.partial(ours, config, runtime) for name, runtime in variants(config, device).items()
             }
             report(config, take_turns(steps, given.repeats, torch.device(device)), torch.device(device), given.json)
 

@@ -45,12 +45,12 @@ class Step:
 
 
 def _train(name: str, size: str, seconds: int) -> Step:
-    ways = "benchmarks/train.py --repeats {n} --json {{rows}} --preset "
+    train = "benchmarks/train.py --repeats {n} --json {{rows}} --preset "
     return Step(
         name=name,
         seconds=seconds,
-        command=ways.format(n=6) + f"{size} --top 12",
-        dry=ways.format(n=2) + "quick --no-compile --top 3",
+        command=train.format(n=6) + f"{size} --top 12",
+        dry=train.format(n=2) + "quick --no-compile --top 3",
     )
 
 

@@ -63,7 +63,7 @@ def loss(probed: ProbedDecoder, tokens_BS: Tensor, plan: Plan) -> float:
     return torch.cat([loss_B for _, loss_B in passes(probed, tokens_BS, plan)]).double().mean().item()
 
 
-def causal_obviously(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
+def naive_causal(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
     """effect(s, l) over the pairs s < l, then the relative loss increase without each block."""
     order = range(1, probed.n_layers + 1)
     base = [
@@ -86,14 +86,14 @@ def causal_obviously(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
     return np.array(effects + increases)
 
 
-def permutation_obviously(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
+def naive_permutation(probed: ProbedDecoder, tokens_BS: Tensor) -> np.ndarray:
     order = range(1, probed.n_layers + 1)
     base = loss(probed, tokens_BS, order)
     plans = ([{a: b, b: a}.get(layer, layer) for layer in order] for a, b in itertools.combinations(order, 2))
     return np.array([abs(loss(probed, tokens_BS, plan) - base) / base for plan in plans])
 
 
-def usefulness_obviously(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
+def naive_usefulness(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tensor) -> np.ndarray:
     order = range(1, probed.n_layers + 1)
     base, increases = loss(probed, tokens_BS, order), []
     for layer in order:
@@ -109,7 +109,7 @@ def usefulness_obviously(probed: ProbedDecoder, fit_BS: Tensor, tokens_BS: Tenso
     return np.array(increases)
 
 
-def jacobian_obviously(probed: ProbedDecoder, tokens_BS: Tensor, layer: int) -> float:
+def naive_jacobian(probed: ProbedDecoder, tokens_BS: Tensor, layer: int) -> float:
     """||E_s sum_t J_ts - I||_F / D of one block; the model's weights are frozen by the caller."""
     rows_DD: Tensor | float = 0.0
     for states, _ in passes(probed, tokens_BS, range(1, layer)):
@@ -173,27 +173,27 @@ def compare(options: argparse.Namespace) -> None:
     probed, tokens_BS = build_model(options.layers, options), sequences(options, options.sequences, 0)
     n_fit = max(options.sequences, 2 * options.width // options.length + 1)
     fit_BS, middle = sequences(options, n_fit, 1), (options.layers + 1) // 2
-    ways = {
-        "causal": (our_causal, causal_obviously, (tokens_BS,), 1),
-        "usefulness": (our_usefulness, usefulness_obviously, (fit_BS, tokens_BS), 1),
-        "jacobian": (our_jacobian, jacobian_obviously, (tokens_BS, middle), options.layers),
-        "permutation": (our_permutation, permutation_obviously, (tokens_BS,), 1),
+    scores = {
+        "causal": (our_causal, naive_causal, (tokens_BS,), 1),
+        "usefulness": (our_usefulness, naive_usefulness, (fit_BS, tokens_BS), 1),
+        "jacobian": (our_jacobian, naive_jacobian, (tokens_BS, middle), options.layers),
+        "permutation": (our_permutation, naive_permutation, (tokens_BS,), 1),
     }
     causal_effect(probed, Scored.text(tokens_BS[:1]), rng())  # the first pass includes setup
-    seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*ways, "suite")}
+    seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in (*scores, "suite")}
     for repeat in range(options.repeats):
-        for name, (ours, obviously, arguments, times) in ways.items():
-            order = [ours, obviously][:: (-1) ** repeat]
-            found = {way: time_one(way, probed, *arguments) for way in order}
-            agree(name, found[ours][1], found[obviously][1])
-            fast, slow, sampled = found[ours][0], found[obviously][0] * times, found[ours][0]
+        for name, (ours, naive, arguments, times) in scores.items():
+            order = [ours, naive][:: (-1) ** repeat]
+            timed = {implementation: time_one(implementation, probed, *arguments) for implementation in order}
+            agree(name, timed[ours][1], timed[naive][1])
+            fast, slow, sampled = timed[ours][0], timed[naive][0] * times, timed[ours][0]
             if name == "permutation":
                 sampled, _ = time_one(permutation_effect, probed, Scored.text(tokens_BS), rng(), options.pairs)
             seconds[name].append((fast, slow, sampled))
             report(f"{name}, repeat {repeat + 1}", [seconds[name][-1]])
-        fast, slow, sampled = (sum(seconds[name][-1][i] for name in ways) for i in range(3))
+        fast, slow, sampled = (sum(seconds[name][-1][i] for name in scores) for i in range(3))
         seconds["suite"].append((fast, slow, sampled))
-    print(f"\n{'score':24} {'ours s':>9} {'obvious s':>10} {'ratio':>7} {'spread':>13} {'with pairs sampled':>19}")
+    print(f"\n{'score':24} {'ours s':>9} {'naive s':>10} {'ratio':>7} {'spread':>13} {'with pairs sampled':>19}")
     for name, rows in seconds.items():
         report(name, rows)
 
@@ -217,7 +217,7 @@ def agree(name: str, ours: np.ndarray, obvious: np.ndarray) -> None:
         distance, allowed = abs(value - obvious), 4 * standard_error
     else:
         distance, allowed = np.abs(ours - obvious).max(), TOLERANCE
-    print(f"{name}: the two ways differ by {distance:.1e} (allowed {allowed:.1e})", flush=True)
+    print(f"{name}: the two implementations differ by {distance:.1e} (allowed {allowed:.1e})", flush=True)
     if not distance <= allowed:
         raise SystemExit(f"{name}: {distance:.2e} is more than {allowed:.2e}")
 

@@ -94,11 +94,11 @@ def main() -> None:
         prepare_server(threads=1)
         measure(results, 0, forked)
         print(f"the forkserver's start and its first run: {time.perf_counter() - begun:.2f} s")
-        ways: dict[str, Start] = {"forked by the forkserver": forked, "in a fresh interpreter": fresh}
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        variants: dict[str, Start] = {"forked by the forkserver": forked, "in a fresh interpreter": fresh}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
         for number in range(runs):
-            for offset, (name, start) in enumerate(ways.items()):
-                times[name].append(measure(results, 1 + len(ways) * number + offset, start))
+            for offset, (name, start) in enumerate(variants.items()):
+                times[name].append(measure(results, 1 + len(variants) * number + offset, start))
     for name, pairs in times.items():
         print(f"{name}:")
         for what, values in zip(("to the first step", "from the last step"), zip(*pairs, strict=True), strict=True):

@@ -90,7 +90,7 @@ def child(given: argparse.Namespace) -> None:
         print(trials.rate(float(line), clock), flush=True)
 
 
-class Way:
+class Variant:
     """P processes of K trials."""
 
     def __init__(self, shape: dict[str, Any], processes: int, trials: int, given: argparse.Namespace):
@@ -119,13 +119,13 @@ class Way:
 def compare(shape: dict[str, Any], given: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per variant."""
     counts = sorted({(1, 1), (given.processes, 1), *itertools.product({1, given.processes}, given.stacks)})
-    ways = [Way(shape, processes, trials, given) for processes, trials in counts]
-    rates: dict[str, list[float]] = {way.name: [] for way in ways}
+    variants = [Variant(shape, processes, trials, given) for processes, trials in counts]
+    rates: dict[str, list[float]] = {variant.name: [] for variant in variants}
     for repeat in range(given.repeats):
-        for way in ways[:: 1 if repeat % 2 else -1]:
-            rates[way.name].append(way.rate(given.seconds))
-    for way in ways:
-        way.end()
+        for variant in variants[:: 1 if repeat % 2 else -1]:
+            rates[variant.name].append(variant.rate(given.seconds))
+    for variant in variants:
+        variant.end()
     rows = []
     for name, own in rates.items():
         processes = name.split(" x ")[0]
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=24)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of steps of one way in one repeat")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of steps of one variant in one repeat")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--cpu-time", action="store_true", help="count CPU seconds: on a machine with other work")
@@ -157,7 +157,9 @@ def main() -> None:
     if given.child:
         child(given)
         return
-    print(f"{'width':>5} {'layers':>6} {'tokens':>6}  {'way':7} {'tokens/s':>9}  times 1 x 1 (quartiles)  times P x 1")
+    print(
+        f"{'width':>5} {'layers':>6} {'tokens':>6}  {'variant':7} {'tokens/s':>9}  times 1 x 1 (quartiles)  times P x 1"
+    )
     for width, layers, tokens in itertools.product(given.widths, given.layers, given.tokens):
         heads, tokens = max(1, width // 16), tokens // given.seq_len * given.seq_len
         sizes = {"d_model": width, "n_layers": layers, "n_heads": heads}

@@ -215,7 +215,7 @@ def show_top(name: str, step: Step, device: torch.device, n_shown: int) -> float
     return 1 - sum(getattr(event, key) for event in events if event.key in PRODUCTS) / total
 
 
-def ways(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
+def variants(config: RunConfig, wanted: RuntimeConfig) -> dict[str, Callable[[], Step]]:
     """Variants by name, transformers' first. On a GPU every available kernel, compiled."""
     found = {"theirs, eager": lambda: theirs(config, resolve(config, wanted))}
     found["ours, eager"] = lambda: ours(config, resolve(config, wanted))
@@ -373,9 +373,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--observe", action="store_true")
-    parser.add_argument("--no-compile", action="store_true", help="leave the compiled ways out")
-    parser.add_argument("--top", type=int, default=0, help="profile each way and print so many operations")
-    parser.add_argument("--json", type=Path, help="append a line for each way to this file")
+    parser.add_argument("--no-compile", action="store_true", help="leave the compiled variants out")
+    parser.add_argument("--top", type=int, default=0, help="profile each variant and print this many operations")
+    parser.add_argument("--json", type=Path, help="append a line for each variant to this file")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
     on_gpu = given.preset.startswith("gpu")
@@ -393,7 +393,7 @@ def main() -> None:
             continue
         torch._dynamo.reset()  # else a second size would be compiled with symbolic shapes
         against = given.preset == "small" or given.preset.startswith("gpu-")
-        found = (against_plain if against else ways)(config, wanted)
+        found = (against_plain if against else variants)(config, wanted)
         found = {name: make for name, make in found.items() if not (given.no_compile and "compiled" in name)}
         if given.memory_of:
             print(grown(found[given.memory_of]))

@@ -1,17 +1,17 @@
-"""Does LNS change what fine-tuning makes of a model: how well it answers, and how much each layer is needed?
+"""Does LNS change the result of fine-tuning: the accuracy of the answers, and how much each layer is needed?
 
     python sweeps/fine_tuning.py OUT [--seeds 3]
 
-A small copy of table 2 of 2502.05795, all of it made here. The text that models learn first says of made-up people
-where they live, what they eat and what they do, each in three wordings. Fine-tuning shows questions and answers about
-half of them. Asked are the others, of whom no question was ever seen: what is right comes from the text, how to answer
-from the pairs. Four choices: guessing is 0.25.
+A small version of table 2 of 2502.05795 with made-up data. Models first train on text about made-up people: where they
+live, what they eat and what they do, each in three wordings. Fine-tuning shows questions and answers about half of
+them. The test asks about the others: the facts come from the text, the form of the answer from the pairs. There are
+four choices; guessing gives 0.25.
 
-    OUT/people.txt  pairs.jsonl  questions.jsonl  tune.yaml     made from MADE_SEED
+    OUT/people.txt  pairs.jsonl  questions.jsonl  tune.yaml     generated from MADE_SEED
     OUT/base        6 runs: Pre-LN and LNS, three seeds
-    OUT/tuned       each of them tuned; its start beside it, measured on the same held-out pairs; evaluations of both
+    OUT/tuned       each of them tuned, and its start, both measured on the same held-out pairs and evaluated
 
-A command that was stopped goes on where it was. Then it prints what `query OUT/tuned` and `effects OUT/tuned` say.
+A stopped command continues where it was. At the end it prints the output of `query OUT/tuned` and `effects OUT/tuned`.
 """
 
 import argparse
