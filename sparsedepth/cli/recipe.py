@@ -95,30 +95,31 @@ def verify(
     retry_failed: RetryFailed = False,
 ) -> None:
     """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""
+    from sparsedepth.config.load import build
+    from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.recipe.card import card_path, read_card
     from sparsedepth.recipe.card_markdown import write_page
-    from sparsedepth.recipe.verify import configurations
+    from sparsedepth.recipe.verify import configurations, sweep_fields, verified
+    from sparsedepth.store.connection import open_store
 
     derived = read_card(card)  # errors are reported before torch is imported
-    names = list(configurations(derived))
+    definition = build(SweepDefinition, sweep_fields(derived, seeds), "the card's verification")
 
-    from sparsedepth.cli.progress import ProgressDisplay
-    from sparsedepth.plan.tasks import Plan
-    from sparsedepth.sweep.verify import verification_sweep
-    from sparsedepth.sweep.verify import verify as run_verification
+    from sparsedepth.sweep.driver import Driver
 
-    definition = verification_sweep(derived, seeds)
     machine = calls.machine_of(calls.runtime_config(runtime, device=device), workers, gpus, max_attempts=max_attempts)
-    expected = Plan(definition).expected
-    print(f"{definition.question}\n{expected} runs into {out}: {', '.join(names)}; seeds {definition.seeds}")
-    with ProgressDisplay(definition, expected, out) as display:
-        result = run_verification(derived, definition, out, machine, display, retry_failed=retry_failed)
-    if result.card is None:
+    driver = Driver(definition, out, machine, lambda states: None)
+    names, expected = ", ".join(configurations(derived)), driver.plan.expected
+    print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
+    result = calls.run_driver(driver, retry_failed=retry_failed)
+    if result.stop() or result.unfinished:
         complete = sum(state.state == "complete" for state in result.states)
         print(f"{complete} of {expected} runs complete; run the same command again to resume", file=sys.stderr)
         raise typer.Exit(result.stop.exit_code if result.stop() else 1)
-    _print_verification(derived, result.card)
-    data, page = write_page(out / card_path(card).name, result.card)
+    with open_store(out) as store:
+        verified_card = verified(derived, store.frame("select * from runs"), definition.seeds)
+    _print_verification(derived, verified_card)
+    data, page = write_page(out / card_path(card).name, verified_card)
     print(f"verified card: {page} and {data}; {card_path(card)} is unchanged")
 
 

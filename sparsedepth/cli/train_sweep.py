@@ -234,7 +234,6 @@ def work(
     from sparsedepth.cli.progress import ProgressDisplay
     from sparsedepth.config.load import parse_yaml
     from sparsedepth.config.sweep import read_definition
-    from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import remaining_runs
     from sparsedepth.sweep.storage import hide_url
 
@@ -245,12 +244,13 @@ def work(
         raise ValueError(f"{folder} holds no sweep; run `sparsedepth sweep FILE --out {folder}` first")
     if leave_when_idle and not definition.adaptive and not remaining_runs(definition, folder):
         return  # before torch is imported: the last tasks of an array find nothing to do
-    from sparsedepth.sweep import driver
+    from sparsedepth.sweep.driver import Driver
 
     runtime_config = calls.runtime_config(runtime, device=device, stack=parse_yaml(stack, "--stack"))
     machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts, nodes)
-    with ProgressDisplay(definition, Plan(definition).expected, folder) as display:
-        stop = driver.work(folder, machine, display, storage, leaves_when_idle=leave_when_idle).stop
+    driver = Driver(definition, folder, machine, lambda states: None, storage, leaves_when_idle=leave_when_idle)
+    with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
+        stop = driver.join().stop
     if stop():
         print("stopped at a checkpoint; another worker can resume the runs", file=sys.stderr)
         raise typer.Exit(stop.exit_code)

@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sparsedepth.config.images import is_text
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
-from sparsedepth.config.sweep import SweepDefinition, read_definition
+from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
 from sparsedepth.files import parse_json
@@ -122,6 +122,20 @@ class Driver:
         result = self.run_queue()
         delete_leftovers(self.results)
         return result
+
+    def join(self) -> SweepResult:
+        """Run the queue in addition to the sweep's other processes.
+
+        Raises ValueError if the storage has no study of the sweep; with `leaves_when_idle` (a cluster's job, which may
+        be the first process) it is created instead.
+        """
+        with storage.with_error_messages(self.storage_url, self.results):
+            if not self.leaves_when_idle and not trial_queue.has_study(self.definition, self.storage_url, self.results):
+                raise ValueError(
+                    f"{storage.display_name(self.storage_url, self.results)} has no study of the sweep in "
+                    f"{self.results}; give the same --storage as `sparsedepth sweep`, or start that first"
+                )
+        return self.run_queue()
 
     def run_queue(self) -> SweepResult:
         """Run the queue of a prepared folder. Raises ValueError if too many runs fail."""
@@ -334,29 +348,3 @@ class Driver:
                 "the process that starts the runs died repeatedly, with no run completed in between (out of memory?). "
                 "Finished runs are kept; fix the cause and run the same command again"
             )
-
-
-def work(
-    results: Path,
-    machine: Machine,
-    on_progress: Callable[[list[RunState]], None],
-    storage_url: str | None = None,
-    *,
-    leaves_when_idle: bool = False,
-) -> SweepResult:
-    """Run a sweep's queue in addition to its other processes, until no task is left.
-
-    Raises ValueError if the folder holds no sweep, or the storage no study of it; with `leaves_when_idle` (a cluster's
-    job, which may be the first process) the study is created instead.
-    """
-    definition = read_definition(results)
-    if definition is None:
-        raise ValueError(f"{results} holds no sweep; run `sparsedepth sweep FILE --out {results}` first")
-    with storage.with_error_messages(storage_url, results):
-        if not leaves_when_idle and not trial_queue.has_study(definition, storage_url, results):
-            raise ValueError(
-                f"{storage.display_name(storage_url, results)} has no study of the sweep in {results}; "
-                f"give the same --storage as `sparsedepth sweep`, or start that first"
-            )
-    driver = Driver(definition, results, machine, on_progress, storage_url, leaves_when_idle=leaves_when_idle)
-    return driver.run_queue()
