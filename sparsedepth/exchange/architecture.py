@@ -52,55 +52,50 @@ class Architecture:
 
 
 REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
-    (lambda c: c.n_post_layers > 0, "norm={c.norm!r}: no decoder there has an RMSNorm after the sum with the stream"),
-    (lambda c: c.norm_kind != "rms", "norm_kind={c.norm_kind!r}: every decoder there that fits has RMSNorm"),
+    (lambda c: c.n_post_layers > 0, "norm={c.norm!r}: no architecture has an RMSNorm after the residual sum"),
+    (lambda c: c.norm_kind != "rms", "norm_kind={c.norm_kind!r}: all matching architectures have RMSNorm"),
     (
         lambda c: c.depth_scale == "after_residual",
-        "depth_scale='after_residual': it shrinks the stream itself, and weights that undo it grow like n_layers!",
+        "depth_scale='after_residual': it scales the stream itself; folded, weights would grow like n_layers!",
     ),
     (
         lambda c: not c.is_gated,
-        "activation={c.activation!r}: every decoder there that fits has a gated feed-forward part",
+        "activation={c.activation!r}: all matching architectures have a gated feed-forward part",
     ),
     (
         lambda c: c.mask_documents and not _has_pairs(c),
-        "mask_documents=True: exported, a token would see the documents before its own, as no decoder there ends "
-        "attention at an end-of-document token",
+        "mask_documents=True: no architecture limits attention to a document; tokens would see earlier documents",
     ),
-    (lambda c: c.residual_scalars, "residual_scalars=True: no decoder there leads the embedding to its blocks"),
-    (lambda c: c.gpas, "gpas=True: it shrinks the stream itself, and weights that undo it grow with every layer"),
-    (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: no decoder there has several residual streams"),
+    (lambda c: c.residual_scalars, "residual_scalars=True: in no architecture blocks read the embedding"),
+    (lambda c: c.gpas, "gpas=True: it scales the stream itself; folded, weights would grow with every layer"),
+    (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: no architecture has several residual streams"),
     (
         lambda c: c.attention_residuals > 0,
-        "attention_residuals={c.attention_residuals}: every decoder there sums branches",
+        "attention_residuals={c.attention_residuals}: all architectures sum their branches",
     ),
-    (lambda c: c.value_residual, "value_residual=True: no decoder there sums the first block's values"),
+    (lambda c: c.value_residual, "value_residual=True: no architecture reuses the first block's values"),
     (
         lambda c: c.logit_soft_cap > 0 and not _has_out_norms(c),
-        "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps its logits, has sandwich norms",
+        "logit_soft_cap={c.logit_soft_cap:g} with norm={c.norm!r}: Gemma-2, which caps logits, has sandwich norms",
     ),
     (
         lambda c: _has_out_norms(c) and c.n_experts > 0,
-        "norm={c.norm!r} with n_experts={c.n_experts}: no mixture there has norms on both sides of a branch",
+        "norm={c.norm!r} with n_experts={c.n_experts}: no mixture of experts has norms on both sides of a branch",
     ),
-    (
-        lambda c: _has_out_norms(c) and c.qk_norm,
-        "norm={c.norm!r} with qk_norm=True: Gemma-2, which has the norms, has no q/k norm",
-    ),
+    (lambda c: _has_out_norms(c) and c.qk_norm, "norm={c.norm!r} with qk_norm=True: Gemma-2 has no q/k norm"),
     (
         lambda c: c.qk_norm and c.n_shared_experts > 0,
         "qk_norm=True with n_shared_experts={c.n_shared_experts}: Qwen2-MoE has no q/k norm, and Qwen3-MoE and OLMoE "
-        "no shared expert",
+        "have no shared expert",
     ),
     (
         lambda c: c.qk_norm_over == "all" and c.n_experts == 0,
-        "qk_norm_over='all' without experts: OLMo-2, which norms so, has no norm before the branches; qk_norm_over="
-        "'head' would be Qwen3",
+        "qk_norm_over='all' without experts: OLMo-2 has no norm before the branches; qk_norm_over='head' gives Qwen3",
     ),
     (
         lambda c: c.qk_norm_over == "all" and (c.n_dense_layers > 0 or c.sliding_window is not None),
-        "qk_norm_over='all' with n_dense_layers={c.n_dense_layers}, sliding_window={c.sliding_window}: OLMoE, which "
-        "norms so, has experts in every layer and no window",
+        "qk_norm_over='all' with n_dense_layers={c.n_dense_layers}, sliding_window={c.sliding_window}: OLMoE has "
+        "experts in every layer and no window",
     ),
 )
 """Conditions under which a decoder cannot be exported, with the reason."""
@@ -110,7 +105,7 @@ def architecture(config: ModelConfig) -> Architecture:
     """The architecture for these fields. Raises ValueError with all reasons if there is none."""
     reasons = [reason.format(c=config) for applies, reason in REFUSED if applies(config)]
     if reasons:
-        raise ValueError(f"this model has no equal in transformers: {'; '.join(reasons)}")
+        raise ValueError(f"this model cannot be exported to transformers: {'; '.join(reasons)}")
     family = _family(config)
     return Architecture(family=family, values={**_common(config), **_OWN[family](config)}, notes=notes(config, family))
 

@@ -155,7 +155,7 @@ def _fields(loaded: LoadedModel) -> dict[str, Any]:
     )
     for applies, reason in reasons:
         if applies:
-            raise ValueError(f"--from {loaded.source} cannot be trained on as a decoder of ours: {reason}")
+            raise ValueError(f"--from {loaded.source} cannot be loaded as a sparsedepth decoder: {reason}")
     fields = {
         "n_layers": facts.n_layers,
         "d_model": facts.d_model,
@@ -194,10 +194,10 @@ def _renamed(loaded: LoadedModel, model: Decoder) -> dict[str, Tensor]:
         weight = own.pop(hf_name(name, loaded.facts.family) or name, None)
         if weight is None or weight.shape != parameter.shape:
             shape = "missing" if weight is None else list(weight.shape)
-            raise ValueError(f"--from {loaded.source}: {name} is {shape} there, and {list(parameter.shape)} here")
+            raise ValueError(f"--from {loaded.source}: {name} is {shape}, expected {list(parameter.shape)}")
         weights[name] = weight
     if own:
-        raise ValueError(f"--from {loaded.source} has weights that a decoder of ours has no place for: {min(own)}")
+        raise ValueError(f"--from {loaded.source} has weights without a place in a sparsedepth decoder: {min(own)}")
     return weights
 
 
@@ -210,5 +210,5 @@ def _check_logits(loaded: LoadedModel, model: Decoder) -> None:
     if not difference <= TOLERANCE * max(1.0, hf_logits.abs().max().item()):
         raise ValueError(
             f"--from {loaded.source} computes something else than a decoder of the same fields: logits are up to "
-            f"{difference:.1e} apart; it cannot be trained on here"
+            f"{difference:.1e} apart; it cannot be used as a start"
         )

@@ -40,7 +40,7 @@ def save_tokenizer(tokenizer: OurTokenizer, folder: Path, max_len: int, sample: 
     for text in (ODD, sample):
         if exported(text)["input_ids"] != tokenizer.encode([text])[0]:
             raise ValueError(
-                f"the tokenizer, exported, gives other ids than the run's to {text[:40]!r}...; keep the run's own"
+                f"the exported tokenizer gives other ids than the run's for {text[:40]!r}...; use the run's own"
             )
 
 

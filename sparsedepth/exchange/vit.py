@@ -37,7 +37,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
     (lambda c: c.is_gated, "activation={c.activation!r}: its feed-forward part has no gate"),
     (lambda c: c.n_kv_heads != c.n_heads, "n_kv_heads={c.n_kv_heads}: each of its heads has its own keys and values"),
     (lambda c: c.qk_norm, "qk_norm=True: it has no q/k norm"),
-    (lambda c: c.reads_stream_start, "residual_scalars or value_residual: its blocks read the stream alone"),
+    (lambda c: c.reads_stream_start, "residual_scalars or value_residual: its blocks read only the stream"),
     (lambda c: c.gpas, "gpas=True: it shrinks the stream itself"),
     (lambda c: c.n_streams > 1, "n_streams={c.n_streams}: it has one stream"),
     (lambda c: c.attention_residuals > 0, "attention_residuals={c.attention_residuals}: its blocks sum branches"),
@@ -49,7 +49,7 @@ REFUSED: tuple[tuple[Callable[[ModelConfig], bool], str], ...] = (
 def vit_architecture(config: ModelConfig) -> Architecture:
     """The fields of ViTConfig except class names. Raises ValueError with all reasons if the model is no such ViT."""
     if reasons := [reason.format(c=config) for applies, reason in REFUSED if applies(config)]:
-        raise ValueError(f"this model has no equal in transformers, whose ViT differs: {'; '.join(reasons)}")
+        raise ValueError(f"this model cannot be exported to transformers, whose ViT differs: {'; '.join(reasons)}")
     values = {
         "hidden_size": config.d_model,
         "intermediate_size": config.d_ff,

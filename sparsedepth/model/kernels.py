@@ -90,7 +90,7 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
 
 def _note(kernel: str) -> str:
     is_replaced = kernel == "megablocks" and not megablocks.load().compiled
-    return "; PyTorch replaces megablocks' compiled functions" if is_replaced else ""
+    return "; PyTorch fallback for megablocks' compiled functions" if is_replaced else ""
 
 
 def _not_faster(kernel: str, setting: Setting) -> Obstacle | None:

@@ -109,7 +109,7 @@ def check_weights(path: Path) -> None:
             pass
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is not a sound safetensors file ({reason}); copy or export it again") from None
+        raise ValueError(f"{path} is not a valid safetensors file ({reason}); copy or export it again") from None
 
 
 def check_names(folder: Path, root: Path) -> None:

@@ -23,7 +23,7 @@ SMALL = {"seq_len": 64, "depth_scale": "after_residual", "norm": "sandwich"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with three tasks, and a run that has no equal in transformers."""
+    """A folder with three tasks, and a run that cannot be exported to transformers."""
     folder = tmp_path_factory.mktemp("evaluate")
     choice = {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
     accuracies = [{"metric": "acc"}, {"metric": "acc_norm"}]

@@ -60,14 +60,14 @@ def test_a_model_of_transformers_becomes_the_decoder_that_computes_the_same(tmp_
     [
         ("qwen2", {}, "model_type='qwen2' is not one of llama, mistral"),
         ("gpt2", {}, "model_type='gpt2' is not one of llama, mistral"),
-        ("llama", {}, r"weights that a decoder of ours has no place for: model.layers.0.self_attn.k_proj.bias"),
-        ("qwen3", {}, r"attention.query.weight is \[48, 32\] there, and \[32, 32\] here"),
+        ("llama", {}, r"weights without a place in a sparsedepth decoder: model.layers.0.self_attn.k_proj.bias"),
+        ("qwen3", {}, r"attention.query.weight is \[48, 32\], expected \[32, 32\]"),
         (
             "llama_tied",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
             "its rope_type is 'linear'",
         ),
-        ("qwen3_moe", {"head_dim": 8, "mlp_only_layers": [2]}, "is .* there, and"),
+        ("qwen3_moe", {"head_dim": 8, "mlp_only_layers": [2]}, "is .*, expected"),
     ],
 )
 def test_what_no_decoder_of_ours_is(tmp_path, name, fields, reason):
@@ -88,7 +88,7 @@ def test_a_model_that_computes_something_else_is_found_out(tmp_path, monkeypatch
 def test_a_field_with_weights_that_the_start_lacks_is_refused(tmp_path):
     start = open_start(str(saved(tmp_path / "model", "llama", attention_bias=False)))
     config = build(RunConfig, start.values({**ASKED, "gpas": True}), "test")
-    with pytest.raises(ValueError, match=r"blocks.0.gpas_scalar is missing there, and \[1\] here"):
+    with pytest.raises(ValueError, match=r"blocks.0.gpas_scalar is missing, expected \[1\]"):
         start.load_into(Decoder(config))
 
 

@@ -51,7 +51,7 @@ def test_random_headers_are_refused_or_sound(tmp_path):
         try:
             check_weights(path)
         except ValueError as error:
-            assert "\n" not in str(error) and "is not a sound safetensors file" in str(error)
+            assert "\n" not in str(error) and "is not a valid safetensors file" in str(error)
             refused += 1
     assert refused > 2500
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB

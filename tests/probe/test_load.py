@@ -172,7 +172,7 @@ def test_broken_safetensors_beside_a_bin_is_an_error(model):
     whole = (model / "model.safetensors").read_bytes()
     for broken in (b"", b"1234567", whole[:-1], whole[:200], b"\xff" * 8 + whole[8:], whole + b"\0"):
         (model / "model.safetensors").write_bytes(broken)
-        with pytest.raises(ValueError, match="is not a sound safetensors file"):
+        with pytest.raises(ValueError, match="is not a valid safetensors file"):
             load_model(model)
 
 
