@@ -1,8 +1,8 @@
-"""What the live page shows: how a sweep stands now; its runs and figures, as of the last reading.
+"""Data of the live page: the current state of a sweep, and its runs and figures as of the last reading.
 
-All who look share a reading. The folder is looked at again, and read again where runs were completed, after at least
-REST times as long as the last time took: a sweep on the same machine keeps most of it. Nothing is written but the cache
-of rows that `query` keeps, too.
+All clients share a reading. The folder is checked again, and read again if runs were completed, after at least REST
+times the duration of the last reading, to leave most of the machine to the sweep. Only the cache of rows is written, as
+by `query`.
 """
 
 import threading
@@ -27,22 +27,22 @@ from sparsedepth.sweep.status import RunState, is_silent, varied_fields
 from sparsedepth.sweep.summary import SweepSummary, sweep_summary
 
 SHOWN = ("pareto", "curves", "by_layer", "variance")
-"""The figures of the page: the front, the loss along training, what the layers do, residual variance."""
+"""Figures of the page: the Pareto front, training curves, measures by layer, residual variance."""
 SHOWN_OF_SEARCH = ("history", "slices", "pareto", "by_layer")
-"""Of a folder that a sampler fills."""
+"""Figures for a folder that a sampler fills."""
 REST = 5.0
 LEAST_SECONDS = 1.0
 MAX_PAGE = 500
-"""Rows of one answer."""
+"""Rows of one response."""
 
 _DRAWING = threading.Lock()
-"""matplotlib's settings are the process's."""
+"""matplotlib's settings are global."""
 
 Value = TypeVar("Value")
 
 
 class RefreshedValue(Generic[Value]):
-    """A value that is made anew when it is asked for and old; those who ask meanwhile get the old one."""
+    """A value that is recomputed on access when it is old; concurrent callers get the old value meanwhile."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -50,17 +50,16 @@ class RefreshedValue(Generic[Value]):
         self._next = 0.0
 
     def get(self) -> Value:
-        """Raises what making it raises."""
+        """Raises as `make` does."""
         if self._value and (time.monotonic() < self._next or not self._lock.acquire(blocking=False)):
             return self._value[0]
         if not self._value:
             self._lock.acquire()
         try:
-            if time.monotonic() >= self._next:
-                began = time.monotonic()
+            if (start := time.monotonic()) >= self._next:
                 self._value = [self._make()]
-                took = time.monotonic() - began
-                self._next = time.monotonic() + max(LEAST_SECONDS, REST * took)
+                end = time.monotonic()
+                self._next = end + max(LEAST_SECONDS, REST * (end - start))
         finally:
             self._lock.release()
         return self._value[0]
@@ -70,7 +69,7 @@ class RefreshedValue(Generic[Value]):
 
 
 class StoreReading:
-    """The complete runs of a folder, as of one moment, and what is drawn of them."""
+    """The complete runs of a folder at one time, and their figures."""
 
     def __init__(self, results: Path, version: str) -> None:
         self.version = version
@@ -87,7 +86,7 @@ class StoreReading:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """What a filter looks through, of each run."""
+        """The searchable text of each run."""
         return ["\n".join(cell.text for cell in row).lower() for row in self.runs.rows]
 
     def image(self, name: str) -> Image:
@@ -117,18 +116,18 @@ class StoreReading:
             self._store.close()
         self._store = None
 
-    def page(self, number: int, size: int, sort: str, descending: bool, words: str) -> dict[str, Any]:
-        """A page of the table of runs: those that hold every one of the words, in the order of a column."""
+    def page(self, number: int, size: int, sort: str, descending: bool, query: str) -> dict[str, Any]:
+        """A page of the table of runs: those that contain all words of the query, sorted by a column."""
         names = [column.name for column in self.runs.columns]
-        wanted = words.lower().split()
+        words = query.lower().split()
         rows = list(self.runs.rows)
-        if wanted:
-            rows = [row for row, text in zip(rows, self._texts, strict=True) if all(word in text for word in wanted)]
+        if words:
+            rows = [row for row, text in zip(rows, self._texts, strict=True) if all(word in text for word in words)]
         if sort in names:
-            at = names.index(sort)
-            missing = [row for row in rows if row[at].key == ""]  # they come last either way
-            known = [row for row in rows if row[at].key != ""]
-            rows = sorted(known, key=lambda row: _order(row[at]), reverse=descending) + missing
+            index = names.index(sort)
+            missing = [row for row in rows if row[index].key == ""]  # always last
+            present = [row for row in rows if row[index].key != ""]
+            rows = sorted(present, key=lambda row: _order(row[index]), reverse=descending) + missing
         size = min(max(size, 1), MAX_PAGE)
         n_pages = max(1, -(-len(rows) // size))
         number = min(max(number, 0), n_pages - 1)
@@ -148,13 +147,13 @@ def _order(cell: TableCell) -> tuple[bool, float | str]:
 
 
 def _markers(results: Path) -> Iterator[Path]:
-    """What says that a run, or a pack, is complete."""
+    """The marker files of complete runs and packs."""
     yield from results.glob(f"runs/*/{MARKER}")
     yield from results.glob(INDEX)
 
 
 class Live:
-    """A results folder that is looked at again and again."""
+    """A results folder that is read repeatedly."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
@@ -170,14 +169,14 @@ class Live:
         return self._readings.get()
 
     def close(self) -> None:
-        """Let go of the rows: threads that still wait for a reader keep this object until the process ends."""
+        """Release the rows: threads that still wait for a client keep this object until the process ends."""
         if self._reading is not None:
             self._reading.close()
         self._reading = None
         self._readings.forget()
 
     def status(self) -> Mapping[str, Any]:
-        """How the sweep stands, with the version of the reading that rows and figures come from."""
+        """The state of the sweep, with the version of the reading of rows and figures."""
         return {**self._status.get(), "version": self.reading().version, "problem": self.reading().problem}
 
     def _read(self) -> StoreReading:
@@ -187,7 +186,7 @@ class Live:
         return self._reading
 
     def _version(self) -> str:
-        """Changes when a run is completed, or one is taken away."""
+        """Changes when a run is completed or removed."""
         paths = _markers(self.results)
         return digest(sorted((path.parent.name, path.stat().st_mtime_ns) for path in paths))[:12]
 
@@ -206,7 +205,7 @@ class Live:
 
 
 def _running(now: SweepSummary, state: RunState) -> dict[str, Any]:
-    """How one running run stands."""
+    """The state of a running run."""
     name = varied_fields(now.definition, state.config) if now.definition and state.config else state.run_id
     if state.progress is None:
         return {"name": name, "phase": "starting", "done": 0.0, "loss": None, "seconds_left": None, "is_silent": False}

@@ -1,8 +1,8 @@
-"""The live page's HTTP server: a few fixed addresses, GET and HEAD alone, from the standard library.
+"""The HTTP server of the live page: a few fixed paths, only GET and HEAD, standard library.
 
-It hears this machine alone unless it is told to bind another address; then it asks for a token, which the first address
-carries and a cookie keeps. No address names a file. The Host header must be an IP address, localhost or the name it was
-bound to, so that no page elsewhere can reach it by a name of its own (DNS rebinding).
+It listens on the loopback interface by default. On another address it requires a token, which is in the printed URL and
+then in a cookie. No path names a file. The Host header must be an IP address, localhost or the bound name, against DNS
+rebinding.
 """
 
 import hmac
@@ -35,7 +35,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 REPORT_POLICY = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""The report brings the rest: its only script by its hash, and nothing from elsewhere."""
+"""The report itself has the rest of its policy: its only script by hash, and no external content."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -44,7 +44,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MAX_WORDS = 200
+MAX_FILTER = 200
 """Characters of a filter."""
 
 
@@ -57,7 +57,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """A request that gets no answer; the message says why."""
+    """A rejected request; the message is the reason."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class Refused(Exception):
 
 
 class Site:
-    """What stands at each address."""
+    """The responses of all paths."""
 
     def __init__(self, results: Path, host: str) -> None:
         self.live = Live(results)
@@ -73,18 +73,18 @@ class Site:
         self.token = None if is_loopback(host) else secrets.token_urlsafe(24)
 
     def answer(self, target: str, headers: Message) -> Answer:
-        """Raises Refused, and ValueError for a question that makes no sense."""
+        """Raises Refused, and ValueError for invalid parameters."""
         self._check_host(headers.get("Host") or "")
         parts = urlsplit(target)
-        asked = {name: values[-1] for name, values in parse_qs(parts.query, max_num_fields=10).items()}
-        if self.token is not None and not self._knows(self.token, headers.get("Cookie") or ""):
-            if hmac.compare_digest(asked.get("token", "").encode(), self.token.encode()):
+        parameters = {name: values[-1] for name, values in parse_qs(parts.query, max_num_fields=10).items()}
+        if self.token is not None and not self._has_token(self.token, headers.get("Cookie") or ""):
+            if hmac.compare_digest(parameters.get("token", "").encode(), self.token.encode()):
                 cookie = f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict"
                 return Answer(content=b"", status=HTTPStatus.SEE_OTHER, headers={"Location": "/", "Set-Cookie": cookie})
-            raise Refused(HTTPStatus.FORBIDDEN, "open the address that `sparsedepth serve` printed: it holds a token")
-        return self._at(parts.path, asked)
+            raise Refused(HTTPStatus.FORBIDDEN, "open the address that `sparsedepth serve` printed: it has a token")
+        return self._at(parts.path, parameters)
 
-    def _at(self, path: str, asked: Mapping[str, str]) -> Answer:
+    def _at(self, path: str, parameters: Mapping[str, str]) -> Answer:
         match path:
             case "/":
                 return _html(page(self.results, self.live.figures))
@@ -97,7 +97,7 @@ class Site:
             case "/status":
                 return _json(self.live.status())
             case "/runs":
-                return _json(self._runs(asked))
+                return _json(self._runs(parameters))
             case "/report":
                 return _html(self.live.reading().report(), REPORT_POLICY)
         name = path.removeprefix("/figure/")
@@ -109,32 +109,33 @@ class Site:
             return Answer(content=image.content, kind=image.kind)
         raise Refused(HTTPStatus.NOT_FOUND, "there is nothing at this address")
 
-    def _runs(self, asked: Mapping[str, str]) -> dict[str, Any]:
-        number, size = (asked.get(name, default) for name, default in (("page", "0"), ("size", "50")))
+    def _runs(self, parameters: Mapping[str, str]) -> dict[str, Any]:
+        number, size = parameters.get("page", "0"), parameters.get("size", "50")
         if not (number.isdecimal() and size.isdecimal() and len(number) < 9 and len(size) < 9):
-            raise ValueError("page and size are whole numbers")
-        words = asked.get("filter", "")[:MAX_WORDS]
-        return self.live.reading().page(int(number), int(size), asked.get("sort", ""), "descending" in asked, words)
+            raise ValueError("page and size must be whole numbers")
+        sort, descending = parameters.get("sort", ""), "descending" in parameters
+        query = parameters.get("filter", "")[:MAX_FILTER]
+        return self.live.reading().page(int(number), int(size), sort, descending, query)
 
-    def _check_host(self, given: str) -> None:
-        """Raises Refused for a name that this server does not go by."""
-        name = given.rpartition(":")[0] if not given.endswith("]") and ":" in given else given
-        name = name.strip("[]").lower()
-        known = name == "localhost" or name == self.host.lower()
-        if not (known or (is_loopback(name) if self.token is None else is_address(name))):
+    def _check_host(self, header: str) -> None:
+        """Raises Refused for a Host header that does not name this server."""
+        host = header.rpartition(":")[0] if not header.endswith("]") and ":" in header else header
+        host = host.strip("[]").lower()
+        is_own = host == "localhost" or host == self.host.lower()
+        if not (is_own or (is_loopback(host) if self.token is None else is_address(host))):
             raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "the Host header names another machine")
 
     @staticmethod
-    def _knows(token: str, cookies: str) -> bool:
+    def _has_token(token: str, header: str) -> bool:
         try:
-            known = SimpleCookie(cookies)
+            cookies = SimpleCookie(header)
         except CookieError:
             return False
-        return COOKIE in known and hmac.compare_digest(known[COOKIE].value.encode(), token.encode())
+        return COOKIE in cookies and hmac.compare_digest(cookies[COOKIE].value.encode(), token.encode())
 
 
 def page(results: Path, figures: Sequence[str]) -> str:
-    """The page, whose script asks for all the rest."""
+    """The page; its script fetches everything else."""
     return fill_template(
         "sparsedepth.serve",
         definition=read_definition(results),
@@ -155,10 +156,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "sparsedepth", ""
     timeout = 30
-    """Seconds that a client may be silent."""
+    """Seconds to wait for a client."""
 
     def __getattr__(self, name: str) -> Any:
-        """The base class asks for do_GET, do_POST, ...: every method, known or not, is answered at one place."""
+        """The base class looks up do_GET, do_POST, ...: all methods are answered in one place."""
         if name.startswith("do_"):
             return self._answer
         raise AttributeError(name)
@@ -167,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Server)
         try:
             if self.command not in ("GET", "HEAD"):
-                self.close_connection = True  # what it may carry is not read
+                self.close_connection = True  # its body is not read
                 raise Refused(HTTPStatus.METHOD_NOT_ALLOWED, "this page is read-only")
             answer = self.server.site.answer(self.path, self.headers)
         except Refused as refused:
@@ -176,19 +177,18 @@ class Handler(BaseHTTPRequestHandler):
             answer = Answer(content=str(error).encode(), status=HTTPStatus.BAD_REQUEST)
         except Exception:
             traceback.print_exc()
-            answer = Answer(content=b"an error, which the server's terminal shows", status=HTTPStatus(500))
+            answer = Answer(content=b"an error: see the server's terminal", status=HTTPStatus(500))
         self._send(answer)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class finds wrong with a request; in its own page it would repeat what was asked."""
+        """Response to an invalid request; that of the base class would repeat the request in its page."""
         self.close_connection, self.request_version = True, self.protocol_version
-        self._send(Answer(content=b"this is no request that a browser makes", status=HTTPStatus(code)))
+        self._send(Answer(content=b"invalid request", status=HTTPStatus(code)))
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)
-        given = {"Content-Security-Policy": POLICY, **HEADERS, **answer.headers}
-        sizes = {"Content-Type": answer.kind, "Content-Length": str(len(answer.content))}
-        for name, value in {**sizes, **given}.items():
+        content = {"Content-Type": answer.kind, "Content-Length": str(len(answer.content))}
+        for name, value in {**content, "Content-Security-Policy": POLICY, **HEADERS, **answer.headers}.items():
             self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
@@ -197,11 +197,11 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer.content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: the terminal shows the address, and what goes wrong."""
+        """No log: the terminal shows only the URL and errors."""
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a results folder; port 0 takes a free one."""
+    """Serves a results folder; port 0 selects a free one."""
 
     daemon_threads = True
 
@@ -212,7 +212,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """What to open; with the token, where one is needed."""
+        """The URL to open, with the token if one is needed."""
         host = f"[{self.site.host}]" if ":" in self.site.host else self.site.host
         token = f"?token={self.site.token}" if self.site.token else ""
         return f"http://{host}:{self.server_address[1]}/{token}"
@@ -222,12 +222,12 @@ class Server(ThreadingHTTPServer):
         self.site.live.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # a client that has gone, or says nothing
+        if not isinstance(sys.exc_info()[1], OSError):  # OSError: the client disconnected, or timed out
             super().handle_error(request, client_address)
 
 
 def is_address(host: str) -> bool:
-    """Whether it is an IP address and no name."""
+    """Whether it is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""MLflow: a run of an experiment for each run, found again by its tag TAG."""
+"""MLflow: each run is a run of an experiment, identified by its tag TAG."""
 
 import os
 from pathlib import Path
@@ -20,24 +20,24 @@ class Tracker:
     """An experiment of a tracking server or of a local database."""
 
     def __init__(self, folder: Path, at: str | None, experiment: str) -> None:
-        """`at` is a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
-        ValueError where MLflow cannot use it."""
+        """`at`: a tracking URI (default: MLFLOW_TRACKING_URI, else a SQLite file in the results folder). Raises
+        ValueError if MLflow cannot use it."""
         self.uri = at or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
         self.place = f"{self.uri} {experiment}"
         folder.mkdir(exist_ok=True)
         try:
             self.client = MlflowClient(tracking_uri=self.uri)
-            known = self.client.get_experiment_by_name(experiment)
-            if known is not None and known.lifecycle_stage != "active":
+            existing = self.client.get_experiment_by_name(experiment)
+            if existing is not None and existing.lifecycle_stage != "active":
                 raise ValueError(
                     f"MLflow's experiment {experiment!r} is deleted; restore it, or give another --project"
                 )
-            self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
+            self.experiment = existing.experiment_id if existing else self.client.create_experiment(experiment)
         except MlflowException as error:
             raise ValueError(f"MLflow cannot use {self.uri}: {error}") from None
 
     def _runs(self, filter: str = "") -> dict[str, list[str]]:
-        """run_id -> MLflow's ids of it."""
+        """run_id -> MLflow's run ids."""
         ids: dict[str, list[str]] = {}
         token = None
         while token != "":
@@ -52,8 +52,8 @@ class Tracker:
         return {*self._runs()}
 
     def discard(self, run_id: str) -> None:
-        for found in self._runs(f"tags.`{TAG}` = '{run_id}'").get(run_id, ()):
-            self.client.delete_run(found)
+        for mlflow_id in self._runs(f"tags.`{TAG}` = '{run_id}'").get(run_id, ()):
+            self.client.delete_run(mlflow_id)
 
     def send(self, run: TrackedRun) -> None:
         tags = {TAG: run.run_id} | {f"sparsedepth.{name}": value for name, value in run.tags.items()}
@@ -66,13 +66,13 @@ class Tracker:
             for step, values in (*run.curves, (run.last_step, run.summary))
             for name, value in values.items()
         ]
-        at = created.info.run_id
+        mlflow_id = created.info.run_id
         for start in range(0, len(params), MAX_PARAMS):
-            self.client.log_batch(at, params=params[start : start + MAX_PARAMS])
+            self.client.log_batch(mlflow_id, params=params[start : start + MAX_PARAMS])
         for start in range(0, len(metrics), MAX_METRICS):
-            self.client.log_batch(at, metrics=metrics[start : start + MAX_METRICS])
+            self.client.log_batch(mlflow_id, metrics=metrics[start : start + MAX_METRICS])
         status = "FAILED" if run.tags.get("outcome") == "diverged" else "FINISHED"
-        self.client.set_terminated(at, status, round(1000 * run.time_at(run.last_step)))
+        self.client.set_terminated(mlflow_id, status, round(1000 * run.time_at(run.last_step)))
 
     def view_command(self) -> str:
         return f"mlflow ui --backend-store-uri {self.uri}"

@@ -1,8 +1,8 @@
 """Send the finished runs of a results folder to a tracker, each once.
 
-What was sent stands in DIR/trackers/sent-TRACKER.json, by place, run by run: a run is noted after the tracker has it
-whole. A run that the tracker holds and that is not noted was cut off by a kill: it is removed there and sent anew. One
-that is noted and that the tracker no longer holds is sent again. One process at a time sends to a tracker.
+DIR/trackers/sent-TRACKER.json lists the run_ids sent to each place; a run is added when the tracker has all of it. A
+run in the tracker that is not listed is incomplete (the process was killed): it is removed there and sent again. So is
+a listed run that the tracker no longer has. Only one process at a time sends to a tracker.
 """
 
 import importlib
@@ -21,25 +21,25 @@ from sparsedepth.trackers.tracked_run import TrackedRun, run_ids, tracked_runs
 Name = Literal["tensorboard", "mlflow", "trackio", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
 FOLDER = "trackers"
-"""Of a results folder: what was sent, and by default what the tracker keeps. Derived: delete it at any time."""
+"""In a results folder: lists of sent runs, and by default the tracker's files. Can be deleted at any time."""
 
 
 class Tracker(Protocol):
-    """Where runs are sent. Importing its module needs the tracker's package, and no more than it."""
+    """A tracker. Its module imports the tracker's package."""
 
     place: str
-    """Where it keeps them."""
+    """Where it stores runs."""
 
     def held(self) -> set[str] | None:
-        """The run_ids of which it holds anything; None where it cannot be asked."""
+        """The run_ids that it has, complete or not; None if it cannot list them."""
         ...
 
     def discard(self, run_id: str) -> None:
-        """Forget what it holds of a run, if anything."""
+        """Remove a run, if it has any of it."""
         ...
 
     def send(self, run: TrackedRun) -> None:
-        """Take a run, which it does not hold. On return it is there whole."""
+        """Store a run that it does not have, completely."""
         ...
 
     def view_command(self) -> str:
@@ -48,38 +48,38 @@ class Tracker(Protocol):
 
 
 def open_tracker(name: str, results: Path, at: str | None = None, project: str | None = None) -> Tracker:
-    """The tracker, keeping its files `at` a place (default: its own variable, else in DIR/trackers), under the name of
-    a `project` (default: the sweep's). Raises ValueError for another name, and where its package is missing."""
+    """The tracker with its files `at` a place (default: its own environment variable, else DIR/trackers), for a
+    `project` (default: the sweep's name). Raises ValueError for an unknown name, or a missing package."""
     if name not in NAMES:
         raise ValueError(f"--to {name!r} is not one of {', '.join(NAMES)}")
     definition = read_definition(results)
-    named = project or (definition.name if definition else results.resolve().name)
+    project = project or (definition.name if definition else results.resolve().name)
     try:
-        return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, named)
+        return importlib.import_module(f"sparsedepth.trackers.{name}").Tracker(results / FOLDER, at, project)
     except ImportError as error:
         raise ValueError(
-            f"--to {name} needs a package that is not here ({error}): pip install {name}, or 'sparsedepth[trackers]'"
+            f"--to {name} needs a missing package ({error}): pip install {name}, or 'sparsedepth[trackers]'"
         ) from None
 
 
 def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:
-    """Send what the tracker lacks; yields the run_id of each run once it is sent and noted. Raises ValueError where the
-    folder holds no complete run, or one that is damaged."""
-    ledger = results / FOLDER / f"sent-{name}.json"
-    with hold(ledger.with_suffix(".lock")), open_store(results) as store:
-        places: dict[str, list[str]] = json.loads(ledger.read_text()) if ledger.exists() else {}
+    """Send the runs that the tracker lacks; yields each run_id when the run is sent and listed. Raises ValueError if
+    the folder has no complete run, or a damaged one."""
+    sent_file = results / FOLDER / f"sent-{name}.json"
+    with hold(sent_file.with_suffix(".lock")), open_store(results) as store:
+        by_place: dict[str, list[str]] = json.loads(sent_file.read_text()) if sent_file.exists() else {}
         held = tracker.held()
-        noted = {*places.get(tracker.place, [])}
-        sent = noted if held is None else noted & held
+        listed = {*by_place.get(tracker.place, [])}
+        sent = listed if held is None else listed & held
         for run in tracked_runs(store, {*run_ids(store)} - sent):
             tracker.discard(run.run_id)
             tracker.send(run)
             sent.add(run.run_id)
-            write_json(ledger, {**places, tracker.place: sorted(sent)})
+            write_json(sent_file, {**by_place, tracker.place: sorted(sent)})
             yield run.run_id
 
 
 def is_running(results: Path) -> bool:
-    """Whether the folder's sweep has runs that are still to be made."""
+    """Whether the folder's sweep has unfinished runs."""
     states = scan(results, read_definition(results))
     return any(state.state in ("running", "interrupted", "planned") for state in states)

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file for each run, written aside and renamed, with scalars, text and hyperparameters."""
+"""TensorBoard: an event file per run, written atomically, with scalars, text and hyperparameters."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ class Tracker:
     """A folder of event files. `curves/NAME` by step, `summary/NAME` at the last step."""
 
     def __init__(self, folder: Path, at: str | None, project: str) -> None:
-        """`at` is a folder of event files; the project has no meaning there."""
+        """`at`: the folder of event files; TensorBoard has no projects."""
         self.folder = Path(at) if at else folder / "tensorboard"
         self.place = str(self.folder)
 

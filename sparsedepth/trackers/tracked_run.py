@@ -1,4 +1,4 @@
-"""A finished run as a tracker holds it: parameters, curves by step, numbers of its summary, tags."""
+"""A finished run in the form of a tracker: parameters, curves by step, summary, tags."""
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import Store
 
 FACTS = ("seconds", "training_seconds", "peak_memory_bytes")
-"""Numbers of the manifest, beside what was measured."""
+"""Numbers of the manifest in the summary."""
 TAGS = ("run_id", "cell_id", "model", "outcome", "diverged_cause", "tuning", "device", "started")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """Missing values are left out, never sent as 0."""
+    """Missing values are left out."""
 
     run_id: str
     params: dict[str, bool | int | float | str]
@@ -23,33 +23,33 @@ class TrackedRun:
     curves: tuple[tuple[int, dict[str, float]], ...]
     """(step, values), in order."""
     summary: dict[str, float]
-    """What was measured, in the names and units of the columns of `runs`."""
+    """Measured quantities, named as the columns of `runs`."""
     tags: dict[str, str]
     started: float
-    """Seconds since 1970, UTC; 0 where it is not known."""
+    """Unix time; 0 if unknown."""
 
     @property
     def last_step(self) -> int:
         return int(self.summary.get("steps", 0)) or max((step for step, _ in self.curves), default=0)
 
     def time_at(self, step: int) -> float:
-        """When it was at a step, as far as steps take equally long; seconds since 1970."""
+        """Unix time of a step, if all steps take equally long."""
         share = step / self.last_step if self.last_step else 1.0
         return self.started + share * self.summary.get("training_seconds", 0.0)
 
 
 def run_ids(store: Store) -> list[str]:
-    """Every run of the store, in order."""
+    """All runs of the store, in order."""
     return [run_id for (run_id,) in store.sql("select run_id from runs order by run_id").rows]
 
 
-def tracked_runs(store: Store, wanted: Set[str]) -> Iterator[TrackedRun]:
-    """The wanted runs of the store, in order of run_id."""
+def tracked_runs(store: Store, run_ids: Set[str]) -> Iterator[TrackedRun]:
+    """These runs of the store, in order of run_id."""
     measured = {column.name for column in quantities.RUNS} | {*FACTS}
     answer = store.sql("select * from runs order by run_id")
     for values in answer.rows:
         row = {name: value for name, value in zip(answer.columns, values, strict=True) if value is not None}
-        if row["run_id"] in wanted:
+        if row["run_id"] in run_ids:
             yield TrackedRun(
                 run_id=row["run_id"],
                 params={name: row[name] for name in RunConfig.model_fields if name in row},

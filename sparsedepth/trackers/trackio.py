@@ -1,4 +1,4 @@
-"""Trackio: a run of a project for each run, in Trackio's local database; nothing is sent to a Space."""
+"""Trackio: each run is a run of a project in Trackio's local database; nothing is uploaded to a Space."""
 
 import contextlib
 import importlib
@@ -10,10 +10,10 @@ from sparsedepth.trackers.tracked_run import TrackedRun
 
 
 class Tracker:
-    """A project of the databases in a folder."""
+    """A project in the databases of a folder."""
 
     def __init__(self, folder: Path, at: str | None, project: str) -> None:
-        """`at` is the folder of Trackio's databases (default: TRACKIO_DIR, else one in the results folder)."""
+        """`at`: the folder of Trackio's databases (default: TRACKIO_DIR, else one in the results folder)."""
         self.folder = Path(at or os.environ.get("TRACKIO_DIR") or folder.resolve() / "trackio")
         os.environ["TRACKIO_DIR"] = str(self.folder)  # read when trackio is imported
         self.trackio = importlib.import_module("trackio")
@@ -25,7 +25,7 @@ class Tracker:
     def _runs(self) -> list:
         try:
             return [*self.trackio.Api().runs(self.project)]
-        except ValueError:  # there is no such project yet
+        except ValueError:  # no such project yet
             return []
 
     def discard(self, run_id: str) -> None:
@@ -35,7 +35,7 @@ class Tracker:
 
     def send(self, run: TrackedRun) -> None:
         tags = {f"tag_{name}": value for name, value in run.tags.items()}
-        with contextlib.redirect_stdout(io.StringIO()):  # it says of each run how to look at it
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints instructions for each run
             started = self.trackio.init(
                 self.project, name=run.run_id, config={**run.params, **tags}, embed=False, auto_log_gpu=False
             )

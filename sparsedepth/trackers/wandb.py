@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: a folder for each run, which `wandb sync` uploads when the user says so."""
+"""Weights & Biases, offline: a folder per run, for the user to upload with `wandb sync`."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ class Tracker:
     """A folder of offline runs."""
 
     def __init__(self, folder: Path, at: str | None, project: str) -> None:
-        """`at` is the folder that holds wandb's own."""
+        """`at`: the folder in which wandb makes its own."""
         self.folder, self.project = Path(at or folder).resolve(), project
         self.place = str(self.folder)
 
     def held(self) -> None:
-        """It cannot be asked: `wandb sync --clean` removes what it has uploaded."""
+        """Unknown: `wandb sync --clean` removes uploaded runs."""
 
     def discard(self, run_id: str) -> None:
         for folder in self.folder.glob(f"wandb/offline-run-*-{run_id}"):
