@@ -26,18 +26,18 @@ class ModelConfig(Section):
     architecture: Annotated[
         Literal["decoder", "vit"],
         Field(
-            description="decoder: tokens, each of which sees those before it; vit: patches of an image and a class "
-            "token, which see one another, with learned positions (2010.11929); its defaults are norm_kind layer, "
-            "activation gelu, d_ff 4 d_model"
+            description="decoder: tokens with causal attention; vit: patches of an image and a class token with full "
+            "attention and learned positions (2010.11929), by default with norm_kind layer, activation gelu, "
+            "d_ff 4 d_model"
         ),
         SHAPE,
     ] = "decoder"
     image_size: Annotated[Count | None, IMAGE_SIZE] = None
-    """height and width to which images are brought, in pixels; default 224"""
+    """height and width to which images are resized, in pixels; default 224"""
     patch_size: Annotated[Count | None, Role(cost_scope="step", only_with=OF_VIT)] = None
     """height and width of a patch, in pixels; default 16"""
     n_channels: Annotated[Literal[1, 3] | None, IMAGE_SIZE] = None
-    """numbers of a pixel: 1 = grey, 3 = RGB, the default"""
+    """channels of a pixel: 1 = grey, 3 = RGB (default)"""
 
     n_layers: Annotated[Count, Field(le=10_000), Role(kind="depth", cost_scope="step")] = 12
     """number of decoder blocks"""
@@ -81,7 +81,7 @@ class ModelConfig(Section):
         ),
     ] = "swiglu"
     vocab_size: Annotated[Count, Role(kind="capacity", cost_scope="step")] = 264
-    """rows of the embedding; at least the tokenizer's size. Of images the number of classes"""
+    """rows of the embedding, at least the tokenizer's size; for images the number of classes"""
     seq_len: Annotated[
         int,
         Field(ge=2),
@@ -151,7 +151,7 @@ class ModelConfig(Section):
         ],
         Field(
             description="what is multiplied by 1/sqrt(l) in block l = 1..L. lns: the output of its norms; before_norm: "
-            "their input; after_branch: what attention and FFN add; after_attention, after_ffn: what that one adds; "
+            "their input; after_branch: outputs of attention and FFN; after_attention, after_ffn: that output only; "
             "after_residual: the stream after each addition"
         ),
         Role(
@@ -184,8 +184,8 @@ class ModelConfig(Section):
         int,
         Field(
             ge=0,
-            description="sources that branches attend over in place of their sum, beside the embedding: each sums what "
-            "2 n_layers / attention_residuals branches add, so that 2 n_layers keeps every output apart; 0 = none",
+            description="sources, besides the embedding, over which branches attend in place of the residual sum; each "
+            "is the sum of 2 n_layers / attention_residuals branches, at 2 n_layers of one; 0 = none",
         ),
         UNSTACKED_SHAPE,
     ] = 0
@@ -225,13 +225,13 @@ class ModelConfig(Section):
             must_stand_still=("attention_sparsity_rel",),
         ),
     ] = 1.0
-    """share of the entries of the blocks' matrices that exist; the rest are 0 forever"""
+    """share of the entries of the blocks' matrices that are trained; the others are masked to 0"""
     attention_dropout: Dropout = 0.0
-    """share of attention weights that a step sets to 0, the others divided by what is left; off in evaluation"""
+    """dropout of attention weights; off in evaluation"""
     residual_dropout: Dropout = 0.0
-    """the same of the entries that a branch adds to the stream"""
+    """dropout of the entries that a branch adds to the stream"""
     ffn_dropout: Dropout = 0.0
-    """the same of the hidden units of the dense feed-forward part"""
+    """dropout of the hidden units of the dense feed-forward part"""
     tie_embeddings: Annotated[bool, SHAPE] = False
     """the head is the embedding's transpose"""
     logit_soft_cap: Annotated[NonNegative, SHAPE] = 0.0
@@ -239,7 +239,7 @@ class ModelConfig(Section):
     rope_theta: Annotated[Positive, KNOB] = 10000.0
     """base of the rotary frequencies"""
     sliding_window: Annotated[Count | None, SHAPE] = None
-    """tokens that a token sees, itself included; null = all before it"""
+    """tokens that a token attends to, itself included; null = all before it"""
     mask_documents: Annotated[bool, SHAPE] = False
     """no attention across the documents of a packed sequence"""
     eod: Annotated[
@@ -254,7 +254,7 @@ class ModelConfig(Section):
     qk_norm: Annotated[bool, SHAPE] = False
     """RMSNorm on queries and keys, before the rotation"""
     qk_norm_over: Annotated[Literal["head", "all"], Role(cost_scope="step", only_with=("qk_norm", True))] = "head"
-    """what qk_norm norms at once: each head (Qwen3), or all (OLMoE)"""
+    """whether qk_norm norms each head (Qwen3) or all heads together (OLMoE)"""
     allow: Annotated[tuple[Literal["lns_with_scaled_init"], ...], Field(strict=False), RECORD] = ()
     """names of self-defeating combinations to allow"""
 
@@ -358,12 +358,12 @@ class ModelConfig(Section):
 
     @property
     def reads_stream_start(self) -> bool:
-        """Whether blocks read x_0, or block 1's values, besides the stream."""
+        """Whether blocks also read x_0, or block 1's values."""
         return self.residual_scalars or self.value_residual
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped in training."""
+        """Whether training uses any dropout."""
         return max(self.attention_dropout, self.residual_dropout, self.ffn_dropout) > 0
 
     @property

@@ -135,7 +135,7 @@ _DEPTH = "Only the 16-layer config is released; the depths differ in n_layers al
 
 _IMAGES = (
     "Shape and batch are 2012.12877's; train_tokens is one pass: set it, and lr. Matrices have no bias, and images are "
-    "not augmented. Another corpus of images goes beside it."
+    "not augmented. The corpus can be set to other images."
 )
 _OUTSIDE = "The paper states {} B tokens and no learning rate: set lr. Shape and tokens a step are of {} release."
 

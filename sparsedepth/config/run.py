@@ -117,8 +117,8 @@ class TrainConfig(Section):
         str | None,
         Field(
             pattern="^[0-9a-f]{12}$",
-            description="digest of how those weights were trained, which `train --from` sets: of a run's choices but "
-            "its seed and what a run that starts from it keeps; of another model its weights",
+            description="digest of how those weights were trained, which `train --from` sets: for a run, its fields "
+            "without the seed and those that the new run inherits; for another model, its weights",
         ),
         KNOB,
     ] = None
@@ -157,8 +157,8 @@ class MeasureConfig(Section):
     usefulness_threshold: Annotated[Positive, THRESHOLD] = 0.1
     """a layer is useful if its replacement raises the loss by more than this share"""
     needed_threshold: Annotated[Positive, THRESHOLD] = 0.05
-    """a layer is needed if its replacement adds more than this to the loss, in nat/token. Of small models another seed
-    moves the loss as much; of k-hop induction a block that costs less decides under 1% of the answers"""
+    """a layer is needed if its replacement adds more than this to the loss, in nat/token: about the effect of another
+    seed in small models, and of 1% of the answers in k-hop induction"""
     permutation_pairs: Annotated[Count | None, AMOUNT] = None
     """pairs of layers to swap, drawn at random; default all"""
     removal_ranges: Annotated[Count | None, AMOUNT] = None
@@ -166,13 +166,13 @@ class MeasureConfig(Section):
     jacobian_probes: Annotated[int | None, Field(ge=2), AMOUNT] = 4
     """random probes of each block's Jacobian; null = exact; with 'jacobian'"""
     weight_eps: Thresholds = (1e-3, 1e-4, 1e-2)
-    """|w| below which a weight is zero; the first leads"""
+    """|w| below which a weight counts as zero; `runs` uses the first"""
     weight_rel_eps: Thresholds = (0.1, 0.01)
-    """the same as multiples of the matrix's rms"""
+    """the same, as multiples of the matrix's rms"""
     attention_tau: Thresholds = (1e-3, 1e-4, 1e-2)
-    """attention weight below which an entry is zero"""
+    """attention weight below which an entry counts as zero"""
     attention_rel_tau: Thresholds = (0.1, 0.01)
-    """the same as multiples of uniform attention 1/i"""
+    """the same, as multiples of uniform attention 1/i"""
 
 
 class MeasureOnlyConfig(MeasureConfig):
@@ -183,7 +183,7 @@ class MeasureOnlyConfig(MeasureConfig):
 
 
 def _add_preset(schema: dict[str, Any]) -> None:
-    """A key of run files that is no field: it stands for fields."""
+    """Add `preset`, a key of run files that expands to fields."""
     schema["properties"]["preset"] = {"enum": list(presets.PRESETS), "description": "fields of a paper's model"}
 
 

@@ -263,7 +263,7 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("removal_accuracy_lost", "accuracy - accuracy without blocks `layer` to `other_layer`, both included", "share",
              tables=PAIRS, measure="removal", source=DEEPER, bounds=(-1.0, 1.0), label="removal: accuracy lost"),
     Quantity("removal_cosine_correlation", "Spearman's rank correlation over blocks of removal_drop of the block alone with "
-             "1 - E cos(x_l, x_(l-1)): how well its cosine stands for what its removal costs", measure="removal",
+             "1 - E cos(x_l, x_(l-1)): how well the cosine predicts the cost of removal", measure="removal",
              source="ours; 2605.14075", bounds=COSINE),
     Quantity("permutation_neighbours", "mean of permutation_effect over neighbouring blocks",
              measure="neighbours", source=CONTROL, better="high", is_relative=True, has_interval=True),

@@ -21,7 +21,7 @@ _PARTS: dict[Part, str] = {
     "se": "standard error of {name} over the random probes; 0 where exact",
 }
 LONGEST_LABEL = 36
-"""Characters of a line beside an axis."""
+"""Characters of a line of an axis label."""
 _RANGES = {"share": (0.0, 1.0), "share of layers": (0.0, 1.0), "rad": (0.0, math.pi)}
 
 
@@ -33,7 +33,7 @@ class Quantity:
     """Key in `measure`, column of `runs`, value of `metric`."""
     formula: str
     """x_l is the residual stream after block l, u_l = x_l - x_(l-1), a_ij an attention weight, E a mean over tokens;
-    @ stands for the threshold that a metric's name carries."""
+    @ is the threshold in a metric's name."""
     unit: str = "1"
     _: KW_ONLY
     tables: tuple[Table, ...] = ("runs",)

@@ -46,9 +46,7 @@ class EvaluationKey(Section):
         str, Field(description="lm-eval and its version, or sparsedepth and its own, for a file of questions")
     ]
 
-    without: Annotated[
-        str | None, Field(description="layers that the model was asked without, such as 5-8; NULL = all were there")
-    ] = None
+    without: Annotated[str | None, Field(description="layers removed from the model, such as 5-8; NULL = none")] = None
 
     @property
     def eval_id(self) -> str:
@@ -65,7 +63,7 @@ class Result(Section):
             "documents, per UTF-8 byte of these answers"
         ),
     ]
-    filter: Annotated[str, Field(description="how the harness read the answers; none = as they are")]
+    filter: Annotated[str, Field(description="how the harness extracted the answers; none = unchanged")]
     value: Annotated[Finite | None, Field(description="the score; NULL = not finite")]
     stderr: Annotated[
         Finite | None, Field(description="its standard error over documents, by the harness; NULL = none")
@@ -78,7 +76,7 @@ class Result(Section):
 class Evaluation(EvaluationKey):
     """evaluation.json."""
 
-    model: Annotated[str, Field(description="the model, as it was named")]
+    model: Annotated[str, Field(description="the model's name or path, as given")]
     n: Annotated[Count, Field(description="documents scored")]
     n_documents: Annotated[Count, Field(description="documents of the task; more than n if a limit was set")]
     n_truncated: Annotated[Count | None, Field(description="requests that lost their start; NULL = not counted")]

@@ -11,7 +11,7 @@ from sparsedepth.files import digest
 class MeasuredModel(MeasureOnlyConfig):
     """model.json: facts about the model, and how it was measured. A strict, frozen record."""
 
-    model: Annotated[str, Field(min_length=1, description="the model, as it was named")]
+    model: Annotated[str, Field(min_length=1, description="the model's name or path, as given")]
     family: Annotated[str, Field(description="'sparsedepth' for a run, else the model_type of its config")]
     n_layers: Count
     d_model: Count
@@ -20,9 +20,9 @@ class MeasuredModel(MeasureOnlyConfig):
     n_experts: Annotated[int, Field(ge=0, description="experts per block; 0 = dense")]
     vocab_size: Count
     params_total: Count
-    dtype: Annotated[str, Field(description="of the layers' weights when they were measured")]
-    weights_hash: Annotated[str, Field(description="digest of the weight files: other weights are another record")]
-    data_hash: Annotated[str, Field(description="names the tokens that were read")]
+    dtype: Annotated[str, Field(description="dtype of the layers' weights when measured")]
+    weights_hash: Annotated[str, Field(description="digest of the weight files")]
+    data_hash: Annotated[str, Field(description="digest of the tokens read")]
 
     @property
     def run_id(self) -> str:
