@@ -137,13 +137,13 @@ def price_line(price: "Price") -> str:
 
     bound = f"{price.bound} " if price.bound else ""
     accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
+    workers = "1 worker" if price.setup.workers == 1 else f"{price.setup.workers} workers"
     parts = [
         f"{bound}{price.runs} runs",
         f"{price.train_flops:.2g} FLOP",
         f"{_bytes(price.memory_bytes)} peak memory per run",
         f"{_bytes(price.disk_bytes)} on disk",
-        f"{duration(price.seconds.value)} with {price.setup.workers} in parallel "
-        f"({accuracy}: within a factor of {price.seconds.factor:.3g})",
+        f"{duration(price.seconds.value)} with {workers} ({accuracy}: within a factor of {price.seconds.factor:.3g})",
     ]
     return ", ".join(parts)
 

@@ -127,7 +127,7 @@ def sweep(
     price, expected = driver.price, driver.plan.expected
     assert price is not None
     at_least = " or more" if definition.tune else ""
-    where = f"{expected} runs{at_least} into {out}, {machine.workers} in parallel on {machine.described}"
+    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
     print_header(definition, driver.plan.notes(), where)
     if dry_run:
         print_price(definition, price.setup, Budget(), results=out if out.exists() else None)
