@@ -320,14 +320,16 @@ def _draw(
 
 
 def _at_power(threshold_B: np.ndarray, error_B: np.ndarray) -> float | None:
-    known = np.isfinite(threshold_B)
-    if known.mean() <= POWER:
+    """The effect whose mean probability of exceeding the threshold is POWER; None where that is out of reach."""
+    is_finite = np.isfinite(threshold_B)
+    if is_finite.mean() <= POWER:
         return None
+    threshold_B, error_B = threshold_B[is_finite], error_B[is_finite]
 
-    def lacking(effect: float) -> float:
-        return float(ndtr((effect - threshold_B[known]) / error_B[known]).sum()) / len(known) - POWER
+    def excess_power(effect: float) -> float:
+        return float(ndtr((effect - threshold_B) / error_B).sum()) / len(is_finite) - POWER
 
-    return float(brentq(lacking, 0.0, float((threshold_B[known] + 9 * error_B[known]).max())))
+    return float(brentq(excess_power, 0.0, float((threshold_B + 9 * error_B).max())))
 
 
 # Text

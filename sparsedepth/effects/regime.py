@@ -178,16 +178,16 @@ def _verdict(family: str, runs: pd.DataFrame, layers: pd.DataFrame | None) -> Fa
     slope, last_early = depth_slope(runs), max(2, shallowest // 2)
     early = None if layers is None else turn_law(runs, _early_angle(runs, layers, last_early))
     evidence = (
-        _read("turn", "b of mean middle angle ~ n_layers^-b", _ends(turn_law(runs))),
-        _read("early", f"b of mean angle of layers 2 to {last_early} ~ n_layers^-b", _ends(early)),
-        _read("update", f"angle of neighbouring updates at n_layers={depth} (rad)", _hull(deepest, "update_angle")),
-        _read("even", f"share of tokens that turn evenly at n_layers={depth}", _hull(deepest, "even_share")),
-        _read("stop", f"share of tokens that stop early at n_layers={depth}", _hull(deepest, "early_stop_share")),
-        _read("loss", "a of val_loss = E + c n_layers^-a", _ends(slope.exponent if slope else None)),
+        _reading("turn", "b of mean middle angle ~ n_layers^-b", _exponent(turn_law(runs))),
+        _reading("early", f"b of mean angle of layers 2 to {last_early} ~ n_layers^-b", _exponent(early)),
+        _reading("update", f"angle of neighbouring updates at n_layers={depth} (rad)", _hull(deepest, "update_angle")),
+        _reading("even", f"share of tokens that turn evenly at n_layers={depth}", _hull(deepest, "even_share")),
+        _reading("stop", f"share of tokens that stop early at n_layers={depth}", _hull(deepest, "early_stop_share")),
+        _reading("loss", "a of val_loss = E + c n_layers^-a", _exponent(slope.exponent if slope else None)),
     )
     return FamilyRegime(
         family=family,
-        verdict=decide({one.signature: one.reading for one in evidence}),
+        verdict=decide({each.signature: each.reading for each in evidence}),
         evidence=evidence,
         depths=tuple(sorted(set(map(int, runs["n_layers"])))),
         n_runs=len(runs),
@@ -208,18 +208,18 @@ def _early_angle(runs: pd.DataFrame, layers: pd.DataFrame, last: int) -> pd.Seri
     return runs["run_id"].map(by_run["mean"].where(by_run["count"] == last - 1)).astype(float)
 
 
-Ends = tuple[float | None, float | None, float | None]
+Interval = tuple[float | None, float | None, float | None]
+"""Value, lo, hi."""
 
 
-def _ends(law: TurnLaw | DepthExponent | None) -> Ends:
-    """Value and interval of an exponent."""
+def _exponent(law: TurnLaw | DepthExponent | None) -> Interval:
     if law is None:
         return None, None, None
     return law.b if isinstance(law, TurnLaw) else law.value, law.lo, law.hi
 
 
-def _read(signature: Signature, meaning: str, ends: Ends) -> SignatureReading:
-    value, lo, hi = ends
+def _reading(signature: Signature, meaning: str, interval: Interval) -> SignatureReading:
+    value, lo, hi = interval
     reading = UNKNOWN if value is None else UNCLEAR
     if lo is not None and hi is not None:
         inside = [name for name, (low, high) in SIGNATURES[signature].items() if low <= lo and hi <= high]
@@ -227,8 +227,8 @@ def _read(signature: Signature, meaning: str, ends: Ends) -> SignatureReading:
     return SignatureReading(signature=signature, meaning=meaning, value=value, lo=lo, hi=hi, reading=reading)
 
 
-def _hull(runs: pd.DataFrame, name: str) -> Ends:
-    """Mean over runs, and the ends of the smallest interval that holds all of theirs; None unless all have one."""
+def _hull(runs: pd.DataFrame, name: str) -> Interval:
+    """Mean over runs, and the smallest interval that holds all of theirs; None unless all have one."""
     columns = [pd.to_numeric(runs[f"{name}{end}"], errors="coerce") for end in ("", "_lo", "_hi")]
     value, lo, hi = (float(end) for end in (columns[0].mean(), columns[1].min(), columns[2].max()))
     if columns[0].isna().any():

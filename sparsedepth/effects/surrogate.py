@@ -204,21 +204,16 @@ def importances(frame: pd.DataFrame, search: Search, objective: str) -> dict[str
         }
         value = float(frame[objective].iloc[i])
         study.add_trial(optuna.trial.create_trial(params=params, distributions=spaces, value=value))
-    shares = {}
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+        quantile = min(0.5, max(0.1, MIN_BEST / len(frame)))
         evaluators: dict[str, optuna.importance.BaseImportanceEvaluator] = {
-            "PED-ANOVA": optuna.importance.PedAnovaImportanceEvaluator(
-                target_quantile=min(0.5, max(0.1, MIN_BEST / len(frame)))
-            )
+            "PED-ANOVA": optuna.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
         }
         if importlib.util.find_spec("sklearn"):
             evaluators["fANOVA"] = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        for name, evaluator in evaluators.items():
-            if len(axes) == 1:
-                shares[name] = {axes[0].name: 1.0}
-                continue
-            shares[name] = {
-                key: float(share)
-                for key, share in optuna.importance.get_param_importances(study, evaluator=evaluator).items()
-            }
-    return shares
+        if len(axes) == 1:
+            return {name: {axes[0].name: 1.0} for name in evaluators}
+        return {
+            name: optuna.importance.get_param_importances(study, evaluator=evaluator)
+            for name, evaluator in evaluators.items()
+        }

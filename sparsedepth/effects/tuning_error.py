@@ -108,13 +108,13 @@ def choice_variances(rows: pd.DataFrame, weights: pd.Series | None = None) -> tu
         return ()
     weights = pd.Series(1 / len(rows), rows.index) if weights is None else weights
     for end in ("", "_baseline"):
-        known = rows[rows[f"tuning_variance{end}"].notna()]
-        weight_C = weights[known.index].groupby(known[f"cell_id{end}"]).sum()
-        variance_C = known.groupby(f"cell_id{end}")[f"tuning_variance{end}"].first().astype(float)
+        tuned = rows[rows[f"tuning_variance{end}"].notna()]
+        weight_C = weights[tuned.index].groupby(tuned[f"cell_id{end}"]).sum()
+        variance_C = tuned.groupby(f"cell_id{end}")[f"tuning_variance{end}"].first().astype(float)
         variance = float((weight_C**2 * variance_C).sum())
         if variance > 0:
             cells = frozenset(weight_C.index) if end else frozenset[str]()
-            extra.append(ExtraVariance(variance=variance, df=float(known[f"tuning_df{end}"].min()), baseline=cells))
+            extra.append(ExtraVariance(variance=variance, df=float(tuned[f"tuning_df{end}"].min()), baseline=cells))
     return tuple(extra)
 
 
@@ -147,8 +147,7 @@ def flaw_of(rows: pd.DataFrame) -> str:
 
 def _distinct_choices(rows: pd.DataFrame) -> list[tuple[str, ...]]:
     names = [f"{name}{end}" for end in ("", "_baseline") for name in ("tuned_fields", "tuned_at", "tuned_values")]
-    known = rows[names].dropna().drop_duplicates()
-    return [tuple(row) for row in known.itertuples(index=False)]
+    return [tuple(row) for row in rows[names].dropna().drop_duplicates().itertuples(index=False)]
 
 
 def _flaw(field: str, at: str, values: str, field_baseline: str, at_baseline: str, values_baseline: str) -> str:
@@ -172,8 +171,8 @@ def _numbers(values: str) -> list[float]:
 
 def _step(value: float, tried: list[float]) -> float:
     """The larger ratio to a neighbour of an inner value, as a logarithm."""
-    place = tried.index(value)
-    return max(math.log(tried[place + 1] / value), math.log(value / tried[place - 1]))
+    i = tried.index(value)
+    return max(math.log(tried[i + 1] / value), math.log(value / tried[i - 1]))
 
 
 def _count(value: float, tried: list[float], step: float) -> int:

@@ -1,4 +1,4 @@
-"""From rows to a recipe: chosen, graded, tested on what it has not seen, and laid beside the literature."""
+"""From rows to a recipe: derived, graded, tested on held-out runs, and compared with the literature."""
 
 import sparsedepth
 

@@ -341,7 +341,7 @@ def card_path(path: Path) -> Path:
 
 
 def read_card(path: Path) -> Card:
-    """A card from its JSON, or from the recipe's YAML beside it. Raises ValueError for anything else."""
+    """A card, from the path of its JSON or of the recipe's YAML next to it. Raises ValueError for anything else."""
     path = card_path(path)
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -57,7 +57,7 @@ def _meaning(card: Card) -> str:
 
 
 def write_page(path: Path, card: Card) -> tuple[Path, Path]:
-    """Write the card's JSON and Markdown beside `path`; returns where."""
+    """Write the card's JSON and Markdown next to `path`; returns their paths."""
     data, page = write_card(path, card), page_path(path)
     write_text(page, card_markdown(card))
     return data, page

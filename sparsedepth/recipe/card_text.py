@@ -212,11 +212,11 @@ def grade_text(card: Card) -> str:
         evidence = f"{card.recipe.place}, not run at {card.recipe.depth} layers; at other depths {evidence}"
     if not card.recipe.changes:
         return f"{evidence}; {tests_text(card)}"
-    supported = card.mechanism.supported_by is not None
-    proof = "supported by an intervention" if supported else "no intervention supports the mechanism"
+    is_supported = card.mechanism.supported_by is not None
+    support = "supported by an intervention" if is_supported else "no intervention supports the mechanism"
     if passed(card.held_out.outcomes) and card.recipe.domain.is_one_scale:
-        proof += "; one width and one budget, so at most grade C"
-    return f"{evidence}; {tests_text(card)}; {proof}"
+        support += "; one width and one budget, so at most grade C"
+    return f"{evidence}; {tests_text(card)}; {support}"
 
 
 def mechanism_text(card: Card) -> str:
@@ -226,10 +226,10 @@ def mechanism_text(card: Card) -> str:
         return "nothing is recommended"
     if setting is None:
         return "no intervention moved one link of the chain, and the objective, in the direction of every change"
-    proof = next(tried for tried in card.mechanism.interventions if tried.effect.setting == setting)
+    support = next(each for each in card.mechanism.interventions if each.effect.setting == setting)
     return (
-        f"{setting} alone makes {proof.moved.outcome} {proof.moved.verdict} and {recipe.objective} "
-        f"{proof.effect.verdict}, as every change of the recipe does"
+        f"{setting} alone makes {support.moved.outcome} {support.moved.verdict} and {recipe.objective} "
+        f"{support.effect.verdict}, as every change of the recipe does"
     )
 
 

@@ -296,7 +296,7 @@ def check_stack(rows: DepthRows, recipe: Recipe) -> Recipe:
         return updated(_refusing(recipe, refused), config=recipe.baseline, abstained=abstained)
     if comparison_of(stack.against_best) == "worse":
         others = _settings(change for change in changes if change is not best)
-        refused = dict.fromkeys(others, f"worse together with {stack.best} than that alone")
+        refused = dict.fromkeys(others, f"worse combined with {stack.best} than {stack.best} alone")
         return updated(_refusing(recipe, refused), config=configure(rows, (best,)))
     return recipe
 

@@ -42,19 +42,19 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         for config in (recipe.config, recipe.baseline)
     )
     settings = replace(settings_of([*cells, recommended, baseline]), baseline=baseline)
-    named = {settings.label(cell.knobs): cell for cell in cells}
+    by_label = {settings.label(cell.knobs): cell for cell in cells}
     values = {cell.cell_id: _values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
-    whole = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
+    finished = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
     sign = quantities.sign(recipe.objective)
-    best = max(whole, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
-    reference = named.get("baseline")
+    best = max(finished, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
+    reference = by_label.get("baseline")
     parts: dict[str, tuple[list[MeasuredPart], Configuration]] = {}
     for part, cell in (("recommended", recommended), ("baseline", baseline), ("best measured", best)):
         if cell is not None and not (part == "recommended" and recipe.abstained):
-            words = settings.label(cell.knobs)
-            parts.setdefault(words, ([], named.get(words, cell)))[0].append(part)
+            label = settings.label(cell.knobs)
+            parts.setdefault(label, ([], by_label.get(label, cell)))[0].append(part)
     rows = []
-    for words, (names, cell) in parts.items():
+    for label, (names, cell) in parts.items():
         mean, lo, hi = mean_interval(values.get(cell.cell_id, []))
         clipped = quantities.rankable(recipe.objective).clipped
         ratio = cell.flops / reference.flops if cell.flops and reference and reference.flops else None
@@ -63,7 +63,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         rows.append(
             MeasuredConfiguration(
                 parts=tuple(names),
-                setting=words,
+                setting=label,
                 lr=cell.knobs["lr"],
                 rivals=_rivals(trained),
                 n_seeds=len(values.get(cell.cell_id, [])),

@@ -98,8 +98,8 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
 
     settings = [change.contrast.setting for change in card.recipe.changes if len(card.recipe.changes) > 1]
     raw = {rival: gain_over(rival) for rival in ("baseline", *(f"without {setting}" for setting in settings))}
-    known = [contrast for contrast in raw.values() if contrast is not None]
-    moderated = dict(zip((rival for rival in raw if raw[rival]), moderate(known), strict=True))
+    compared = {rival: contrast for rival, contrast in raw.items() if contrast is not None}
+    moderated = dict(zip(compared, moderate([*compared.values()]), strict=True))
     gain = moderated.get("baseline")
     gains = {setting: moderated.get(f"without {setting}") for setting in settings}
     verification = Verification(

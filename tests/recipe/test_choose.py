@@ -311,7 +311,7 @@ def test_a_stack_worse_than_its_best_part_falls_back_to_that_part():
     recipe = derive(pd.concat([runs, extra], ignore_index=True))
     assert "against the best single change, depth_scale=lns, worse: +0.01" in stack_text(recipe)
     assert recipe.config == RunConfig(weight_decay=0.0, depth_scale="lns")
-    assert reasons(recipe)["weight_decay=0.3"] == "worse together with depth_scale=lns than that alone"
+    assert reasons(recipe)["weight_decay=0.3"] == "worse combined with depth_scale=lns than depth_scale=lns alone"
 
 
 def test_the_yaml_is_the_run_config_with_its_evidence(tmp_path):
