@@ -116,7 +116,7 @@ def setting_interaction_sentence(interaction: SettingInteraction) -> str:
         f"n_layers={interaction.n_layers}, {interaction.setting} vs {interaction.alone.baseline}, effect combined with "
         f"{', '.join(interaction.settings)} ({combined}) minus effect alone ({alone}): {interaction.outcome} "
         f"{verdict_text(interaction)}: {estimate_text(interaction.effect, interaction.unit)}"
-        f"{detectable_text(interaction)}; {counted(interaction.effect.n, 'pair')} of pairs, "
+        f"{detectable_text(interaction)}; {counted(interaction.effect.n, 'paired effect')}, "
         f"{counted(len(interaction.by_seed), 'seed')}{df_text(interaction)}{holm_text(interaction.p_holm)}"
         f"{f'; {interaction.verdict_blocked_by}' if interaction.verdict_blocked_by else ''}"
     )
