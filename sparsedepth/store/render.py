@@ -100,8 +100,8 @@ def compact(
 
 def without_empty(result: QueryResult) -> QueryResult:
     """The columns with any value that is not NULL."""
-    values = zip(result.columns, *result.rows, strict=True)
-    return columns_of(result, [name for name, *column in values if any(value is not None for value in column)])
+    columns = zip(result.columns, result.values(), strict=True)
+    return columns_of(result, [name for name, values in columns if any(value is not None for value in values)])
 
 
 def columns_of(result: QueryResult, names: Container[str]) -> QueryResult:
@@ -249,15 +249,15 @@ def to_parquet(result: QueryResult) -> bytes:
         except (pa.ArrowException, OverflowError):
             return pa.array([None if value is None else str(_plain(value)) for value in values])
 
-    columns = [column([row[index] for row in result.rows]) for index in range(len(result.columns))]
+    table = pa.table([*map(column, result.values())], names=_distinct(result.columns))
     content = io.BytesIO()
-    pq.write_table(pa.table(columns, names=_distinct(result.columns)), content, compression="zstd")
+    pq.write_table(table, content, compression="zstd")
     return content.getvalue()
 
 
 def to_markdown(result: QueryResult) -> str:
     """A GitHub table; text can hold no image, labelled link or HTML."""
-    right = [_is_numeric([row[index] for row in result.rows]) for index in range(len(result.columns))]
+    right = [*map(_is_numeric, result.values())]
     lines = [
         [_markdown_text(visible(column)) for column in result.columns],
         ["---:" if on_right else "---" for on_right in right],
@@ -272,7 +272,7 @@ def _markdown_text(text: str) -> str:
 
 def to_latex(result: QueryResult) -> str:
     """A tabular environment that needs no package; text can run no command."""
-    right = [_is_numeric([row[index] for row in result.rows]) for index in range(len(result.columns))]
+    right = [*map(_is_numeric, result.values())]
     lines = [
         r"\begin{tabular}{" + "".join("r" if on_right else "l" for on_right in right) + "}",
         r"\hline",
@@ -334,8 +334,7 @@ def readable(value: Any) -> str:
 
 def with_decimals(result: QueryResult) -> QueryResult:
     """Floats that the query rounded (columns with at most MAX_DECIMALS) as decimals, shown with all their digits."""
-    columns = [_as_decimals([row[index] for row in result.rows]) for index in range(len(result.columns))]
-    return QueryResult(columns=result.columns, rows=tuple(zip(*columns, strict=True)))
+    return QueryResult(columns=result.columns, rows=tuple(zip(*map(_as_decimals, result.values()), strict=True)))
 
 
 def _as_decimals(values: list[Any]) -> list[Any]:

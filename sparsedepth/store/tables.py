@@ -201,9 +201,13 @@ def open_file(folder: Path, index: Mapping[str, Any], name: str) -> pa.NativeFil
     expected = index["files"].get(f"{name}.parquet")
     if expected is None:
         return None
-    file = pa.OSFile(str(_regular(folder / f"{name}.parquet")))
-    if _sha256(file) != expected:
+    path = folder / f"{name}.parquet"
+    if not stat.S_ISREG(os.lstat(path).st_mode):  # a link or a pipe is not opened
+        raise ValueError("is no file")
+    file = pa.OSFile(str(path))
+    if hashlib.file_digest(file, "sha256").hexdigest() != expected:
         raise ValueError("is not the file that was written (its checksum differs)")
+    file.seek(0)
     return file
 
 
@@ -258,21 +262,6 @@ def open_rows(folder: Path, index: Mapping[str, Any], runs: pa.Table | None = No
         runs = read_table(folder, index, "runs", schema)
     _check_columns(runs.schema, schema)
     return Rows(runs=runs.select(schema.names), tables=open_views(folder, index))
-
-
-def _regular(path: Path) -> Path:
-    """The path, if it is a regular file: links and pipes are not opened."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise ValueError("is no file")
-    return path
-
-
-def _sha256(file: pa.NativeFile) -> str:
-    checksum = hashlib.sha256()
-    while block := file.read(2**20):
-        checksum.update(block)
-    file.seek(0)
-    return checksum.hexdigest()
 
 
 # From records to rows
