@@ -40,7 +40,7 @@ class Sweep(Driver):
     """The queue of a driver, and workers that are advanced one after the other until nothing is left."""
 
     def __init__(self, definition, results, kind=MadeUp, workers=1):
-        super().__init__(definition, results, Machine(workers=workers, runtime=DEFAULT, gpus=[]), lambda states: None)
+        super().__init__(definition, results, Machine(workers=workers, runtime=DEFAULT, gpus=[]))
         fields = {"definition": definition, "results": results, "machine": self.machine, "stop": lambda: False}
         self._workers = [kind(results_index=self.results_index, number=number, **fields) for number in range(workers)]
         self.study = open_study(definition, results)

@@ -145,7 +145,7 @@ def make_driver(definition: "SweepDefinition", results: Path, machine: "Machine"
 
     if storage:
         hide_url(storage)
-    driver = Driver(definition, results, machine, lambda states: None, storage)
+    driver = Driver(definition, results, machine, storage)
     warn_of_unlikely_values(field_values(definition))
     setup = local_pricing_setup(definition, machine)
     setup = with_peaks(setup, measured_peaks(results, expected_runs(definition)[0], setup.place.device))

@@ -108,7 +108,7 @@ def verify(
     from sparsedepth.sweep.driver import Driver
 
     machine = calls.machine_of(calls.runtime_config(runtime, device=device), workers, gpus, max_attempts=max_attempts)
-    driver = Driver(definition, out, machine, lambda states: None)
+    driver = Driver(definition, out, machine)
     names, expected = ", ".join(configurations(derived)), driver.plan.expected
     print(f"{definition.question}\n{expected} runs into {out}: {names}; seeds {definition.seeds}")
     result = calls.run_driver(driver, retry_failed=retry_failed)

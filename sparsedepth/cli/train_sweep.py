@@ -248,7 +248,7 @@ def work(
 
     runtime_config = calls.runtime_config(runtime, device=device, stack=parse_yaml(stack, "--stack"))
     machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run, max_attempts, nodes)
-    driver = Driver(definition, folder, machine, lambda states: None, storage, leaves_when_idle=leave_when_idle)
+    driver = Driver(definition, folder, machine, storage, leaves_when_idle=leave_when_idle)
     with ProgressDisplay(definition, driver.plan.expected, folder) as driver.on_progress:
         stop = driver.join().stop
     if stop():

@@ -75,8 +75,6 @@ class Driver:
     definition: SweepDefinition
     results: Path
     machine: Machine
-    on_progress: Callable[[list[RunState]], None]
-    """called a few times a second with the state of every run"""
     storage_url: str | None = None
     """database of the study; None: a journal in the results folder"""
     stop: Stop = field(default_factory=lambda: Stop(is_announced=True))
@@ -84,6 +82,8 @@ class Driver:
     """end when the queue is empty, even if other workers may return tasks to it"""
     price: Price | None = None
     """planned cost, stored with the results"""
+    on_progress: Callable[[list[RunState]], None] = lambda states: None
+    """called a few times a second with the state of every run"""
     plan: Plan = field(init=False)
     results_index: ResultsIndex = field(init=False)
 

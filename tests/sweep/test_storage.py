@@ -83,7 +83,7 @@ def test_work_begins_no_study_and_leaves_nothing_where_there_is_none(tmp_path):
     definition = sweep(space={"n_layers": [1]})
     claim(tmp_path, definition)
     with pytest.raises(ValueError, match=r"study.journal has no study of the sweep in .*; give the same --storage as"):
-        driver.Driver(definition, tmp_path, machine(1, RuntimeConfig(device="cpu")), lambda states: None).join()
+        driver.Driver(definition, tmp_path, machine(1, RuntimeConfig(device="cpu"))).join()
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
     work(tmp_path, definition)
     assert trial_queue.has_study(definition, None, tmp_path)

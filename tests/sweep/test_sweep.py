@@ -87,7 +87,7 @@ def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undist
         path = definition(undisturbed.parent, **fields)
         sweep = build(SweepDefinition, read_yaml(path), str(path))
         machine = Machine(workers=1, runtime=RuntimeConfig(device="cpu"), gpus=[])
-        return driver.Driver(sweep, runs.parent, machine, lambda states: None)
+        return driver.Driver(sweep, runs.parent, machine)
 
     with pytest.raises(ValueError, match=r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install those of the"):
         run(same_packages=True).run()
