@@ -83,16 +83,15 @@ def pairs(
     EQUAL_LR, pairs at the baseline's lr; at LR_OF_SETTING, pairs at the setting's. `design`: `design_of(runs)`, if
     already computed.
 
-    Columns: setting, unit (of differences), n_layers, seed, match (key of all other fields but depth), context (key of
-    all other fields but depth and seed), run_id, cell_id, value (on the comparison scale), difference, diverged,
-    at_edge (of either run), one ratio per basis, SIDE; with suffix _baseline: n_layers, run_id, cell_id, value,
-    diverged, SIDE.
+    Columns: setting, unit (of differences), n_layers, seed, context (key of all other fields but depth), run_id,
+    cell_id, value (on the comparison scale), difference, diverged, at_edge (of either run), one ratio per basis, SIDE;
+    with suffix _baseline: n_layers, run_id, cell_id, value, diverged, SIDE.
     """
     unit = unit_of(outcome, runs)
     at_equal_lr = basis in AT_ONE_LR
     rows = without_measured_models(runs) if at_equal_lr else result_rows(runs)
     sides = _sides(rows, knob, outcome, basis, design or design_of(runs))
-    baseline = sides[sides["setting"] == knob.baseline].drop(columns=["setting", "match", "context", "seed"])
+    baseline = sides[sides["setting"] == knob.baseline].drop(columns=["setting", "context", "seed"])
     matched = sides[sides["setting"] != knob.baseline].merge(baseline, on="other_fields", suffixes=("", "_baseline"))
     for name in BASES:
         matched[name] = matched[name] / matched[f"{name}_baseline"]
@@ -105,13 +104,13 @@ def pairs(
     matched["at_edge"] = matched["at_edge"] | matched["at_edge_baseline"]
     matched["matched_lr"], matched["unit"] = at_equal_lr, unit
     of_both = ("n_layers", "run_id", "cell_id", "value", "diverged", *SIDE)
-    columns = ["setting", "unit", "seed", "match", "context", "difference", "at_edge", "matched_lr", *BASES]
+    columns = ["setting", "unit", "seed", "context", "difference", "at_edge", "matched_lr", *BASES]
     return matched[[*columns, *of_both, *(f"{name}_baseline" for name in of_both)]]
 
 
 def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, design: Design) -> pd.DataFrame:
     """One row per run that can be one side of a pair; runs with equal `other_fields` can be paired."""
-    depth_fields = {"n_layers", *design.with_depth}
+    not_context = {"n_layers", *design.with_depth, "seed"}
     free = {*knob.fields, *(COMPENSATES.get(basis, ()) if basis else ())}
     compared = (*design.with_tuning, "lr") if basis in AT_ONE_LR else design.chosen
     others = [name for name in compared if name not in free]
@@ -119,8 +118,7 @@ def _sides(runs: pd.DataFrame, knob: Knob, outcome: str, basis: str | None, desi
         {
             "setting": labels(runs, knob),
             "other_fields": keys(runs, others),
-            "match": keys(runs, [name for name in others if name not in depth_fields]),
-            "context": keys(runs, [name for name in others if name not in {*depth_fields, "seed"}]),
+            "context": keys(runs, [name for name in others if name not in not_context]),
             "size": keys(runs, [name for name in design.chosen if name in free and name not in knob.fields]),
             "n_layers": runs["n_layers"].astype(int),
             "seed": runs["seed"].fillna(UNKNOWN_SEED),

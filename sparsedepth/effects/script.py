@@ -47,8 +47,10 @@ def answer(
             f"{' and '.join(knob.fields)} change only together: no effect can be attributed to {field}", file=sys.stderr
         )
         return NO_ANSWER
-    knobs = all_knobs(runs) if knob else []
-    contrasts = [c for outcome in outcomes for c in effects_of(runs, knobs, outcome) if knob and c.knob == knob.name]
+    contrasts = []
+    if knob:
+        family = [contrast for outcome in outcomes for contrast in effects_of(runs, all_knobs(runs), outcome)]
+        contrasts = [contrast for contrast in family if contrast.knob == knob.name]
     if knob is None or not contrasts:
         print(f"no two of these {len(runs)} runs differ in {field} alone; run a sweep over {field}", file=sys.stderr)
         return NO_ANSWER
