@@ -135,7 +135,7 @@ def test_other_wrong_sweeps(tmp_path):
     assert "needs 'removal' among the measures" in error("sweep", bad, "--out", tmp_path / "o")
     bad.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "space": {"train_tokens": [1280, 2560]}}))
     assert "matched in tokens" in error("sweep", bad, "--out", tmp_path / "o")
-    assert "seed is a replicate" in error("sweep", path, "--out", tmp_path / "o", "--set", "seed=3")
+    assert "seed is for replicates, not a knob" in error("sweep", path, "--out", tmp_path / "o", "--set", "seed=3")
     assert not (tmp_path / "o").exists()
     file = tmp_path / "file"
     file.touch()

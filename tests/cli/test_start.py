@@ -111,7 +111,7 @@ def test_ctrl_c_is_acknowledged_once(capfd):
     try:
         stop = stop_on_signals(is_announced=True)
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop() and capfd.readouterr().err.count("Ctrl-C again stops at once") == 1
+        assert stop() and capfd.readouterr().err.count("press Ctrl-C again to stop at once") == 1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         assert capfd.readouterr().err == ""
