@@ -106,7 +106,7 @@ def test_high_is_better_where_the_glossary_says_so(store):
     ranking = best(store, "usefulness", depth=12, top=2)
     assert ranking.better == "high"
     assert columns(ranking, "weight_decay", "usefulness") == [(0.0, pytest.approx(0.35)), (0.1, pytest.approx(0.3125))]
-    assert heading(ranking).startswith(
+    assert " ".join(heading(ranking).split()).startswith(
         "usefulness [share of layers], higher is better, mean over seeds with 95% interval"
     )
 

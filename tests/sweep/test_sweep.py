@@ -89,7 +89,9 @@ def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undist
         machine = Machine(workers=1, runtime=RuntimeConfig(device="cpu"), gpus=[])
         return driver.Driver(sweep, runs.parent, machine)
 
-    with pytest.raises(ValueError, match=r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install those of the"):
+    with pytest.raises(
+        ValueError, match=r"packages differ .*torch 1.0 \(here\), 2.* \(4 runs\); install the runs' versions"
+    ):
         run(same_packages=True).run()
     with pytest.warns(UserWarning, match=r"torch 1.0 \(here\).*; same_packages: true in the definition refuses that"):
         run()._compare_packages()

@@ -91,7 +91,8 @@ def test_muon_moves_the_blocks_matrices_along_all_their_directions_as_far_as_ada
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"), [({"n_experts": 4, "top_k": 2}, "n_experts=4"), ({"weight_density": 0.5}, "fill")]
+    ("fields", "words"),
+    [({"n_experts": 4, "top_k": 2}, "n_experts=4"), ({"weight_density": 0.5}, "masked weights it would update")],
 )
 def test_muon_refuses_what_is_no_whole_matrix(fields, words):
     with pytest.raises(ValueError, match=f"optimizer='muon'.*{words}"):
