@@ -109,7 +109,7 @@ def test_an_array_makes_the_record_is_left_attached_to_and_stopped(folder, undis
     process = start(*command(Sweep(folder, 30), results))
     until(lambda: is_held_by_a_run(results), 120)
     out, _ = sparsedepth("stop", results)
-    assert "ended: " in out
+    assert "stopped 24 tasks" in out
     status, _ = sparsedepth("status", results)
     assert re.search(r"(planned|interrupted) \w{12} \(task \d+_\d on n\d\): stopped", status), status
     assert re.search(r"used: \S+ node hours by the runs' own clocks, \S+ per complete run", status), status
@@ -172,7 +172,7 @@ def test_five_hundred_tasks_are_planned_and_submitted_in_ten_seconds(folder, clu
     assert len(tasks) == 500 and set(tasks.values()) == {"PENDING"}
     print(f"\n{line.strip()}: {seconds:.1f} s, {used:.1f} s of a processor")
     out, _ = sparsedepth("stop", results)
-    assert "ended: 500 tasks" in out and not cluster.jobs()
+    assert "stopped 500 tasks" in out and not cluster.jobs()
     assert used < 10
 
 
