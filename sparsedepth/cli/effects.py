@@ -20,8 +20,9 @@ def effects(
     part: Annotated[
         Literal["all", "knobs", "chain", "lr", "scale"],
         typer.Option(
-            help="knobs (default without --detail): effects by knob and depth; chain: links from sparsity to loss; "
-            "lr: change of effects with the learning rate; scale: change of effects with width and budget"
+            help="knobs: effects by knob and depth; chain: links from sparsity to loss; "
+            "lr: change of effects with the learning rate; scale: change of effects with width and budget; all: knobs, "
+            "with --detail also chain"
         ),
     ] = "all",
     at: Annotated[

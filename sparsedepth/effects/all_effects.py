@@ -1,4 +1,4 @@
-"""Every effect in a store: each knob at each depth on four bases, and its effect on the slope in depth. Where lr was
+"""Every effect in a store: each knob at each depth on each basis, and its effect on the slope in depth. Where lr was
 tuned, each side is at its own tuned lr, and equal lr is a fifth basis.
 
 Every page and script has the same interval and verdict. Variances are moderated over all settings of an outcome, at any
@@ -14,6 +14,8 @@ from operator import attrgetter
 import pandas as pd
 
 from sparsedepth.config.model import FILLED_FROM
+from sparsedepth.config.run import RunConfig
+from sparsedepth.config.synonyms import hint
 from sparsedepth.effects.contrast import Contrast, contrasts, contrasts_on_bases, over_depths
 from sparsedepth.effects.depth_slope import SlopeContrast, depth_slopes
 from sparsedepth.effects.holm import correct
@@ -180,6 +182,9 @@ def choose(knobs: Sequence[Knob], name: str | None) -> list[Knob]:
     chosen = [knob for knob in knobs if name is None or name in knob.fields]
     if not chosen:
         names = ", ".join(knob.name for knob in knobs)
+        if name is not None and name not in RunConfig.model_fields:
+            near = hint(name, RunConfig.model_fields) or f"these runs vary: {names}"
+            raise ValueError(f"--knob {name!r} is no field of a run; {near}")
         raise ValueError(
             f"no two runs differ in {name} alone; these runs vary: {names}"
             if names

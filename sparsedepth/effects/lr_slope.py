@@ -138,14 +138,13 @@ def _with_every_lr(pairs: pd.DataFrame) -> pd.DataFrame:
 
 
 def lr_lines(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> Iterator[str]:
-    """A table of the slopes, and each setting's effect at every lr."""
+    """A table of the slopes, and each setting's effect at every lr. Raises ValueError where there is none."""
     slopes = lr_slopes(runs, outcome, knob)
     if not slopes:
-        yield (
+        raise ValueError(
             f"no setting was run with its baseline at {MIN_RATES} learning rates and two seeds; put lr under `tune`, "
             "or make it an axis of the sweep"
         )
-        return
     unit = slopes[0].unit
     names = ("slope", "lo", "hi", "seeds", "verdict", "setting")
     rows = []

@@ -31,8 +31,8 @@ def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[
     lr_transfers = transfers(runs, outcome)
     if lr_transfers:
         yield (
-            f"\nBest lr by width and depth. Regret: how much higher {outcome} is there at the best lr of the smallest "
-            "runs (by parameters x tokens)"
+            "\nBest lr by size, over all settings: each lr counts with its best configuration there. Regret: how much "
+            f"higher {outcome} is there at the best lr of the smallest runs (by parameters x tokens)"
         )
     yield from map(_transfer_text, lr_transfers)
 
@@ -96,7 +96,7 @@ def prediction_sizes(texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, size = named_number(text)
         if name not in AXES or size is None or not size > 0:
-            raise ValueError(f"--at {text!r} must be a size, such as parameters=1e9; of {', '.join(AXES)}")
+            raise ValueError(f"--at {text!r} must be NAME=SIZE, such as parameters=1e9; NAME: {', '.join(AXES)}")
         sizes[name] = size
     return sizes
 

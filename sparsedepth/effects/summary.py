@@ -179,13 +179,14 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
     if any(link.within.lo is not None for link in chain):
         interval = "lo, hi: 95% interval over combinations of settings"
     is_confounded = any(_intervention_cell(link) == "confounded" for link in chain)
+    few = ", 'too few' no interval" if any(row[-1] == "too few" for row in rows) else ""
     head = (
         f"The chain from sparsity to loss: {counted(chain[0].within.n_runs, 'run')} of "
         f"{counted(n_units, 'combination')} of settings, each with all its depths and seeds",
         f"rho: rank correlation within depth ({interval}); skill: prediction of held-out depths, 1 perfect, 0 no "
         f"better than their mean{CONFOUNDED if is_confounded else ''}; verdict: associated (rho significant after "
         "Holm's correction), predicts (and skill above 0), causes (an intervention that moved only the cause moved the "
-        "effect), '-' not distinguishable from 0",
+        f"effect), '-' not distinguishable from 0{few}",
     )
     yield table_page(head, names, rows, ("skill",), cautions(result_rows(runs)))
 

@@ -24,7 +24,8 @@ def _search_and_proposals(store: Store) -> tuple[Search, pd.DataFrame]:
     """Raises NothingToDraw for a folder without a search, or with fewer than two finished proposals."""
     search = search_of(store.roots)
     if search is None:
-        raise NothingToDraw("this is not the folder of one search")
+        folders = ", ".join(map(str, store.roots))
+        raise NothingToDraw(f"{folders} was not filled by the sampler of one search")
     frame = proposals(trained_runs(store), search)
     if frame[search.objectives[0]].notna().sum() < 2:
         raise NothingToDraw("fewer than two proposals finished")

@@ -85,7 +85,7 @@ def derive(
     """
     quantities.rankable(objective)
     if matched not in BASES:
-        raise ValueError(f"matched={matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")
+        raise ValueError(f"--matched {matched!r} is no basis of comparison; choose one of: {', '.join(BASES)}")
     rows = rows_at(runs, depth, baselines)
     recipe = Recipe(
         depth=rows.depth,
@@ -137,7 +137,7 @@ def updated(recipe: Recipe, **fields: object) -> Recipe:
 def rows_at(runs: pd.DataFrame, depth: int | None, baselines: Mapping[str, Plain] | None = None) -> DepthRows:
     """The rows of a depth, or of all depths if it was not run."""
     if depth is not None and depth < 1:
-        raise ValueError(f"depth={depth} must be a number of layers, 1 or more")
+        raise ValueError(f"--depth {depth} must be a number of layers, 1 or more")
     results = result_rows(runs)
     depths = sorted(set(map(int, results.loc[results["outcome"] == "ok", "n_layers"])))
     depth = depths[-1] if depth is None and depths else depth

@@ -72,7 +72,7 @@ def configuration_text(row: MeasuredConfiguration | None, recipe: Recipe) -> str
     if row is None:
         return ""
     unit = quantities.IN_RUNS[recipe.objective].unit if recipe.unit == "ln ratio" else recipe.unit
-    value = "not run"
+    value = "unknown" if recipe.place == "inside" else f"unknown: no run at {counted(recipe.depth or 0, 'layer')}"
     if row.mean is not None:
         cut = quantities.IN_RUNS[recipe.objective].cut_at((row.lo, row.hi))
         interval = "" if row.lo is None or row.hi is None else f", 95% interval {row.lo:.3g} to {row.hi:.3g}{cut}"
@@ -93,7 +93,8 @@ def _abstention(recipe: Recipe) -> str:
         return f"No change is recommended: {recipe.abstained}"
     n_uneven = sum(bool(change.contrast.verdict_blocked_by) for change in changes)
     uneven = f" ({n_uneven} with uneven tuning)" if n_uneven else ""
-    none = f"None of {counted(len(changes), 'change')} was shown to help{uneven}"
+    none = f"None of {len(changes)} changes was" if len(changes) > 1 else "The one change tested was not"
+    none += f" shown to help{uneven}"
     sizes = dict.fromkeys(_two_digits(size, recipe.unit) for size in detectable_sizes(recipe))
     if not sizes:
         return none

@@ -187,7 +187,7 @@ def _smaller(runs: pd.DataFrame, field: str, held: int, least: int) -> tuple[int
     smaller = tuple(value for value in values if value < held)
     if held not in values or len(smaller) < least:
         have = ", ".join(map(str, values)) or "none"
-        raise ValueError(f"holdout depth {held} needs finished runs there and at two smaller depths; there are: {have}")
+        raise ValueError(f"--holdout-depth {held} needs finished runs there and at two smaller depths, not {have}")
     return smaller
 
 

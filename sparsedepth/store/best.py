@@ -207,8 +207,8 @@ def answer(ranking: Ranking) -> str:
         return page
     folders = shlex.join(map(str, ranking.roots))
     advice = (
-        f"is a difference significant, over shared seeds? sparsedepth effects {folders}; "
-        f"what to train? sparsedepth recipe {folders}"
+        f"to test differences over shared seeds: `sparsedepth effects {folders}`; "
+        f"to choose what to train: `sparsedepth recipe {folders}`"
     )
     return page + render.wrapped([advice])
 

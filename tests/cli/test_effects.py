@@ -75,9 +75,8 @@ def test_as_a_table(results):
 
 
 def test_the_learning_rate_is_asked_about_by_itself(results):
-    assert (
-        "no setting was run with its baseline at 3 learning rates" in sparsedepth("effects", results, "--part", "lr")[0]
-    )
+    _, error = sparsedepth("effects", results, "--part", "lr", code=2)
+    assert "no setting was run with its baseline at 3 learning rates" in error
     assert json.loads(sparsedepth("effects", results, "--part", "lr", "--format", "json")[0]) == []
 
 

@@ -66,7 +66,7 @@ def test_the_schema_is_a_line_a_column(results):
 
 def test_best_shows_recipe_score_and_baseline(results, more):
     out, _ = sparsedepth("best", results, more, "--depth", 12, "--where", "params_active < 5e7", "--top", 1)
-    out, pointer, folders = out.partition("is a difference significant, over shared seeds?")
+    out, pointer, folders = out.partition("to test differences over shared seeds:")
     assert pointer and str(more) in folders and "recipe" in folders
     heading, counts, *_, first, baseline = out.splitlines()
     assert heading.startswith("val_loss [nat/token], lower is better") and "2 configurations, 4 runs" in counts

@@ -44,9 +44,9 @@ def test_depths_outside_are_called_extrapolation(results):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("{results}", "--holdout-depth", "3"), "holdout depth 3 needs"),
-        (("{results}", "--depth", "0"), "depth=0"),
-        (("{results}", "--matched", "time"), "matched='time'"),
+        (("{results}", "--holdout-depth", "3"), "--holdout-depth 3 needs"),
+        (("{results}", "--depth", "0"), "--depth 0"),
+        (("{results}", "--matched", "time"), "--matched 'time'"),
         (("compare", "{tmp}/absent.card.json", "papers"), "does not exist"),
         (("compare", "{tmp}/absent.card.json", "folklore"), "folklore"),
         (("verify", "{tmp}/absent.card.json", "--out", "{tmp}/o"), "does not exist"),

@@ -114,6 +114,8 @@ def test_slopes_are_corrected_together():
 def test_wrong_questions_are_refused(two_budgets):
     with pytest.raises(ValueError, match=r"no two runs differ in norm alone; these runs vary: n_experts, train_tokens"):
         measure_effects(two_budgets, knob="norm")
+    with pytest.raises(ValueError, match=r"--knob 'n_expert' is no field of a run; did you mean 'n_experts'\?"):
+        measure_effects(two_budgets, knob="n_expert")
     with pytest.raises(ValueError, match="not a measured number"):
         measure_effects(two_budgets, "loss")
     with pytest.raises(ValueError, match="run a sweep"):

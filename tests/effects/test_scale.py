@@ -162,5 +162,5 @@ def test_the_text_and_the_table_and_a_wrong_size():
     assert {"slope_lo", "word", "predicted"} <= set(table.columns) and len(table.rows) == 2
     assert prediction_sizes(["tokens per parameter=20"]) == {"tokens per parameter": 20}
     for text in ("width=3", "parameters", "tokens=-1"):
-        with pytest.raises(ValueError, match="must be a size"):
+        with pytest.raises(ValueError, match="must be NAME=SIZE"):
             prediction_sizes([text])

@@ -329,8 +329,8 @@ def test_an_abstention_says_what_the_baseline_reaches_and_what_could_not_be_seen
     seen = f"{candidate.contrast.detectable:.2g}"
     assert rule_text(card) == (
         "At 12 layers: keep the baseline (lr 0.001; val_loss 3.01 nat/token, 95% interval 2.99 to 3.03, 3 seeds; "
-        "248k parameters, 4e+11 FLOPs, 1.5 min per run on CPU). None of 1 change was shown to help; improvements below "
-        f"{seen} nat/token could have been missed."
+        "248k parameters, 4e+11 FLOPs, 1.5 min per run on CPU). The one change tested was not shown to help; "
+        f"improvements below {seen} nat/token could have been missed."
     )
     assert valid_for(card.recipe.domain).startswith("task state_tracking S5, width 64, 248k parameters, ")
     assert valid_for(card.recipe.domain).endswith(" tokens, CPU. Not evidence for text or for larger models")

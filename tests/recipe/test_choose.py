@@ -194,6 +194,8 @@ def test_a_depth_that_was_not_run_is_extrapolated_from_the_trend():
     (change,) = recipe.changes
     assert change.contrast.effect.covers(-0.1) and change.contrast.n_layers == 48
     assert derive(runs, depth=20).place == "interpolation"
+    flat = sweep(lambda config: 0.0, DEPTHS)
+    assert "val_loss unknown: no run at 48 layers" in rule_text(derive_card(flat, depth=48))
     near, far = (derive(runs, depth).candidates[-1].contrast.effect for depth in (20, 48))
     assert near.hi - near.lo < far.hi - far.lo
 
@@ -365,7 +367,7 @@ def test_wrong_questions_are_refused():
         derive(runs, objective="steps")
     with pytest.raises(ValueError, match="there is no measured quantity 'stops'"):
         derive(runs, objective="stops")
-    with pytest.raises(ValueError, match="matched='time' is no basis of comparison"):
+    with pytest.raises(ValueError, match="--matched 'time' is no basis of comparison"):
         derive(runs, matched="time")
     with pytest.raises(ValueError, match=r"no run has the baseline weight_decay=0\.2"):
         derive(runs, baselines={"weight_decay": 0.2})

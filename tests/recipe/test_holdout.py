@@ -106,7 +106,7 @@ def test_a_recipe_that_diverges_there_is_refuted_with_no_regret():
 def test_it_needs_the_depth_and_two_smaller_ones():
     runs = grid(AXES, loss({12: (0, 0), 16: (0, 0), 24: (0, 0)}))
     for depth in (16, 32):
-        with pytest.raises(ValueError, match=f"holdout depth {depth} needs finished runs there and at two smaller"):
+        with pytest.raises(ValueError, match=f"--holdout-depth {depth} needs finished runs there and at two smaller"):
             hold_out(runs, depth)
 
 
