@@ -24,7 +24,7 @@ SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damage
 LIST = "list"
 """The value of `--ask` without a name."""
 EFFECTS_QUESTION = (
-    "what does each setting of each knob do to the loss at each depth, on four bases (`sparsedepth effects`)?"
+    "what does each setting of each knob do to the loss at each depth, on each basis (`sparsedepth effects`)?"
 )
 
 
@@ -190,12 +190,12 @@ def compare(
         return
     both, only_first, only_second, differ = counts(table)
     fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting"}
+    significant = f", {differ} of them with an interval that excludes 0 (expected by chance: one in 20)" if both else ""
     head = (
         f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) minus {first} (first) with 95% "
-        "interval, over pairs of equal seed if there are any",
-        f"{both} configurations in both, {differ} of them with an interval that excludes 0 (expected by chance: one in "
-        f"20); {only_first} only in the first, {only_second} only in the second",
-        *(f"the folders have no {text}" for text in disjoint_fields(table)),
+        "interval, paired by seed where both have it",
+        f"{both} configurations in both{significant}; {only_first} only in the first, {only_second} only in the second",
+        *(["Fields that never agree:", *disjoint] if (disjoint := disjoint_fields(table)) else []),
     )
     write(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
     if out is None:

@@ -85,8 +85,8 @@ def counts(table: QueryResult) -> tuple[int, int, int, int]:
 
 
 def disjoint_fields(table: QueryResult) -> list[str]:
-    """Why no configuration is in both: fields without a common value, 'seq_len in common: 16 against 20'; empty if any
-    configuration is in both."""
+    """Why no configuration is in both: fields without a common value, '  seq_len: 16 in the first, 20 in the second'.
+    Empty if any configuration is in both."""
     found_in = [row[0] for row in table.rows]
     if BOTH in found_in:
         return []
@@ -94,8 +94,8 @@ def disjoint_fields(table: QueryResult) -> list[str]:
     for index in range(1, table.columns.index("pairs")):
         values = [dict.fromkeys(row[index] for row in table.rows if row[0] == side) for side in (FIRST, SECOND)]
         if values[0].keys().isdisjoint(values[1]):
-            sides = " against ".join(", ".join(map(readable, side)) for side in values)
-            texts.append(f"{table.columns[index]} in common: {sides}")
+            first, second = (", ".join(map(readable, side)) for side in values)
+            texts.append(f"  {table.columns[index]}: {first} in the first, {second} in the second")
     return texts
 
 

@@ -50,7 +50,10 @@ def test_what_keeps_all_configurations_apart_is_said(stores, tmp_path):
         make_run(tmp_path, RunConfig(n_layers=depth, seq_len=32, weight_decay=0.1), {"val_loss": 3.0})
     with open_store(tmp_path) as other:
         _, table = compare(stores[0], other)
-    assert disjoint_fields(table) == ["n_layers in common: 12 against 4, 8", "seq_len in common: 256 against 32"]
+    assert disjoint_fields(table) == [
+        "  n_layers: 12 in the first, 4, 8 in the second",
+        "  seq_len: 256 in the first, 32 in the second",
+    ]
     assert disjoint_fields(compare(*stores)[1]) == []
 
 
