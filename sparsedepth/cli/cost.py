@@ -139,7 +139,7 @@ def price_line(price: "Price") -> str:
     accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
     workers = "1 worker" if price.setup.workers == 1 else f"{price.setup.workers} workers"
     parts = [
-        f"{bound}{price.runs} runs",
+        f"{bound}{price.runs} run{'s' * (price.runs != 1)}",
         f"{price.train_flops:.2g} FLOP",
         f"{_bytes(price.memory_bytes)} peak memory per run",
         f"{_bytes(price.disk_bytes)} on disk",
@@ -199,7 +199,7 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
         use = "some also used as results" if definition.reuse_tuning_seeds else "not used as results"
         yield f"runs: tuning uses seeds {seeds} ({use}); a best value at the edge of its grid adds runs"
     elif definition.adaptive:
-        yield "runs: assumes proposals spread evenly over the space; equal proposals share runs, pruned runs end early"
+        yield "runs: assumes proposals drawn at random; equal proposals share runs, pruned runs end early"
 
 
 def _bytes(number: float) -> str:

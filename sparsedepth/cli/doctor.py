@@ -174,7 +174,8 @@ def _extra(
 def _devices() -> Iterator[Finding]:
     import torch
 
-    yield Finding(group="system", name="threads", fact=f"{torch.get_num_threads()} threads in torch")
+    threads = torch.get_num_threads()
+    yield Finding(group="system", name="threads", fact=f"{threads} thread{'s' * (threads != 1)} in torch")
     if not torch.cuda.is_available():
         cuda_version, driver = torch.version.cuda, shutil.which("nvidia-smi")
         fact = f"torch is built for CUDA {cuda_version} but finds no GPU"
@@ -206,7 +207,7 @@ def _kernels() -> Iterator[Finding]:
                 yield Finding(group=part, name=kernel, state="cannot run", fact=problem.reason, fix=problem.fix)
                 continue
             error = _kernel_error(part, kernel, setting)
-            fact = error or (choice.reason if is_chosen else "available by name")
+            fact = error or (f"chosen: {choice.reason}" if is_chosen else "only on request")
             state: State = "broken" if error else "ok"
             yield Finding(group=part, name=kernel, state=state, fact=fact, chosen=is_chosen, needed=is_chosen)
 

@@ -39,6 +39,6 @@ def plot(
         raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
     figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run, skip_damaged=skip_damaged)
     for path in figures.paths:
-        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv').name}")
+        print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
     for name, reason in figures.left_out.items():
         print(f"skipped {name}: {reason}")

@@ -105,6 +105,8 @@ class ProgressDisplay:
     def _eta(self, share: float) -> str:
         elapsed = time.monotonic() - self.started
         progress = share - (self.initial_share or 0.0)
+        if share == 1:
+            return f"{duration(elapsed)} elapsed"
         left = f"about {duration(elapsed * (1 - share) / progress)} left" if progress > 0.005 else "estimating"
         return f"{duration(elapsed)} elapsed, {left}"
 

@@ -166,8 +166,8 @@ def write_rerun_sweep(folders: list[Path], options: dict[str, Any], out: Path, s
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="a results folder")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="another results folder")],
+    first: Annotated[Path, typer.Argument(metavar="FIRST", help="a results folder")],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="the results folder to compare with it")],
     by: Annotated[str, typer.Option("--by", "--objective", help="quantity to compare: loss, ...")] = "loss",
     skip_damaged: SkipDamaged = False,
     format: Format = None,

@@ -38,7 +38,7 @@ Compile = Annotated[bool, typer.Option("--compile", help="compile each block wit
 Runtime = Annotated[
     list[str] | None,
     typer.Option(
-        help="setting that does not change results: --runtime micro_batch=4, checkpoint_seconds=60; repeatable"
+        help="setting that changes results by rounding at most: --runtime micro_batch=4 --runtime checkpoint_seconds=60"
     ),
 ]
 Workers = Annotated[int | None, typer.Option(help="runs in parallel; default one per GPU or core")]

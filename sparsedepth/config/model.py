@@ -113,9 +113,9 @@ class ModelConfig(Section):
     ] = None
     """width of one expert; default d_ff / (top_k + n_shared_experts), the dense active size"""
     n_shared_experts: Annotated[int, Field(ge=0), Role(cost_scope="step", needs_experts=True)] = 0
-    """experts of width d_expert that every token uses, added with weight 1; MoE only"""
+    """experts of width d_expert that every token uses, added with weight 1; only with n_experts"""
     n_dense_layers: Annotated[int, Field(ge=0), Role(cost_scope="step", needs_experts=True)] = 0
-    """first layers that keep a dense feed-forward part of width d_ff; with n_experts"""
+    """first layers that keep a dense feed-forward part of width d_ff; only with n_experts"""
     renormalise_gates: Annotated[bool, Role(needs_experts=True)] = True
     """top-k gates sum to 1 (Mixtral; top_k from 2 on) or keep their softmax values (OLMoE)"""
     balance_loss: Annotated[NonNegative, Role(needs_experts=True)] = 0.01
@@ -175,7 +175,7 @@ class ModelConfig(Section):
     residual_scalars: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
-    """each sum shrinks to x - silu(p) x, a learned number p a block, from 0, past which gradients flow unshrunk"""
+    """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
     n_streams: Annotated[Count, UNSTACKED_SHAPE] = 1
     """streams of d_model channels that every branch reads, mixes and writes (hyper-connections); 1 = one sum"""
     stream_mixing: Annotated[Literal["plain", "manifold"], UNSTACKED_SHAPE] = "plain"
@@ -185,7 +185,7 @@ class ModelConfig(Section):
         Field(
             ge=0,
             description="sources, besides the embedding, over which branches attend in place of the residual sum; each "
-            "is the sum of 2 n_layers / attention_residuals branches, at 2 n_layers of one; 0 = none",
+            "is the sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none",
         ),
         UNSTACKED_SHAPE,
     ] = 0

@@ -95,7 +95,7 @@ class TrainConfig(Section):
     ] = 0.1
     """lambda; a step shrinks weights by lr * lambda, with either optimizer"""
     weight_decay_on: Annotated[Literal["all", "matrices", "no_embed_norm"], KNOB] = "matrices"
-    """which parameters decay: all; every matrix; every matrix but the embedding. Norms, gates: with all alone"""
+    """which parameters decay: all; every matrix; every matrix but the embedding. Norms and gates decay only with all"""
     beta1: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.9
     """AdamW beta 1"""
     beta2: Annotated[float, Field(ge=0, lt=1), KNOB] = 0.95

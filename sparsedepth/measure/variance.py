@@ -45,7 +45,7 @@ class ResidualVariance:
     growth_by_layer: list[float | None]
     """v_l / v_(l-1) for l = 1..L; None if v_(l-1) is 0"""
     growth_rate: BootstrapEstimate
-    """1/layer; None for a single layer or if v_1 is 0"""
+    """factor per layer; None for a single layer or if v_1 is 0"""
     attention: BranchVariance | None
     ffn: BranchVariance | None
     """None if the model has no known branches"""

@@ -83,8 +83,8 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
     for kernel in AUTO[part]:
         obstacle = OBSTACLES[part][kernel](setting) or _not_faster(kernel, setting)
         if obstacle is None:
-            return Choice(kernel, "; ".join(rejected) or "the first choice, and it can run")
-        rejected.append(f"not {kernel}: {obstacle.reason}")
+            return Choice(kernel, "; ".join(rejected) or "the first choice")
+        rejected.append(f"{kernel} is not used: {obstacle.reason}")
     raise AssertionError(f"the last choice for {part} can always run")
 
 

@@ -91,7 +91,7 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("residual_variance_last", "residual_variance of layer n_layers, before the final norm", SQUARED,
              measure="variance", source=SPARSITY, better="low", has_interval=True, stage="variance", scale="log",
              is_ratio=True, rows="residual_variance", label="residual variance, last layer"),
-    Quantity("residual_variance_growth", "(v_L / v_1)^(1/(L-1)), v_l = residual_variance of layer l", "1/layer",
+    Quantity("residual_variance_growth", "(v_L / v_1)^(1/(L-1)), a factor per layer; v_l = residual_variance of layer l",
              measure="variance", source=CURSE, has_interval=True, is_ratio=True, rows="residual_growth"),
     Quantity("residual_variance",
              "variance of x_l over its d_model entries (unbiased), mean over tokens, before the final norm; also along "
@@ -161,8 +161,8 @@ _RECORDS: tuple[Quantity, ...] = (
              "number of blocks whose affine_loss_added is above needed_threshold, and its 95% interval above 0", "layer",
              measure="usefulness", source="ours", better="high", has_interval=True, label="needed layers"),
     Quantity("jointly_needed_layers",
-             "number of blocks left where as many as add needed_threshold at most are replaced by affine maps at once, the "
-             "cheapest next", "layer", measure="joint", source="ours", better="high", has_interval=True),
+             "blocks left after replacing the cheapest by affine maps, one after another, while all replacements together "
+             "add at most needed_threshold", "layer", measure="joint", source="ours", better="high", has_interval=True),
     Quantity("causal_score",
              "mean over pairs s < l of E_tokens||u'_l - u_l|| / E_tokens||u_l||; u_l = x_l - x_(l-1), u' with block s "
              "skipped", measure="causal", source=f"{SPARSITY} after {EFFICIENT}", better="high", has_interval=True,
@@ -274,7 +274,7 @@ _RECORDS: tuple[Quantity, ...] = (
           ("causal_maximum_current", "all tokens",
            "the same with `layer` skipped at every token but the first, over all tokens"))
       for quantity in (
-          Quantity(name, f"mean over pairs, and over sequences of their own {name}",
+          Quantity(name, f"mean over pairs of layers and over sequences of {name} within each",
                    measure="causal_maximum", source=EFFICIENT, better="high", has_interval=True),
           Quantity(name, formula, tables=PAIRS, measure="causal_maximum", source=EFFICIENT, scale="log",
                    label=f"largest causal effect, {where}"))),
@@ -285,10 +285,10 @@ _RECORDS: tuple[Quantity, ...] = (
     # What is settled before the last layer
     Quantity("lens_kl", "KL divergence of the prediction read off x_l (final norm and head) from the model's own, "
              "E sum_v p_l ln(p_l / p), layers 0 to n_layers", "nat", tables=RUNS_LAYERS, measure="lens", source=EFFICIENT,
-             has_interval=True, in_runs="mean over l < n_layers of the {}"),
+             has_interval=True, in_runs="mean over layers, without the last, of the {}"),
     Quantity("lens_overlap", "share of the 5 most likely tokens that the prediction read off x_l has in common with the "
              "model's own, layers 0 to n_layers", "share", tables=RUNS_LAYERS, measure="lens", source=EFFICIENT,
-             has_interval=True, in_runs="mean over l < n_layers of the {}"),
+             has_interval=True, in_runs="mean over layers, without the last, of the {}"),
     Quantity("erasure_effect", "E ||p' - p|| at later tokens, p' = the model's distribution with x_l of one token replaced "
              "by the mean state of the layer; mean over the tokens at 1/4, 1/2 and 3/4 of the sequence, layers 0 to "
              "n_layers - 1", tables=RUNS_LAYERS, measure="erasure", source=f"{EFFICIENT}, mean", has_interval=True,
@@ -296,7 +296,7 @@ _RECORDS: tuple[Quantity, ...] = (
     *(Quantity(f"erasure_effect_{percent}", f"erasure_effect of the token at {percent}% of the sequence alone",
                tables=LAYERS, measure="erasure", source=f"{EFFICIENT}, mean", bounds=(0, sqrt(2)),
                label=f"erasure effect, token at {percent}%") for percent in (0, 25, 50, 75)),
-    Quantity("erasure_late_share", "share of the sum over layers of erasure_effect that is of layers from n_layers // 2 on",
+    Quantity("erasure_late_share", "share of the sum over layers of erasure_effect in the deeper half, layers n_layers // 2 on",
              "share", measure="erasure", source="ours", has_interval=True, better="high"),
     # Angle trajectories of tokens
     Quantity("early_stop_share", "share of tokens whose angles are shaped as early_stop_ideal", "share",
@@ -340,8 +340,8 @@ _RECORDS: tuple[Quantity, ...] = (
     Quantity("update_rank", "effective_rank of the blocks' updates u_l", tables=RUNS_LAYERS, measure="participation",
              bounds=(1.0, inf), source="Roy & Vetterli 2007, of squares"),
     # What training did to the weights of the blocks
-    Quantity("weight_update_rank", "mean over the layer's matrices of the effective rank of W - W_0 / its smaller side, W_0 "
-             "= the initial weights", "share", tables=RUNS_LAYERS, measure="weight_updates",
+    Quantity("weight_update_rank", "mean over the layer's matrices of (effective rank of W - W_0) / (smaller side of W), "
+             "W_0 = the initial weights", "share", tables=RUNS_LAYERS, measure="weight_updates",
              source="Roy & Vetterli 2007, of squares"),
     Quantity("weight_update_size", "||W - W_0|| / ||W_0|| over all matrices of the layer", tables=RUNS_LAYERS,
              measure="weight_updates", source="ours", scale="log"),
@@ -359,8 +359,8 @@ _RECORDS: tuple[Quantity, ...] = (
              measure="gradients", source=CURSE, scale="log"),
     # What mixes several streams
     *(Quantity(name, f"mean over tokens of max_i |sum_j {entry}|, H = H_L .. H_l, the product of the residual maps of blocks "
-               f"l to L on n_streams: {meaning}; NULL of one stream", tables=RUNS_LAYERS, measure="composite_gain",
-               source=MANIFOLD, has_interval=True, is_ratio=True, scale="log", in_runs="{}, at l = 1", label=label)
+               f"l to L on n_streams: {meaning}; NULL with one stream", tables=RUNS_LAYERS, measure="composite_gain",
+               source=MANIFOLD, has_interval=True, is_ratio=True, scale="log", in_runs="at l = 1: {}", label=label)
       for name, entry, meaning, label in (
           ("composite_gain", "H_ij", "how much they enlarge the streams", "gain of the residual maps\nfrom the layer on"),
           ("composite_gain_backward", "H_ji", "how much they enlarge gradients",

@@ -23,10 +23,10 @@ import pyarrow as pa
 from sparsedepth.quantities.record import Table
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, RUN_ID, DamagedRun, Files, Marker, parse_marker
-from sparsedepth.store.run_record import KINDS
+from sparsedepth.store.run_record import INDEX, KINDS
 from sparsedepth.store.run_tables import file_schema, table_bytes
 from sparsedepth.store.schema import TABLES
-from sparsedepth.store.tables import INDEX, ROWS, Rows, StoredRun
+from sparsedepth.store.tables import ROWS, Rows, StoredRun
 
 T = TypeVar("T")
 RECORDS = "records"

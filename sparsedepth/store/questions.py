@@ -137,7 +137,7 @@ QUESTIONS: dict[str, Question] = {
             sql="WITH choosing AS (SELECT DISTINCT seed FROM runs WHERE tuning = 'tuning'),"
             " points AS (SELECT n_layers, {others} lr, count(*) AS runs,"
             " count(*) FILTER (outcome = 'diverged') AS diverged,"
-            " avg({loss}) FILTER (outcome = 'ok' AND seed IN (FROM choosing)) AS of_tuning_seeds,"
+            " avg({loss}) FILTER (outcome = 'ok' AND seed IN (FROM choosing)) AS {loss}_tuning,"
             " avg({loss}) FILTER (outcome = 'ok') AS {loss},"
             f" bool_or(coalesce(tuning, '') IN {CHOSEN_ROLES}) AS note"
             f" FROM runs WHERE {IS_TRAINED} GROUP BY ALL)"

@@ -57,6 +57,8 @@ from sparsedepth.store.schema import FILE_COLUMNS, KEYS, METRICS, TABLES
 
 RUNS, MODELS, TOYS, EVALS = KINDS = ("runs", "models", "toys", "evals")
 """The parts of a results folder: trained runs, models that were only measured, toy groups, evaluations."""
+INDEX = "pack.json"
+"""The file that makes a folder a pack."""
 WEIGHTS = "model.safetensors"
 CONFIG, MODEL, IMPORTED = "config.yaml", "model.json", "imported.json"
 SUBJECTS: Mapping[str, type[RunConfig | MeasuredModel | ImportedRun]] = {
@@ -277,6 +279,8 @@ def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
 
 def _marker_of_complete(folder: Path) -> Marker:
     if not is_complete(folder):
+        if (folder / INDEX).is_file():
+            raise ValueError(f"{str(folder)!r} is a pack: `sparsedepth unpack` it, then name one of its runs")
         runs = f"; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
         raise ValueError(f"{str(folder)!r} holds no complete run (it has no file {MARKER!r}){runs}")
     return read_marker(folder)

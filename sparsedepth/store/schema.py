@@ -28,7 +28,7 @@ MANIFEST_COLUMNS = (
     _of_runs(
         "peak_memory_bytes",
         "BIGINT",
-        "most memory: allocated on the GPU, or on a CPU added to the process (manifest)",
+        "peak memory: allocated on the GPU; on a CPU, growth of the process (manifest)",
         "byte",
     ),
     _of_runs("planned_memory_bytes", "BIGINT", "memory estimated before the sweep started (manifest)", "byte"),
@@ -48,7 +48,10 @@ def _run_columns() -> tuple[Column, ...]:
         _of_runs("run_id", "VARCHAR", "the hash of the configuration, seed included, or of a measured model's facts"),
         _of_runs("cell_id", "VARCHAR", "the hash without the seed: runs that share it are replicates"),
         _of_runs("model", "VARCHAR", "name of a model that was only measured; NULL for a trained run"),
-        *(_of_runs(name, config_type(name), field.description or "") for name, field in RunConfig.model_fields.items()),
+        *(
+            _of_runs(name, config_type(name), " ".join((field.description or "").split()))
+            for name, field in RunConfig.model_fields.items()
+        ),
         *quantities.RUNS,
         _of_runs("folder", "VARCHAR", "folder of the run's files"),
         *MANIFEST_COLUMNS,

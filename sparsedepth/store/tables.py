@@ -31,7 +31,7 @@ from sparsedepth.config.run import DEFAULTS_VERSION
 from sparsedepth.files import digest, parse_json, read_regular, write_bytes, write_json
 from sparsedepth.quantities.record import Table
 from sparsedepth.store.checksums import Files, collecting_damage
-from sparsedepth.store.run_record import DamagedRun, parse_record
+from sparsedepth.store.run_record import INDEX, DamagedRun, parse_record
 from sparsedepth.store.run_row import run_row
 from sparsedepth.store.run_tables import MAX_ROWS, arrow_schema, compression_of, empty_table, table_bytes
 from sparsedepth.store.schema import COLUMNS, TABLES
@@ -39,7 +39,6 @@ from sparsedepth.store.schema import COLUMNS, TABLES
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-INDEX = "pack.json"
 ROWS = "rows"
 VERSION = digest(
     [4, DEFAULTS_VERSION, [[view, column.name, column.type] for view in COLUMNS for column in COLUMNS[view]]]

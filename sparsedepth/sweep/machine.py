@@ -51,9 +51,8 @@ class Machine:
         """'cpu with 2 threads each'."""
         device = "cpu" if not self.gpus else f"GPU {', '.join('+'.join(group) for group in self.gpus)}"
         processes = self.processes_per_run * self.nodes
-        return f"{device} with {self.runtime.threads} threads each" + f" and {processes} processes per run" * (
-            processes > 1
-        )
+        threads = f"{self.runtime.threads} thread{'s' * (self.runtime.threads != 1)}"
+        return f"{device} with {threads} each" + f" and {processes} processes per run" * (processes > 1)
 
 
 def machine(

@@ -33,7 +33,9 @@ class ToyConfig(Section):
     d_model: Annotated[Count, Field(description="width of the residual stream (m)")] = 32
     d_ff: Annotated[Count | None, Field(description="width of the ReLU^2 layer; default 4 d_model")] = None
     vocab_size: Annotated[Count, Field(description="outputs of the head (n)")] = 128
-    teacher_layers: Annotated[Count, Field(description="blocks of the teacher; their output scales as 1/sqrt")] = 128
+    teacher_layers: Annotated[
+        Count, Field(description="blocks of the teacher; their output scales as 1/sqrt(teacher_layers)")
+    ] = 128
     integrator: Annotated[
         Literal["euler", "midpoint"], Field(description="the student's step: x + f(x), or x + g(x + f(x) / 2) (RK2)")
     ] = "euler"
@@ -45,7 +47,9 @@ class ToyConfig(Section):
         tuple[Fraction, ...],
         Field(min_length=1, strict=False, description="correlation of the teacher's layers: 1 = tied, 0 = independent"),
     ] = (0.0,)
-    teacher_seed: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False, description="the teachers")] = (0, 1, 2)
+    teacher_seed: Annotated[
+        tuple[Seed, ...], Field(min_length=1, strict=False, description="seeds, one per teacher")
+    ] = (0, 1, 2)
     temperature: Annotated[
         tuple[Positive, ...], Field(min_length=1, strict=False, description="divides the teacher's logits; not for mse")
     ] = (1.0,)
@@ -57,7 +61,7 @@ class ToyConfig(Section):
     n_steps: Annotated[Count, Field(description="optimiser steps")] = 40_000
     lr: Annotated[Positive, Field(description="Adam's learning rate")] = 6e-4
     lr_depth_factor: Annotated[
-        Positive | None, Field(description="take lr x this / sqrt(n_layers) instead of lr; null = lr at every depth")
+        Positive | None, Field(description="the learning rate is lr x this / sqrt(n_layers); null = lr at every depth")
     ] = None
     decay_from: Annotated[Fraction, Field(description="share of the steps after which lr falls linearly")] = 1.0
     decay_to: Annotated[Fraction, Field(description="share of lr at the end")] = 0.1

@@ -113,14 +113,14 @@ def test_what_is_left_is_priced(tmp_path, capsys):
     assert [run.run_id for run in remaining_runs(sweep, results)] == [runs[3].run_id]
     plan(path, on="h100", out=results)
     out = capsys.readouterr().out
-    assert "total: 4 runs" in out and "remaining: 1 runs" in out
+    assert "total: 4 runs" in out and "remaining: 1 run," in out
     make_run(results, runs[3], {"outcome": "ok", "val_loss": 2.0})
     plan(path, on="h100", out=results)
     assert f"remaining: nothing; every run in {results}" in capsys.readouterr().out
 
 
 def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp_path, capsys):
-    """One cell, two values of lr with two tuning seeds; a tuning run failed, of the two results one is there."""
+    """One cell, three values of lr with two tuning seeds; a tuning run failed, of the two results one is there."""
     fields = {"space": {"n_layers": [2]}, "tune": {"lr": [0.001, 0.002, 0.004]}, "tuning_seeds": [7, 8]}
     path, results = definition(tmp_path, **fields), tmp_path / "out"
     sweep = sweep_definition(path)
@@ -136,7 +136,7 @@ def test_a_run_that_failed_for_good_is_not_left_and_the_results_after_it_are(tmp
     (left,) = remaining_runs(sweep, results)
     assert (left.lr, left.seed) == (0.002, 1)
     plan(path, on="h100", out=results)
-    assert "remaining: 1 runs" in capsys.readouterr().out
+    assert "remaining: 1 run," in capsys.readouterr().out
 
 
 def test_an_extended_grid_leaves_its_runs_and_the_results_after_them(tmp_path):
@@ -183,9 +183,9 @@ def test_a_run_and_a_toy_have_a_price(tmp_path, capsys):
     path = write(tmp_path, {**BASE, "n_layers": 2, "seed": 7})
     plan(path, on="h100")
     priced = capsys.readouterr().out
-    assert "total: 1 runs" in priced and str(path) in priced
+    assert "total: 1 run," in priced and str(path) in priced
     train(path, tmp_path / "out", device="cpu", dry_run=True)
-    assert "total: 1 runs" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    assert "total: 1 run," in capsys.readouterr().out and not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="is a run; --scale"):
         plan(path, scale="micro")
     toy = {"name": "t", "question": "Is it?", "hypothesis": "Yes.", "n_layers": [1, 2], "base": {"n_steps": 1000}}

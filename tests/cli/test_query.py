@@ -62,6 +62,7 @@ def test_the_schema_is_a_line_a_column(results):
     out, _ = sparsedepth("query", results, "--schema")
     assert "runs.val_loss DOUBLE [nat/token]: held-out cross-entropy" in out
     assert "residual_variance" in out
+    assert all("." in line.partition(" ")[0] for line in out.splitlines())
 
 
 def test_best_shows_recipe_score_and_baseline(results, more):

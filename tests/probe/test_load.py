@@ -303,6 +303,9 @@ def test_a_results_folder_is_told_from_a_run(tmp_path):
     for told, read in (("is a results folder; name one of", load_model), ("no complete run .*; name one of", read_run)):
         with pytest.raises(ValueError, match=told):
             read(tmp_path)
+    (tmp_path / "pack.json").touch()
+    with pytest.raises(ValueError, match="is a pack: `sparsedepth unpack` it"):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["./no/folder", "a/b/c", "", "no model", "/no/such"])
