@@ -139,7 +139,8 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
 
 def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:
     """A row per setting: the outcome's slope in depth at the setting, at the baseline, and their difference."""
-    names = ("slope", "baseline", "difference", *SIZE[1:], "seeds", "verdict", "setting")
+    change = "ratio" if _is_ratio(slopes[0].unit) else "difference"
+    names = ("slope", "baseline", change, *SIZE[1:], "seeds", "verdict", "setting")
     rows = [
         (
             display_value(slope.at_setting.slope.mean, slope.unit),
@@ -152,7 +153,7 @@ def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> st
         for slope in slopes
     ]
     head = (
-        f"Does {slopes[0].outcome} change differently with depth? slope: change per doubling of n_layers; difference: "
+        f"Does {slopes[0].outcome} change differently with depth? slope: change per doubling of n_layers; {change}: "
         f"setting {minus(slopes[0].unit)} baseline",
     )
     notes = tuning_notes((slope.at_setting.setting, slope) for slope in slopes)
@@ -208,9 +209,13 @@ def table_page(
     width: int | None = None,
     legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend."""
+    """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend; a note
+    names them."""
     table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
     columns = set(table.split())
+    filled = {name for index, name in enumerate(names) if any(row[index] is not None for row in rows)}
+    dropped = [name for name in " ".join(optional).split() if name in filled - columns]
+    notes = [*([f"left out for width: {', '.join(dropped)}"] if dropped else []), *notes]
     explained = "; ".join(text for column, text in legend.items() if column in columns)
     above = render.wrapped([*head, *([explained] if explained else [])], width)
     return f"{above}{table}\n{render.wrapped(notes, width)}".rstrip("\n")

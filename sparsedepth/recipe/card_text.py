@@ -84,7 +84,8 @@ def _holdout_text(card: Card, width: int) -> str:
     test, *rest = holdout_statements(holdout, card.recipe)
     table = render.compact(holdout_table(holdout), ("fitted",), width) + "\n" if holdout.predictions else ""
     lines = [": ".join(statement) for statement in (test, *rest[len(holdout.predictions) : -1])]
-    return f"{render.wrapped(lines[:1], width)}{table}{render.wrapped(lines[1:], width)}"
+    legend = ["predicted: the fitted effect, shrunk by its reliability"] if table else []
+    return f"{render.wrapped([lines[0], *legend], width)}{table}{render.wrapped(lines[1:], width)}"
 
 
 def domain_texts(domain: Domain) -> list[Statement]:

@@ -23,6 +23,7 @@ def results(tmp_path_factory):
 def test_a_folder_gives_a_recipe_its_card_and_its_score(results, tmp_path):
     out, _ = sparsedepth("recipe", results, "--holdout-depth", 4, "-o", tmp_path / "r.yaml")
     assert "use depth_scale=lns instead of depth_scale=none" in out
+    assert "predicted: the fitted effect, shrunk by its reliability" in out
     assert "Held-out test: fitted on n_layers 2, 3" in out and "decision accuracy" not in out
     assert "decision accuracy 100%" in (tmp_path / "r.card.md").read_text()
     assert (

@@ -60,6 +60,11 @@ def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
     assert line.endswith("(intervals: --detail): depth_scale=lns higher (+0.3) at n_layers=24")
 
 
+def test_columns_left_out_for_width_are_named():
+    assert "left out" not in effects_text(effects(), 200)
+    assert "left out for width: seeds" in effects_text(effects(), 60)
+
+
 def test_a_mean_over_other_settings_is_called_one():
     assert "averaged" not in effects_text(effects(), 120)
     axes = {"depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
@@ -85,5 +90,5 @@ def test_the_chain_says_why_it_has_no_interval():
     assert "of 2 combinations of settings" in one_line(table)
     assert "no interval: 2 combinations of settings, 6 are needed" in one_line(table)
     rows = [line.split() for line in table.splitlines() if line.startswith("usefulness ")]
-    assert [row[-3:] for row in rows] == [["none", "too", "few"]]
+    assert [row[-3:] for row in rows] == [["none", "too", "few"]] and "'too few' no interval" in one_line(table)
     assert "lo" not in table.split("verdict\n")[0].splitlines()[-1].split()
