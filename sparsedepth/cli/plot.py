@@ -29,12 +29,14 @@ def plot(
 ) -> None:
     """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
     from sparsedepth.cli import calls
-    from sparsedepth.plots.draw import FIGURES
+    from sparsedepth.plots.draw import FIGURES, check_figure
 
     if show_list:
         width = max(map(len, FIGURES))
         print("\n".join(f"{name:{width}}  {kind.meaning}" for name, kind in FIGURES.items()))
         return
+    if figure is not None:
+        check_figure(figure)
     if not folders or out is None:
         raise ValueError("give a results folder and an output: sparsedepth plot DIR -o figure.png (or --list)")
     figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run, skip_damaged=skip_damaged)

@@ -4,9 +4,10 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,19 @@ Cluster = Annotated[
 ]
 Format = Annotated[str, typer.Option(help="table, csv, json, markdown or latex")]
 
-app = typer.Typer(help="Fit the depth law: how loss falls with width, depth and data.", no_args_is_help=True)
+
+class _NamesFit(TyperGroup):
+    """Answers a folder in place of a command with the command to give."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and Path(args[0]).exists():
+            raise ValueError(f"which command for {args[0]!r}? To fit the law: sparsedepth scaling fit {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_NamesFit, help="Fit the depth law: how loss falls with width, depth and data.", no_args_is_help=True
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,13 +106,18 @@ def draw(
     return Figures(drawings=drawings, left_out=left_out, paths=tuple(paths))
 
 
+def check_figure(name: str) -> None:
+    """Raises ValueError for a name that is neither in FIGURES nor 'all'."""
+    if name not in FIGURES and name != "all":
+        near = difflib.get_close_matches(name, FIGURES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(FIGURES)}, or all, into a folder"
+        raise ValueError(f"figure {name!r} is unknown; {hint}")
+
+
 def _drawings(store: Store, figure: str, run: str | None) -> tuple[dict[str, Drawing], dict[str, str]]:
     """The drawings of a figure, or of all; and why each of the others cannot be drawn."""
     if figure != "all":
-        if figure not in FIGURES:
-            raise ValueError(
-                f"figure {figure!r} is unknown; choose one of: {', '.join(FIGURES)}, or all, into a folder"
-            )
+        check_figure(figure)
         if run is not None and not FIGURES[figure].of_one_run:
             of_one = " or ".join(name for name, kind in FIGURES.items() if kind.of_one_run)
             raise ValueError(f"run={run!r} is for the figures {of_one}; the figure {figure!r} shows all runs")

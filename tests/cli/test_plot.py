@@ -36,6 +36,11 @@ def test_one_figure_into_a_file_or_a_folder(capsys, results, tmp_path):
     assert found == {"a.svg", "a.csv", "new/learning_rate.pdf", "new/learning_rate.csv"}
 
 
+def test_a_mistyped_figure_is_named_before_a_missing_output(capsys, results):
+    code, _, err = sparsedepth(capsys, "plot", results, "--figure", "learning_rat")
+    assert code == 2 and "did you mean 'learning_rate'?" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
