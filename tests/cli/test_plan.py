@@ -201,9 +201,9 @@ def test_plan_says_what_a_sweep_can_detect(tmp_path, capsys):
     """The noise of a pilot, or an assumed one; as a table and as JSON; and what is no design to ask it of."""
     path = definition(tmp_path, space={"depth_scale": ["none", "lns"]}, seeds=[0, 1, 2])
     plan(path, seed_sd=0.05, effect=0.1)
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())  # the lines end at the width of the terminal
     assert "noise (standard deviation): 0.05 nat/token between the runs of a configuration (assumed)" in shown
-    assert "seeds wanted: for an effect of 0.1 nat/token" in " ".join(shown.split())
+    assert "seeds wanted: for an effect of 0.1 nat/token" in shown
     plan(path, seed_sd=0.05, format="json")
     (power,) = json.loads(capsys.readouterr().out)["power"]
     assert (power["setting"], power["n_seeds"], power["n_seeds_wanted"]) == ("depth_scale=lns", 3, None)
