@@ -211,14 +211,11 @@ def table_page(
 ) -> str:
     """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend; a note
     names them."""
-    table = render.compact(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
-    columns = set(table.split())
-    filled = {name for index, name in enumerate(names) if any(row[index] is not None for row in rows)}
-    dropped = [name for name in " ".join(optional).split() if name in filled - columns]
-    notes = [*([f"left out for width: {', '.join(dropped)}"] if dropped else []), *notes]
-    explained = "; ".join(text for column, text in legend.items() if column in columns)
+    table = render.fit(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
+    notes = [*([f"left out for width: {', '.join(table.left_out)}"] if table.left_out else []), *notes]
+    explained = "; ".join(text for column, text in legend.items() if column in table.columns)
     above = render.wrapped([*head, *([explained] if explained else [])], width)
-    return f"{above}{table}\n{render.wrapped(notes, width)}".rstrip("\n")
+    return f"{above}{table.text}\n{render.wrapped(notes, width)}".rstrip("\n")
 
 
 def tuning_notes(effects: Iterable[tuple[str, Judged]]) -> list[str]:

@@ -182,16 +182,19 @@ def text(store: Store, name: str) -> str:
         return f"{render.wrapped([question.asks])}none: {_why_none(store, question)}"
     shown = with_setting_column(answer, settings) if settings else answer
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = render.compact(shown, optional, max_rows=question.max_rows)
-    columns = table.partition("\n")[0].split()
+    table = render.fit(shown, optional, max_rows=question.max_rows)
     remarks = [question.asks, _ratio_ranges(answer), question.remark, *scores.values()]
     if question.interval:
         is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
         interval = f"lo, hi: Student's 95% interval over seeds{', cut at 0' * is_cut}"
-        remarks.append(interval if "lo" in columns else f"an interval needs {MIN_VALUES} seeds")
+        remarks.append(interval if "lo" in table.columns else f"an interval needs {MIN_VALUES} seeds")
     if settings:
-        remarks += [settings.cost_text(columns), settings.depth_text, settings.data_text if question.ranks else ""]
-    return f"{render.wrapped(filter(None, remarks))}{table}"
+        remarks += [
+            settings.cost_text(table.columns),
+            settings.depth_text,
+            settings.data_text if question.ranks else "",
+        ]
+    return f"{render.wrapped(filter(None, remarks))}{table.text}"
 
 
 def _find(name: str) -> Question:

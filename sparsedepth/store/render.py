@@ -14,6 +14,7 @@ import math
 import shutil
 import textwrap
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,27 @@ def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TAB
     return side_by_side(result, width, max_rows) or _records(result, width, max_rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompactTable:
+    """A table that was fitted into a width."""
+
+    text: str
+    columns: tuple[str, ...]
+    """those shown"""
+    left_out: tuple[str, ...]
+    """those that the width had no room for; not those without a value"""
+
+
 def compact(
     result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
 ) -> str:
+    """The text of `fit`."""
+    return fit(result, optional, width, max_rows).text
+
+
+def fit(
+    result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
+) -> CompactTable:
     """A table without empty columns, whose last column is a text. To give that text room, `optional` columns are left
     out, the first for a text in one line, all for a text in several lines; if that is not enough, the text is cut.
     Names in one string, such as 'lo hi', are left out together."""
@@ -94,8 +113,9 @@ def compact(
     for names, text_width in (*one_line, *several_lines, (left_out[-1], 0)):
         part = columns_of(result, [name for name in result.columns if name not in names])
         if part.columns and (text := side_by_side(part, width, max_rows, text_width)):
-            return text
-    return table(result, width, max_rows)
+            dropped = tuple(name for name in " ".join(optional).split() if name in result.columns and name in names)
+            return CompactTable(text=text, columns=part.columns, left_out=dropped)
+    return CompactTable(text=table(result, width, max_rows), columns=result.columns, left_out=())
 
 
 def without_empty(result: QueryResult) -> QueryResult:

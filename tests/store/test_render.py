@@ -261,6 +261,17 @@ def test_both_ends_of_an_interval_give_way_together():
     assert head == ["name", "note"] and "lo" in render.compact(wide, ("lo hi",), 80)
 
 
+def test_a_fitted_table_says_which_columns_it_shows():
+    """By name, not by the text: a cell may hold a column's name, and a narrow head may be broken over lines."""
+    columns = ("name", "lo", "hi", "empty", "note")
+    wide = QueryResult(columns=columns, rows=(("lo " * 4, "b" * 12, "c" * 12, None, "d " * 9),))
+    narrow = render.fit(wide, ("empty", "lo hi"), 50)
+    assert narrow.columns == ("name", "note") and narrow.left_out == ("lo", "hi")
+    assert render.fit(wide, ("empty", "lo hi"), 80).left_out == ()
+    by_value = render.fit(wide, (), 20)  # a line for each value
+    assert by_value.columns == ("name", "lo", "hi", "note") and len(by_value.text.splitlines()) > 4
+
+
 def test_what_a_query_rounded_has_its_digits_and_what_it_did_not_has_four():
     """round(x, 2), round(x, 6), an average, round(x, 0), a cost; in a column the most digits that any value has."""
     rows = ((0.81, 0.123456, 0.1 + 0.2, 4.0, 6.4e11), (0.5, 0.75, 1 / 3, 10.0, 8e10), (None, 1.0, None, 3.0, 1e9))
