@@ -38,9 +38,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import Estimate, estimate
 from sparsedepth.effects.script import NO_ANSWER, run_script
-from sparsedepth.effects.sentences import counted, estimate_text
+from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.files import write_bytes
 from sparsedepth.store.run_tables import table_bytes
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.config.plain_text import counted
+
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.plan.budget import Budget
@@ -116,6 +118,7 @@ def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | Non
 
 
 def print_toy_price(definition: "ToyDefinition", device: str, format: str = "table") -> None:
+    """Print students, training FLOPs and time of a toy on one device."""
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.plan.duration import DEVICES, FACTOR
 
@@ -133,17 +136,18 @@ def print_toy_price(definition: "ToyDefinition", device: str, format: str = "tab
 
 
 def price_line(price: "Price") -> str:
+    """'27 runs, 1.4e+13 FLOP, 1 GB peak memory per run, 3 MB on disk, 5m with 2 workers (..)'."""
     from sparsedepth.cli.run_progress import duration
 
     bound = f"{price.bound} " if price.bound else ""
     accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
-    workers = "1 worker" if price.setup.workers == 1 else f"{price.setup.workers} workers"
     parts = [
-        f"{bound}{price.runs} run{'s' * (price.runs != 1)}",
+        f"{bound}{counted(price.runs, 'run')}",
         f"{price.train_flops:.2g} FLOP",
         f"{_bytes(price.memory_bytes)} peak memory per run",
         f"{_bytes(price.disk_bytes)} on disk",
-        f"{duration(price.seconds.value)} with {workers} ({accuracy}: within a factor of {price.seconds.factor:.3g})",
+        f"{duration(price.seconds.value)} with {counted(price.setup.workers, 'worker')} "
+        f"({accuracy}: within a factor of {price.seconds.factor:.3g})",
     ]
     return ", ".join(parts)
 
@@ -186,7 +190,7 @@ def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]
 
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
     place = price.setup.place
-    threads = f", {place.threads} thread{'s' * (place.threads != 1)} per run" if place.device == "cpu" else ""
+    threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""
     processes = f", {place.processes} devices per run" if place.processes > 1 else ""
     devices = f"{price.setup.workers} x {price.setup.device}{threads}{processes}"
     yield f"time: {duration(low)} to {duration(high)} on {devices}"

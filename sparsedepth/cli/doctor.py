@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sparsedepth import __version__
+from sparsedepth.config.plain_text import counted
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -175,7 +176,7 @@ def _devices() -> Iterator[Finding]:
     import torch
 
     threads = torch.get_num_threads()
-    yield Finding(group="system", name="threads", fact=f"{threads} thread{'s' * (threads != 1)} in torch")
+    yield Finding(group="system", name="threads", fact=f"{counted(threads, 'thread')} in torch")
     if not torch.cuda.is_available():
         cuda_version, driver = torch.version.cuda, shutil.which("nvidia-smi")
         fact = f"torch is built for CUDA {cuda_version} but finds no GPU"

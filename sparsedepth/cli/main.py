@@ -12,6 +12,7 @@ WITHOUT_SANDBOX = frozenset({"--help", "--ask", "--list", "--schema", "--again"}
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
+    """The command line (default: `sys.argv`). Exits with 2 and one line for a user's error, 130 when interrupted."""
     warnings.showwarning = lambda message, *_: _print("warning", str(message))  # ty: ignore[invalid-assignment]
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if words[:1] in (["query"], ["best"]) and not WITHOUT_SANDBOX.intersection(words):

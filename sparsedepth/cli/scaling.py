@@ -1,6 +1,7 @@
 """`sparsedepth scaling`: fit the depth law, plot it, and find the best width and depth. Imports no torch."""
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +38,9 @@ class _NamesFit(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and Path(args[0]).exists():
-            raise ValueError(f"which command for {args[0]!r}? To fit the law: sparsedepth scaling fit {args[0]}")
+            raise ValueError(
+                f"which command for {args[0]!r}? To fit the law: sparsedepth scaling fit {shlex.quote(args[0])}"
+            )
         return super().resolve_command(ctx, args)
 
 

@@ -211,6 +211,7 @@ def work_command(python: str, results: Path, arguments: Sequence[str]) -> str:
 
 
 def array_script(*, name: str, results: Path, request: Request, tasks: int, command: str) -> str:
+    """A Slurm script for an array of `tasks` jobs, each of which starts `command` and asks to be requeued in time."""
     own = {
         "job-name": name,
         "array": f"0-{tasks - 1}",

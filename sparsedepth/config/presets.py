@@ -10,10 +10,11 @@ tokens: shapes of their own releases) and 2603.15389 (OLMo fork, released config
 the preset follows the paper, and `note` has the value of the release.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from sparsedepth.config.plain_text import did_you_mean
 
 Fields = Mapping[str, Any]
 
@@ -218,8 +219,7 @@ PRESETS: dict[str, Preset] = {
 def find(name: str) -> Preset:
     """The preset of this name. Raises ValueError that names the nearest one."""
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known presets: {', '.join(PRESETS)}"
+        hint = did_you_mean(name, PRESETS, f"known presets: {', '.join(PRESETS)}")
         raise ValueError(f"preset={name!r} is not known; {hint}")
     return PRESETS[name]
 

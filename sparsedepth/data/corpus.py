@@ -12,7 +12,6 @@ supported.
 """
 
 import codecs
-import difflib
 import gzip
 import json
 import os
@@ -22,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import DataConfig
 from sparsedepth.config.task import SFT
 from sparsedepth.files import digest
@@ -261,8 +261,7 @@ def _tables(place: str, load: Callable[[], Iterator[Any]], fix: str) -> Iterator
 def _check_field(names: Collection[str], place: str, config: DataConfig) -> None:
     field = config.text_field
     if field not in names:
-        near = difflib.get_close_matches(field, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"set text_field to one of: {', '.join(sorted(names))}"
+        hint = did_you_mean(field, names, f"set text_field to one of: {', '.join(sorted(names))}")
         raise ValueError(f"{place} has no field text_field={field!r}; {hint}")
 
 

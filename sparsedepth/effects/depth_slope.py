@@ -24,12 +24,12 @@ import pandas as pd
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import stdtrit
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.contrast import effect_fields, noise_and_floor
 from sparsedepth.effects.intervals import MIN_VALUES, Estimate, Judged, estimate, scatter
 from sparsedepth.effects.knobs import Knob, chosen_fields, depth_knob, keys, labels
 from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
 from sparsedepth.effects.sentences import (
-    counted,
     detectable_text,
     df_text,
     estimate_text,

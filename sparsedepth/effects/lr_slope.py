@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import all_knobs, choose
 from sparsedepth.effects.contrast import effect_fields
 from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import ALPHA, Judged, moderate
 from sparsedepth.effects.knobs import ROLES, Design, Knob, design_of, find_knobs, keys, labels, tuned_fields
 from sparsedepth.effects.pairs import UNKNOWN_SEED, average_duplicates, rounding_sd, unit_of, values_of
-from sparsedepth.effects.sentences import counted, size_text
+from sparsedepth.effects.sentences import size_text
 from sparsedepth.effects.summary import display_value, minus, table_page, title, verdict_cell
 from sparsedepth.effects.tuning_error import TuningUncertainty
 from sparsedepth.store.query_result import QueryResult
@@ -75,9 +76,8 @@ def lr_slopes(runs: pd.DataFrame, outcome: str, knob: str | None = None) -> list
 
 def _slope(pairs: pd.DataFrame, knob: Knob, setting: str, outcome: str, unit: str) -> LrSlope | None:
     incomplete = pairs.loc[pairs["difference"].isna(), "lr"]
-    complete = pairs[
-        ~pairs["lr"].isin(incomplete)
-    ]  # at an lr where some pairs diverged, the others are a biased sample
+    # At an lr where some pairs diverged, the others are a biased sample.
+    complete = pairs[~pairs["lr"].isin(incomplete)]
     by_seed_SL = complete.pivot_table(index="seed", columns="lr", values="difference")
     if len(by_seed_SL) < 2 or by_seed_SL.shape[1] < MIN_RATES:
         return None

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import Estimate
 from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, transfers, trends
-from sparsedepth.effects.sentences import counted
 from sparsedepth.store.query_result import QueryResult
 
 EXPLAINED = (

@@ -2,6 +2,7 @@
 
 import math
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.chain import Link
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import POWER, Estimate, Judged
@@ -135,7 +136,3 @@ def link_text(link: Link) -> str:
         f"{link.scope}: {link.verdict}: {rho}; {counted(link.n_runs, 'run')} of "
         f"{counted(link.n_units, noun)}{excluded if link.n_missing or link.n_diverged else ''}"
     )
-
-
-def counted(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from sparsedepth import quantities
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import measure_effects, measure_slopes, relevant_columns
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import MIN_UNITS, cautions
@@ -18,7 +19,7 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import SlopeContrast
 from sparsedepth.effects.intervals import ALPHA, POWER, Judged
 from sparsedepth.effects.pairs import EQUAL_LR
-from sparsedepth.effects.sentences import counted, ratio_text, size_text
+from sparsedepth.effects.sentences import ratio_text, size_text
 from sparsedepth.effects.setting_interactions import SettingInteraction, setting_interactions
 from sparsedepth.effects.tuning_error import LOSSES
 from sparsedepth.store import render

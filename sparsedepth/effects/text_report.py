@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import (
     all_knobs,
     choose,
@@ -21,7 +22,6 @@ from sparsedepth.effects.mediation import Mediation, mediations
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import (
     basis_text,
-    counted,
     effect_text,
     estimate_text,
     link_text,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from sparsedepth.effects.sentences import counted
+from sparsedepth.config.plain_text import counted
 
 KINDS = ("early stop", "even", "neither")
 N_COMMONEST = 5

@@ -17,7 +17,6 @@ A model without some layers is evaluated on the same documents, and each metric 
 with a 95% interval paired by document (`store.small_sample.paired_share_interval`).
 """
 
-import difflib
 import json
 import logging
 import math
@@ -36,6 +35,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsedepth.config.load import build
+from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.files import digest
 from sparsedepth.probe.hf_adapter import ProbedHfModel
 from sparsedepth.probe.load import LoadedModel
@@ -218,8 +218,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None = None, limit: in
 
 
 def _near(name: str, manager: Any) -> str:
-    near = difflib.get_close_matches(name, manager.all_tasks, n=1)
-    return f"did you mean {near[0]!r}?" if near else "name one of its tasks, or give --include-path"
+    return did_you_mean(name, manager.all_tasks, "name one of its tasks, or give --include-path")
 
 
 def model_key(model: LoadedModel, **task: Any) -> EvaluationKey:

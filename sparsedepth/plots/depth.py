@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from sparsedepth.effects.sentences import counted
+from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import setting_names, settings_in_order, trained_runs
 from sparsedepth.plots.style import CHANGES_VARIANCE, GREY, caption, groups, set_scale, setting_styles, settings_legend

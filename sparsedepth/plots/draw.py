@@ -1,6 +1,5 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.plots import depth, forest, learning_rate, matrices, pareto, search
 from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
 from sparsedepth.plots.layer_profile_page import one_run
@@ -109,8 +109,7 @@ def draw(
 def check_figure(name: str) -> None:
     """Raises ValueError for a name that is neither in FIGURES nor 'all'."""
     if name not in FIGURES and name != "all":
-        near = difflib.get_close_matches(name, FIGURES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(FIGURES)}, or all, into a folder"
+        hint = did_you_mean(name, FIGURES, f"choose one of: {', '.join(FIGURES)}, or all, into a folder")
         raise ValueError(f"figure {name!r} is unknown; {hint}")
 
 

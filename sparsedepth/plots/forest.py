@@ -15,11 +15,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.effects.ladder import ladder
-from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import trained_runs
 from sparsedepth.plots.style import (

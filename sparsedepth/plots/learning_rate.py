@@ -16,9 +16,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.knobs import keys
-from sparsedepth.effects.sentences import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import read_runs, setting_names, settings_in_order
 from sparsedepth.plots.style import GREY, caption, groups, log_scale, setting_styles, settings_legend

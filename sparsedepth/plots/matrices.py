@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sparsedepth.effects.sentences import counted
+from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.by_knob import one_knob_runs
 from sparsedepth.plots.layer_profile import HEAT_MAPS, as_matrix, pairs_that_exist
 from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_of

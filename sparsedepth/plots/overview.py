@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sparsedepth.effects.sentences import counted
+from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.by_layer import READ, ByLayer, by_layer, draw_by_layer
 from sparsedepth.plots.correlations import Correlations, correlations, draw_correlations
 from sparsedepth.plots.page import Drawing, NothingToDraw

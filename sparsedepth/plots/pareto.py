@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from sparsedepth.effects.sentences import counted
+from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import changed_knobs, sources, trained_runs
 from sparsedepth.plots.style import GREY, PROPOSAL, RunPoints, caption, log_scale

@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.quantities.record import Scale
 
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
@@ -150,7 +151,7 @@ def depth_legend(
 ) -> None:
     """Above the page: a colour for each depth, a shape for each knob, a fill for each of several folders."""
     swatches: dict[str, tuple[str, str, Fill]]
-    swatches = {f"{depth} layer{'s' * (depth != 1)}": (colour, "o", "full") for depth, colour in colours.items()}
+    swatches = {counted(depth, "layer"): (colour, "o", "full") for depth, colour in colours.items()}
     swatches |= {name: ("#444444", marker, "full") for name, marker in (markers or {}).items()}
     swatches |= {f"in {name}": ("#444444", "o", fill) for name, fill in (fills or {}).items()}
     look: Any = {"linestyle": "", "markersize": 6, "markerfacecoloralt": "none"}

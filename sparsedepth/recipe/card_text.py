@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparsedepth.config.load import yaml_text
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.sentences import counted, effect_text, estimate_text, number_text
+from sparsedepth.effects.sentences import effect_text, estimate_text, number_text
 from sparsedepth.files import write_text
 from sparsedepth.recipe.card import (
     Candidate,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
-from sparsedepth.effects.sentences import counted, estimate_text, number_text
+from sparsedepth.config.plain_text import counted
+from sparsedepth.effects.sentences import estimate_text, number_text
 from sparsedepth.recipe.card import Candidate, Card, Domain, Holdout, MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import BUDGET, comparison_of
 

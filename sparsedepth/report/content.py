@@ -10,11 +10,12 @@ import pandas as pd
 
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.effects.causal_evidence import LinkEvidence, chain_evidence
 from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
-from sparsedepth.effects.sentences import contrast_sentence, counted
+from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.effects.text_report import evidence_lines, link_heading
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card

@@ -14,6 +14,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,11 @@ def _ranked(cells: Sequence[_Ranked], by: str) -> list[_Ranked]:
         mean = cell.score[0]
         return cell.n_diverged > 0 or cell.is_incomplete, mean is None, 0.0 if mean is None else sign * mean
 
-    cells = sorted(cells, key=lambda cell: (order(cell), cell.cell_id))
-    orders = [order(cell) for cell in cells]
-    return [replace(cell, rank=orders.index(order(cell)) + 1) if cell.values else cell for cell in cells]
+    in_order = sorted(((order(cell), cell.cell_id, cell) for cell in cells), key=itemgetter(0, 1))
+    ranks: dict[tuple[bool, bool, float], int] = {}
+    for position, (place, _, _) in enumerate(in_order, start=1):
+        ranks.setdefault(place, position)
+    return [replace(cell, rank=ranks[place]) if cell.values else cell for place, _, cell in in_order]
 
 
 def _with_front(cells: Sequence[_Ranked], objectives: Sequence[str]) -> list[_Ranked]:

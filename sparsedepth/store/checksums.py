@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.files import COMPLETE, MAX_TEXT_BYTES, parse_json, read_regular, sha256, sync_folder, write_json
 
 MARKER = COMPLETE
@@ -47,7 +47,7 @@ def damage_text(damaged: Sequence[DamagedRun]) -> str:
     """'1 damaged run left out: ...'; '' where there is none."""
     names = ", ".join(visible(f"{damage.folder.name} ({damage.name})") for damage in damaged[:5])
     more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
-    return f"{len(damaged)} damaged run{'s' * (len(damaged) > 1)} left out: {names}{more}" if damaged else ""
+    return f"{counted(len(damaged), 'damaged run')} left out: {names}{more}" if damaged else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from sparsedepth.config.plain_text import visible
+from sparsedepth.config.plain_text import counted, visible
 
 
 def version_differences(packages: Iterable[str | None], here: Mapping[str, str | None] | None = None) -> str:
@@ -29,4 +29,4 @@ def version_differences(packages: Iterable[str | None], here: Mapping[str, str |
 
 
 def _count(n: int) -> str:
-    return f"{n} run{'s' * (n != 1)}" if n else "here"
+    return counted(n, "run") if n else "here"

@@ -7,13 +7,13 @@ that compares its runs (`store.comparable_loss`), {scores} for the scores of dep
 (`store.degeneracy`). The effect of each knob is no SQL: `sparsedepth.effects.all_effects` answers it.
 """
 
-import difflib
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.store import render
 from sparsedepth.store.comparable_loss import loss_in
@@ -199,9 +199,8 @@ def text(store: Store, name: str) -> str:
 
 def _find(name: str) -> Question:
     if name not in QUESTIONS:
-        near = difflib.get_close_matches(name, QUESTIONS, n=1)
-        names = f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}"
-        raise ValueError(f"no question is called {name!r}; {f'did you mean {near[0]!r}?' if near else names}")
+        hint = did_you_mean(name, QUESTIONS, f"the saved questions are: {', '.join((*QUESTIONS, EFFECTS))}")
+        raise ValueError(f"no question is called {name!r}; {hint}")
     return QUESTIONS[name]
 
 

@@ -150,7 +150,7 @@ def with_setting_column(answer: QueryResult, settings: Settings) -> QueryResult:
     fixed = ("n_layers", *settings.tuned)
     names = [
         name
-        for name, *values in zip(answer.columns, *answer.rows, strict=True)
+        for name, values in zip(answer.columns, answer.values(), strict=True)
         if (name in fixed or name not in settings.varying) and (name != "diverged" or any(values))
     ]
 

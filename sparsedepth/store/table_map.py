@@ -16,7 +16,6 @@
 A field is a RunConfig field, a measured quantity of `runs`, or a fact (device, seconds, training_seconds).
 """
 
-import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -94,8 +93,7 @@ class TableMap(Section):
         targets = (*SETTABLE, *OUTCOMES, *FACTS)
         for name in (*self.fields, *self.constants):
             if target_type(name) is None:
-                near = difflib.get_close_matches(name, targets, n=1, cutoff=0.6)
-                fix = hint(name, targets) or (f"did you mean {near[0]!r}?" if near else "see `sparsedepth schema`")
+                fix = hint(name, targets) or "see `sparsedepth schema`"
                 mistakes.append(f"fields.{name} is no field of a run and no measured quantity; {fix}")
         mistakes += [f"{name} is in fields and in constants" for name in self.fields if name in self.constants]
         stated = {*self.fields, *self.constants}

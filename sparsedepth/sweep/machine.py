@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsedepth.config.plain_text import counted
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.run.allocation import allocation
@@ -51,7 +52,7 @@ class Machine:
         """'cpu with 2 threads each'."""
         device = "cpu" if not self.gpus else f"GPU {', '.join('+'.join(group) for group in self.gpus)}"
         processes = self.processes_per_run * self.nodes
-        threads = f"{self.runtime.threads} thread{'s' * (self.runtime.threads != 1)}"
+        threads = counted(self.runtime.threads or 1, "thread")
         return f"{device} with {threads} each" + f" and {processes} processes per run" * (processes > 1)
 
 

@@ -49,6 +49,7 @@ class RunState:
 
 
 def state_of(results: Path, run_id: str, config: RunConfig | None = None) -> RunState:
+    """What a run's lock and records in its folder say: planned, running, complete, pruned, infeasible or failed."""
     scratch = Scratch(results, run_id)
     state: State = "planned"
     reason = None
