@@ -19,9 +19,12 @@ Kendall's tau-a, per seed: within a depth over pairs of one depth, across depths
 over seeds, with a spread of at least that of tau under random order, cut at -1 and 1. p: probability of a mean over
 seeds this large if the needs of each model (group: of each pair of models) are in random order.
 
-    follows           p <= 0.025 and the mean tau >= 0.5 in at least one comparison, and 'does not follow' in none
-    does not follow   the interval of tau ends below 0.5 in at least one comparison
+    follows           p <= 0.025 and the mean tau >= 0.5
+    does not follow   the interval of tau ends below 0.5
     undecided         otherwise
+
+A score 'does not follow' if it does not in at least one comparison, else follows if it follows in at least one; both
+with p and the interval's error rate corrected for the number of its comparisons (Bonferroni).
 
 Shapes: N rows (a model at a need), P random orders.
 """
@@ -37,6 +40,7 @@ from typing import Any, Literal, get_type_hints
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from scipy.special import stdtrit
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import Estimate, estimate
@@ -161,15 +165,19 @@ def _random_orders(need_N: np.ndarray, depth_N: np.ndarray, rng: np.random.Gener
     return need_PN
 
 
-def _verdict(tau: Estimate, p: float) -> Verdict:
-    if tau.mean is not None and tau.mean >= LEAST_TAU and p <= FOLLOWS:
+def _verdict(tau: Estimate, p: float, n_comparisons: int = 1) -> Verdict:
+    """At an error rate of FOLLOWS on either side for all comparisons together."""
+    rate = FOLLOWS / n_comparisons
+    if tau.mean is not None and tau.mean >= LEAST_TAU and p <= rate:
         return "follows"
-    return "does not follow" if tau.hi is not None and tau.hi < LEAST_TAU else "undecided"
+    if tau.mean is None or tau.error is None or tau.df is None:
+        return "undecided"
+    return "does not follow" if tau.mean + float(stdtrit(tau.df, 1 - rate)) * tau.error < LEAST_TAU else "undecided"
 
 
-def overall(of_score: Iterable[Trial]) -> Verdict:
-    """One verdict from those of all comparisons."""
-    verdicts = {trial.verdict for trial in of_score}
+def overall(of_score: list[Trial]) -> Verdict:
+    """One verdict from all comparisons."""
+    verdicts = {_verdict(trial.tau, trial.p, len(of_score)) for trial in of_score}
     for verdict in ("does not follow", "follows"):
         if verdict in verdicts:
             return verdict
@@ -279,7 +287,10 @@ def report(all_trials: list[Trial]) -> Iterator[str]:
                 f"    {trial.comparison}, {depth}: {trial.verdict}; tau {estimate_text(trial.tau, '1')}, "
                 f"{counted(trial.tau.n, 'seed')}, p {trial.p:.2g}"
             )
-    yield f"{len(all_trials)} verdicts: by chance at most about {FOLLOWS * len(all_trials):.1f} are 'follows'"
+    yield (
+        f"{len(all_trials)} comparisons: by chance at most about {FOLLOWS * len(all_trials):.1f} are 'follows'; "
+        "a score's verdict is corrected for the number of its comparisons (Bonferroni)"
+    )
 
 
 PANELS = (

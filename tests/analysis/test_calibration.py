@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,16 @@ def test_one_comparison_that_speaks_against_a_score_decides():
     rows = table("usefulness", lambda need, n_layers, _: need / n_layers, depths=(4, 16))
     assert calibration.overall(calibration.trials(rows)) == "does not follow"
     assert calibration.overall([]) == "undecided"
+
+
+def test_a_comparison_among_many_speaks_against_a_score_only_by_more_than_chance():
+    """tau 0.3 with a standard error of 0.08 and 9 degrees of freedom: its 95% interval ends at 0.3 + 2.26 x 0.08 =
+    0.48, one for 12 comparisons at 0.3 + 3.83 x 0.08 = 0.61."""
+    follows = calibration.trials(table("usefulness", lambda need, *_: need, depths=(4,)))
+    tau = replace(follows[0].tau, mean=0.3, error=0.08, df=9.0, lo=0.12, hi=0.48)
+    contrary = replace(follows[0], tau=tau, p=1.0, verdict="does not follow")
+    assert calibration.overall([contrary]) == "does not follow"
+    assert calibration.overall([contrary, *follows * 11]) == "follows"
 
 
 SHORT = {"batch_tokens": 288, "train_tokens": 288}
