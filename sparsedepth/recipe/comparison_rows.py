@@ -17,7 +17,7 @@ from sparsedepth.effects.knobs import plain, tuned_fields
 from sparsedepth.recipe.card import MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.store.setting import Configuration, settings_of
-from sparsedepth.store.small_sample import mean_interval
+from sparsedepth.store.small_sample import mean_interval, seed_means
 from sparsedepth.store.tuning_roles import result_rows
 
 
@@ -59,7 +59,6 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
         clipped = quantities.rankable(recipe.objective).clipped
         ratio = cell.flops / reference.flops if cell.flops and reference and reference.flops else None
         trained = by_cell.get(cell.cell_id, at_depth[:0])
-        seconds = _values(trained, "training_seconds")
         rows.append(
             MeasuredConfiguration(
                 parts=tuple(names),
@@ -74,7 +73,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
                 flops=ratio,
                 train_flops=cell.flops,
                 params=_params(trained, recipe.config if "recommended" in names else recipe.baseline),
-                seconds=mean_interval(seconds)[0] if seconds and len(seconds) == len(trained) else None,
+                seconds=_training_seconds(trained),
                 devices=tuple(sorted(set(trained["device"].dropna()))) if "device" in trained.columns else (),
             )
         )
@@ -115,6 +114,14 @@ def _accuracy(rows: pd.DataFrame) -> float | None:
     return mean_interval(_values(rows, "val_accuracy"))[0]
 
 
+def _training_seconds(rows: pd.DataFrame) -> float | None:
+    """Mean over seeds; None where a run did not finish or did not record it."""
+    is_complete = len(rows) and "training_seconds" in rows.columns and (rows["outcome"] == "ok").all()
+    if not is_complete or rows["training_seconds"].isna().any():
+        return None
+    return mean_interval(_values(rows, "training_seconds"))[0]
+
+
 def _params(rows: pd.DataFrame, config: RunConfig) -> int:
     """The runs' parameters, or the configuration's if it was not run."""
     values = _values(rows, "params_total")
@@ -127,9 +134,11 @@ def _knobs_of(config: RunConfig) -> dict[str, object]:
 
 
 def _values(rows: pd.DataFrame, quantity: str) -> Sequence[float]:
+    """The quantity of finished runs, one value per seed."""
     if quantity not in rows.columns:
         return []
-    return pd.to_numeric(rows.loc[rows["outcome"] == "ok", quantity], errors="coerce").dropna().tolist()
+    values = pd.to_numeric(rows.loc[rows["outcome"] == "ok", quantity], errors="coerce").dropna()
+    return seed_means(zip(rows.loc[values.index, "seed"].astype(float), values, strict=True))
 
 
 def _diverged(rows: pd.DataFrame) -> bool:

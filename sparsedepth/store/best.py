@@ -30,7 +30,7 @@ from sparsedepth.store.packages import version_differences
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.search import Search, on_front, search_of
 from sparsedepth.store.setting import Configuration, Settings, number_text, settings_of
-from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
+from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import IS_CHOSEN, IS_TRAINED, parse_tuned_fields
 
 MAX_FRONT = 30
@@ -106,7 +106,18 @@ def best(
     conditions = [] if depth is None else [f"n_layers = {int(depth)}"]
     conditions += [] if where is None else [store.condition(where)]
     objectives = search.objectives if search else ()
-    facts = ("cell_id", "model", "tuning", "tuned_fields", "outcome", "folder", "params_total", "train_flops", by)
+    facts = (
+        "cell_id",
+        "seed",
+        "model",
+        "tuning",
+        "tuned_fields",
+        "outcome",
+        "folder",
+        "params_total",
+        "train_flops",
+        by,
+    )
     columns = dict.fromkeys((*facts, *CELL_FIELDS, *objectives))
     condition = " AND ".join([*conditions, IS_CHOSEN])
     rows = store.sql(f"SELECT {', '.join(columns)} FROM runs WHERE {condition}").records()
@@ -300,14 +311,14 @@ def _cells(
 
 
 def _finished(runs: Sequence[Mapping[str, Any]], column: str) -> list[float]:
-    """The values of a column in finished runs, without missing ones."""
-    return [run[column] for run in runs if run["outcome"] == "ok" and run[column] is not None]
+    """The values of a column in finished runs, one per seed, without missing ones."""
+    return seed_means((run["seed"], run[column]) for run in runs if run["outcome"] == "ok" and run[column] is not None)
 
 
 def _mean(runs: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    """Mean over seeds; None where a seed did not finish or has no value."""
-    values = _finished(runs, column)
-    return mean_interval(values)[0] if len(values) == len(runs) else None
+    """Mean over seeds; None where a run did not finish or has no value."""
+    is_complete = all(run["outcome"] == "ok" and run[column] is not None for run in runs)
+    return mean_interval(_finished(runs, column))[0] if is_complete else None
 
 
 def _table(

@@ -102,7 +102,7 @@ def disjoint_fields(table: QueryResult) -> list[str]:
 def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, float]]]:
     """Each trained configuration with its values by seed (by folder, if the seed is unknown)."""
     names = ("cell_id", "tuned_fields", "coalesce(CAST(seed AS VARCHAR), folder)", "outcome", by, *CELL_FIELDS)
-    by_cell: dict[str, tuple[Configuration, dict[str, float]]] = {}
+    by_cell: dict[str, tuple[Configuration, dict[str, list[float]]]] = {}
     for cell_id, tuned, seed, outcome, value, *knobs in store.sql(
         f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:
@@ -110,8 +110,10 @@ def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, flo
         cell = Configuration(cell_id=cell_id, tuned=frozenset(parse_tuned_fields(tuned)), knobs=knobs_by_name)
         _, values = by_cell.setdefault(cell_id, (cell, {}))
         if outcome == "ok" and value is not None:
-            values[seed] = value
+            values.setdefault(seed, []).append(value)
     if not by_cell:
         folders = " ".join(map(str, store.roots))
         raise ValueError(f"{folders} holds no run with a training configuration: there is nothing to compare")
-    return list(by_cell.values())
+    return [
+        (cell, {seed: statistics.fmean(runs) for seed, runs in values.items()}) for cell, values in by_cell.values()
+    ]

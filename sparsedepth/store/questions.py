@@ -21,7 +21,7 @@ from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_note, read_scores, sound_form
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.setting import read_settings, with_setting_column
-from sparsedepth.store.small_sample import MIN_VALUES, mean_interval
+from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, seed_means
 from sparsedepth.store.tuning_roles import CHOSEN_ROLES, IS_RESULT, IS_TRAINED, best_value
 
 EFFECTS = "effects"
@@ -62,8 +62,9 @@ _MEANS = ("weight_sparsity", "attention_sparsity_rel", "residual_variance_last",
 _CELLS = f"""
     WITH cells AS (
         SELECT cell_id, {{cell_fields}}
-            count({{loss}}) FILTER (outcome = 'ok') AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
-            list({{loss}} ORDER BY seed) FILTER (outcome = 'ok' AND {{loss}} IS NOT NULL) AS losses,
+            count(DISTINCT coalesce(CAST(seed AS VARCHAR), run_id)) FILTER (outcome = 'ok' AND {{loss}} IS NOT NULL)
+            AS seeds, count(*) FILTER (outcome = 'diverged') AS diverged,
+            list([seed, {{loss}}] ORDER BY seed) FILTER (outcome = 'ok' AND {{loss}} IS NOT NULL) AS losses,
             {{means}} {", ".join(map(_mean, _MEANS))}
         FROM runs WHERE {IS_RESULT} GROUP BY ALL
     )
@@ -279,9 +280,10 @@ def _with_best(curves: QueryResult) -> QueryResult:
 
 
 def _with_interval(answer: QueryResult) -> QueryResult:
-    """The column `losses` replaced by the ends of its interval, the lower one at least 0, as every loss."""
+    """The column `losses`, pairs of a seed and a loss, replaced by the ends of their mean's interval, the lower one at
+    least 0, as every loss."""
     index, rows = answer.columns.index("losses"), []
     for row in answer.rows:
-        _, lo, hi = mean_interval(row[index])
+        _, lo, hi = mean_interval(seed_means(row[index]))
         rows.append((*row[:index], None if lo is None else max(lo, 0.0), hi, *row[index + 1 :]))
     return QueryResult(columns=(*answer.columns[:index], "lo", "hi", *answer.columns[index + 1 :]), rows=tuple(rows))

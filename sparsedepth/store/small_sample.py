@@ -7,7 +7,7 @@ import takes 0.45 s, which queries do without; `effects.intervals` uses it for f
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 LEVEL = 0.95
@@ -44,6 +44,16 @@ def t_critical(df: int, level: float = LEVEL) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided_p(middle, df) > 1 - level else (low, middle)
     return high
+
+
+def seed_means(values: Iterable[tuple[float | None, float]]) -> list[float]:
+    """One value per seed, from (seed, value): the mean of runs that share a seed and differ in their initial model
+    (`train --from`), since only seeds are independent. Runs without a seed (None, NaN) count one by one."""
+    by_seed: dict[tuple[str, float], list[float]] = {}
+    for index, (seed, value) in enumerate(values):
+        key = ("run", index) if seed is None or math.isnan(seed) else ("seed", seed)
+        by_seed.setdefault(key, []).append(value)
+    return [math.fsum(same_seed) / len(same_seed) for same_seed in by_seed.values()]
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -8,7 +8,9 @@ from synthetic import make_run
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.store.best import best, heading, text
+from sparsedepth.store.compare import compare
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.questions import ask
 from sparsedepth.store.setting import read_settings
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -154,6 +156,23 @@ def test_equal_means_are_in_order_of_cell_id(tmp_path):
         cells = columns(best(store), "cell_id")
         assert cells == sorted(cells) and len(cells) == 4
         assert best(store) == best(store)
+
+
+def test_several_initial_models_of_one_seed_are_one_value(tmp_path):
+    """Seed 0 from two initial models: 2.9 and 3.1, mean 3.0; seeds 1 and 2: 4.0 and 5.0; s = 1, t(2) = 4.30265."""
+    runs = ((0, "a", 2.9), (0, "b", 3.1), (1, "a", 4.0), (2, "a", 5.0))
+    for seed, start, loss in runs:
+        config = RunConfig(seed=seed, start_weights=start * 12, start_cell="c" * 12)
+        make_run(tmp_path, config, {"val_loss": loss})
+    half = 4.30265 / math.sqrt(3)
+    with open_store(tmp_path) as store:
+        (row,) = columns(best(store), "val_loss", "lo", "hi", "seeds")
+        assert row == (4.0, pytest.approx(4 - half, abs=1e-5), pytest.approx(4 + half, abs=1e-5), 3)
+        (answer,) = ask(store, "best_per_depth").records()
+        assert [answer[name] for name in ("lo", "hi", "seeds")] == [*row[1:]]
+        _, table = compare(store, store)
+        assert dict(zip(table.columns, table.rows[0], strict=True))["pairs"] == 3
+        assert table.rows[0][table.columns.index("first")] == 4.0
 
 
 def test_a_cell_without_the_quantity_has_no_mean_and_comes_after_those_with(tmp_path):

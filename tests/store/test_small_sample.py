@@ -1,6 +1,8 @@
+import math
+
 import pytest
 
-from sparsedepth.store.small_sample import mean_interval, paired_share_interval
+from sparsedepth.store.small_sample import mean_interval, paired_share_interval, seed_means
 
 
 def test_an_interval_by_hand():
@@ -13,6 +15,11 @@ def test_too_few_values_have_no_interval():
     assert mean_interval([]) == (None, None, None)
     assert mean_interval([1.0]) == (1.0, None, None)
     assert mean_interval([1.0, 2.0]) == (1.5, None, None)
+
+
+def test_runs_that_share_a_seed_count_once_and_runs_without_one_each():
+    values = [(0, 1.0), (1, 5.0), (0, 3.0), (None, 7.0), (math.nan, 8.0), (None, 9.0)]
+    assert seed_means(values) == [2.0, 5.0, 7.0, 8.0, 9.0]
 
 
 def test_a_difference_of_shares_of_the_same_trials_by_hand():
