@@ -36,7 +36,7 @@ from sparsedepth.effects.holm import holm
 from sparsedepth.effects.intervals import ALPHA, Estimate, t_interval
 from sparsedepth.effects.knobs import Knob, find_knobs, keys
 from sparsedepth.effects.pairs import pairs, unit_of, values_of
-from sparsedepth.store.tuning_roles import parse_tuned_fields, result_rows
+from sparsedepth.store.tuning_roles import result_rows
 
 AXES: Mapping[str, str] = {
     "parameters": "params_total",
@@ -321,72 +321,3 @@ def decisions(predicted_C: np.ndarray, measured_C: np.ndarray) -> tuple[float, i
     truth = np.sign(measured_C[first] - measured_C[second])
     agree = (1 + truth * np.sign(predicted_C[first] - predicted_C[second])) / 2
     return float(agree[truth != 0].sum()), int((truth != 0).sum())
-
-
-# The learning rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transfer:
-    """A shape's best learning rate, and the regret of using that of the smallest runs instead."""
-
-    d_model: int
-    n_layers: int
-    params: float
-    tokens: float
-    best: float
-    optimum: float | None
-    """Of a fitted curve (`store.tuning_curve`), with its 95% interval; None where it has none."""
-    lo: float | None
-    hi: float | None
-    at_edge: bool
-    moved: float
-    """The best lr of the smallest, by parameters x tokens."""
-    regret: float | None
-    """Loss there (linear in ln lr between the values tried) minus the lowest; None outside the values tried."""
-
-
-def transfers(runs: pd.DataFrame, outcome: str) -> list[Transfer]:
-    """Where lr was tuned: each width and depth, and the regret of the smallest's lr. Each lr has the loss of its best
-    configuration there."""
-    if "tuned_fields" not in runs.columns or "lr" not in runs.columns:
-        return []
-    tuned = runs[runs["tuned_fields"].map(lambda text: "lr" in parse_tuned_fields(text))]
-    tuned = tuned.assign(value=values_of(tuned, outcome), n=pd.to_numeric(tuned["params_total"], errors="coerce"))
-    tuned = tuned.dropna(subset=["value", "lr", "n", "d_model", "tokens_trained"])
-    curves = {
-        shape: (_curve(rows), rows) for shape, rows in tuned.groupby(["n", "tokens_trained", "d_model", "n_layers"])
-    }
-    curves = {shape: curve for shape, curve in curves.items() if len(curve[0]) > 1}
-    if not curves:
-        return []
-    smallest, _ = curves[min(curves, key=lambda shape: (shape[0] * shape[1], shape))]
-    moved = min(smallest, key=smallest.__getitem__)
-    by_shape = []
-    for (params, tokens, width, depth), (losses, rows) in curves.items():
-        rates, best = [*losses], min(losses, key=losses.__getitem__)
-        loss_moved = float(np.interp(math.log(moved), np.log(rates), [*losses.values()]))
-        chosen = rows[rows["tuning"].isin(["best", "edge"])]
-        optimum, lo, hi = (_single(chosen, name) for name in ("tuned_optimum", "tuned_optimum_lo", "tuned_optimum_hi"))
-        transfer = Transfer(
-            d_model=int(width), n_layers=int(depth), params=params, tokens=tokens, best=best,
-            optimum=optimum, lo=lo, hi=hi, at_edge=best in (rates[0], rates[-1]),
-            moved=moved, regret=loss_moved - losses[best] if rates[0] <= moved <= rates[-1] else None,
-        )  # fmt: skip
-        by_shape.append(transfer)
-    return by_shape
-
-
-def _curve(rows: pd.DataFrame) -> dict[float, float]:
-    """lr, ascending -> loss of the best cell there, its mean over the seeds that every lr has. (The lowest of single
-    runs would favour the chosen lr, which has more runs.)"""
-    seeds = set.intersection(*(set(at_lr["seed"]) for _, at_lr in rows.groupby("lr")))
-    rows = rows[rows["seed"].isin(seeds)] if seeds else rows
-    by_lr = rows.groupby(["lr", "cell_id"])["value"].mean().groupby("lr").min()
-    return {float(lr): float(loss) for lr, loss in zip(by_lr.index, by_lr, strict=True)}
-
-
-def _single(rows: pd.DataFrame, name: str) -> float | None:
-    """The value of a column that has one; None where several configurations differ in it."""
-    values = rows[name].dropna().unique() if name in rows.columns else []
-    return float(values[0]) if len(values) == 1 else None

@@ -6,7 +6,8 @@ import pandas as pd
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.effects.intervals import Estimate
-from sparsedepth.effects.scale import AXES, Decision, Transfer, Trend, decision_accuracy, transfers, trends
+from sparsedepth.effects.lr_transfer import transfer_page, transfers
+from sparsedepth.effects.scale import AXES, Decision, Trend, decision_accuracy, trends
 from sparsedepth.store.query_result import QueryResult
 
 EXPLAINED = (
@@ -28,13 +29,8 @@ def scale_lines(runs: pd.DataFrame, outcome: str, knob: str | None, at: Mapping[
     if decisions:
         yield "\nDo small runs rank configurations as the largest do? (pairs in the same order; a tie counts half)"
     yield from map(_decision_text, decisions)
-    lr_transfers = transfers(runs, outcome)
-    if lr_transfers:
-        yield (
-            "\nBest lr by size, over all settings: each lr counts with its best configuration there. Regret: how much "
-            f"higher {outcome} is there at the best lr of the smallest runs (by parameters x tokens)"
-        )
-    yield from map(_transfer_text, lr_transfers)
+    if lr_transfers := transfers(runs, outcome):
+        yield f"\n{transfer_page(lr_transfers, outcome, runs)}"
 
 
 def trend_text(trend: Trend) -> str:
@@ -62,18 +58,6 @@ def _decision_text(decision: Decision) -> str:
     return (
         f"  n_layers={decision.n_layers}, {decision.params:.3g} parameters, {decision.tokens:.3g} tokens "
         f"({decision.compute:.2%} of the compute): {decision.accuracy:.0%} of {decision.n} pairs"
-    )
-
-
-def _transfer_text(transfer: Transfer) -> str:
-    edge = ", the edge of the values tried" if transfer.at_edge else ""
-    smooth = ""
-    if transfer.optimum is not None:
-        smooth = f"; fitted optimum {transfer.optimum:.3g} (95% interval {transfer.lo:.3g} to {transfer.hi:.3g})"
-    regret = "not tried there" if transfer.regret is None else f"regret {transfer.regret:.3g}"
-    return (
-        f"  d_model={transfer.d_model}, n_layers={transfer.n_layers}, {transfer.params:.3g} parameters, "
-        f"{transfer.tokens:.3g} tokens: best lr {transfer.best:.3g}{edge}{smooth}; at {transfer.moved:.3g}: {regret}"
     )
 
 

@@ -1,10 +1,10 @@
-"""Effects across scale: what persists, shrinks or reverses gets its verdict; decisions and transfers by hand."""
+"""Effects across scale: what persists, shrinks or reverses gets its verdict; decisions by hand."""
 
 import numpy as np
 import pytest
-from frames import config_of, grid, runs_frame
+from frames import grid
 
-from sparsedepth.effects.scale import decision_accuracy, decisions, transfers, trends
+from sparsedepth.effects.scale import decision_accuracy, decisions, trends
 from sparsedepth.effects.scale_text import prediction_sizes, scale_lines, scale_table
 
 WIDTHS = (32, 64, 128, 256)
@@ -120,38 +120,6 @@ def test_decisions_by_hand():
     decided = decision_accuracy(worlds(lambda x: -0.1 + 0.1 * x, noise=0.0), "val_loss")
     assert [decision.accuracy for decision in decided] == [0.0, 0.0, 1.0]  # better at 32 and 64, worse from 128 on
     assert decided[0].compute == pytest.approx((32 / 256) ** 2) and decided[0].n == 1
-
-
-def test_the_regret_of_a_transferred_lr_by_hand():
-    rows = []
-    for width, best in ((32, 0.004), (64, 0.002)):
-        for lr in (0.001, 0.002, 0.004):
-            loss = 3 + np.log2(lr / best) ** 2
-            facts = {
-                "val_loss": loss,
-                "params_total": width**2,
-                "tuned_fields": "lr",
-                "tuning": "best" if lr == best else "rejected",
-            }
-            rows.append((config_of(d_model=width, n_heads=2, lr=lr), facts))
-    small, large = transfers(runs_frame(rows), "val_loss")
-    assert (small.best, small.moved, small.regret, small.at_edge) == (0.004, 0.004, 0.0, True)
-    assert (large.best, large.moved, large.regret, large.at_edge) == (0.002, 0.004, 1.0, False)
-
-
-def test_result_seeds_at_the_chosen_lr_are_no_regret_of_the_others():
-    """Two rates alike on the tuning seeds; of five more seeds at the first one is lucky. The best is not the luckiest
-    run: nothing is lost at the other rate."""
-    losses = {0.002: (3.0, 3.2, 2.5, 3.3, 3.1, 3.2, 3.3), 0.004: (3.1, 3.1), 0.001: (4.0, 4.0)}
-    rows = []
-    for width, chosen in ((32, 0.004), (64, 0.002)):
-        for lr, by_seed in losses.items():
-            facts = {"params_total": width**2, "tuned_fields": "lr", "tuning": "best" if lr == chosen else "rejected"}
-            few = by_seed if width == 64 else (2.0 if lr == 0.004 else 3.0,)
-            rows += [(config_of(d_model=width, n_heads=2, lr=lr, seed=i), {**facts, "val_loss": loss})
-                     for i, loss in enumerate(few)]  # fmt: skip
-    _, large = transfers(runs_frame(rows), "val_loss")
-    assert large.moved == 0.004 and large.regret == pytest.approx(0.0)
 
 
 def test_the_text_and_the_table_and_a_wrong_size():
