@@ -210,10 +210,8 @@ def table_page(
     width: int | None = None,
     legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend; a note
-    names them."""
+    """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend."""
     table = render.fit(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
-    notes = [*([f"left out for width: {', '.join(table.left_out)}"] if table.left_out else []), *notes]
     explained = "; ".join(text for column, text in legend.items() if column in table.columns)
     above = render.wrapped([*head, *([explained] if explained else [])], width)
     return f"{above}{table.text}\n{render.wrapped(notes, width)}".rstrip("\n")

@@ -86,10 +86,9 @@ class CompactTable:
     """A table that was fitted into a width."""
 
     text: str
+    """with a note on the columns that the width had no room for"""
     columns: tuple[str, ...]
     """those shown"""
-    left_out: tuple[str, ...]
-    """those that the width had no room for; not those without a value"""
 
 
 def compact(
@@ -104,7 +103,7 @@ def fit(
 ) -> CompactTable:
     """A table without empty columns, whose last column is a text. To give that text room, `optional` columns are left
     out, the first for a text in one line, all for a text in several lines; if that is not enough, the text is cut.
-    Names in one string, such as 'lo hi', are left out together."""
+    Names in one string, such as 'lo hi', are left out together. A note names those left out."""
     width = width or terminal_width()
     left_out = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
     result = without_empty(result)
@@ -113,9 +112,10 @@ def fit(
     for names, text_width in (*one_line, *several_lines, (left_out[-1], 0)):
         part = columns_of(result, [name for name in result.columns if name not in names])
         if part.columns and (text := side_by_side(part, width, max_rows, text_width)):
-            dropped = tuple(name for name in " ".join(optional).split() if name in result.columns and name in names)
-            return CompactTable(text=text, columns=part.columns, left_out=dropped)
-    return CompactTable(text=table(result, width, max_rows), columns=result.columns, left_out=())
+            dropped = ", ".join(name for name in names if name in result.columns)
+            note = f"\n{wrapped([f'left out for width: {dropped}'], width).rstrip()}" if dropped else ""
+            return CompactTable(text=f"{text}{note}", columns=part.columns)
+    return CompactTable(text=table(result, width, max_rows), columns=result.columns)
 
 
 def without_empty(result: QueryResult) -> QueryResult:

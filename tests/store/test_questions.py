@@ -151,7 +151,8 @@ def test_a_setting_says_what_differs_from_the_baseline_and_what_it_costs(six_kno
     """The baseline is RunConfig's defaults at 12 layers; both settings cost twice as much, at 24 layers four times."""
     monkeypatch.setenv("COLUMNS", "100")
     lines = text(six_knobs, "best_per_depth").splitlines()
-    header, _, first, rest, second, _ = lines[-6:]
+    header, _, first, rest, second, _, left_out = lines[-7:]
+    assert left_out == "left out for width: cell_id"
     assert header.split() == ["n_layers", "seeds", "val_loss", "usefulness", "flops", "setting"]
     assert first.split()[:5] == ["12", "2", "2.143", "0.08333", "2.000"] and second.split()[4] == "4.000"
     assert first.endswith("  n_kv_heads=1, seq_len=128, n_experts=4,")
