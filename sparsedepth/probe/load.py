@@ -34,7 +34,7 @@ from sparsedepth.probe.folder import (
     weight_files,
 )
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
-from sparsedepth.store.run_record import RUNS
+from sparsedepth.store.run_record import which_run
 
 RUN_CONFIG = "config.yaml"
 RUN_MARKER = "complete"
@@ -91,8 +91,8 @@ def load_model(source: str | Path, *, device: torch.device | str = "cpu", dtype:
         return _load_run(str(source), folder, device)
     if (folder / CONFIG).exists():
         return _load_hf(str(source), folder, None, device, dtype)
-    if (folder / RUNS).is_dir():
-        raise ValueError(f"model {str(source)!r} is a results folder; name one of {folder / RUNS}")
+    if problem := which_run(folder):
+        raise ValueError(problem)
     if folder.exists() or not _HUB_NAME.fullmatch(str(source)):
         raise ValueError(
             f"model {str(source)!r} is neither a folder, with {RUN_CONFIG} (a run) or {CONFIG} (a Hugging Face "

@@ -279,11 +279,15 @@ def parse_record(files: Files) -> Run | MeasuredRecord | ImportedRecord:
 
 def _marker_of_complete(folder: Path) -> Marker:
     if not is_complete(folder):
-        if (folder / INDEX).is_file():
-            raise ValueError(f"{str(folder)!r} is a pack: `sparsedepth unpack` it, then name one of its runs")
-        runs = f"; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
-        raise ValueError(f"{str(folder)!r} holds no complete run (it has no file {MARKER!r}){runs}")
+        raise ValueError(which_run(folder) or f"{str(folder)!r} holds no complete run (it has no file {MARKER!r})")
     return read_marker(folder)
+
+
+def which_run(folder: Path) -> str:
+    """What to name in place of a folder of several runs; '' for another folder."""
+    if (folder / INDEX).is_file():
+        return f"{str(folder)!r} is a pack: `sparsedepth unpack` it, then name one of its runs"
+    return f"{str(folder)!r} is a results folder; name one of {folder / RUNS}" if (folder / RUNS).is_dir() else ""
 
 
 def _parse_config(folder: Path, content: bytes) -> RunConfig:

@@ -298,14 +298,14 @@ def test_an_index_names_files_beside_it_only(model, tmp_path, shard):
         load_model(model)
 
 
-def test_a_results_folder_is_told_from_a_run(tmp_path):
+@pytest.mark.parametrize("read", [load_model, read_run])
+def test_a_folder_of_several_runs_is_told_from_a_run(tmp_path, read):
     (tmp_path / "runs").mkdir()
-    for told, read in (("is a results folder; name one of", load_model), ("no complete run .*; name one of", read_run)):
-        with pytest.raises(ValueError, match=told):
-            read(tmp_path)
+    with pytest.raises(ValueError, match="is a results folder; name one of"):
+        read(tmp_path)
     (tmp_path / "pack.json").touch()
     with pytest.raises(ValueError, match="is a pack: `sparsedepth unpack` it"):
-        read_run(tmp_path)
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["./no/folder", "a/b/c", "", "no model", "/no/such"])
