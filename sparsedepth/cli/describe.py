@@ -108,8 +108,8 @@ def _print_presets() -> None:
     for name, preset in PRESETS.items():
         config = build(RunConfig, preset.fields, f"preset {name}")
         params = cost(config)
-        tokens = config.train_tokens if "train_tokens" in preset.fields else None
         sizes = (config.n_layers, config.d_model, params.params_total, params.params_active)
-        rows.append((name, *sizes, tokens, config.lr, preset.source))
+        stated = (preset.fields.get("train_tokens"), preset.fields.get("lr"))
+        rows.append((name, *sizes, *stated, preset.source))
     columns = ("preset", "n_layers", "d_model", "params_total", "params_active", "train_tokens", "lr", "source")
     print(render(QueryResult(columns, tuple(rows))))

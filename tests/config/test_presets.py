@@ -102,6 +102,8 @@ def test_an_unknown_preset_is_named_with_the_nearest():
 def test_the_command_line_lists_them_and_prints_one_as_a_run_file(tmp_path):
     out, _ = sparsedepth("presets")
     assert all(name in out for name in PRESETS) and "58073600" in out and "2603.15389" in out
+    lr = {line.split()[0]: line.split()[6] for line in out.splitlines() if line.startswith(tuple(PRESETS))}
+    assert [lr[name] for name in ("llama-60m", "olmo-7b", "vit-s", "dense-400m")] == ["0.001000", "-", "-", "0.001000"]
     out, _ = sparsedepth("presets", "moe-7b-1b-released")
     assert "13.4 B" in out.splitlines()[1]
     assert build(RunConfig, yaml.safe_load(out), "test") == build(RunConfig, {"preset": "moe-7b-1b-released"}, "test")
