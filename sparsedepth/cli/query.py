@@ -195,6 +195,7 @@ def compare(
         f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) minus {first} (first) with 95% "
         "interval, paired by seed where both have it",
         f"{both} configurations in both{significant}; {only_first} only in the first, {only_second} only in the second",
+        f"setting: relative to the baseline of {first}",
         *(["Fields that never agree:", *disjoint] if (disjoint := disjoint_fields(table)) else []),
     )
     write(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,7 +62,7 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     summary = sweep_summary(folder)
     definition, states, is_grid = summary.definition, summary.states, summary.is_grid
     if not states:
-        raise ValueError(f"{folder} holds no runs; {_toy_advice(folder)}")
+        raise ValueError(_why_no_runs(folder))
     lines = [f"{definition.name}: {definition.question}"] if definition else []
     at_most = "" if is_grid else f" (at most {summary.expected} in total; equal proposals share their runs)"
     lines.append(run_counts(states, is_grid=is_grid) + at_most)
@@ -85,13 +84,14 @@ def _status_lines(folder: Path) -> tuple[list[str], bool]:
     return [visible(line) for line in lines], summary.is_left
 
 
-def _toy_advice(folder: Path) -> str:
+def _why_no_runs(folder: Path) -> str:
+    from sparsedepth.store.best import only_toys
     from sparsedepth.store.connection import open_store
 
     with contextlib.suppress(ValueError), open_store(folder) as store:
-        if store.sql("SELECT 1 FROM toys LIMIT 1").rows:
-            return f"it holds toy networks: draw them with sparsedepth plot {quote(str(folder))} --figure toy"
-    return "give the results folder of a sweep (--out)"
+        if text := only_toys(store):
+            return text
+    return f"{folder} holds no runs; give the results folder of a sweep (--out)"
 
 
 def _slurm_lines(folder: Path, definition: "SweepDefinition | None", states: "list[RunState]") -> list[str]:

@@ -54,6 +54,8 @@ class Ranking:
     better: str
     """low or high."""
     n_cells: int
+    top: int
+    """Cells that were asked for; the table may have more (the baseline, the front)."""
     n_runs: int
     n_diverged: int
     search: Search | None
@@ -143,6 +145,7 @@ def best(
         unit=unit_for(quantity.unit, (row["corpus"] for row in rows)),
         better=quantity.better,
         n_cells=len(cells),
+        top=top,
         n_runs=len(rows),
         n_diverged=sum(cell.n_diverged for cell in cells),
         cost=settings.cost_text(table.columns),
@@ -203,7 +206,8 @@ def heading(ranking: Ranking) -> str:
         )
     depths = " of all depths (--depth N for one)" if "n_layers" in columns and not ranking.search else ""
     n_shown = len(ranking.table.rows)
-    part = f", {n_shown} shown" if n_shown < ranking.n_cells else ""
+    more = f" (top {ranking.top} and the {'front' if ranking.search else 'baseline'})"
+    part = f", {n_shown} shown{more if n_shown > ranking.top else ''}" if n_shown < ranking.n_cells else ""
     lines = (
         ranking.search.text if ranking.search else "",
         f"{ranking.by}{unit}, {ranking.better}er is better, mean over seeds {interval}:",
@@ -372,6 +376,13 @@ def _why_none(store: Store, conditions: Sequence[str]) -> str:
 def no_runs(store: Store) -> str:
     """What a store without a complete run holds, and which command helps."""
     folders = shlex.join(map(str, store.roots))
-    if store.sql("SELECT 1 FROM toys LIMIT 1").rows:
-        return f"{folders} holds toy networks and no runs; draw them: sparsedepth plot {folders} --figure toy"
-    return f"{folders} holds no complete run; see the state of its sweep: sparsedepth status {folders}"
+    no_run = f"{folders} holds no complete run; see the state of its sweep: sparsedepth status {folders}"
+    return only_toys(store) or no_run
+
+
+def only_toys(store: Store) -> str:
+    """What to do with a store of toy networks that has no runs; '' if it holds no toy networks."""
+    folders = shlex.join(map(str, store.roots))
+    if not store.sql("SELECT 1 FROM toys LIMIT 1").rows:
+        return ""
+    return f"{folders} holds toy networks and no runs; draw them: sparsedepth plot {folders} --figure toy"

@@ -9,6 +9,7 @@ three seeds on each side.
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sparsedepth import quantities
@@ -28,7 +29,8 @@ BOTH, FIRST, SECOND = "both", "first", "second"
 
 def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, QueryResult]:
     """The quantity compared, and a row per configuration: found_in (both, first or second), n_layers, varying fields,
-    pairs (seeds that finished in both), first and second (means over seeds), difference, lo, hi, setting.
+    pairs (seeds that finished in both), first and second (means over seeds), difference, lo, hi, setting (relative to
+    the first folder's baseline).
 
     Configurations in both come first, the largest difference on top. Raises ValueError for a quantity without a better
     direction, and if a folder has no trained run.
@@ -41,7 +43,8 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
     by_key = [
         {tuple(cell.knobs[name] for name in key_fields): (cell, values) for cell, values in side} for side in sides
     ]
-    settings = settings_of([cell for side in sides for cell, _ in side])
+    cells = [[cell for cell, _ in side] for side in sides]
+    settings = replace(settings_of([*cells[0], *cells[1]]), baseline=settings_of(cells[0]).baseline)
     fields = [name for name in settings.varying if name in key_fields]
     rows: list[tuple[Any, ...]] = []
     for key in dict.fromkeys([*by_key[0], *by_key[1]]):

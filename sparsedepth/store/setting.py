@@ -2,9 +2,9 @@
 
 The *baseline* is the configuration nearest to the baseline values of all fields: the least sparse value run
 (`sparsity_rank`), or RunConfig's default where no value is sparser than another. Nearest: it differs in the fewest
-fields that vary and were not tuned (ties: the first cell_id). Depth and tuned fields have columns of their own and are
-no part of a label; nor are sizes and data that follow from depth and the rest of the label, such as a task's vocabulary
-or a budget of tokens per parameter.
+fields that vary and were not tuned (ties: the shallowest, then the first cell_id). Depth and tuned fields have columns
+of their own and are no part of a label; nor are sizes and data that follow from depth and the rest of the label, such
+as a task's vocabulary or a budget of tokens per parameter.
 """
 
 import functools
@@ -115,7 +115,7 @@ def settings_of(cells: Sequence[Configuration]) -> Settings:
         if _ROLES[name].kind == "data" and not (data and _follows(name, data, cells)):
             data.append(name)
     return Settings(
-        baseline=_nearest_baseline(cells, [name for name in varying if name not in tuned]),
+        baseline=_nearest_baseline(cells, [name for name in varying if name not in (*tuned, "n_layers")]),
         varying=varying,
         tuned=tuned,
         label_fields=tuple(label_fields),
@@ -182,7 +182,7 @@ def assignment(name: str, value: Any) -> str:
 
 
 def _is_label_field(name: str, cells: Sequence[Configuration]) -> bool:
-    """Whether a varying field belongs into labels: no field of measuring or recording, and one of experts only where
+    """Whether a varying field belongs in labels: no field of measuring or recording, and one of experts only where
     it varies between models with experts."""
     moe_values = {cell.knobs[name] for cell in cells if cell.knobs["n_experts"]}
     return _ROLES[name].kind not in ("measure", "record") and (not _ROLES[name].needs_experts or len(moe_values) > 1)
@@ -218,10 +218,10 @@ def _nearest_baseline(cells: Sequence[Configuration], chosen: Sequence[str]) -> 
     sparsity_fields = [name for name in chosen if _ROLES[name].sparser_direction or name == "n_experts"]
     least = {name: min(sparsity_rank(name, cell.knobs) for cell in trained) for name in sparsity_fields}
 
-    def distance(cell: Configuration) -> tuple[int, str]:
+    def distance(cell: Configuration) -> tuple[int, tuple[float, float], str]:
         sparser = sum(sparsity_rank(name, cell.knobs) != rank for name, rank in least.items())
         changed = sum(cell.knobs[name] != _default(name, cell.knobs) for name in chosen if name not in least)
-        return sparser + changed, cell.cell_id
+        return sparser + changed, sparsity_rank("n_layers", cell.knobs), cell.cell_id
 
     return min(trained, key=distance)
 

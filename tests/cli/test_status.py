@@ -239,12 +239,7 @@ def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
     assert "val_loss 0 (n_layers=2, baseline, seed 2; mean of its 3 seeds 1)" in " ".join(out.split())
 
 
-@pytest.mark.parametrize("command", ["recipe", "effects", "best"])
+@pytest.mark.parametrize("command", ["recipe", "effects", "best", "status"])
 def test_what_asks_for_runs_says_that_there_are_toy_networks(command):
     _, err = sparsedepth(command, RESULTS / "toy", code=2)
     assert "holds toy networks and no runs; draw them: sparsedepth plot" in err and err.count("\n") == 1
-
-
-def test_status_of_toy_networks_names_their_figure():
-    _, err = sparsedepth("status", RESULTS / "toy", code=2)
-    assert "holds no runs; it holds toy networks: draw them with sparsedepth plot " in err and err.count("\n") == 1

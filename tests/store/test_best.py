@@ -6,7 +6,7 @@ import pytest
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.effects.knobs import depth_knob, find_knobs
 from sparsedepth.store.best import best, heading, text
 from sparsedepth.store.compare import compare
 from sparsedepth.store.connection import open_store
@@ -79,6 +79,7 @@ def test_the_baseline_stands_beside_the_best(store):
         (3, 0.0, "baseline"),
     ]
     assert columns(best(store, depth=12, top=3), "note") == [(None,), (None,), ("baseline",)]
+    assert "4 configurations, 2 shown (top 1 and the baseline), 8 runs" in heading(best(store, depth=12, top=1))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_the_baseline_stands_beside_the_best(store):
         {"n_kv_heads": [1, 2, 4], "weight_decay": [1.0, 0.0]},
         {"n_experts": [8, 4], "seq_len": [64, 32]},
         {"depth_scale": ["lns", "none"], "norm": ["post", "pre"], "lr": [3e-3, 1e-3]},
+        {"n_layers": [24, 12, 4], "n_kv_heads": [1, 4]},
     ],
 )
 def test_the_baseline_is_that_of_the_effects(axes, tmp_path):
@@ -99,7 +101,8 @@ def test_the_baseline_is_that_of_the_effects(axes, tmp_path):
     with open_store(tmp_path) as store:
         settings, runs = read_settings(store), store.frame("select * from runs")
     assert settings is not None
-    for knob in find_knobs(runs):
+    depth = depth_knob(runs)
+    for knob in (*find_knobs(runs), *([depth] if depth else [])):
         least = knob.settings[knob.baseline]
         assert {name: settings.baseline.knobs[name] for name in least} == least
 

@@ -57,6 +57,17 @@ def test_what_keeps_all_configurations_apart_is_said(stores, tmp_path):
     assert disjoint_fields(compare(*stores)[1]) == []
 
 
+def test_the_baseline_is_that_of_the_first_folder(tmp_path):
+    """Of lengths 64 and 128 alone the shorter is the baseline; the second folder's 32 does not make both sparse."""
+    for folder, lengths in (("first", (64, 128)), ("second", (32,))):
+        for seq_len in lengths:
+            make_run(tmp_path / folder, RunConfig(seq_len=seq_len, batch_tokens=256), {"val_loss": 3.0})
+    with open_store(tmp_path / "first") as first, open_store(tmp_path / "second") as second:
+        _, table = compare(first, second)
+        labels = {row["seq_len"]: row["setting"] for row in table.records()}
+    assert labels == {64: "baseline", 128: "seq_len=128", 32: "seq_len=32"}
+
+
 def test_a_quantity_without_a_better_direction_is_refused(stores):
     with pytest.raises(ValueError, match="no better direction"):
         compare(*stores, by="weight_sparsity")
