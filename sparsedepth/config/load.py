@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sparsedepth.config.mistakes import explain
+from sparsedepth.config.plain_text import unreadable
 
 MAX_BYTES = 1_000_000
 MAX_FILES = 8
@@ -103,8 +104,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; name a YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as UTF-8 text: {error}") from None
+    except (OSError, UnicodeError) as error:
+        raise unreadable(path, error) from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         content = "nothing" if values is None else f"a {type(values).__name__}"

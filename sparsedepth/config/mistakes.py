@@ -141,7 +141,7 @@ def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequen
     if details["type"] == "extra_forbidden":
         owner = _model_at(model, path)
         run_fields = getattr(owner, "fields_of_parts", ())
-        fix = hint(str(path[-1]), owner.model_fields, run_fields) or f"known keys: {', '.join(owner.model_fields)}"
+        fix = hint(str(path[-1]), owner.model_fields, run_fields) or _known_keys(owner)
         return f"unknown key {name!r} (value {short(details['input'])}); {fix}"
     messages = list(dict.fromkeys(_plain(error["msg"]) for error in errors))
     alternatives = [messages[0], *(message.removeprefix("must be ") for message in messages[1:])]
@@ -154,6 +154,12 @@ def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequen
         return f"{name} is missing{meaning}"
     separator = " " if message.startswith("must ") else ": "
     return f"{name}={short(details['input'])}{separator}{message}{meaning}"
+
+
+def _known_keys(model: type[BaseModel]) -> str:
+    """The keys of a model in one line, or, for a run, the command that lists them."""
+    names = [*model.model_fields]
+    return f"known keys: {', '.join(names)}" if len(names) < 30 else "`sparsedepth schema` lists the keys of a run"
 
 
 def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:

@@ -1,6 +1,7 @@
 """Text of messages: numbers with their nouns, hints at the nearest name, and untrusted text made safe for terminals."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def counted(n: int, noun: str) -> str:
@@ -14,6 +15,18 @@ def did_you_mean(name: str, names: Iterable[str], otherwise: str) -> str:
 
     near = get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def unreadable(file: Path, error: Exception) -> ValueError:
+    """The error for a file that cannot be read, with the fix."""
+    if isinstance(error, UnicodeError):
+        return ValueError(f"{file} is not UTF-8 text ({one_line(error)}); save it as UTF-8")
+    return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
+
+
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -107,6 +107,8 @@ def hint(key: str, fields: Collection[str], run_fields: Collection[str] = ()) ->
     `run_fields` are fields of a run, which a definition has in its base or its space.
     """
     name = key.lower().replace("-", "_").replace(" ", "_")
+    if name == "extends":
+        return "only a YAML file has it, at its top level"
     if (field := _field_for(name, fields)) is not None:
         return _question(field, name)
     if (field := _field_for(name, run_fields)) is not None:

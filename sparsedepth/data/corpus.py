@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.plain_text import did_you_mean
+from sparsedepth.config.plain_text import did_you_mean, one_line, unreadable
 from sparsedepth.config.run import DataConfig
 from sparsedepth.config.task import SFT
 from sparsedepth.files import digest
@@ -170,7 +170,7 @@ def _lines(file: Path) -> Iterator[str]:
         with open_text(file, "rt", encoding="utf-8") as opened:
             yield from opened
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise _unreadable(file, error) from None
+        raise unreadable(file, error) from None
 
 
 def _json_texts(file: Path, config: DataConfig) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _array(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         rows = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise _unreadable(file, error) from None
+        raise unreadable(file, error) from None
     yield from ((f"{file}, entry {number},", row) for number, row in enumerate(rows, start=1))
 
 
@@ -272,14 +272,3 @@ def _text(value: object, place: str, config: DataConfig) -> str:
             f"{place} holds {type(value).__name__} in text_field={config.text_field!r}, not text; name another field"
         )
     return value or ""
-
-
-def _unreadable(file: Path, error: Exception) -> ValueError:
-    if isinstance(error, UnicodeError):
-        return ValueError(f"{file} is not UTF-8 text ({one_line(error)}); save it as UTF-8")
-    return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
-
-
-def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:200] + "..."

@@ -22,10 +22,11 @@ import numpy as np
 
 from sparsedepth.config.cost import patch_values
 from sparsedepth.config.images import DIGITS, IMAGES
+from sparsedepth.config.plain_text import one_line
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED
 from sparsedepth.data.batches import step_indices
-from sparsedepth.data.corpus import HUB, names_and_sizes, one_line
+from sparsedepth.data.corpus import HUB, names_and_sizes
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.data.shards import Corpus, CorpusSource, remedy
 from sparsedepth.files import write_json

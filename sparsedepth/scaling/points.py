@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from sparsedepth.config.plain_text import unreadable
 from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.store.connection import open_store
@@ -98,7 +99,9 @@ def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
         raise ValueError(f"{str(source)!r} has more than {MAX_BYTES:,} bytes; points of a law are a small table")
     try:
         points = pd.read_csv(source)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except UnicodeError as error:
+        raise unreadable(source, error) from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"{str(source)!r} is not a CSV file: {error}") from None
     missing = [name for name in (*COLUMNS, *cluster) if name not in points.columns and name != "model_size"]
     if missing:

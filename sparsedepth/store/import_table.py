@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, field_mistakes
+from sparsedepth.config.plain_text import unreadable
 from sparsedepth.config.run import RunConfig
 from sparsedepth.files import atomic_folder, write_bytes
 from sparsedepth.quantities import IN_RUNS
@@ -294,7 +295,9 @@ def read_table(path: Path) -> "pd.DataFrame":
         read = {".json": _json, ".jsonl": _json, ".parquet": _parquet}.get(path.suffix, _text)
         frame = read(path)
         _check_rows(len(frame))
-    except (ValueError, OSError, RecursionError) as error:  # ValueError: pandas', Arrow's, JSON's and Unicode's, too
+    except UnicodeError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, OSError, RecursionError) as error:  # ValueError: pandas', Arrow's and JSON's, too
         raise ValueError(f"{str(path)!r} cannot be read: {' '.join(str(error).split())[:300]}") from None
     return frame.reset_index(drop=True)
 

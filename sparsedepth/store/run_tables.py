@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparsedepth.config.plain_text import one_line
 from sparsedepth.quantities.record import Column, Table
 from sparsedepth.store.checksums import DamagedRun
 from sparsedepth.store.schema import FILE_COLUMNS, KEYS, TABLES
@@ -61,11 +62,7 @@ def _parse_table(folder: Path, table: Table, content: bytes | None) -> pa.Table:
         rows = file.read(use_threads=False)
         return rows if rows.schema.equals(schema) else rows.select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({_one_line(error)})") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        raise DamagedRun(folder, f"{table}.parquet", f"is not a {table} table ({one_line(error)})") from None
 
 
 @functools.cache

@@ -40,7 +40,8 @@ def test_fields_that_came_later_leave_old_ids_valid():
     ("fields", "words"),
     [
         ({"n_layer": 3}, ["unknown key 'n_layer'", "did you mean 'n_layers'"]),
-        ({"flavour": 1}, ["unknown key 'flavour'", "known keys"]),
+        ({"flavour": 1}, ["unknown key 'flavour' (value 1); `sparsedepth schema` lists the keys of a run"]),
+        ({"extends": "a.yaml"}, ["unknown key 'extends' (value 'a.yaml'); only a YAML file has it, at its top level"]),
         ({"n_layers": "three"}, ["n_layers='three'", "must be a whole number"]),
         ({"n_layers": True}, ["n_layers=True"]),
         ({"n_layers": 0}, ["n_layers=0", "greater than or equal to 1"]),

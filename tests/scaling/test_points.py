@@ -41,6 +41,9 @@ def test_what_is_no_table_is_refused(tmp_path):
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(ValueError, match="is not a CSV file"):
         read_points(tmp_path / "empty.csv")
+    (tmp_path / "latin.csv").write_bytes("n_layers,löss\n4,3\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.csv is not UTF-8 text \(.*\); save it as UTF-8$"):
+        read_points(tmp_path / "latin.csv")
     with pytest.raises(ValueError, match="holds no points"):
         read_points(write(tmp_path, grid()[:0]))
     with pytest.raises(ValueError, match="is not a results folder"):

@@ -267,6 +267,10 @@ def test_tables_that_are_none(tmp_path):
     (tmp_path / "runs.json").write_text('{"a": [1]}')
     (tmp_path / "runs.jsonl").write_text('{"a": 1}\n\nhello\n')
     (tmp_path / "long.csv").write_text("a,b\n1,2,3\n1,2,3\n")
+    for suffix in ("csv", "jsonl"):  # as a spreadsheet on Windows saves them
+        (tmp_path / f"latin.{suffix}").write_bytes('{"größe": 1}\n'.encode("latin-1"))
+        with pytest.raises(ValueError, match=rf"latin\.{suffix} is not UTF-8 text \(.*\); save it as UTF-8$"):
+            import_table(tmp_path / f"latin.{suffix}", tmp_path / "map.yaml", tmp_path / "theirs")
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(ValueError, match="holds nothing"):
         import_table(tmp_path / "runs.csv", tmp_path / "empty.yaml", tmp_path / "theirs")
