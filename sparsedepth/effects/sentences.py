@@ -9,6 +9,8 @@ from sparsedepth.effects.intervals import POWER, Estimate, Judged
 from sparsedepth.effects.pairs import BASES
 from sparsedepth.effects.setting_interactions import SettingInteraction
 
+UNEVEN = "uneven tuning"
+
 
 def contrast_sentence(contrast: Contrast) -> str:
     """'n_layers=24, n_kv_heads=1 vs n_kv_heads=4: val_loss lower: ... Matched: tokens'."""
@@ -56,9 +58,9 @@ def estimate_text(effect: Estimate, unit: str) -> str:
 
 
 def verdict_text(judged: Judged) -> str:
-    """The verdict; with the reason where uneven tuning alone withholds 'lower' or 'higher'."""
+    """The verdict, or that uneven tuning alone withholds 'lower' or 'higher'."""
     is_withheld = judged.verdict_ignoring_tuning != judged.verdict
-    return f"{judged.verdict} from uneven tuning" if is_withheld else judged.verdict
+    return f"verdict withheld ({UNEVEN})" if is_withheld else judged.verdict
 
 
 def detectable_text(judged: Judged) -> str:

@@ -19,7 +19,7 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import SlopeContrast
 from sparsedepth.effects.intervals import ALPHA, POWER, Judged
 from sparsedepth.effects.pairs import EQUAL_LR
-from sparsedepth.effects.sentences import ratio_text, size_text
+from sparsedepth.effects.sentences import UNEVEN, ratio_text, size_text
 from sparsedepth.effects.setting_interactions import SettingInteraction, setting_interactions
 from sparsedepth.effects.tuning_error import LOSSES
 from sparsedepth.store import render
@@ -28,7 +28,6 @@ from sparsedepth.store.tuning_roles import result_rows
 
 SIZE = ("effect", "lo", "hi", "detectable")
 
-UNEVEN = "uneven tuning"
 CONFOUNDED = "; intervention 'confounded': not shown to move only the cause"
 
 LEGEND = {
@@ -78,7 +77,7 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
         )
         for contrast in contrasts
     ]
-    matched = f"at equal {first.basis}" if first.basis else "all else equal"
+    matched = f"in pairs {f'at equal {first.basis}' if first.basis else 'with all else equal'}"
     if len(bases) > 1:
         matched = "matched on the quantity in column 'equal'"
     tuned = tuned_text(contrasts)

@@ -71,8 +71,8 @@ def settings_text(card: Card, width: int | None = None) -> str:
     contrasts = [candidate.contrast for candidate in candidates]
     first, seconds = contrasts[0], {matched.setting: matched.wall_clock for matched in card.matched}
     head = (
-        f"{title(first.outcome, first.unit)}; effect: setting {minus(first.unit)} baseline, all else equal"
-        f"{averaging_text(contrasts)}{tuned_text(contrasts)}",
+        f"{title(first.outcome, first.unit)}; effect: setting {minus(first.unit)} baseline, in pairs with all "
+        f"else equal{averaging_text(contrasts)}{tuned_text(contrasts)}",
         f"baseline: {', '.join(dict.fromkeys(contrast.baseline for contrast in contrasts))}",
     )
     names = ("effect", "lo", "hi", "detectable", "seeds", "diverged", *COSTS, "time", "verdict", "setting")

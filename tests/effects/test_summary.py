@@ -69,7 +69,7 @@ def test_a_mean_over_other_settings_is_called_one():
     assert "averaged" not in effects_text(effects(), 120)
     axes = {"depth_scale": ["none", "lns"], "n_kv_heads": [4, 1], "seed": [0, 1, 2]}
     crossed = grid(axes, lambda config: {"val_loss": 3 + 0.01 * config.seed})
-    assert "at equal tokens, averaged over the other settings" in effects_text(measure_effects(crossed), 120)
+    assert "at equal tokens, averaged over the other settings" in one_line(effects_text(measure_effects(crossed), 120))
 
 
 def test_a_loss_is_of_an_image_where_the_corpus_holds_images():

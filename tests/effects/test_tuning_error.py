@@ -190,7 +190,7 @@ def test_an_end_of_the_grid_is_named_with_its_side():
     flawed = replace(clear, tuning_flaw=contrast.tuning_flaw)
     assert (clear.verdict, flawed.verdict, flawed.verdict_ignoring_tuning) == ("lower", "not distinguishable", "lower")
     text = effect_text(flawed)
-    assert text.startswith("val_loss not distinguishable from uneven tuning: -0.1 ") and "would have been" not in text
+    assert text.startswith("val_loss verdict withheld (uneven tuning): -0.1 ") and "would have been" not in text
     assert reason_against(flawed, "tokens").startswith("uneven tuning: the baseline's best lr")
 
 
@@ -207,9 +207,7 @@ def test_a_verdict_that_needs_a_bad_choice_of_lr_is_barred_by_name():
     clear = replace(found, effect=t_interval(-0.3, 0.02, 10, 3), floor=0.02, p_holm=0.01)
     assert (clear.verdict, clear.verdict_ignoring_tuning) == ("not distinguishable", "lower")
     text = effect_text(clear)
-    assert (
-        "val_loss not distinguishable from uneven tuning: -0.3" in text and "both at lr 0.003 (3 seeds) it is" in text
-    )
+    assert "val_loss verdict withheld (uneven tuning): -0.3" in text and "both at lr 0.003 (3 seeds) it is" in text
     assert reason_against(clear, "tokens").startswith("uneven tuning: both at lr 0.003 (3 seeds)")
     # without runs at one lr the baseline's own curve says it
     choice = tuning_of(pairs(runs, knob, "val_loss"))
