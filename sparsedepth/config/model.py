@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 
 from sparsedepth.config.combinations import check_combinations
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.role import KNOB, RECORD, SHAPE, UNSTACKED_SHAPE, Role, roles
+from sparsedepth.config.role import DROPOUT, KNOB, RECORD, SHAPE, UNSTACKED_SHAPE, Role, fields_where, roles
 from sparsedepth.config.section import Count, NonNegative, Positive, Section
 from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
-Dropout = Annotated[float, Field(ge=0, lt=1), Role(cost_scope="step", sparser_direction="more", stacked="no")]
+Dropout = Annotated[float, Field(ge=0, lt=1), DROPOUT]
 
 FILLED_FROM = ("d_model", "n_heads", "d_ff", "n_experts", "top_k", "n_shared_experts")
 """The fields from which missing sizes are derived (`Role.derived_if_missing`)."""
@@ -364,7 +364,7 @@ class ModelConfig(Section):
     @property
     def drops(self) -> bool:
         """Whether training uses any dropout."""
-        return max(self.attention_dropout, self.residual_dropout, self.ffn_dropout) > 0
+        return any(getattr(self, name) > 0 for name in fields_where(type(self), lambda role: role.is_dropout))
 
     @property
     def is_gated(self) -> bool:

@@ -44,11 +44,14 @@ class Role:
     """in runs that train as one stacked model (`train.stack`): equal in all; may differ; or must be at its default"""
     is_matched: bool = False
     """a size that a sweep can solve for to match parameters or FLOPs"""
+    is_dropout: bool = False
+    """above 0, training draws random numbers in every step; they are seeded (`ModelConfig.drops`)"""
 
 
 KNOB = Role()
 SHAPE = Role(cost_scope="step")
 UNSTACKED_SHAPE = Role(cost_scope="step", stacked="no")
+DROPOUT = Role(cost_scope="step", sparser_direction="more", stacked="no", is_dropout=True)
 DATA = Role(kind="data")
 AMOUNT = Role(kind="measure", cost_scope="amount")
 THRESHOLD = Role(kind="measure")

@@ -9,6 +9,7 @@ import torch
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
@@ -19,7 +20,7 @@ from sparsedepth.train.runtime import resolve
 from sparsedepth.train.stack import can_stack
 
 SMALL = {"n_layers": 2, "d_model": 16, "n_heads": 2, "vocab_size": 12, "seq_len": 8}
-ALL = {"attention_dropout": 0.2, "residual_dropout": 0.1, "ffn_dropout": 0.3}
+FIELDS = fields_where(ModelConfig, lambda role: role.is_dropout)
 
 
 def decoder(**fields) -> Decoder:
@@ -30,14 +31,14 @@ def tokens() -> torch.Tensor:
     return torch.arange(16).view(2, 8) % 12
 
 
-@pytest.mark.parametrize("field", ALL)
+@pytest.mark.parametrize("field", FIELDS)
 def test_each_drops_in_training_and_nothing_in_evaluation(field):
     plain, dropping = decoder(), decoder(**{field: 0.5})
     assert not torch.allclose(dropping(tokens()), plain(tokens()), atol=1e-2)
     torch.testing.assert_close(dropping.eval()(tokens()), plain.eval()(tokens()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("field", ALL)
+@pytest.mark.parametrize("field", FIELDS)
 def test_nothing_is_dropped_while_admin_profiles_its_weights(field):
     """Initial weights are a function of configuration and seed, whatever random numbers were drawn before."""
     plain, dropping = (decoder(norm="post", residual_gate="admin", **fields) for fields in ({}, {field: 0.5}))
@@ -73,7 +74,7 @@ def test_entries_of_a_branch_and_hidden_units_are_dropped():
     assert (whole_BTD != 0).all()
 
 
-BASE = {**SMALL, **ALL, "batch_tokens": 32, "train_tokens": 32 * 8, "log_every": 1, "precision": "fp32"}
+BASE = {**SMALL, "batch_tokens": 32, "train_tokens": 32 * 8, "log_every": 1, "precision": "fp32"}
 
 
 def run_config(**fields) -> RunConfig:
@@ -93,19 +94,21 @@ def weights(cfg: RunConfig, **options) -> list[torch.Tensor]:
     return list(model.parameters())
 
 
-def test_a_run_that_resumes_drops_what_it_would_have_dropped(tmp_path):
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_run_that_resumes_drops_what_it_would_have_dropped(field, tmp_path):
     """Bit-equal, whatever was drawn in between; another seed drops others from the same initial weights."""
-    whole = weights(run_config())
+    whole = weights(run_config(**{field: 0.3}))
     calls = iter(range(1, 100))
-    halves = functools.partial(weights, run_config(), checkpoints=tmp_path)
+    halves = functools.partial(weights, run_config(**{field: 0.3}), checkpoints=tmp_path)
     with pytest.raises(Interrupted):
         halves(stop=lambda: next(calls) == 3)
     torch.rand(7)
     for own, expected in zip(halves(), whole, strict=True):
         assert torch.equal(own, expected)
-    assert not torch.equal(weights(run_config(seed=1))[0], whole[0])
+    assert not torch.equal(weights(run_config(**{field: 0.3}, seed=1))[0], whole[0])
 
 
-def test_runs_that_drop_are_not_stacked():
+@pytest.mark.parametrize("field", FIELDS)
+def test_runs_that_drop_are_not_stacked(field):
     """Their masks are functions of their own seeds."""
-    assert not can_stack(run_config(), run_config(seed=1))
+    assert not can_stack(run_config(**{field: 0.3}), run_config(**{field: 0.3}, seed=1))
