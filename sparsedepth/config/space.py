@@ -67,7 +67,9 @@ class Prune(Section):
         list[Annotated[float, Field(gt=0, lt=1)]],
         Field(min_length=1, description="shares of the steps at which to decide, ascending"),
     ]
-    keep: Annotated[float, Field(gt=0, lt=1, description="share of the finished runs that a run must reach")] = 0.5
+    keep: Annotated[
+        float, Field(gt=0, lt=1, description="a run continues only if it is in this best share of the finished runs")
+    ] = 0.5
     min_runs: Annotated[Count, Field(description="finished runs to compare with, at least")] = 4
 
     @check
