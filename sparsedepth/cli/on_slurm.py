@@ -45,7 +45,8 @@ END_SECONDS = 20.0
 @dataclass(frozen=True, kw_only=True)
 class ArrayOptions:
     request: "Request"
-    array: int | None
+    n_tasks: int | None
+    """of --array"""
     runtime: "RuntimeConfig"
     workers: int | None
     gpus_per_run: int
@@ -116,7 +117,7 @@ def array_options(
     )
     return ArrayOptions(
         request=request,
-        array=array,
+        n_tasks=array,
         runtime=runtime,
         workers=workers,
         gpus_per_run=gpus_per_run,
@@ -135,16 +136,16 @@ class ArrayPlan:
 
 
 def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
-    """The size of the array, and the time per task against the queue's limits. Raises ValueError as `array.check`."""
+    """The size of the array, and the time per task against the queue's limits. Raises ValueError as `check`."""
     from sparsedepth.cli.run_progress import duration
-    from sparsedepth.cluster import array
+    from sparsedepth.cluster.array import TaskArray, check, default_tasks
     from sparsedepth.plan.price import expected_runs, price_of
     from sparsedepth.sweep.status import remaining_runs
 
     exists = results is not None and results.exists()
     runs = remaining_runs(definition, results) if results and exists else expected_runs(definition)[0]
-    tasks = min(options.array or array.default_tasks(len(runs), options.runs_in_parallel), max(1, len(runs)))
-    partition = array.check(options.request, results, tasks, options.runtime.checkpoint_seconds)
+    tasks = min(options.n_tasks or default_tasks(len(runs), options.runs_in_parallel), max(1, len(runs)))
+    partition = check(options.request, results, tasks, options.runtime.checkpoint_seconds)
     setup = options.pricing_setup(tasks)
     price = price_of(runs or expected_runs(definition)[0], setup)
     runs_per_task = -(-len(runs) // tasks)
@@ -166,7 +167,7 @@ def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Pa
             f"note: one run may take {duration(longest)}, longer than the limit: its task writes a checkpoint "
             f"{options.request.warning_seconds} s before the limit, and resumes when it is requeued"
         )
-    if results and exists and (warning := array.TaskArray(sweep=definition.name, results=results).stuck_tasks_text()):
+    if results and exists and (warning := TaskArray(sweep=definition.name, results=results).stuck_tasks_text()):
         lines.append(f"note: {warning}")
     return ArrayPlan(tasks=tasks, price=price, lines=lines)
 

@@ -19,7 +19,7 @@ def sync(
     every: Annotated[float, typer.Option(min=0.1, help="seconds between updates with --watch")] = 30.0,
 ) -> None:
     """Send each finished run to a tracker, once: parameters, curves, measurements and tags."""
-    from sparsedepth.trackers.sync import is_running, open_tracker
+    from sparsedepth.trackers.sync import has_unfinished_runs, open_tracker
     from sparsedepth.trackers.sync import sync as send
 
     if not folder.is_dir():
@@ -27,7 +27,8 @@ def sync(
     tracker = open_tracker(to, folder, at, project)
     n_sent = 0
     while True:
-        repeats = watch and is_running(folder)  # before sending: a run that ends meanwhile is sent in the next round
+        # before sending: a run that ends meanwhile is sent in the next round
+        repeats = watch and has_unfinished_runs(folder)
         if not repeats or any(folder.glob("runs/*/complete")):
             for run_id in send(folder, to, tracker):
                 n_sent += 1

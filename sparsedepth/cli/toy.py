@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +64,7 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     losses: list[float] = []
     with bar(definition.name) as report:
 
-        def progress(step: int, loss: float | None) -> None:
+        def progress(name: str, group: "ToyConfig", step: int, loss: float | None) -> None:
             report(name, (done + group.flops * step / group.n_steps) / total, loss)
             losses.extend([] if loss is None else [loss])
 
@@ -75,7 +76,7 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
                     busy += 1
                 else:
                     try:
-                        make_group(group, out, torch_device, facts, progress=progress, stop=stop)
+                        make_group(group, out, torch_device, facts, progress=partial(progress, name, group), stop=stop)
                     except Interrupted:
                         print("interrupted; run the same command again to resume", file=sys.stderr)
                         raise typer.Exit(130) from None

@@ -140,7 +140,7 @@ def _message(model: type[BaseModel], path: tuple[str | int, ...], errors: Sequen
     details, name = errors[0], ".".join(map(str, path))
     if details["type"] == "extra_forbidden":
         owner = _model_at(model, path)
-        run_fields = getattr(owner, "fields_of_parts", ())
+        run_fields = getattr(owner, "base_fields", ())
         fix = hint(str(path[-1]), owner.model_fields, run_fields) or _known_keys(owner)
         return f"unknown key {name!r} (value {short(details['input'])}); {fix}"
     messages = list(dict.fromkeys(_plain(error["msg"]) for error in errors))

@@ -78,7 +78,7 @@ def _olmo(n_layers: int, d_model: int, n_heads: int, *, seq_len: int, batch_toke
     }
 
 
-def _scaled_up(n_layers: int, d_model: int, n_heads: int, d_ff: int, tokens: int, **fields: Any) -> Fields:
+def _stated_budget(n_layers: int, d_model: int, n_heads: int, d_ff: int, tokens: int, **fields: Any) -> Fields:
     """A stated budget in whole steps of 4 Mi tokens, as in OLMo's released configs; no learning rate."""
     batch_tokens = 2048 * 2048
     return {
@@ -138,7 +138,7 @@ _IMAGES = (
     "Shape and batch are 2012.12877's; train_tokens is one pass: set it, and lr. Matrices have no bias, and images are "
     "not augmented. The corpus can be set to other images."
 )
-_OUTSIDE = "The paper states {} B tokens and no learning rate: set lr. Shape and tokens a step are of {} release."
+_NO_LR = "The paper states {} B tokens and no learning rate: set lr. Shape and tokens a step are of {} release."
 
 PRESETS: dict[str, Preset] = {
     "llama-60m": Preset(
@@ -169,8 +169,8 @@ PRESETS: dict[str, Preset] = {
     **{
         f"olmo-{size}": Preset(
             source=LLAMA + " (figure 1" + (", table 3)" if size == "1b" else ")"),
-            fields=_scaled_up(*shape, 20_000_000_000, tie_embeddings=size == "1b"),
-            note=_OUTSIDE.format("20", "OLMo's") + (" Table 3's baseline has init=scaled." if size == "1b" else ""),
+            fields=_stated_budget(*shape, 20_000_000_000, tie_embeddings=size == "1b"),
+            note=_NO_LR.format("20", "OLMo's") + (" Table 3's baseline has init=scaled." if size == "1b" else ""),
         )
         for size, shape in {
             "60m": (8, 512, 8, 2048),
@@ -182,10 +182,10 @@ PRESETS: dict[str, Preset] = {
     },
     "qwen2.5-0.5b": Preset(
         source=LLAMA + " (table 4)",
-        fields=_scaled_up(
+        fields=_stated_budget(
             24, 896, 14, 4864, 6_000_000_000, n_kv_heads=2, vocab_size=151_936, tie_embeddings=True, rope_theta=1e6
         ),
-        note=_OUTSIDE.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
+        note=_NO_LR.format("6", "Qwen's") + " Without its biases on queries, keys and values, 27,648 numbers.",
     ),
     "vit-s": Preset(source=LLAMA + " (table 5)", fields=_vit(384, 6), note=_IMAGES),
     "vit-tiny": Preset(source="2012.12877", fields=_vit(192, 3), note="ViT-S at half its width and heads. " + _IMAGES),

@@ -196,7 +196,7 @@ class RunConfig(
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, values: Any) -> Any:
+    def _fill_preset(cls, values: Any) -> Any:
         """Add the fields of a preset that are not given, and `eod` for the tokenizers where it is known."""
         if not isinstance(values, dict):
             return values
@@ -209,9 +209,9 @@ class RunConfig(
         return filled
 
     @classmethod
-    def completed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` with the fields of their preset and derived fields, unchecked."""
-        filled = cls._fill_task(cls._complete(dict(values)))  # ty: ignore[not-callable] - pydantic leaves a classmethod
+        filled = cls._fill_task(cls._fill_preset(dict(values)))  # ty: ignore[not-callable] - pydantic leaves a classmethod
         return cls._fill_derived(filled)  # ty: ignore[not-callable]
 
     @check

@@ -6,7 +6,7 @@ kernels and the number of devices affect rounding.
 
 from typing import Literal
 
-from sparsedepth.config.run import Count, Positive, Section
+from sparsedepth.config.section import Count, Positive, Section
 
 AttentionKernel = Literal["sdpa", "flash", "reference"]
 ExpertsKernel = Literal["loop", "grouped", "megablocks"]
@@ -24,10 +24,13 @@ MAX_TOKENS = 8192
 """Default of the tokens per pass of a measure (forks x sequences x length). A pass keeps the L + 1 recorded states of
 its sequences and about three copies of the forks' states: at most 4 (L + 4) MAX_TOKENS D bytes."""
 
-CPU_TOKENS, CPU_NUMBERS = 1024, 2**17
-"""Limit per such pass on a CPU: this many tokens or values of the stream, whichever is more tokens. With more, a
-block's output leaves the cache; with fewer, call overhead dominates. Measured: at width 256, 8192 tokens in one pass
-take 1.3 times as long as in eight; at width 32, 4096 take 0.85 of the time of four times 1024, with 8 experts 0.75."""
+CPU_PASS_TOKENS = 1024
+"""Limit of the tokens of such a pass on a CPU, or as many as have CPU_PASS_VALUES, if that is more."""
+
+CPU_PASS_VALUES = 2**17
+"""Values of the stream in such a pass. With more, a block's output leaves the cache; with fewer, call overhead
+dominates. Measured: at width 256, 8192 tokens in one pass take 1.3 times as long as in eight; at width 32, 4096 take
+0.85 of the time of four times 1024, with 8 experts 0.75."""
 
 
 class RuntimeConfig(Section):

@@ -131,8 +131,8 @@ class SweepDefinition(Section):
     same_packages: Annotated[bool, Field(description="refuse to mix runs made with other package versions")] = False
     scales: Annotated[dict[str, Scale], Field(description="the same question at other sizes")] = {}
 
-    fields_of_parts: ClassVar[Collection[str]] = RunConfig.model_fields
-    """Keys that belong into the base, the space and the other parts, not at the top level."""
+    base_fields: ClassVar[Collection[str]] = RunConfig.model_fields
+    """Keys that belong in the base, the space and other parts of a definition, not at its top level."""
 
     @check
     def _check_repeats(self) -> None:
@@ -163,7 +163,7 @@ class SweepDefinition(Section):
         cells = len(self.variants) * points + len(self.cells) if self.n_trials is None else self.n_trials
         tuned = math.prod(map(len, self.tune.values())) * len(self.tuning_seeds)
         check_size(cells, len(self.seeds) + tuned)
-        if any("seed" in scope for scope in (self.base, *self.scopes())):
+        if any("seed" in place for place in (self.base, *self.places())):
             raise ValueError("seed is for replicates, not a knob: list the seeds under 'seeds'")
         mistakes = [
             f"{part}: {mistake}" for part, values in self.parts() for mistake in field_mistakes(RunConfig, values)
@@ -189,12 +189,12 @@ class SweepDefinition(Section):
     def _check_rules(self) -> None:
         check_sweep(self)
 
-    def scopes(self) -> Iterator[Mapping[str, Any]]:
+    def places(self) -> Iterator[Mapping[str, Any]]:
         """All places in which a field may vary."""
-        yield from (self.space, self.tune, *self.zip, *self.listed)
+        yield from (self.space, self.tune, *self.zip, *self.variants_and_cells)
 
     @property
-    def listed(self) -> list[Cell]:
+    def variants_and_cells(self) -> list[Cell]:
         """The fields of all variants and listed cells."""
         return [self._fields_of(entry) for entry in (*self.variants, *self.cells)]
 
@@ -217,7 +217,7 @@ class SweepDefinition(Section):
     @property
     def varied(self) -> list[str]:
         """The fields, without seed, in which runs may differ."""
-        names = dict.fromkeys(name for scope in self.scopes() for name in scope)
+        names = dict.fromkeys(name for place in self.places() for name in place)
         return [*names, *([self.free] if self.free and self.free not in names else [])]
 
     @property
@@ -244,7 +244,7 @@ class SweepDefinition(Section):
         for name in changes:
             if name in ("base", "scales"):
                 raise ValueError(f"--set {name}: set a field of a run or a single key of the sweep instead")
-            if any(name in scope for scope in self.scopes()):
+            if any(name in place for place in self.places()):
                 raise ValueError(f"--set {name}: sweep {self.name!r} varies {name}; change its space in the definition")
         values = self.model_dump(mode="json", exclude_unset=True)
         own = {name: value for name, value in changes.items() if name in SweepDefinition.model_fields}
@@ -272,7 +272,7 @@ class SweepDefinition(Section):
     def _values_of(self, cell: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a cell's run, which need not be valid."""
         defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
-        return defaults | RunConfig.completed({**self.base, **cell})
+        return defaults | RunConfig.filled({**self.base, **cell})
 
     def _fields_of(self, entry: Mapping[str, Any]) -> Cell:
         """The RunConfig fields of a variant or a listed cell; the base overrides those of its preset."""
@@ -287,7 +287,7 @@ class SweepDefinition(Section):
         """The cells of a grid sweep, each with its seeds; duplicates are merged, seeds included."""
         seeds: dict[str, list[int]] = {}
         cells: dict[str, Cell] = {}
-        for entry, cell in self._entries():
+        for entry, cell in self._grid_cells():
             if not self.is_excluded(cell):
                 key = cell_digest(cell)
                 cells.setdefault(key, cell)
@@ -297,7 +297,7 @@ class SweepDefinition(Section):
     def idle_conditions(self) -> list[str]:
         """Warnings about `exclude` and `only` conditions that no cell of the grid meets: a mistake, or for another
         scale."""
-        cells = [cell for _, cell in self._entries()]
+        cells = [cell for _, cell in self._grid_cells()]
         values = [self._values_of(cell) for cell in cells] if self.exclude else []
         notes = [
             f"exclude {condition}: no cell has this, so nothing is left out"
@@ -309,7 +309,7 @@ class SweepDefinition(Section):
                 notes.append(f"only.{name} {condition}: no cell has this, so {name} is varied nowhere")
         return notes
 
-    def _entries(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
+    def _grid_cells(self) -> Iterator[tuple[Mapping[str, Any], Cell]]:
         """The cells of a grid, excluded ones included, each with the variant or listed cell that has its seeds."""
         axes = {name: axis for name, axis in self.axes.items() if not isinstance(axis, Interval)}
         if axes or self.variants != [{}] or not self.cells:

@@ -12,7 +12,7 @@ from sparsedepth.config.space import Interval, check_tune, check_zip, is_whole
 
 def check_sweep(sweep: Any) -> None:
     """Raise ValueError for the first rule that a definition breaks."""
-    _check_places(sweep)
+    _check_varied_once(sweep)
     check_zip(sweep.zip)
     check_tune(sweep.tune)
     if sweep.sampler == "grid":
@@ -23,9 +23,9 @@ def check_sweep(sweep: Any) -> None:
         raise ValueError(f"free={sweep.free!r} is solved for parameters or FLOPs; matched is {sweep.matched!r}")
 
 
-def _check_places(sweep: Any) -> None:
+def _check_varied_once(sweep: Any) -> None:
     """Each field varies in one place only."""
-    if any("preset" in scope for scope in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
+    if any("preset" in place for place in (sweep.space, sweep.tune, *sweep.zip, *sweep.only.values(), *sweep.exclude)):
         raise ValueError("preset stands for many fields: set it in the base, in variants or in cells")
     if "preset" in sweep.base and any("preset" in entry for entry in (*sweep.variants, *sweep.cells)):
         raise ValueError(
@@ -38,9 +38,9 @@ def _check_places(sweep: Any) -> None:
     axes = [*sweep.space, *(name for axis in sweep.zip for name in axis)]
     varied = [*axes, *sweep.tune, *([sweep.free] if sweep.free else [])]
     repeated = {name for name in varied if varied.count(name) > 1}
-    repeated |= {name for scope in (*sweep.variants, *sweep.cells) for name in scope if name in sweep.tune}
-    repeated |= {name for scope in sweep.variants for name in scope if name in axes}
-    repeated |= {name for scope in sweep.scopes() for name in scope if name == sweep.free}
+    repeated |= {name for place in (*sweep.variants, *sweep.cells) for name in place if name in sweep.tune}
+    repeated |= {name for place in sweep.variants for name in place if name in axes}
+    repeated |= {name for place in sweep.places() for name in place if name == sweep.free}
     if repeated:
         raise ValueError(f"{', '.join(sorted(repeated))} must vary in one place: space, zip, variants, tune or free")
     for condition in (*sweep.only.values(), *sweep.exclude):

@@ -43,14 +43,14 @@ class Lens:
 
 def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
     """Apply the head to the state after every layer: one forward pass and L + 1 heads."""
-    both_N2L = by_sequence(probed, tokens_NT, max_tokens, lambda tokens_BT: _batch_lens(probed, tokens_BT))
+    kl_overlap_N2L = by_sequence(probed, tokens_NT, max_tokens, lambda tokens_BT: _batch_lens(probed, tokens_BT))
     mean = partial(shared_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
-    kl_L, overlap_L = both_N2L.mean(0)
+    kl_L, overlap_L = kl_overlap_N2L.mean(0)
     return Lens(
         kl=kl_L.tolist(),
         overlap=overlap_L.tolist(),
-        mean_kl=mean(both_N2L[:, 0]),
-        mean_overlap=mean(both_N2L[:, 1]),
+        mean_kl=mean(kl_overlap_N2L[:, 0]),
+        mean_overlap=mean(kl_overlap_N2L[:, 1]),
     )
 
 
@@ -60,18 +60,18 @@ def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
     n_sequences, n_tokens, _ = states[0].shape
     # The logits of all states exist at once. On a CPU each state still gets MAX_LOGITS: smaller chunks would cost more
     # in calls.
-    rows = max(1, max(MAX_LOGITS, chunk_size(probed.device, MAX_LOGITS) // len(states)) // probed.vocab_size)
-    both_2nL = states[0].new_zeros(2, n_sequences * n_tokens, len(states), dtype=torch.float64)
-    for start in range(0, n_sequences * n_tokens, rows):
-        logits = [probed.logits(x_BTD.flatten(0, 1)[None, start : start + rows])[0].float() for x_BTD in states]
+    chunk = max(1, max(MAX_LOGITS, chunk_size(probed.device, MAX_LOGITS) // len(states)) // probed.vocab_size)
+    kl_overlap_2nL = states[0].new_zeros(2, n_sequences * n_tokens, len(states), dtype=torch.float64)
+    for start in range(0, n_sequences * n_tokens, chunk):
+        logits = [probed.logits(x_BTD.flatten(0, 1)[None, start : start + chunk])[0].float() for x_BTD in states]
         top = min(TOP, probed.vocab_size)
         final_nV, final_nK = logits[-1].log_softmax(-1), logits[-1].topk(top).indices
         for layer, logits_nV in enumerate(logits):
             log_p_nV = logits_nV.log_softmax(-1)
-            both_2nL[0, start : start + rows, layer] = (log_p_nV.exp() * (log_p_nV - final_nV)).double().sum(-1)
+            kl_overlap_2nL[0, start : start + chunk, layer] = (log_p_nV.exp() * (log_p_nV - final_nV)).double().sum(-1)
             shared_nKK = logits_nV.topk(top).indices[:, :, None] == final_nK[:, None, :]
-            both_2nL[1, start : start + rows, layer] = shared_nKK.any(-1).double().mean(-1)
-    return both_2nL.unflatten(1, (n_sequences, n_tokens)).mean(2).transpose(0, 1)
+            kl_overlap_2nL[1, start : start + chunk, layer] = shared_nKK.any(-1).double().mean(-1)
+    return kl_overlap_2nL.unflatten(1, (n_sequences, n_tokens)).mean(2).transpose(0, 1)
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:

@@ -20,7 +20,14 @@ from typing import Literal
 
 from sparsedepth.config.cost import cost
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.runtime import CPU_NUMBERS, CPU_TOKENS, LOGITS_BYTES, MAX_TOKENS, Parallel, RuntimeConfig
+from sparsedepth.config.runtime import (
+    CPU_PASS_TOKENS,
+    CPU_PASS_VALUES,
+    LOGITS_BYTES,
+    MAX_TOKENS,
+    Parallel,
+    RuntimeConfig,
+)
 
 HEAP = {"cpu": 1.05, "cuda": 1.0}
 """Overhead factor of the C library's heap; none is assumed for PyTorch's CUDA allocator."""
@@ -115,7 +122,7 @@ def _measuring_bytes(config: RunConfig, place: Place) -> float:
     """Memory of the measures without the weights: recorded stream with forks, a pass's logits, usefulness's moments."""
     if set(config.measures) == {"loss"}:
         return 0
-    on_cpu = max(CPU_TOKENS, CPU_NUMBERS // config.stream_width)
+    on_cpu = max(CPU_PASS_TOKENS, CPU_PASS_VALUES // config.stream_width)
     tokens = max(config.seq_len, MAX_TOKENS if place.device == "cuda" else on_cpu)
     logits = 8 * min(tokens * config.vocab_size, 2**26)
     moments = 24 * config.n_layers * config.stream_width**2 if "usefulness" in config.measures else 0

@@ -47,7 +47,7 @@ def known_distributions(definition: SweepDefinition) -> dict[str, BaseDistributi
             distributions[name] = _interval(axis)
         else:
             values[name] = axis
-    for cell in definition.listed:
+    for cell in definition.variants_and_cells:
         for name, value in cell.items():
             values[name] = [*values.get(name, []), value]
     for name, grid in definition.tune.items():

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsedepth.config.runtime import CPU_NUMBERS, CPU_TOKENS
+from sparsedepth.config.runtime import CPU_PASS_TOKENS, CPU_PASS_VALUES
 from sparsedepth.probe.probed_model import ProbedModel
 
 GPU_CHUNKS = 16
@@ -113,7 +113,7 @@ def rows_per_pass(probed: ProbedModel, length: int, max_tokens: int) -> int:
 
 
 def _per_pass(probed: ProbedModel, max_tokens: int) -> int:
-    most = max(CPU_TOKENS, CPU_NUMBERS // probed.stream_width)
+    most = max(CPU_PASS_TOKENS, CPU_PASS_VALUES // probed.stream_width)
     return min(max_tokens, most) if probed.device.type == "cpu" else max_tokens
 
 

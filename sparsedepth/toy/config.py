@@ -143,7 +143,7 @@ class ToyDefinition(Section):
     ] = [{}]
     scales: Annotated[dict[str, ToyScale], Field(description="the same question at other sizes")] = {}
 
-    fields_of_parts: ClassVar[Collection[str]] = ToyConfig.model_fields
+    base_fields: ClassVar[Collection[str]] = ToyConfig.model_fields
     """Fields of base and variants, not of the definition."""
 
     @check

@@ -79,7 +79,7 @@ def sync(results: Path, name: str, tracker: Tracker) -> Iterator[str]:
             yield run.run_id
 
 
-def is_running(results: Path) -> bool:
+def has_unfinished_runs(results: Path) -> bool:
     """Whether the folder's sweep has unfinished runs."""
     states = scan(results, read_definition(results))
     return any(state.state in ("running", "interrupted", "planned") for state in states)

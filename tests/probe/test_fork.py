@@ -124,8 +124,8 @@ def test_a_cpu_is_given_no_more_than_it_caches(monkeypatch, tokens, numbers):
     forks = [skip(1), skip(2), swap(1, 3)]
     whole = finals(probed, recorded, forks)
     calls.clear()
-    monkeypatch.setattr(module, "CPU_TOKENS", tokens)  # one fork of two sequences of three, of width 4
-    monkeypatch.setattr(module, "CPU_NUMBERS", numbers)
+    monkeypatch.setattr(module, "CPU_PASS_TOKENS", tokens)  # one fork of two sequences of three, of width 4
+    monkeypatch.setattr(module, "CPU_PASS_VALUES", numbers)
     small = finals(probed, recorded, forks)
     assert set(calls) == {2} and [len(part) for part in batches(probed, integers(5, 5, 3), 8192)] == [2, 2, 1]
     for one, other in zip(small, whole, strict=True):

@@ -135,14 +135,14 @@ def test_watching_sends_what_ends_and_ends_with_the_sweep(results, monkeypatch, 
 
     tracker, looks = Memory(), iter([True, False])
 
-    def is_running(folder):
+    def has_unfinished_runs(folder):
         still = next(looks)
         if not still:
             add(results, 5)
         return still
 
     monkeypatch.setattr(syncing, "open_tracker", lambda *given: tracker)
-    monkeypatch.setattr(syncing, "is_running", is_running)
+    monkeypatch.setattr(syncing, "has_unfinished_runs", has_unfinished_runs)
     command.sync(results, "mlflow", watch=True, every=0.0)
     assert len(tracker.runs) == 4 and "4 runs sent to mlflow" in capsys.readouterr().out
 
