@@ -1,6 +1,8 @@
 """The decoder against transformers, and its properties."""
 
 import math
+import re
+from pathlib import Path
 
 import architecture
 import numpy as np
@@ -13,6 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
+from sparsedepth.config.role import fields_where
 from sparsedepth.model import attention
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.feedforward import FeedForward, RouterLoss
@@ -30,22 +33,30 @@ def tokens(n_sequences: int = 2, n_tokens: int = 24) -> torch.Tensor:
 
 
 ELSEWHERE = {
-    **dict.fromkeys(("architecture", "image_size", "patch_size", "n_channels"), "tests/model/test_vit.py, by loops"),
-    **dict.fromkeys(("d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "n_kv_heads"), "in every case"),
-    **dict.fromkeys(("tie_embeddings", "rope_theta", "norm_eps"), "below, beside transformers"),
-    **dict.fromkeys(("attention_dropout", "residual_dropout", "ffn_dropout"), "tests/model/test_dropout.py"),
-    **dict.fromkeys(("balance_loss", "router_z_loss"), "of the loss: tests/model/test_moe_kernels.py"),
+    **dict.fromkeys(("architecture", "image_size", "patch_size", "n_channels"), "tests/model/test_vit.py"),
+    **dict.fromkeys(("d_model", "n_heads", "d_ff", "vocab_size", "seq_len", "n_kv_heads"), "tests/reference.py"),
+    **dict.fromkeys(("tie_embeddings", "rope_theta", "norm_eps"), "tests/model/test_decoder.py"),
+    **dict.fromkeys(("balance_loss", "router_z_loss"), "tests/train/test_loop.py"),
     "init_std": "tests/model/test_init.py",
-    "norm_groups": "a number that the loops read",
-    "allow": "lets what is refused pass",
+    "norm_groups": "tests/architecture.py",
+    "allow": "tests/config/test_run.py",
 }
-"""Fields that the zoo leaves as they are, and where each is tried."""
+"""Fields that the zoo leaves as they are -> the file that tries each. Dropout: tests/model/test_dropout.py, which takes
+its fields from their role."""
 
 
 def test_the_zoo_has_every_field_and_every_choice():
-    """A new field fails here until it is in fp64 loops, in the price (tests/config/test_cost.py) and in export, or is
-    listed above; see also tests/exchange/test_architecture.py."""
-    assert not untried(ZOO.values(), ELSEWHERE)
+    """See also tests/config/test_cost.py and tests/exchange/test_architecture.py."""
+    dropouts = fields_where(ModelConfig, lambda role: role.is_dropout)
+    missing = untried(ZOO.values(), {*ELSEWHERE, *dropouts})
+    assert not missing, f"{missing}: add to ZOO of tests/reference.py, or name the file that tries it in ELSEWHERE"
+
+
+@pytest.mark.parametrize("field", ELSEWHERE)
+def test_a_field_outside_the_zoo_is_tried_elsewhere(field):
+    path = Path(__file__).parents[2] / ELSEWHERE[field]
+    named_here = 1 if path == Path(__file__) else 0
+    assert len(re.findall(rf"\b{field}\b", path.read_text())) > named_here, f"{ELSEWHERE[field]} does not try {field}"
 
 
 OLMOE = {"n_experts": 4, "top_k": 2, "qk_norm": True, "qk_norm_over": "all"}

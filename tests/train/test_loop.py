@@ -261,6 +261,18 @@ def test_the_loss_is_over_the_positions_that_count_however_the_batch_is_cut():
     assert curves[1] == pytest.approx(curves[None], rel=1e-4) and curves[3] == pytest.approx(curves[None], rel=1e-4)
 
 
+def test_the_loss_weighs_the_router_losses():
+    """A zero router spreads evenly over 4 experts: balance 1, z log(4)^2; the weights are 0.5 and 0.25."""
+    cfg = config(n_experts=4, top_k=1, balance_loss=0.5, router_z_loss=0.25, renormalise_gates=False)
+    model, (batch,) = Decoder(cfg), Batch.of(counting(0)).parts(4)
+    for name, weight in model.named_parameters():
+        if "router" in name:
+            torch.nn.init.zeros_(weight)
+    loss, entropy, balance = losses(model, batch[0], batch[1], cfg)
+    assert balance.item() == pytest.approx(1)
+    assert (loss - entropy).item() == pytest.approx(0.5 + 0.25 * math.log(4) ** 2, rel=1e-5)
+
+
 def test_micro_batches_average_their_own_balance_losses():
     """A product of two means over a batch is no mean of products: the rest of the loss is the same."""
     cfg = config(n_experts=4, top_k=2, balance_loss=0.0, log_every=1)
