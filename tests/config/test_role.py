@@ -71,7 +71,9 @@ def amounts(config: RunConfig) -> tuple:
 
 
 def test_every_field_of_every_section_has_one_role():
-    assert set(ROLES) == set(RunConfig.model_fields) == set(OTHER)
+    assert set(ROLES) == set(RunConfig.model_fields)
+    differing = set(ROLES) ^ set(OTHER)
+    assert not differing, f"{differing}: OTHER above must have another value of each field of RunConfig, and no more"
     assert set(roles(MeasureOnlyConfig)) == {*MeasureConfig.model_fields, "seq_len"}
     assert all(ROLES[name].kind in ("data", "knob") for name in DataConfig.model_fields)
 
