@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from sparsedepth.config.combinations import check_combinations
 from sparsedepth.config.mistakes import check
-from sparsedepth.config.role import DROPOUT, KNOB, RECORD, SHAPE, UNSTACKED_SHAPE, Role, fields_where, roles
+from sparsedepth.config.role import CHANGES_STEP, DROPOUT, KNOB, RECORD, UNSTACKED_STEP, Role, fields_where, roles
 from sparsedepth.config.section import Count, NonNegative, Positive, Section
 from sparsedepth.config.vit import IMAGE_SIZE, OF_VIT, check_vit, with_vit_sizes
 
@@ -30,7 +30,7 @@ class ModelConfig(Section):
             "attention and learned positions (2010.11929), by default with norm_kind layer, activation gelu, "
             "d_ff 4 d_model"
         ),
-        SHAPE,
+        CHANGES_STEP,
     ] = "decoder"
     image_size: Annotated[Count | None, IMAGE_SIZE] = None
     """height and width to which images are resized, in pixels; default 224"""
@@ -51,7 +51,7 @@ class ModelConfig(Section):
     """passes through n_layers / loops blocks with weights of their own; n_layers counts the blocks of every pass"""
     d_model: Annotated[Count, Role(kind="capacity", cost_scope="step", label_priority=9, is_matched=True)] = 64
     """width of the residual stream"""
-    n_heads: Annotated[Count, SHAPE] = 4
+    n_heads: Annotated[Count, CHANGES_STEP] = 4
     """query heads"""
     n_kv_heads: Annotated[
         Count | None,
@@ -133,7 +133,7 @@ class ModelConfig(Section):
     ] = "pre"
     mix_frac: Annotated[float, Field(gt=0, lt=1), Role(only_with=("norm", "mix"))] = 0.25
     """share of the blocks, from the first, that are post; with norm mix"""
-    norm_kind: Annotated[Literal["rms", "group", "layer"], SHAPE] = "rms"
+    norm_kind: Annotated[Literal["rms", "group", "layer"], CHANGES_STEP] = "rms"
     """rms: RMSNorm; group: mean 0 and variance 1 in each group of channels of a token; layer: LayerNorm with bias"""
     norm_groups: Annotated[Count, Role(cost_scope="step", only_with=("norm_kind", "group"))] = 4
     """groups of channels; with norm_kind group"""
@@ -176,9 +176,9 @@ class ModelConfig(Section):
     """block l reads a_l x + b_l x_0 in place of its input x: learned numbers that start at 1 and 0"""
     gpas: Annotated[bool, Role(cost_scope="step", directly_sets="residual_variance_last")] = False
     """each sum shrinks to x - silu(p) x; p: one learned number per block, initially 0; gradients ignore the factor"""
-    n_streams: Annotated[Count, UNSTACKED_SHAPE] = 1
+    n_streams: Annotated[Count, UNSTACKED_STEP] = 1
     """streams of d_model channels that every branch reads, mixes and writes (hyper-connections); 1 = one sum"""
-    stream_mixing: Annotated[Literal["plain", "manifold"], UNSTACKED_SHAPE] = "plain"
+    stream_mixing: Annotated[Literal["plain", "manifold"], UNSTACKED_STEP] = "plain"
     """of n_streams: coefficients of any size (2409.19606), or such that mixing enlarges nothing (mHC, 2512.24880)"""
     attention_residuals: Annotated[
         int,
@@ -187,9 +187,9 @@ class ModelConfig(Section):
             description="sources, besides the embedding, over which branches attend in place of the residual sum; each "
             "is the sum of 2 n_layers / attention_residuals branches, one each if set to 2 n_layers; 0 = none",
         ),
-        UNSTACKED_SHAPE,
+        UNSTACKED_STEP,
     ] = 0
-    value_residual: Annotated[bool, SHAPE] = False
+    value_residual: Annotated[bool, CHANGES_STEP] = False
     """attention of blocks 2..L sums c_l v_l + d_l v_1, its own values and block 1's: learned numbers, from 1/2"""
     init: Annotated[
         Literal["normal", "scaled", "depth_scaled", "zero_outputs"],
@@ -229,18 +229,18 @@ class ModelConfig(Section):
     attention_dropout: Dropout = 0.0
     """dropout of attention weights; off in evaluation"""
     residual_dropout: Dropout = 0.0
-    """dropout of the entries that a branch adds to the stream"""
+    """dropout of single entries of what a branch adds to the stream, not of whole branches"""
     ffn_dropout: Dropout = 0.0
     """dropout of the hidden units of the dense feed-forward part"""
-    tie_embeddings: Annotated[bool, SHAPE] = False
+    tie_embeddings: Annotated[bool, CHANGES_STEP] = False
     """the head is the embedding's transpose"""
-    logit_soft_cap: Annotated[NonNegative, SHAPE] = 0.0
+    logit_soft_cap: Annotated[NonNegative, CHANGES_STEP] = 0.0
     """cap of the logits z, which become cap * tanh(z / cap); 0 = no cap"""
     rope_theta: Annotated[Positive, KNOB] = 10000.0
     """base of the rotary frequencies"""
-    sliding_window: Annotated[Count | None, SHAPE] = None
+    sliding_window: Annotated[Count | None, CHANGES_STEP] = None
     """tokens that a token attends to, itself included; null = all before it"""
-    mask_documents: Annotated[bool, SHAPE] = False
+    mask_documents: Annotated[bool, CHANGES_STEP] = False
     """no attention across the documents of a packed sequence"""
     eod: Annotated[
         int | None,
@@ -251,7 +251,7 @@ class ModelConfig(Section):
         ),
         Role(kind="record", only_with=("mask_documents", True)),
     ] = None
-    qk_norm: Annotated[bool, SHAPE] = False
+    qk_norm: Annotated[bool, CHANGES_STEP] = False
     """RMSNorm on queries and keys, before the rotation"""
     qk_norm_over: Annotated[Literal["head", "all"], Role(cost_scope="step", only_with=("qk_norm", True))] = "head"
     """whether qk_norm norms each head (Qwen3) or all heads together (OLMoE)"""

@@ -49,8 +49,8 @@ class Role:
 
 
 KNOB = Role()
-SHAPE = Role(cost_scope="step")
-UNSTACKED_SHAPE = Role(cost_scope="step", stacked="no")
+CHANGES_STEP = Role(cost_scope="step")
+UNSTACKED_STEP = Role(cost_scope="step", stacked="no")
 DROPOUT = Role(cost_scope="step", sparser_direction="more", stacked="no", is_dropout=True)
 DATA = Role(kind="data")
 AMOUNT = Role(kind="measure", cost_scope="amount")

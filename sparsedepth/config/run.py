@@ -14,7 +14,7 @@ from sparsedepth.config import presets
 from sparsedepth.config.images import check_images, with_sizes_of_digits
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import ModelConfig
-from sparsedepth.config.role import AMOUNT, DATA, KNOB, RECORD, SHAPE, THRESHOLD, Role, fields_where
+from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
 from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
@@ -69,7 +69,7 @@ class TrainConfig(Section):
 
     train_tokens: Annotated[Count, Role(kind="capacity", cost_scope="amount")] = 2_097_152
     """tokens to train on"""
-    batch_tokens: Annotated[Count, SHAPE] = 8192
+    batch_tokens: Annotated[Count, CHANGES_STEP] = 8192
     """tokens per optimiser step"""
     lr: Annotated[Positive, Role(label_priority=8)] = 1e-3
     """peak learning rate"""
@@ -102,7 +102,7 @@ class TrainConfig(Section):
     """AdamW beta 2"""
     adam_eps: Annotated[Positive, KNOB] = 1e-8
     """AdamW epsilon"""
-    grad_clip: Annotated[NonNegative, SHAPE] = 1.0
+    grad_clip: Annotated[NonNegative, CHANGES_STEP] = 1.0
     """largest global gradient norm; 0 = no clipping"""
     start_weights: Annotated[
         str | None,

@@ -151,11 +151,11 @@ class Block(nn.Module):
     ) -> Tensor:
         """a_BTD, what attention adds to the stream."""
         branch_BTD = self.attention(self.attention_input(x_BTD), rotary, document_BT, start)
-        return self._scale_branch("attention", branch_BTD)
+        return self._finish_branch("attention", branch_BTD)
 
     def ffn_update(self, u_BTD: Tensor, router_loss: RouterLoss | None = None) -> Tensor:
         """f_BTD, what the feed-forward part adds to the stream after attention."""
-        return self._scale_branch("ffn", self.ffn(self.ffn_input(u_BTD), router_loss))
+        return self._finish_branch("ffn", self.ffn(self.ffn_input(u_BTD), router_loss))
 
     def add_update(self, part: Part, x_BTD: Tensor, update_BTD: Tensor) -> Tensor:
         """The stream after adding a branch's update."""
@@ -221,7 +221,7 @@ class Block(nn.Module):
         x_BTD = norm(times(x_BTD, self.depth_factor) if self.depth_scale == "before_norm" else x_BTD)
         return times(x_BTD, self.depth_factor) if self.depth_scale == "lns" else x_BTD
 
-    def _scale_branch(self, part: Part, branch_BTD: Tensor) -> Tensor:
+    def _finish_branch(self, part: Part, branch_BTD: Tensor) -> Tensor:
         """A branch output as it is added: with dropout, norm, gate, depth scale and depth multiplier."""
         if self.dropout:
             branch_BTD = F.dropout(branch_BTD, self.dropout, self.training)
