@@ -1,7 +1,7 @@
 """Figures of a store, by name: compute the numbers, build the page, write picture and numbers atomically."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +30,10 @@ class FigureKind:
     load: Callable[..., Drawing]
     """Takes a store, and if `of_one_run` a run's id or None."""
     meaning: str
+    _: KW_ONLY
+    of_grid: bool
+    """Compares configurations of a grid, so not drawn of a search, whose proposals depend on earlier results."""
     of_one_run: bool = False
-    of_grid: bool = False
-    """Compares configurations of a grid; the proposals of a search depend on earlier results."""
 
     def drawing(self, store: Store, run: str | None = None) -> Drawing:
         """The figure's numbers. Raises NothingToDraw, and ValueError for an unknown run."""
@@ -152,27 +153,31 @@ _MATRICES = "causal and permutation effects by pair of layers, of the baseline a
 _ANGLES = "angles between the layers of one run (--run), and the mean angle against depth"
 
 FIGURES: dict[str, FigureKind] = {
-    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page"),
-    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN),
-    "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER),
+    "overview": FigureKind(partial(load_overview, "overview"), "chain and by_layer on one page", of_grid=False),
+    "chain": FigureKind(partial(load_overview, "chain"), _CHAIN, of_grid=False),
+    "by_layer": FigureKind(partial(load_overview, "by_layer"), _BY_LAYER, of_grid=False),
     "depth": FigureKind(depth.depth, _DEPTH, of_grid=True),
     "curves": FigureKind(curves, "training loss during training, one line per setting of each knob", of_grid=True),
     "variance": FigureKind(partial(layer_lines, (VARIANCE,), over_training=True), _VARIANCE, of_grid=True),
     "scores": FigureKind(partial(layer_lines, SCORES), _SCORES, of_grid=True),
     "gradients": FigureKind(partial(layer_lines, GRADIENTS), _GRADIENTS, of_grid=True),
     "effects": FigureKind(forest.effects, _EFFECTS, of_grid=True),
-    "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration"),
+    "pareto": FigureKind(pareto.pareto, "validation loss, usefulness and cost of every configuration", of_grid=False),
     "matrices": FigureKind(matrices.matrices, _MATRICES, of_grid=True),
     "ladder": FigureKind(
-        forest.recipe_ladder, "the stacked recipe: each change added, all together, each change left out"
+        forest.recipe_ladder, "the stacked recipe: each change added, all together, each change left out", of_grid=False
     ),
     "learning_rate": FigureKind(
         learning_rate.learning_rate, "loss against learning rate, one line per configuration", of_grid=True
     ),
-    "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far"),
-    "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values"),
-    "slices": FigureKind(search.slices, "a search: the objective against each axis, with its partial dependence"),
-    "layer_profile": FigureKind(one_run, "every quantity by layer and by pair of layers of one run (--run)", True),
-    "trajectories": FigureKind(trajectories, _ANGLES, True),
-    "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent"),
+    "history": FigureKind(search.history, "a search: every proposal's objective, and the best so far", of_grid=False),
+    "parallel": FigureKind(search.parallel, "a search: one line per proposal through its values", of_grid=False),
+    "slices": FigureKind(
+        search.slices, "a search: the objective against each axis, with its partial dependence", of_grid=False
+    ),
+    "layer_profile": FigureKind(
+        one_run, "every quantity by layer and by pair of layers of one run (--run)", of_grid=False, of_one_run=True
+    ),
+    "trajectories": FigureKind(trajectories, _ANGLES, of_grid=False, of_one_run=True),
+    "toy": FigureKind(toys, "the teacher-student networks: loss against depth, and its exponent", of_grid=False),
 }
