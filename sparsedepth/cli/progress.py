@@ -15,7 +15,9 @@ from rich.table import Table
 from sparsedepth.cli.run_progress import QUIET_SECONDS, duration
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
+from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
+from sparsedepth.quantities import IN_RUNS, of_stage
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.sweep.status import BestSoFar, RunState, State, is_silent, varied_fields
 
@@ -161,4 +163,11 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
     folder = quote(str(out))
     advice = f"best {folder} --top 3 --again again.yaml" if definition.adaptive else f"recipe {folder}"
     print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
-    print(f'  sparsedepth query {folder} "select run_id, n_layers, {definition.objective}, usefulness from runs"')
+    columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives, *_first_score(definition)))
+    print(f'  sparsedepth query {folder} "select {", ".join(columns)} from runs"')
+
+
+def _first_score(definition: SweepDefinition) -> list[str]:
+    """The first score of effectiveness that the sweep measures."""
+    measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
+    return [name for name in of_stage("effectiveness") if name in IN_RUNS and IN_RUNS[name].measure in measures][:1]

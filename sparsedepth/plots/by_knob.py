@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter
 
 from sparsedepth.effects.knobs import changed, find_knobs, labels
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, sources, trained_runs
+from sparsedepth.plots.runs import at_last_step, mean_and_range, read_metrics, sources, to_measure, trained_runs
 from sparsedepth.plots.style import (
     CHANGES_VARIANCE,
     GREY,
@@ -82,7 +82,7 @@ def layer_lines(metrics: Sequence[str], store: Store, over_training: bool = Fals
     """These metrics by layer, the residual variance over training too. Raises NothingToDraw."""
     by_setting = lines(trained_runs(store), read_metrics(store, "layers", metrics), over_training)
     if by_setting.rows.empty:
-        raise NothingToDraw(f"no finished run has {' or '.join(metrics)} by layer; measure it")
+        raise NothingToDraw(f"no finished run has {' or '.join(metrics)} by layer; {to_measure(metrics)}")
     return Drawing(data=by_setting.rows, page=partial(page_of_lines, by_setting))
 
 

@@ -18,7 +18,7 @@ from sparsedepth.plots.by_knob import one_knob_runs
 from sparsedepth.plots.layer_profile import HEAT_MAPS, as_matrix, pairs_that_exist
 from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_of
 from sparsedepth.plots.page import Drawing, NothingToDraw
-from sparsedepth.plots.runs import at_last_step, read_metrics, trained_runs
+from sparsedepth.plots.runs import at_last_step, read_metrics, to_measure, trained_runs
 from sparsedepth.plots.style import caption, escaped, shortened
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import sound_layer_metrics
@@ -53,7 +53,9 @@ def matrices(store: Store) -> Drawing:
     """Raises NothingToDraw if no finished run has causal or permutation effects by pair."""
     means = mean_matrices(trained_runs(store), read_metrics(store, "pairs", METRICS))
     if means.values.empty:
-        raise NothingToDraw(f"no finished run of the deepest depth has {' or '.join(METRICS)} by pair; measure it")
+        raise NothingToDraw(
+            f"no finished run of the deepest depth has {' or '.join(METRICS)} by pair; {to_measure(METRICS)}"
+        )
     return Drawing(data=means.values, page=partial(page_of_matrices, means))
 
 

@@ -11,6 +11,7 @@ from sparsedepth.config.run import CELL_FIELDS
 from sparsedepth.effects.knobs import changed, find_knobs
 from sparsedepth.plots.page import NothingToDraw
 from sparsedepth.plots.style import PROPOSAL, SEVERAL
+from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.setting import read_settings
@@ -95,6 +96,12 @@ def read_metrics(store: Store, view: str, metrics: Iterable[str]) -> pd.DataFram
     """The rows of `layers` or `pairs` that hold these metrics."""
     listed = ", ".join(f"'{metric}'" for metric in metrics)
     return store.frame(f"select * from {view} where metric in ({listed})")
+
+
+def to_measure(metrics: Iterable[str]) -> str:
+    """What gives these metrics by layer or pair: 'add to measures: causal or permutation'."""
+    measures = {(BY_LAYER.get(name) or BY_PAIR[name]).measure: None for name in metrics}
+    return f"add to measures: {' or '.join(filter(None, measures))}"
 
 
 def at_last_step(rows: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from frames import grid
 
-from sparsedepth.plots.by_knob import ALL_RUNS, lines, one_knob_runs, page_of_lines, shown_knobs
+from sparsedepth.plots.by_knob import ALL_RUNS, GRADIENTS, lines, one_knob_runs, page_of_lines, shown_knobs
+from sparsedepth.plots.runs import to_measure
 
 AXES = {"n_layers": [2, 4, 8], "weight_decay": [0.0, 0.3], "n_kv_heads": [4, 1], "seed": [0, 1]}
 
@@ -132,3 +133,9 @@ def test_scores_relative_to_a_tiny_loss_are_replaced_or_marked(runs):
     solved = lines(runs.assign(val_loss=0.001), layers)
     assert solved.panels == ("affine_loss_added", "skip_loss_increase")
     assert "No evidence (it is relative to a loss below 0.1 nat/token): skip_loss_increase." in solved.degenerate
+
+
+def test_missing_numbers_name_the_measures_that_give_them():
+    """`gradient_norm` is recorded in training."""
+    assert to_measure(GRADIENTS) == "add to measures: gradients"
+    assert to_measure(("causal_effect", "permutation_effect")) == "add to measures: causal or permutation"
