@@ -25,7 +25,7 @@ from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy_caption
 from sparsedepth.store.setting import read_settings
-from sparsedepth.store.small_sample import mean_interval, seed_means
+from sparsedepth.store.small_sample import finished_values, mean_interval
 
 NEEDED = ("needed_layers", "usefulness_loss_increase")
 """The first that the runs have is drawn."""
@@ -66,9 +66,7 @@ def by_depth(runs: pd.DataFrame, settings: Mapping[str, str]) -> ByDepth:
     rows = []
     for (setting, n_layers), same in complete.groupby(["setting", "n_layers"]):
         for name in (name for name in (loss_of(runs), needed, VARIANCE) if name is not None and name in complete):
-            values = pd.to_numeric(same[name], errors="coerce").dropna()
-            values = seed_means(zip(same.loc[values.index, "seed"].astype(float), values, strict=True))
-            if values:
+            if values := finished_values(same, name):
                 lr = pd.to_numeric(same["lr"]).median()  # one value, unless imported runs vary in it
                 rows.append((setting, int(n_layers), name, *_mean_interval(values, name), len(values), lr))
     points = pd.DataFrame(rows, columns=["setting", "n_layers", "quantity", "mean", "lo", "hi", "n_seeds", "lr"])

@@ -4,7 +4,6 @@ All three on the baseline's data. The best measured is the configuration with th
 run, at any cost. Selecting the best of several makes its mean optimistic, so it is not a recommendation.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -17,7 +16,7 @@ from sparsedepth.effects.knobs import plain, tuned_fields
 from sparsedepth.recipe.card import MeasuredConfiguration, MeasuredPart, Recipe
 from sparsedepth.recipe.choose import DATA
 from sparsedepth.store.setting import Configuration, settings_of
-from sparsedepth.store.small_sample import mean_interval, seed_means
+from sparsedepth.store.small_sample import finished_values, mean_interval
 from sparsedepth.store.tuning_roles import result_rows
 
 
@@ -43,7 +42,7 @@ def comparison_rows(runs: pd.DataFrame, recipe: Recipe) -> tuple[MeasuredConfigu
     )
     settings = replace(settings_of([*cells, recommended, baseline]), baseline=baseline)
     by_label = {settings.label(cell.knobs): cell for cell in cells}
-    values = {cell.cell_id: _values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
+    values = {cell.cell_id: finished_values(by_cell[cell.cell_id], recipe.objective) for cell in cells}
     finished = [cell for cell in cells if values[cell.cell_id] and not _diverged(by_cell[cell.cell_id])]
     sign = quantities.sign(recipe.objective)
     best = max(finished, key=lambda cell: sign * sum(values[cell.cell_id]) / len(values[cell.cell_id]), default=None)
@@ -96,7 +95,7 @@ def _cell_of(name: str, rows: pd.DataFrame) -> Configuration:
         cell_id=name,
         tuned=frozenset(tuned_fields(rows)),
         knobs={field: plain(first[field]) for field in CELL_FIELDS},
-        flops=mean_interval(_values(rows, "train_flops"))[0],
+        flops=mean_interval(finished_values(rows, "train_flops"))[0],
     )
 
 
@@ -111,7 +110,7 @@ def _accuracy(rows: pd.DataFrame) -> float | None:
     """Mean val_accuracy over runs, for tasks and images; None for text."""
     if not len(rows) or any(is_text(str(corpus)) for corpus in rows["corpus"]):
         return None
-    return mean_interval(_values(rows, "val_accuracy"))[0]
+    return mean_interval(finished_values(rows, "val_accuracy"))[0]
 
 
 def _training_seconds(rows: pd.DataFrame) -> float | None:
@@ -119,26 +118,18 @@ def _training_seconds(rows: pd.DataFrame) -> float | None:
     is_complete = len(rows) and "training_seconds" in rows.columns and (rows["outcome"] == "ok").all()
     if not is_complete or rows["training_seconds"].isna().any():
         return None
-    return mean_interval(_values(rows, "training_seconds"))[0]
+    return mean_interval(finished_values(rows, "training_seconds"))[0]
 
 
 def _params(rows: pd.DataFrame, config: RunConfig) -> int:
     """The runs' parameters, or the configuration's if it was not run."""
-    values = _values(rows, "params_total")
+    values = finished_values(rows, "params_total")
     return int(values[0]) if values else cost(config).params_total
 
 
 def _knobs_of(config: RunConfig) -> dict[str, object]:
     values = config.model_dump(mode="json")
     return {field: plain(values[field]) for field in CELL_FIELDS}
-
-
-def _values(rows: pd.DataFrame, quantity: str) -> Sequence[float]:
-    """The quantity of finished runs, one value per seed."""
-    if quantity not in rows.columns:
-        return []
-    values = pd.to_numeric(rows.loc[rows["outcome"] == "ok", quantity], errors="coerce").dropna()
-    return seed_means(zip(rows.loc[values.index, "seed"].astype(float), values, strict=True))
 
 
 def _diverged(rows: pd.DataFrame) -> bool:
