@@ -16,7 +16,7 @@ from sparsedepth.config.mistakes import check
 from sparsedepth.config.model import ModelConfig
 from sparsedepth.config.role import AMOUNT, CHANGES_STEP, DATA, KNOB, RECORD, THRESHOLD, Role, fields_where
 from sparsedepth.config.section import Count, Fraction, NonNegative, Positive, Section
-from sparsedepth.config.task import TEXT_ONLY, TaskConfig, check_task, is_sft, task_name
+from sparsedepth.config.task import TASK, TASKS, TEXT_ONLY, TaskConfig, check_task, is_sft, task_name
 from sparsedepth.files import digest
 from sparsedepth.quantities.measured import MEASURES
 
@@ -41,8 +41,8 @@ class DataConfig(Section):
             min_length=1,
             description="'stdlib' (the Python standard library's source), a local .txt/.jsonl/.parquet file or folder, "
             "'hub:NAME[:CONFIG]' (streamed), 'sft:FILE.jsonl' (prompts and answers, loss on the answers), a task of "
-            "known depth: 'task:state_tracking', 'task:k_hop', 'task:successor', 'task:arithmetic', or images with "
-            "architecture vit: 'images:FOLDER' (a subfolder for each class), 'images:hub:NAME', 'images:digits'",
+            f"known depth: {', '.join(repr(TASK + name) for name in TASKS)}, or images with architecture "
+            "vit: 'images:FOLDER' (a subfolder for each class), 'images:hub:NAME', 'images:digits'",
         ),
         DATA,
     ] = "stdlib"

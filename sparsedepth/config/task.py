@@ -1,14 +1,11 @@
-"""TaskConfig: synthetic tasks of known depth (`corpus: task:NAME`).
-
-    task:state_tracking   follow a thing, or a product, through the operations of a group       (2404.08819)
-    task:k_hop            follow 'what came after this letter, last time' k times               (2402.09268)
-    task:successor        the k-th successor in a cycle that is given as shuffled pairs         (2512.17351, Depo)
-    task:arithmetic       the value of a prefix expression of + - x modulo a number             (2512.17351, Mano)
+"""Synthetic tasks of known depth (`corpus: task:NAME`): their fields (TaskConfig), and a record of each (TASKS).
 
 Each field belongs to one or two tasks and is null elsewhere; missing fields get the task's defaults, so that a stored
 run has all of them. The default of `vocab_size` is what the task needs. The sequences: `sparsedepth.data.tasks`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -29,17 +26,6 @@ POINTS: dict[str, int] = {"S3": 3, "A5": 5, "S5": 5, "Z60": 60, "A4xZ5": 20}
 """Points that the group permutes: 1..n for S_n and A_n, residues mod 60, pairs (point of A4, residue mod 5)."""
 ORDERS: dict[str, int] = {"S3": 6, "A5": 60, "S5": 120, "Z60": 60, "A4xZ5": 60}
 """Elements. A5 and S5 are not solvable, the others are: the control of equal order."""
-
-TASK_DEFAULTS: dict[str, dict[str, Any]] = {
-    "state_tracking": {"task_group": "S5", "tracked": "point", "task_form": "labels"},
-    "k_hop": {"letters": 4, "min_hops": 0, "max_hops": 4},
-    "successor": {"cycle_len": 8, "min_hops": 1, "max_hops": 4},
-    "arithmetic": {"modulus": 23, "expression_len": 10},
-}
-"""The defaults of each task's fields."""
-
-OPTIONAL: dict[str, tuple[str, ...]] = {"state_tracking": ("n_operations", "operation_seed", "max_gap")}
-"""Further fields of a task, for which null is a valid value."""
 
 TEXT_ONLY = ("text_field", "tokenizer", "val_fraction", "max_corpus_tokens", "chunk_len", "mask_documents", "eod")
 """Fields about reading text, which must be at their defaults with a task."""
@@ -91,18 +77,36 @@ class TaskConfig(Section):
     @classmethod
     def _fill_task(cls, values: Any) -> Any:
         """Fill in the task's missing fields, and the vocabulary that it needs."""
-        if not isinstance(values, dict) or (name := task_name(values.get("corpus"))) not in TASK_DEFAULTS:
+        name = task_name(values.get("corpus")) if isinstance(values, dict) else None
+        if name not in TASKS:
             return values
         filled = dict(values)
-        for field, default in TASK_DEFAULTS[name].items():
-            filled[field] = default if filled.get(field) is None else filled[field]
-        if filled.get("n_operations") is not None and filled.get("operation_seed") is None:
-            filled["operation_seed"] = 0
-        if filled.get("task_form") == "text" and filled.get("max_gap") is None:
-            filled["max_gap"] = 8
+        for field, default in TASKS[name].fields.items():
+            default = default(filled) if callable(default) else default
+            if filled.get(field) is None and default is not None:
+                filled[field] = default
         if filled.get("vocab_size") is None:
-            filled["vocab_size"] = _vocabulary(name, filled)
+            filled["vocab_size"] = _vocabulary(TASKS[name], filled)
         return filled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a task is. `draw` in the module of its name in `sparsedepth.data.tasks` makes its sequences."""
+
+    difficulty: str
+    """what `data.sequences.Sequences.difficulty` counts"""
+    fields: dict[str, Any]
+    """field -> its default, which changes the hash of the task's runs, or a function of the fields above it that gives
+    it; None where null is a value"""
+    n_tokens: Callable[[Any], int]
+    """the smallest `vocab_size`: the tokens of a TaskConfig, target classes included"""
+    shortest: Callable[[Any], tuple[int, str]]
+    """the length of the shortest sequence with a target, and what it holds"""
+    made_of: str | None = None
+    """what two-token parts its sequences are made of, where their length must be even"""
+    check: Callable[[TaskConfig], None] = lambda task: None
+    """raises ValueError for values that exclude each other"""
 
 
 def task_name(corpus: Any) -> str | None:
@@ -121,68 +125,43 @@ def n_states(task: TaskConfig) -> int:
     return (POINTS if task.tracked == "point" else ORDERS)[task.task_group]
 
 
-def n_operations(task: TaskConfig) -> int:
-    """Of state tracking."""
-    assert task.task_group is not None
-    return task.n_operations or ORDERS[task.task_group]
-
-
-def _vocabulary(name: str, values: dict[str, Any]) -> int:
+def _vocabulary(task: Task, values: dict[str, Any]) -> int:
     """What the task needs; 1 if its fields are invalid, which the checks report."""
     try:
-        return task_vocabulary(name, TaskConfig.model_construct(**values))
+        return task.n_tokens(TaskConfig.model_construct(**values))
     except (AssertionError, KeyError, TypeError):
         return 1
 
 
-def task_vocabulary(name: str, task: TaskConfig) -> int:
-    """The smallest `vocab_size`: the tokens of the task, target classes included."""
-    if name == "state_tracking":
-        return n_states(task) + n_operations(task) + (task.task_form == "text")
-    if name == "k_hop":
-        assert task.letters is not None and task.max_hops is not None
-        return task.letters + 1 + task.max_hops + 1  # letters, 'none', k
-    if name == "successor":
-        assert task.cycle_len is not None and task.max_hops is not None
-        return task.cycle_len + task.max_hops + 1  # nodes, k
-    assert name == "arithmetic" and task.modulus is not None
-    return task.modulus + 4  # numbers, + - x, =
-
-
-def check_task(corpus: str, task: TaskConfig, vocab_size: int, lengths: dict[str, int]) -> None:
+def check_task(corpus: str, config: TaskConfig, vocab_size: int, lengths: dict[str, int]) -> None:
     """Raises ValueError for an unknown task, fields of another task, and inconsistent sizes. `lengths`: seq_len and
     eval_seq_len, by name."""
     name = task_name(corpus)
-    if name is not None and name not in TASK_DEFAULTS:
-        raise ValueError(
-            f"corpus={corpus!r} is no task; choose one of {', '.join(TASK + other for other in TASK_DEFAULTS)}"
-        )
-    fields = () if name is None else (*TASK_DEFAULTS[name], *OPTIONAL.get(name, ()))
+    if name is not None and name not in TASKS:
+        raise ValueError(f"corpus={corpus!r} is no task; choose one of {', '.join(TASK + other for other in TASKS)}")
     for field in TaskConfig.model_fields:
-        if field not in fields and getattr(task, field) is not None:
-            owners = [TASK + other for other, own in TASK_DEFAULTS.items() if field in (*own, *OPTIONAL.get(other, ()))]
+        value = getattr(config, field)
+        if value is not None and (name is None or field not in TASKS[name].fields):
+            owners = [TASK + other for other, task in TASKS.items() if field in task.fields]
             raise ValueError(
-                f"{field}={getattr(task, field)!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}; "
+                f"{field}={value!r} is a field of {' and '.join(owners)}, and corpus={corpus!r}; "
                 f"leave {field} out, or set corpus={owners[0]!r}"
             )
     if name is None:
         return
-    if name == "state_tracking":
-        _check_operations(task)
-    if task.cycle_len is not None and task.max_hops is not None and task.max_hops >= task.cycle_len:
-        raise ValueError(
-            f"max_hops={task.max_hops} goes round a cycle of cycle_len={task.cycle_len}; "
-            f"choose at most {task.cycle_len - 1}"
-        )
-    if task.min_hops is not None and task.max_hops is not None and task.min_hops > task.max_hops:
-        raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
-    if (needed := task_vocabulary(name, task)) > vocab_size:
+    task = TASKS[name]
+    task.check(config)
+    if (needed := task.n_tokens(config)) > vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} is too small for corpus={corpus!r}, which has {needed} tokens; "
             f"set vocab_size={needed}, or leave it out"
         )
+    least, content = task.shortest(config)
     for field, length in lengths.items():
-        _check_length(name, task, field, length)
+        if task.made_of and length % 2:
+            raise ValueError(f"{field}={length} must be even: {corpus} is made of {task.made_of}")
+        if length < least:
+            raise ValueError(f"{field}={length} does not hold {content}; use at least {least}")
 
 
 def _check_operations(task: TaskConfig) -> None:
@@ -201,22 +180,51 @@ def _check_operations(task: TaskConfig) -> None:
             raise ValueError(f"{field}={getattr(task, field)} has no meaning without {owner}; leave {field} out")
 
 
-def _check_length(name: str, task: TaskConfig, field: str, length: int) -> None:
-    """Every sequence must have a target."""
-    if name == "state_tracking":
-        least, content = (2, "") if task.max_gap is None else (task.max_gap + 2, f"max_gap={task.max_gap} operations")
-    elif name == "k_hop":
-        least, content = 3, "k and two letters"
-    elif name == "successor":
-        assert task.cycle_len is not None
-        least, content = 2 * task.cycle_len + 2, f"the pairs of cycle_len={task.cycle_len} and a query"
-        if length % 2:
-            raise ValueError(
-                f"{field}={length} must be even: task:successor is made of pairs and queries of two tokens"
-            )
-    else:
-        assert task.expression_len is not None
-        least = 2 * task.expression_len + 2
-        content = f"an expression of expression_len={task.expression_len} operations"
-    if length < least:
-        raise ValueError(f"{field}={length} does not hold {content}; use at least {least}")
+def _check_hops(task: TaskConfig) -> None:
+    assert task.min_hops is not None and task.max_hops is not None
+    if task.cycle_len is not None and task.max_hops >= task.cycle_len:
+        raise ValueError(
+            f"max_hops={task.max_hops} goes round a cycle of cycle_len={task.cycle_len}; "
+            f"choose at most {task.cycle_len - 1}"
+        )
+    if task.min_hops > task.max_hops:
+        raise ValueError(f"min_hops={task.min_hops} is more than max_hops={task.max_hops}; choose min_hops <= max_hops")
+
+
+TASKS: dict[str, Task] = {
+    "state_tracking": Task(
+        difficulty="operations so far",
+        fields={
+            "task_group": "S5", "tracked": "point", "task_form": "labels", "n_operations": None,
+            "operation_seed": lambda values: None if values.get("n_operations") is None else 0,
+            "max_gap": lambda values: 8 if values["task_form"] == "text" else None,
+        },
+        n_tokens=lambda task: (
+            n_states(task) + (task.n_operations or ORDERS[task.task_group]) + (task.task_form == "text")
+        ),
+        shortest=lambda task: (2 if task.max_gap is None else task.max_gap + 2, f"max_gap={task.max_gap} operations"),
+        check=_check_operations,
+    ),
+    "k_hop": Task(
+        difficulty="k",
+        fields={"letters": 4, "min_hops": 0, "max_hops": 4},
+        n_tokens=lambda task: task.letters + 1 + task.max_hops + 1,  # letters, 'none', k
+        shortest=lambda task: (3, "k and two letters"),
+        check=_check_hops,
+    ),
+    "successor": Task(
+        difficulty="k",
+        fields={"cycle_len": 8, "min_hops": 1, "max_hops": 4},
+        n_tokens=lambda task: task.cycle_len + task.max_hops + 1,  # nodes, k
+        shortest=lambda task: (2 * task.cycle_len + 2, f"the pairs of cycle_len={task.cycle_len} and a query"),
+        made_of="pairs and queries of two tokens",
+        check=_check_hops,
+    ),
+    "arithmetic": Task(
+        difficulty="operations",
+        fields={"modulus": 23, "expression_len": 10},
+        n_tokens=lambda task: task.modulus + 4,  # numbers, + - x, =
+        shortest=lambda task: (2 * task.expression_len + 2,
+                               f"an expression of expression_len={task.expression_len} operations"),
+    ),
+}  # fmt: skip

@@ -6,7 +6,7 @@ from sparsedepth.config.cost import cost
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import DataConfig, MeasureConfig, MeasureOnlyConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
-from sparsedepth.config.task import OPTIONAL, TASK_DEFAULTS, TaskConfig
+from sparsedepth.config.task import TASKS, TaskConfig
 from sparsedepth.effects import knobs
 from sparsedepth.effects.causal_evidence import INTERVENTIONS
 from sparsedepth.plan.duration import measuring_flops, shape
@@ -59,8 +59,8 @@ def pair(field: str) -> tuple[RunConfig, RunConfig]:
         sizes = {} if field in ("architecture", "n_channels") else {"seq_len": None}
         return RunConfig(**fields), RunConfig(**fields | others | sizes)
     if field in TaskConfig.model_fields:
-        task = next(name for name in TASK_DEFAULTS if field in (*TASK_DEFAULTS[name], *OPTIONAL.get(name, ())))
-        fields |= {"corpus": f"task:{task}", "vocab_size": 264}
+        name = next(name for name, task in TASKS.items() if field in task.fields)
+        fields |= {"corpus": f"task:{name}", "vocab_size": 264}
         fields |= {"operation_seed": {"n_operations": 2}, "max_gap": {"task_form": "text"}}.get(field, {})
     return RunConfig(**fields), RunConfig(**fields | {field: OTHER[field]})
 

@@ -1,9 +1,13 @@
 """Task fields: filled in, checked, and kept apart from those of a text."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
+from sparsedepth.config.task import TASKS, TaskConfig
 
 TRACKING = {"corpus": "task:state_tracking"}
 
@@ -76,3 +80,11 @@ def test_mistakes_are_named_with_their_value_and_a_fix(fields, words):
     assert message.startswith("run.yaml: ") and "\n" not in message
     for word in words:
         assert word in message, message
+
+
+def test_every_field_has_a_task_and_every_task_its_row_in_the_docs():
+    assert {field for task in TASKS.values() for field in task.fields} == set(TaskConfig.model_fields)
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    rows = re.findall(r"^\| `task:(\w+)` \| (.*) \| .* \| (.*) \|$", page, re.MULTILINE)
+    shown = [(name, set(re.findall(r"`(\w+)`", fields)), difficulty) for name, fields, difficulty in rows]
+    assert shown == [(name, set(task.fields), task.difficulty) for name, task in TASKS.items()]

@@ -11,6 +11,7 @@ import pytest
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED, ORDERS, POINTS
+from sparsedepth.config.task import TASKS as RECORDS
 from sparsedepth.data.tasks.groups import elements, generates, next_state, operations
 from sparsedepth.data.tasks.stream import TaskSource
 
@@ -67,6 +68,23 @@ def test_random_operations_generate_the_group_and_are_chosen_by_their_seed_alone
     assert any((chosen(operation_seed=seed) != first).any() for seed in (1, 2))
     assert not generates(elements("S5")[:1], 120)
     assert not generates(elements("A5"), 120)
+
+
+# Records
+
+
+def test_every_task_has_a_case_above():
+    assert {fields["corpus"] for fields in TASKS.values()} == {f"task:{name}" for name in RECORDS}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_record_is_true_to_the_sequences(name):
+    """The vocabulary ends with the last token, and the shortest sequence has a target."""
+    chosen = config(name)
+    least, _ = RECORDS[chosen.corpus.removeprefix("task:")].shortest(chosen)
+    drawn, shortest = TaskSource(chosen).held_out(chosen.seq_len, 65_536), TaskSource(chosen).held_out(least, 8192)
+    assert max(drawn.inputs.max(), drawn.targets.max()) == chosen.vocab_size - 1
+    assert (shortest.targets != IGNORED).any(axis=1).all()
 
 
 # Answers

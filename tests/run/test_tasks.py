@@ -5,6 +5,7 @@ import pytest
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
+from sparsedepth.config.task import TASKS as RECORDS
 from sparsedepth.run.execute import execute
 from sparsedepth.run.train_and_measure import Options
 from sparsedepth.store import run_record
@@ -25,7 +26,7 @@ def config(task: str, **fields) -> RunConfig:
     return build(RunConfig, {**TINY, "corpus": f"task:{task}", **TASKS[task], **fields}, "test")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", RECORDS)
 def test_a_run_is_trained_and_measured_where_answers_count(tmp_path, task):
     made = run_record.read_run(execute(config(task), tmp_path, Options(runtime=CPU)))
     summary = made.summary

@@ -10,14 +10,14 @@ Shapes: N sequences, T tokens of one sequence.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.config.task import TaskConfig, task_name
+from sparsedepth.config.task import TASKS, TaskConfig, task_name
 from sparsedepth.data.sequences import Sequences
-from sparsedepth.data.tasks import arithmetic, k_hop, state_tracking, successor
 from sparsedepth.data.tasks.draws import Draws
 from sparsedepth.files import digest
 
@@ -33,12 +33,7 @@ BLOCK_TOKENS = 2**15
 Draw = Callable[[TaskConfig, Draws, int, int, bool], Sequences]
 """(task, draws, n_sequences, seq_len, held_out) -> sequences"""
 
-DRAW: dict[str, Draw] = {
-    "state_tracking": state_tracking.draw,
-    "k_hop": k_hop.draw,
-    "successor": successor.draw,
-    "arithmetic": arithmetic.draw,
-}
+DRAW: dict[str, Draw] = {name: import_module(f"{__package__}.{name}").draw for name in TASKS}
 
 
 class TaskSource:
