@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from reference import ZOO
 
 from sparsedepth.config.load import build
 from sparsedepth.config.model import ModelConfig
@@ -29,6 +30,18 @@ def decoder(**fields) -> Decoder:
 
 def tokens() -> torch.Tensor:
     return torch.arange(16).view(2, 8) % 12
+
+
+def test_no_other_field_is_called_a_dropout():
+    assert {name for name in RunConfig.model_fields if "drop" in name} == set(FIELDS)
+
+
+@pytest.mark.parametrize("fields", [*ZOO.values(), *({field: 0.5} for field in FIELDS)], ids=str)
+def test_no_other_field_draws_random_numbers(fields):
+    """They are seeded only where a field of the role is above 0 (`train.runtime.dropout_masks`)."""
+    model, before = decoder(**fields), torch.get_rng_state()
+    model(tokens())
+    assert torch.equal(torch.get_rng_state(), before) != bool(set(FIELDS) & set(fields))
 
 
 @pytest.mark.parametrize("field", FIELDS)
