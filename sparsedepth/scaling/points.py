@@ -98,7 +98,7 @@ def _from_csv(source: Path, cluster: list[str]) -> pd.DataFrame:
     if source.stat().st_size > MAX_BYTES:
         raise ValueError(f"{str(source)!r} has more than {MAX_BYTES:,} bytes; points of a law are a small table")
     try:
-        points = pd.read_csv(source)
+        points = pd.read_csv(source, keep_default_na=False, na_values=[""])  # a cluster may be named NA
     except UnicodeError as error:
         raise unreadable(source, error) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:

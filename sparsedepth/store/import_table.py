@@ -50,6 +50,8 @@ MAX_ROWS = 50_000
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 MAX_MISTAKES = 12
 """Reported in one error."""
+MISSING = ("NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
+"""Texts that stand for a missing number; in a column of text they are text, and only an empty field is missing."""
 _KINDS = {"BIGINT": "a whole number", "DOUBLE": "a number", "BOOLEAN": "true or false", "VARCHAR": "text"}
 
 
@@ -112,7 +114,7 @@ def _columns_of(frame: "pd.DataFrame", place: str) -> tuple[Callable[[str], np.n
     import pandas as pd
 
     def numbers(name: str) -> np.ndarray:
-        column = frame[name].astype(object)
+        column = _without_missing(frame[name])
         converted = pd.to_numeric(column, errors="coerce").astype(float)
         is_bool = column.map(lambda value: isinstance(value, bool))
         if (wrong := column.notna() & (is_bool | ~np.isfinite(converted))).any():
@@ -123,6 +125,11 @@ def _columns_of(frame: "pd.DataFrame", place: str) -> tuple[Callable[[str], np.n
         return frame[name].fillna("").astype(str).to_numpy()
 
     return numbers, texts
+
+
+def _without_missing(column: "pd.Series") -> "pd.Series":
+    """A column of numbers or truth values, NaN where one is missing."""
+    return column.astype(object).mask(column.astype(str).isin(MISSING))
 
 
 def _first(column: "pd.Series", wrong: "pd.Series | np.ndarray") -> str:
@@ -170,11 +177,12 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
     type = target_type(name) or ""
     if entry.values is not None or type in ("VARCHAR", "BOOLEAN"):
         column = frame[formula.column or ""].map(lambda value: value if value is None or value != value else str(value))
-        raw = column if entry.values is None else column.map(entry.values)
-        if (wrong := column.notna() & raw.isna()).any():
-            raise Mistakes(
-                [f"fields.{name}: {formula.column!r} is {_first(column, wrong)}, which `values` does not list"]
-            )
+        raw = column if type == "VARCHAR" else _without_missing(column)
+        if entry.values is not None:
+            raw, wrong = column.map(entry.values), column.notna() & ~column.isin(list(entry.values))
+            if wrong.any():
+                told = f"{formula.column!r} is {_first(column, wrong)}, which `values` does not list"
+                raise Mistakes([f"fields.{name}: {told}"])
     else:
         numbers = formula.values(*_columns_of(frame, f"fields.{name}")) * UNITS.get(entry.unit or "", 1.0)
         raw = pd.Series(np.broadcast_to(numbers, len(frame)).astype(float), index=frame.index)
@@ -193,7 +201,7 @@ def _field(frame: "pd.DataFrame", name: str, entry: Entry, formula: Formula) -> 
 
 def _undefined(frame: "pd.DataFrame", formula: Formula, raw: "pd.Series") -> "pd.Series":
     """The rows in which arithmetic has no result although all its columns have values."""
-    return raw.isna() & frame[sorted(formula.columns)].notna().all(axis=1)
+    return raw.isna() & frame[sorted(formula.columns)].apply(_without_missing).notna().all(axis=1)
 
 
 def _mistakes_of(name: str, value: Scalar | None) -> list[str]:
@@ -317,9 +325,8 @@ def _text(path: Path) -> "pd.DataFrame":
         raise ValueError(f"the column {twice[0]!r} is twice in its header")
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         try:
-            return pd.read_csv(
-                path, sep=separator, dtype=str, nrows=MAX_ROWS + 1, encoding="utf-8-sig", index_col=False
-            )
+            return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, na_values=[""],
+                               nrows=MAX_ROWS + 1, encoding="utf-8-sig", index_col=False)  # fmt: skip
         except pd.errors.ParserWarning:
             raise ValueError(f"row 1 has more values than the header has names ({len(names)})") from None
 

@@ -62,7 +62,9 @@ class Entry(Section):
 
     of: Annotated[str, Field(min_length=1, description="a column, or arithmetic over columns")]
     unit: Annotated[str | None, Field(description=f"the column's: {', '.join(UNITS)}")] = None
-    values: Annotated[dict[str, Scalar] | None, Field(description="the column's texts -> our values")] = None
+    values: Annotated[
+        dict[str, Scalar | None] | None, Field(description="the column's texts -> our values; null: missing")
+    ] = None
     optional: Annotated[bool, Field(description="rows may lack a value")] = False
 
     @check

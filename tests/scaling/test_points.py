@@ -27,6 +27,14 @@ def test_the_size_may_be_missing_and_nothing_else(tmp_path):
         read_points(write(tmp_path, planted(grid()).drop(columns="n_layers")))
 
 
+def test_a_cluster_may_be_named_na_and_a_size_is_missing_as_na(tmp_path):
+    table = tmp_path / "points.csv"
+    rows = ("8,2,10,3,NA,NA", "8,2,20,2,NA,None", "8,4,20,2.5,NA,NA", "8,4,30,2,NA,")
+    table.write_text("\n".join(("d_model,n_layers,num_tokens,loss,model_size,run", *rows)))
+    points = read_points(table, cluster="run")
+    assert points["cluster"].tolist() == ["NA", "None", "NA", "row 3"] and points["model_size"].isna().all()
+
+
 @pytest.mark.parametrize("bad", [-1.0, 0.0, None, float("inf"), "many"])
 def test_a_value_that_is_no_positive_number_is_named_with_its_row(tmp_path, bad):
     points = planted(grid()).astype({"loss": object})

@@ -148,6 +148,29 @@ def test_a_condition_and_rows_without_a_value(tmp_path):
     assert take_in(tmp_path / "two", rows, MAP + "missing: leave_out\n").incomplete == 1
 
 
+def test_na_is_a_missing_number_and_a_text(tmp_path):
+    """norm: None is post, NA is missing; the last two rows share the cluster NA."""
+    table_map = MAP.replace("{of: kind, values: {A: pre, B: post}}", "{of: kind, values: {A: pre, None: post}}")
+    table_map = table_map.replace("lr: lr", "lr: {of: lr / 2, optional: true}\n  qk_norm: {of: q, optional: true}")
+    rows = ("a,2,8,NA,10,100,A,2,NA,NA", "NA,4,8,1,10,100,None,2,None,true", "NA,8,8,nan,10,100,None,2,,")
+    taken = take_in(tmp_path, rows, table_map, f"{HEADER},q")
+    runs = frame_of(tmp_path)
+    assert runs["norm"].tolist() == ["pre", "post", "post"] and taken.clusters == 2
+    assert runs["lr"].isna().tolist() == runs["qk_norm"].isna().tolist() == [True, False, True]
+    assert runs["usefulness"].isna().all()
+    (tmp_path / "two").mkdir()
+    unlisted = (*ROWS[:2], "b,4,8,0.001,10,200,NA,1.0,0.25")
+    optional = MAP.replace("B: post}", "B: post}, optional: true")
+    with pytest.raises(ValueError, match="'kind' is \"NA\" in row 3, which `values` does not list"):
+        take_in(tmp_path / "two", unlisted, optional)
+    take_in(tmp_path / "two", unlisted, optional.replace("B: post", "NA: null"))
+    assert frame_of(tmp_path / "two")["norm"].tolist()[:2] == ["pre", "pre"]
+    assert frame_of(tmp_path / "two")["norm"].isna()[2]
+    (tmp_path / "three").mkdir()
+    unmapped = MAP.replace("  norm: {of: kind, values: {A: pre, B: post}}\n", "") + "where: kind == 'NA'\n"
+    assert take_in(tmp_path / "three", unlisted, unmapped).runs == 1
+
+
 def test_the_best_of_a_tuned_field_stands_for_a_configuration(tmp_path):
     rows = [
         f"r{lr},{depth},8,{lr},10,100,A,{2 + abs(lr - 0.002) / depth},{{}}"
