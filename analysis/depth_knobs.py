@@ -25,7 +25,7 @@ from sparsedepth.effects.knobs import find_knobs, labels
 from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import compact
+from sparsedepth.store.terminal import compact
 from sparsedepth.store.tuning_roles import result_rows
 
 CLAIM = (

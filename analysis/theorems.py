@@ -48,7 +48,7 @@ from sparsedepth.probe.load import RUN_CONFIG, load_model
 from sparsedepth.probe.probed_model import ProbedDecoder, ProbedModel
 from sparsedepth.probe.text import measure_source
 from sparsedepth.store.connection import open_store
-from sparsedepth.store.render import wrapped
+from sparsedepth.store.terminal import wrapped
 
 CLAIM = (
     "attention's output varies as 1/T (theorem 4) and 1/(T H) (5), an expert mixture's output and Jacobian as 1/k (6) "

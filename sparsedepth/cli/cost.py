@@ -65,7 +65,7 @@ def print_price(
     from sparsedepth.plan.budget import budget_fixes
     from sparsedepth.plan.gpu_shapes import slow_shapes
     from sparsedepth.plan.price import as_json, expected_runs, price
-    from sparsedepth.store.render import wrapped
+    from sparsedepth.store.terminal import wrapped
 
     total = price(definition, setup)
     for line in slow_shapes(expected_runs(definition)[0]) if setup.place.device == "cuda" else ():
@@ -155,8 +155,8 @@ def price_line(price: "Price") -> str:
 def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
     from sparsedepth.cli.run_progress import duration
     from sparsedepth.store.query_result import QueryResult
-    from sparsedepth.store.render import compact, wrapped
     from sparsedepth.store.setting import assignment
+    from sparsedepth.store.terminal import compact, wrapped
 
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
     shown = [name for name in price.kinds[0].varied if name != "n_layers" and _has_two_values(name, price)]

@@ -107,7 +107,7 @@ def effects(
 
 def _text(lines: Iterable[str], out: Path | None, *, is_wrapped: bool = False) -> bytes:
     """Lines wrapped at a terminal, or anywhere if `is_wrapped`; else one line per sentence, for `grep`."""
-    from sparsedepth.store.render import wrapped
+    from sparsedepth.store.terminal import wrapped
 
     is_wrapped = is_wrapped or (out is None and sys.stdout.isatty())
     return (wrapped(lines) if is_wrapped else "".join(f"{line}\n" for line in lines)).encode()

@@ -94,7 +94,7 @@ def evaluate(
 def _print_losses(evaluations: "list[Evaluation]") -> None:
     from sparsedepth.exchange.evaluate import LOST
     from sparsedepth.store.query_result import QueryResult
-    from sparsedepth.store.render import table
+    from sparsedepth.store.terminal import table
 
     values = {
         (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value

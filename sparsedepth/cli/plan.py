@@ -131,7 +131,7 @@ def plan(
         print(f"note: {visible(note)}", file=sys.stderr)
     print_price(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
-        from sparsedepth.store.render import wrapped
+        from sparsedepth.store.terminal import wrapped
 
         print(wrapped(lines), end="")
 
@@ -155,7 +155,7 @@ def detectable_effects(
     from sparsedepth.effects.power import Noise, choice_text, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.plan.price import expected_runs
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.render import compact
+    from sparsedepth.store.terminal import compact
 
     objective, tuned = definition.objective, tuple(definition.tune)
     if pilot is None:

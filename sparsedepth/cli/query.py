@@ -179,7 +179,8 @@ def compare(
     from sparsedepth.store.compare import compare as compare_folders
     from sparsedepth.store.compare import counts, disjoint_fields
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.render import choose_format, columns_of, compact, encode, wrapped
+    from sparsedepth.store.render import choose_format, encode
+    from sparsedepth.store.terminal import compact, wrapped
 
     format = choose_format(format, out)
     with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:
@@ -198,7 +199,7 @@ def compare(
         f"setting: relative to the baseline of {first}",
         *(["Fields that never agree:", *disjoint] if (disjoint := disjoint_fields(table)) else []),
     )
-    write(f"{wrapped(head)}{compact(columns_of(table, fields), ('found_in',))}\n".encode(), out)
+    write(f"{wrapped(head)}{compact(table.of_columns(fields), ('found_in',))}\n".encode(), out)
     if out is None:
         print_verifications([first, second])
 

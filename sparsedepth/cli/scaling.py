@@ -208,7 +208,8 @@ def _check_format(format: str) -> None:
 
 def _print_report(report: "Report", format: str) -> None:
     from sparsedepth.scaling.tables import as_object, closing, heading, parameter_table, scan_table
-    from sparsedepth.store.render import compact, render, wrapped
+    from sparsedepth.store.render import render
+    from sparsedepth.store.terminal import compact, wrapped
 
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))

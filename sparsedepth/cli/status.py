@@ -37,7 +37,7 @@ def status(
         raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
     lines, is_active = _status_lines(folder)
     if not watch:
-        from sparsedepth.store.render import wrapped
+        from sparsedepth.store.terminal import wrapped
 
         for line in lines:  # not wrapped, for `grep`, if about one run
             print(line if RUN_LINE.match(line) else wrapped([line]).rstrip("\n"))

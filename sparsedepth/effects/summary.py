@@ -22,7 +22,7 @@ from sparsedepth.effects.pairs import EQUAL_LR
 from sparsedepth.effects.sentences import UNEVEN, ratio_text, size_text
 from sparsedepth.effects.setting_interactions import SettingInteraction, setting_interactions
 from sparsedepth.effects.tuning_error import LOSSES
-from sparsedepth.store import render
+from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import result_rows
 
@@ -210,10 +210,10 @@ def table_page(
     legend: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Head, legend, table and notes. A narrow terminal drops `optional` columns, and their lines in the legend."""
-    table = render.fit(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
+    table = terminal.fit(QueryResult(columns=tuple(names), rows=tuple(rows)), optional, width)
     explained = "; ".join(text for column, text in legend.items() if column in table.columns)
-    above = render.wrapped([*head, *([explained] if explained else [])], width)
-    return f"{above}{table.text}\n{render.wrapped(notes, width)}".rstrip("\n")
+    above = terminal.wrapped([*head, *([explained] if explained else [])], width)
+    return f"{above}{table.text}\n{terminal.wrapped(notes, width)}".rstrip("\n")
 
 
 def tuning_notes(effects: Iterable[tuple[str, Judged]]) -> list[str]:

@@ -11,7 +11,7 @@ from sparsedepth.files import write_text
 from sparsedepth.recipe import card_text, conclusion
 from sparsedepth.recipe.card import SUFFIX, Card, card_path, write_card
 from sparsedepth.recipe.tables import measured_table
-from sparsedepth.store.render import to_markdown, without_empty
+from sparsedepth.store.render import to_markdown
 
 MEANING = {
     "A": "held-out confirmed, with an intervention",
@@ -43,7 +43,7 @@ def card_markdown(card: Card) -> str:
         recipe=card.recipe,
         meaning=_meaning(card),
         differing=_differing_yaml(card),
-        measured=Verbatim(to_markdown(without_empty(measured_table(card)))),
+        measured=Verbatim(to_markdown(measured_table(card).without_empty())),
         text=card_text,
         conclusion=conclusion,
         slope_sentence=slope_sentence,

@@ -25,7 +25,7 @@ from sparsedepth.recipe.card import (
 from sparsedepth.recipe.choose import comparison_of
 from sparsedepth.recipe.conclusion import held_at, prediction_text, rule_text, tests_text, valid_for
 from sparsedepth.recipe.tables import holdout_table, measured_text, settings_text
-from sparsedepth.store import render
+from sparsedepth.store import terminal
 
 IN_SAMPLE = {"C": "in-sample, several seeds", "D": "in-sample, no replicates"}
 
@@ -58,7 +58,7 @@ def statements(card: Card) -> list[Statement]:
 def card_text(card: Card, width: int | None = None) -> str:
     """The card for a terminal: rule, measured configurations, grade and verification, settings tested, held-out test,
     domain. The evidence in sentences, and the runs, are on the card's page."""
-    width = width or render.terminal_width()
+    width = width or terminal.terminal_width()
     recipe = card.recipe
     closing = [
         *([f"Together: {stack_text(recipe)}"] if recipe.changes else []),
@@ -68,10 +68,10 @@ def card_text(card: Card, width: int | None = None) -> str:
     parts = [
         textwrap.fill(rule_text(card), width, break_on_hyphens=False),
         measured_text(card, width),
-        render.wrapped((f"{heading}: {text}" for heading, text in headline(card)), width),
+        terminal.wrapped((f"{heading}: {text}" for heading, text in headline(card)), width),
         settings_text(card, width),
         _holdout_text(card, width),
-        render.wrapped(closing, width),
+        terminal.wrapped(closing, width),
     ]
     return "\n\n".join(part.rstrip("\n") for part in parts if part)
 
@@ -82,10 +82,10 @@ def _holdout_text(card: Card, width: int) -> str:
     if holdout is None:
         return ""
     test, *rest = holdout_statements(holdout, card.recipe)
-    table = render.compact(holdout_table(holdout), ("fitted",), width) + "\n" if holdout.predictions else ""
+    table = terminal.compact(holdout_table(holdout), ("fitted",), width) + "\n" if holdout.predictions else ""
     lines = [": ".join(statement) for statement in (test, *rest[len(holdout.predictions) : -1])]
     legend = ["predicted: the fitted effect, shrunk by its reliability"] if table else []
-    return f"{render.wrapped([lines[0], *legend], width)}{table}{render.wrapped(lines[1:], width)}"
+    return f"{terminal.wrapped([lines[0], *legend], width)}{table}{terminal.wrapped(lines[1:], width)}"
 
 
 def domain_texts(domain: Domain) -> list[Statement]:
@@ -203,7 +203,7 @@ def rule_with_verification(card: Card) -> str:
 def trial_text(folder: Path, card: Card, width: int | None = None) -> str:
     """The recipe as verified in a folder next to the results, for a terminal."""
     text = f"Recipe, verified in {folder.name}: {rule_with_verification(card)}"
-    return textwrap.fill(text, width or render.terminal_width(), break_on_hyphens=False)
+    return textwrap.fill(text, width or terminal.terminal_width(), break_on_hyphens=False)
 
 
 def grade_text(card: Card) -> str:
@@ -290,7 +290,7 @@ def to_yaml(card: Card) -> str:
     recipe = card.recipe
     if recipe.config is None:
         raise ValueError(f"there is no configuration to write: {recipe.abstained}")
-    runs = render.wrapped([f"Runs: {' '.join(recipe.run_ids) or 'none'}"], 110)
+    runs = terminal.wrapped([f"Runs: {' '.join(recipe.run_ids) or 'none'}"], 110)
     comments = f"{card_text(card, 110)}\n{runs}".rstrip("\n").split("\n")
     values = recipe.config.model_dump(mode="json", exclude={"seed"})
     values = {

@@ -21,7 +21,7 @@ from sparsedepth.effects.summary import (
 )
 from sparsedepth.recipe.card import Card, Holdout, MeasuredConfiguration
 from sparsedepth.recipe.conclusion import part_of
-from sparsedepth.store import render
+from sparsedepth.store import terminal
 from sparsedepth.store.query_result import QueryResult
 
 COSTS = {"params": "params_total", "flops": "flops"}
@@ -58,8 +58,8 @@ def measured_text(card: Card, width: int | None = None) -> str:
     notes = [f"best measured: {BEST_MEASURED}"] if has_best else []
     if cut := cut_text(card.measured, card.recipe.objective):
         notes.append(f"lo, hi: 95% interval over seeds{cut}")
-    table = render.compact(measured_table(card), ("params", "seeds", "flops"), width)
-    return f"{table}\n{render.wrapped(notes, width)}"
+    table = terminal.compact(measured_table(card), ("params", "seeds", "flops"), width)
+    return f"{table}\n{terminal.wrapped(notes, width)}"
 
 
 def settings_text(card: Card, width: int | None = None) -> str:

@@ -28,7 +28,6 @@ from sparsedepth.recipe.tables import measured_table
 from sparsedepth.report.content import content
 from sparsedepth.report.tables import table_of
 from sparsedepth.store.connection import Store, open_store
-from sparsedepth.store.render import without_empty
 
 LARGEST_SVG = 250_000
 """Bytes; a larger picture is embedded as PNG."""
@@ -122,7 +121,7 @@ def fill_template(package: str, **values: Any) -> str:
 def advice_of(card: Card) -> dict[str, Any]:
     """The parts of the recipe card that the template shows."""
     config = to_yaml(card) if card.recipe.config is not None else None
-    measured = without_empty(measured_table(card))
+    measured = measured_table(card).without_empty()
     return {
         "rule": rule_with_verification(card),
         "measured": table_of([(name, "") for name in measured.columns], measured.rows),

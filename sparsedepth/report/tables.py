@@ -15,9 +15,9 @@ from sparsedepth.effects.intervals import POWER
 from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
 from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
+from sparsedepth.store.cell_text import readable
 from sparsedepth.store.comparable_loss import loss_of, with_loss
 from sparsedepth.store.degeneracy import SCORES, reasons_in, score_rows, sound_forms
-from sparsedepth.store.render import readable
 from sparsedepth.store.tuning_roles import without_measured_models
 
 RESULTS = (

@@ -21,7 +21,7 @@ from typing import Any
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.store import render
+from sparsedepth.store import terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import SCORES, degeneracy_note, read_scores
@@ -215,7 +215,7 @@ def heading(ranking: Ranking) -> str:
         ranking.cost,
         ranking.caution,
     )
-    return f"{render.wrapped(filter(None, lines)).rstrip()}{advice}"
+    return f"{terminal.wrapped(filter(None, lines)).rstrip()}{advice}"
 
 
 def answer(ranking: Ranking) -> str:
@@ -228,7 +228,7 @@ def answer(ranking: Ranking) -> str:
         f"to test differences over shared seeds: `sparsedepth effects {folders}`; "
         f"to choose what to train: `sparsedepth recipe {folders}`"
     )
-    return page + render.wrapped([advice])
+    return page + terminal.wrapped([advice])
 
 
 def text(ranking: Ranking, width: int | None = None) -> str:
@@ -267,7 +267,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     )
     heads = ("mean" if name == ranking.by else name for name in names)
     table = QueryResult(columns=(*heads, "setting"), rows=rows)
-    return render.compact(table, ("cell_id", "params"), width=width, max_rows=len(rows))
+    return terminal.compact(table, ("cell_id", "params"), width=width, max_rows=len(rows))
 
 
 def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 from sparsedepth import quantities
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
+from sparsedepth.store.cell_text import readable
 from sparsedepth.store.comparable_loss import COMMON, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.render import readable
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields

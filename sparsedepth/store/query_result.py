@@ -1,5 +1,6 @@
 """The result of a query: named columns and rows of plain Python values."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,3 +18,16 @@ class QueryResult:
     def records(self) -> list[dict[str, Any]]:
         """Each row as a mapping of column to value."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+    def of_columns(self, names: Container[str]) -> "QueryResult":
+        """The columns of these names, in their order here."""
+        indices = [index for index, name in enumerate(self.columns) if name in names]
+        return QueryResult(
+            columns=tuple(self.columns[index] for index in indices),
+            rows=tuple(tuple(row[index] for index in indices) for row in self.rows),
+        )
+
+    def without_empty(self) -> "QueryResult":
+        """The columns with any value that is not NULL."""
+        columns = zip(self.columns, self.values(), strict=True)
+        return self.of_columns([name for name, values in columns if any(value is not None for value in values)])

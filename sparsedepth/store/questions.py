@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.config.run import CELL_FIELDS
-from sparsedepth.store import render
+from sparsedepth.store import cell_text, terminal
 from sparsedepth.store.comparable_loss import loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.degeneracy import degeneracy, degeneracy_note, read_scores, sound_form
@@ -48,7 +48,7 @@ class Question:
     """Whether it compares configurations by their loss."""
     interval: bool = False
     """Whether Student's 95% interval over seeds replaces the column `losses`."""
-    max_rows: int = render.MAX_TABLE_ROWS
+    max_rows: int = terminal.MAX_TABLE_ROWS
     """In a terminal; the most important come first."""
     marks_best: bool = False
     """Whether the column `note`, what tuning chose, becomes a remark on the best lr of each configuration."""
@@ -180,10 +180,10 @@ def text(store: Store, name: str) -> str:
     scores = _sound_scores(store, question)
     answer = _answer(store, question, scores)
     if not answer.rows:
-        return f"{render.wrapped([question.asks])}none: {_why_none(store, question)}"
+        return f"{terminal.wrapped([question.asks])}none: {_why_none(store, question)}"
     shown = with_setting_column(answer, settings) if settings else answer
     optional = [names.format(scores=" ".join(scores)) for names in question.optional]
-    table = render.fit(shown, optional, max_rows=question.max_rows)
+    table = terminal.fit(shown, optional, max_rows=question.max_rows)
     remarks = [question.asks, _ratio_ranges(answer), question.remark, *scores.values()]
     if question.interval:
         is_cut = 0.0 in (row[answer.columns.index("lo")] for row in answer.rows)
@@ -195,7 +195,7 @@ def text(store: Store, name: str) -> str:
             settings.depth_text,
             settings.data_text if question.ranks else "",
         ]
-    return f"{render.wrapped(filter(None, remarks))}{table.text}"
+    return f"{terminal.wrapped(filter(None, remarks))}{table.text}"
 
 
 def _find(name: str) -> Question:
@@ -238,7 +238,7 @@ def _ratio_ranges(answer: QueryResult) -> str:
     ranges = []
     for index, name in enumerate(answer.columns):
         ratios = [row[index] for row in answer.rows if name.endswith("_ratio") and row[index] is not None]
-        ranges += [f"{name} {render.readable(min(ratios))} to {render.readable(max(ratios))}"] if ratios else []
+        ranges += [f"{name} {cell_text.readable(min(ratios))} to {cell_text.readable(max(ratios))}"] if ratios else []
     return f"{len(answer.rows)} runs: {', '.join(ranges)}" if ranges else ""
 
 

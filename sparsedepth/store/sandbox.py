@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sparsedepth.config.plain_text import visible
-from sparsedepth.store.render import terminal_width
+from sparsedepth.store.terminal import terminal_width
 
 if TYPE_CHECKING:
     from sparsedepth.store.connection import Store
@@ -151,11 +151,11 @@ def _answer(request: Mapping[str, Any], out: IO[bytes]) -> bytes:
 
 def _selecting(question: Mapping[str, Any], format: str) -> "Callable[[Store], bytes]":
     """A function that answers SQL, its modules already imported."""
-    from sparsedepth.store import render
+    from sparsedepth.store import cell_text, render
 
     def answer(store: "Store") -> bytes:
         result = store.sql(question["sql"])
-        return render.encode(render.with_decimals(result) if format in render.FOR_PEOPLE else result, format)
+        return render.encode(cell_text.with_decimals(result) if format in render.FOR_PEOPLE else result, format)
 
     return answer
 

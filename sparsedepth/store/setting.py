@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparsedepth.config.model import FILLED_FROM, ModelConfig
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
-from sparsedepth.store import render
+from sparsedepth.store import cell_text
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
 
@@ -76,7 +76,7 @@ class Settings:
         """'train_tokens depends on n_layers: 1347584 at 4, 6389760 at 24', a line per field."""
         lines = []
         for name, sizes in self.by_depth.items():
-            values = ", ".join(f"{render.readable(size)} at {depth}" for depth, size in sizes.items())
+            values = ", ".join(f"{cell_text.readable(size)} at {depth}" for depth, size in sizes.items())
             lines.append(f"{name} depends on n_layers: {values}")
         return "\n".join(lines)
 
@@ -84,7 +84,7 @@ class Settings:
         """'params, flops (training): relative to the baseline with 12 layers (124128, 6.393e+11)'; empty where no
         column is a cost."""
         costs = {"params": self.baseline.params, "flops": self.baseline.flops}
-        references = {name: render.readable(value) for name, value in costs.items() if name in columns}
+        references = {name: cell_text.readable(value) for name, value in costs.items() if name in columns}
         depth = f" with {self.baseline.knobs['n_layers']} layers" if "n_layers" in self.varying else ""
         names = ", ".join(references).replace("flops", "flops (training)")
         return f"{names}: relative to the baseline{depth} ({', '.join(references.values())})" if references else ""

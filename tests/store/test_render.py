@@ -1,5 +1,4 @@
 import csv
-import datetime
 import io
 import json
 import math
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedepth.store import render
+from sparsedepth.store import cell_text, render
 from sparsedepth.store.query_result import QueryResult
 
 ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
@@ -33,94 +32,6 @@ HOSTILE = [
     'quote" comma, line\nbreak',
     "\x00",
 ]
-
-
-def test_a_table_is_aligned():
-    assert render.table(ANSWER, width=80) == (
-        "norm  val_loss  steps\n"
-        "----  --------  -----\n"
-        "pre      3.142    256\n"
-        "post         -      -"
-    )  # fmt: skip
-
-
-def test_rows_too_wide_stand_below_each_other():
-    assert render.table(ANSWER, width=17) == (
-        "row 1 -----------\n"
-        "norm      pre\n"
-        "val_loss  3.142\n"
-        "steps     256\n"
-        "row 2 -----------\n"
-        "norm      post\n"
-        "val_loss  -\n"
-        "steps     -"
-    )
-
-
-def test_names_and_texts_take_several_lines_before_a_table_falls_apart():
-    answer = QueryResult(columns=("val_loss", "setting"), rows=((3.14159, "lns, one key head"), (None, "as_is")))
-    assert render.table(answer, width=14) == (
-        " val_  setting\n"
-        " loss\n"
-        "-----  -------\n"
-        "3.142  lns,\n"
-        "       one key\n"
-        "       head\n"
-        "    -  as_is"
-    )  # fmt: skip
-
-
-@settings(max_examples=50)
-@given(
-    rows=st.lists(st.tuples(st.text(max_size=100), st.floats(), st.integers() | st.none()), max_size=5),
-    width=st.integers(30, 120),
-)
-def test_a_table_fits_the_terminal(rows, width):
-    text = render.table(QueryResult(columns=("name", "x", "n"), rows=tuple(rows)), width=width)
-    assert all(len(line) <= width for line in text.split("\n"))
-
-
-def test_long_text_is_shortened_and_the_last_column_takes_the_room_left():
-    answer = QueryResult(columns=("a", "b"), rows=(("x" * 100, "y" * 100),))
-    assert render.table(answer, width=142).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 77 + "..."
-    assert render.table(answer, width=300).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 100
-
-
-def test_rows_left_out_are_counted():
-    text = render.table(QueryResult(columns=("x",), rows=tuple((i,) for i in range(1500))), width=80, max_rows=100)
-    assert text.count("\n") == 102
-    assert text.endswith("99\n... and 1,400 more rows; csv or json has them all")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (3.14159, "3.142"),
-        (-3.0, "-3.000"),
-        (0.00123456, "0.001235"),
-        (9.99999, "10.00"),
-        (12345.678, "12346"),
-        (1.5e-7, "1.500e-07"),
-        (1.23456e12, "1.235e+12"),
-        (math.nan, "-"),
-        (-math.inf, "-"),
-        (None, "-"),
-        (True, "true"),
-        (1234567, "1234567"),
-        (Decimal("0.10"), "0.10"),
-        ([1, 0.5, None], "[1, 0.5, null]"),
-        (datetime.date(2026, 1, 2), "2026-01-02"),
-    ],
-)
-def test_values_for_people(value, text):
-    assert render.readable(value) == text
-
-
-@settings(max_examples=50)
-@given(st.floats(1e-4, 9.9e6))
-def test_four_significant_digits_are_kept(value):
-    assert float(render.readable(value)) == pytest.approx(value, rel=0.5001e-3)
 
 
 def test_csv_is_exact_and_null_is_empty():
@@ -250,34 +161,11 @@ def test_parquet_and_unknown_formats_are_refused_at_the_terminal():
         render.choose_format("xml", None)
 
 
-def test_sentences_go_on_two_columns_further_in():
-    assert render.wrapped(["a b c", "", "  one two three"], 9) == "a b c\n\n  one two\n    three\n"
-    assert render.wrapped(["\none two three", "four"], 9) == "\none two\n  three\nfour\n"
-
-
-def test_both_ends_of_an_interval_give_way_together():
-    wide = QueryResult(columns=("name", "lo", "hi", "note"), rows=(("a" * 12, "b" * 12, "c" * 12, "d " * 9),))
-    head = render.compact(wide, ("lo hi",), 50).splitlines()[0].split()
-    assert head == ["name", "note"] and "lo" in render.compact(wide, ("lo hi",), 80)
-
-
-def test_a_fitted_table_says_which_columns_it_shows_and_names_those_it_left_out():
-    """By name, not by the text: a cell may hold a column's name, and a narrow head may be broken over lines. A column
-    without a value is not left out for width."""
-    columns = ("name", "lo", "hi", "empty", "note")
-    wide = QueryResult(columns=columns, rows=(("lo " * 4, "b" * 12, "c" * 12, None, "d " * 9),))
-    narrow = render.fit(wide, ("empty", "lo hi"), 50)
-    assert narrow.columns == ("name", "note") and narrow.text.endswith("\nleft out for width: lo, hi")
-    assert "left out" not in render.fit(wide, ("empty", "lo hi"), 80).text
-    by_value = render.fit(wide, (), 20)  # a line for each value
-    assert by_value.columns == ("name", "lo", "hi", "note") and len(by_value.text.splitlines()) > 4
-
-
 def test_what_a_query_rounded_has_its_digits_and_what_it_did_not_has_four():
     """round(x, 2), round(x, 6), an average, round(x, 0), a cost; in a column the most digits that any value has."""
     rows = ((0.81, 0.123456, 0.1 + 0.2, 4.0, 6.4e11), (0.5, 0.75, 1 / 3, 10.0, 8e10), (None, 1.0, None, 3.0, 1e9))
-    shown = render.with_decimals(QueryResult(columns=tuple("abcde"), rows=rows))
-    assert [[render.readable(value) for value in row] for row in shown.rows] == [
+    shown = cell_text.with_decimals(QueryResult(columns=tuple("abcde"), rows=rows))
+    assert [[cell_text.readable(value) for value in row] for row in shown.rows] == [
         ["0.81", "0.123456", "0.3000", "4", "6.400e+11"],
         ["0.50", "0.750000", "0.3333", "10", "8.000e+10"],
         ["-", "1.000000", "-", "3", "1.000e+09"],

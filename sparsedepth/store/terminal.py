@@ -1,0 +1,158 @@
+"""Text for a terminal: wrapped lines, and a query's result as a table that fits into its width."""
+
+import itertools
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sparsedepth.config.plain_text import visible
+from sparsedepth.store.cell_text import MAX_CELL_WIDTH, is_numeric, readable, shortened
+from sparsedepth.store.query_result import QueryResult
+
+MAX_TABLE_ROWS = 200
+CELL_LINES = 3
+MIN_SETTING_WIDTH = 18
+WIDTH = 100
+"""Characters of a line in a file or a pipe."""
+
+
+def terminal_width() -> int:
+    """Characters in a line of the terminal; WIDTH for a pipe or a file."""
+    return shutil.get_terminal_size(fallback=(WIDTH, 24)).columns
+
+
+def wrapped(lines: Iterable[str], width: int | None = None) -> str:
+    """Lines wrapped at `width` characters (default: the terminal's), continued two further in; paths stay whole."""
+    width = width or terminal_width()
+
+    def fold(line: str) -> str:
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+    return "".join(f"{fold(line)}\n" for text in lines for line in text.split("\n"))
+
+
+def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
+    """Columns side by side if they fit into `width` characters (default: the terminal's), else one line per value."""
+    width = width or terminal_width()
+    return _side_by_side(result, width, max_rows) or _records(result, width, max_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactTable:
+    """A table that was fitted into a width."""
+
+    text: str
+    """with a note on the columns that the width had no room for"""
+    columns: tuple[str, ...]
+    """those shown"""
+
+
+def compact(
+    result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
+) -> str:
+    """The text of `fit`."""
+    return fit(result, optional, width, max_rows).text
+
+
+def fit(
+    result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
+) -> CompactTable:
+    """A table without empty columns, whose last column is a text. To give that text room, `optional` columns are left
+    out, the first for a text in one line, all for a text in several lines; if that is not enough, the text is cut.
+    Names in one string, such as 'lo hi', are left out together. A note names those left out."""
+    width = width or terminal_width()
+    left_out = [" ".join(optional[:n]).split() for n in range(len(optional) + 1)]
+    result = result.without_empty()
+    one_line = [(names, MAX_CELL_WIDTH) for names in left_out[:2]]
+    several_lines = [(names, MIN_SETTING_WIDTH) for names in left_out[1:]]
+    for names, text_width in (*one_line, *several_lines, (left_out[-1], 0)):
+        part = result.of_columns([name for name in result.columns if name not in names])
+        if part.columns and (text := _side_by_side(part, width, max_rows, text_width)):
+            dropped = ", ".join(name for name in names if name in result.columns)
+            note = f"\n{wrapped([f'left out for width: {dropped}'], width).rstrip()}" if dropped else ""
+            return CompactTable(text=f"{text}{note}", columns=part.columns)
+    return CompactTable(text=table(result, width, max_rows), columns=result.columns)
+
+
+def _side_by_side(result: QueryResult, width: int, max_rows: int = MAX_TABLE_ROWS, last: int = 0) -> str | None:
+    """A table whose texts and column names are wrapped over up to CELL_LINES lines where needed; None where they do not
+    fit, or the last column gets fewer than `last` characters or would be cut."""
+    rows = result.rows[:max_rows]
+    right = [is_numeric([row[index] for row in rows]) for index in range(len(result.columns))]
+    columns = [[visible(name), *(readable(row[index]) for row in rows)] for index, name in enumerate(result.columns)]
+    sizes = [min(MAX_CELL_WIDTH, max(map(len, column))) for column in columns]
+    least = [_least_width(*column) for column in columns]
+    least[-1] = max(least[-1], min(last, sizes[-1]))
+    gaps = 2 * (len(sizes) - 1)
+    while sum(sizes) + gaps > width:
+        can_shrink = [index for index, size in enumerate(sizes) if size > least[index]]
+        if not can_shrink:
+            return None
+        sizes[max(can_shrink, key=lambda index: sizes[index])] -= 1
+    room = width - gaps - sum(sizes[:-1])
+    sizes[-1] = min(max(sizes[-1], room), max(map(len, columns[-1])))  # the last column takes the remaining width
+    if last and any(_lines(cell, sizes[-1])[-1].endswith("...") for cell in columns[-1][1:] if len(cell) > sizes[-1]):
+        return None
+    header, *lines = zip(
+        *(
+            [_lines(name, size, max_lines=None), *(_lines(cell, size) for cell in cells)]
+            for (name, *cells), size in zip(columns, sizes, strict=True)
+        ),
+        strict=True,
+    )
+    text = [*_aligned(header, sizes, right), "  ".join("-" * size for size in sizes)]
+    text += [line for row in lines for line in _aligned(row, sizes, right)]
+    return "\n".join([*text, *_left_out(result, len(rows))])
+
+
+def _least_width(name: str, *cells: str) -> int:
+    """The length of the longest unbreakable piece of a column's name and texts."""
+    pieces = [piece for cell in (name, *cells) for piece in _pieces(cell).split()]
+    return min(MAX_CELL_WIDTH, max(map(len, pieces)))
+
+
+def _pieces(cell: str) -> str:
+    """A text with a blank at each possible line break: in a name after each underscore."""
+    return cell.replace("_", "_ ") if cell.isidentifier() else cell
+
+
+def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str]:
+    """The lines of a cell, broken at blanks; a name also after its underscores."""
+    if len(cell) <= size:
+        return [cell]
+    is_name = cell.isidentifier()
+    lines = textwrap.wrap(_pieces(cell), size, break_long_words=False, max_lines=max_lines, placeholder="...")
+    return [shortened(line.replace("_ ", "_") if is_name else line, size) for line in lines or [cell]]
+
+
+def _records(result: QueryResult, width: int, max_rows: int) -> str:
+    """One line per value, for rows too wide to stand side by side."""
+    names = [shortened(visible(column)) for column in result.columns]
+    indent = max(map(len, names))
+    rows = result.rows[: max(1, max_rows // 10)]
+    lines = []
+    for index, row in enumerate(rows, start=1):
+        lines.append(f"row {index} ".ljust(min(width, indent + 20), "-"))
+        lines += [
+            f"{name:<{indent}}  {shortened(readable(value), max(8, width - indent - 2))}"
+            for name, value in zip(names, row, strict=True)
+        ]
+    return "\n".join([*lines, *_left_out(result, len(rows))])
+
+
+def _left_out(result: QueryResult, shown: int) -> list[str]:
+    n_left_out = len(result.rows) - shown
+    return [f"... and {n_left_out:,} more rows; csv or json has them all"] if n_left_out else []
+
+
+def _aligned(cells: Iterable[list[str]], sizes: list[int], right: list[bool]) -> list[str]:
+    """The lines of a row of cells."""
+    return [
+        "  ".join(
+            part.rjust(size) if on_right else part.ljust(size)
+            for part, size, on_right in zip(parts, sizes, right, strict=True)
+        ).rstrip()
+        for parts in itertools.zip_longest(*cells, fillvalue="")
+    ]

@@ -1,0 +1,123 @@
+import datetime
+import math
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsedepth.store import cell_text, terminal
+from sparsedepth.store.query_result import QueryResult
+
+ANSWER = QueryResult(columns=("norm", "val_loss", "steps"), rows=(("pre", 3.14159, 256), ("post", None, None)))
+
+
+def test_a_table_is_aligned():
+    assert terminal.table(ANSWER, width=80) == (
+        "norm  val_loss  steps\n"
+        "----  --------  -----\n"
+        "pre      3.142    256\n"
+        "post         -      -"
+    )  # fmt: skip
+
+
+def test_rows_too_wide_stand_below_each_other():
+    assert terminal.table(ANSWER, width=17) == (
+        "row 1 -----------\n"
+        "norm      pre\n"
+        "val_loss  3.142\n"
+        "steps     256\n"
+        "row 2 -----------\n"
+        "norm      post\n"
+        "val_loss  -\n"
+        "steps     -"
+    )
+
+
+def test_names_and_texts_take_several_lines_before_a_table_falls_apart():
+    answer = QueryResult(columns=("val_loss", "setting"), rows=((3.14159, "lns, one key head"), (None, "as_is")))
+    assert terminal.table(answer, width=14) == (
+        " val_  setting\n"
+        " loss\n"
+        "-----  -------\n"
+        "3.142  lns,\n"
+        "       one key\n"
+        "       head\n"
+        "    -  as_is"
+    )  # fmt: skip
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.lists(st.tuples(st.text(max_size=100), st.floats(), st.integers() | st.none()), max_size=5),
+    width=st.integers(30, 120),
+)
+def test_a_table_fits_the_terminal(rows, width):
+    text = terminal.table(QueryResult(columns=("name", "x", "n"), rows=tuple(rows)), width=width)
+    assert all(len(line) <= width for line in text.split("\n"))
+
+
+def test_long_text_is_shortened_and_the_last_column_takes_the_room_left():
+    answer = QueryResult(columns=("a", "b"), rows=(("x" * 100, "y" * 100),))
+    assert terminal.table(answer, width=142).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 77 + "..."
+    assert terminal.table(answer, width=300).split("\n")[2] == "x" * 57 + "..." + "  " + "y" * 100
+
+
+def test_rows_left_out_are_counted():
+    text = terminal.table(QueryResult(columns=("x",), rows=tuple((i,) for i in range(1500))), width=80, max_rows=100)
+    assert text.count("\n") == 102
+    assert text.endswith("99\n... and 1,400 more rows; csv or json has them all")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (3.14159, "3.142"),
+        (-3.0, "-3.000"),
+        (0.00123456, "0.001235"),
+        (9.99999, "10.00"),
+        (12345.678, "12346"),
+        (1.5e-7, "1.500e-07"),
+        (1.23456e12, "1.235e+12"),
+        (math.nan, "-"),
+        (-math.inf, "-"),
+        (None, "-"),
+        (True, "true"),
+        (1234567, "1234567"),
+        (Decimal("0.10"), "0.10"),
+        ([1, 0.5, None], "[1, 0.5, null]"),
+        (datetime.date(2026, 1, 2), "2026-01-02"),
+    ],
+)
+def test_values_for_people(value, text):
+    assert cell_text.readable(value) == text
+
+
+@settings(max_examples=50)
+@given(st.floats(1e-4, 9.9e6))
+def test_four_significant_digits_are_kept(value):
+    assert float(cell_text.readable(value)) == pytest.approx(value, rel=0.5001e-3)
+
+
+def test_sentences_go_on_two_columns_further_in():
+    assert terminal.wrapped(["a b c", "", "  one two three"], 9) == "a b c\n\n  one two\n    three\n"
+    assert terminal.wrapped(["\none two three", "four"], 9) == "\none two\n  three\nfour\n"
+
+
+def test_both_ends_of_an_interval_give_way_together():
+    wide = QueryResult(columns=("name", "lo", "hi", "note"), rows=(("a" * 12, "b" * 12, "c" * 12, "d " * 9),))
+    head = terminal.compact(wide, ("lo hi",), 50).splitlines()[0].split()
+    assert head == ["name", "note"] and "lo" in terminal.compact(wide, ("lo hi",), 80)
+
+
+def test_a_fitted_table_says_which_columns_it_shows_and_names_those_it_left_out():
+    """By name, not by the text: a cell may hold a column's name, and a narrow head may be broken over lines. A column
+    without a value is not left out for width."""
+    columns = ("name", "lo", "hi", "empty", "note")
+    wide = QueryResult(columns=columns, rows=(("lo " * 4, "b" * 12, "c" * 12, None, "d " * 9),))
+    narrow = terminal.fit(wide, ("empty", "lo hi"), 50)
+    assert narrow.columns == ("name", "note") and narrow.text.endswith("\nleft out for width: lo, hi")
+    assert "left out" not in terminal.fit(wide, ("empty", "lo hi"), 80).text
+    by_value = terminal.fit(wide, (), 20)  # a line for each value
+    assert by_value.columns == ("name", "lo", "hi", "note") and len(by_value.text.splitlines()) > 4
