@@ -228,8 +228,9 @@ J = TypeVar("J", bound=Judged)
 def moderate(family: Sequence[J], lenders: Sequence[Judged] = ()) -> list[J]:
     """The same effects of one outcome with moderated errors and floors (`moderated`), also those of two seeds whose
     degrees of freedom, borrowed ones included, reach those of three seeds. `lenders`: further effects whose variances
-    are pooled with the family's."""
-    usable = {i: judged for i, judged in enumerate((*family, *lenders)) if len(judged.by_seed) > 1}
+    are pooled with the family's. Effects without any spread between seeds neither lend nor borrow: counts at a bound,
+    as all blocks of a shallow model needed in every run, say nothing about the noise of other counts."""
+    usable = {i: judged for i, judged in enumerate((*family, *lenders)) if _differs_by_seed(judged.by_seed)}
     if not usable:
         return list(family)
     s2 = [max(float(np.var(judged.by_seed, ddof=1)), judged.least_sd**2) for judged in usable.values()]
@@ -250,6 +251,11 @@ def moderate(family: Sequence[J], lenders: Sequence[Judged] = ()) -> list[J]:
             floor = floor_of(math.sqrt(variance), float(df), len(judged.by_seed), judged.least_sd)
             moderated[i] = replace(judged, floor=floor)
     return moderated
+
+
+def _differs_by_seed(by_seed: Sequence[float]) -> bool:
+    """Whether seeds differ by more than rounding."""
+    return len(by_seed) > 1 and not math.isclose(min(by_seed), max(by_seed), abs_tol=1e-12)
 
 
 def _with_error(judged: J, variance: float, df: float) -> J:

@@ -34,13 +34,13 @@ SHARED = 0.25
 
 
 def squeeze(variances: Sequence[float], dfs: Sequence[int], shared: float = SHARED) -> tuple[np.ndarray, np.ndarray]:
-    """The moderated variances of J estimates with these degrees of freedom (1 or more each), and their degrees of
-    freedom, borrowed ones included. `shared` is r^2."""
+    """The moderated variances of J estimates, from positive ones with these degrees of freedom (1 or more each), and
+    their degrees of freedom, borrowed ones included. `shared` is r^2."""
     own_J, df_J = np.asarray(variances, dtype=float), np.asarray(dfs, dtype=float)
     n = len(own_J)
-    if n < 2 or not (own_J > 0).any():
+    if n < 2:
         return own_J, df_J
-    s2_J = np.maximum(own_J, 1e-5 * np.median(own_J[own_J > 0]))  # agreement by chance is not certainty
+    s2_J = np.maximum(own_J, 1e-5 * np.median(own_J))  # agreement by chance is not certainty
     prior_df_P11 = np.reshape(PRIOR_DF, (-1, 1, 1))
     prior_V1 = np.exp(np.median(np.log(s2_J)) + LOG_VARIANCES)[:, None]
     likelihood_PVJ = _log_f(s2_J / prior_V1, df_J, prior_df_P11)

@@ -156,13 +156,16 @@ def test_variance_is_compared_as_a_ratio():
     assert found.baseline_mean == pytest.approx(math.sqrt(100 * 200))
 
 
-def test_one_layer_more_in_every_seed_is_not_enough():
+@pytest.mark.parametrize(
+    ("outcome", "layer"), [("usefulness", 1 / 12), ("usefulness_5pct", 1 / 12), ("needed_layers", 1)]
+)
+def test_one_layer_more_in_every_seed_is_not_enough(outcome, layer):
     runs, knob = by_hand()
-    runs["usefulness"] = np.where(runs["depth_scale"] == "lns", 10 / 12, 9 / 12)
-    (one,) = contrasts(runs, knob, "usefulness")
-    assert (one.effect.mean, one.verdict) == (pytest.approx(1 / 12), "not distinguishable")
-    runs["usefulness"] = np.where(runs["depth_scale"] == "lns", 12 / 12, 9 / 12)
-    (three,) = contrasts(runs, knob, "usefulness")
+    runs[outcome] = layer * np.where(runs["depth_scale"] == "lns", 10, 9)
+    (one,) = contrasts(runs, knob, outcome)
+    assert (one.effect.mean, one.verdict) == (pytest.approx(layer), "not distinguishable")
+    runs[outcome] = layer * np.where(runs["depth_scale"] == "lns", 12, 9)
+    (three,) = contrasts(runs, knob, outcome)
     assert three.verdict == "higher"
 
 

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsedepth.effects.holm import holm
-from sparsedepth.effects.intervals import ExtraVariance, Judged, check_shared_baselines, estimate, scatter, t_interval
+from sparsedepth.effects.intervals import (
+    ExtraVariance,
+    Judged,
+    check_shared_baselines,
+    estimate,
+    moderate,
+    scatter,
+    t_interval,
+)
 from sparsedepth.store.small_sample import t_critical, two_sided_p
 
 
@@ -64,6 +72,20 @@ def test_agreement_by_rounding_is_not_certainty():
     """Three seeds, each one layer of 16 more useful: without the floor the interval would have no width."""
     assert estimate([1 / 16] * 3).excludes_zero
     assert not estimate([1 / 16] * 3, least_sd=1 / 16 / math.sqrt(6)).excludes_zero
+
+
+def test_effects_that_agree_in_every_seed_lend_no_certainty():
+    """All blocks of a shallow model are needed in every run: that narrows no interval of a deep one. When three such
+    effects lent their variance of 0 to three others, .81 of two seeds' intervals covered the truth, .90 of three's."""
+
+    def counted(*by_seed):
+        return Judged(effect=estimate(by_seed), unit="layer", by_seed=by_seed, noise=np.std(by_seed), floor=0.0)
+
+    deep = [counted(-8.0, -7.0), counted(-4.0, -5.0), counted(-9.0, -12.0, -7.0, -8.0, -6.0, -11.0, -9.0)]
+    shallow = [counted(0.0, 0.0), counted(-1.0, -1.0), counted(0.1 + 0.2 - 1.3, -1.0)]
+    assert moderate([*deep, *shallow]) == [*moderate(deep), *shallow]
+    assert moderate(deep, lenders=shallow) == moderate(deep)
+    assert moderate(deep)[0].effect.lo is not None
 
 
 def test_the_interval_covers_the_truth_in_95_percent():
