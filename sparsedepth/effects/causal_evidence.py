@@ -13,7 +13,9 @@ held-out tests, see `sparsedepth.recipe.card.earned_word`.)
 
 Interventions are fields that set one quantity directly: LayerNorm scaling damps residual variance without any
 sparsity; a random mask makes weights sparse without any effect of training. 'causes' means that the link holds under
-that intervention in these models, not that every knob acts through it.
+that intervention in these models, not that every knob acts through it. An intervention that acts on the effect by
+another path, such as its tuned lr, looks the same (the exclusion restriction of instrumental variables): only
+`controls` are checked.
 """
 
 from collections.abc import Sequence

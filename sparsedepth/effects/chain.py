@@ -196,13 +196,18 @@ def leave_one_out(n_units: int) -> np.ndarray:
 def jackknife(value: float, without_G: np.ndarray, df: int) -> tuple[float, float, float] | None:
     """The 95% interval of a value and its p against 0, from its values without each unit; None where one of these is
     undefined, which means that a single unit decides."""
-    n = len(without_G)
-    if not np.isfinite(without_G).all():
+    n, variance = len(without_G), jackknife_variance(without_G)
+    if variance is None:
         return None
-    error = math.sqrt((n - 1) / n * float(((without_G - without_G.mean()) ** 2).sum()))
-    estimate = t_interval(value, error, df, n)
+    estimate = t_interval(value, math.sqrt(variance), df, n)
     assert estimate.lo is not None and estimate.hi is not None and estimate.p is not None
     return estimate.lo, estimate.hi, max(estimate.p, 2 / math.factorial(n))
+
+
+def jackknife_variance(without_G: np.ndarray) -> float | None:
+    """The variance of a value, from its values without each unit; None where one of these is undefined."""
+    n = len(without_G)
+    return (n - 1) ** 2 / n * float(without_G.var(ddof=1)) if np.isfinite(without_G).all() else None
 
 
 def _jackknife(rho: float, without_G: np.ndarray, df: int) -> tuple[float | None, float | None, float | None]:

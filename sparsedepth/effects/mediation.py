@@ -5,12 +5,18 @@ Over pairs i of runs that differ in the knob alone, with d the setting minus the
     d_y,i = direct_depth + b d_m,i + e_i        least squares, an intercept per depth
     share = b mean(d_m) / mean(d_y)             indirect / total (Baron & Kenny 1986; the product of coefficients)
 
-The 95% interval is the jackknife's over contexts (`chain`): the combinations of other settings in which the knob was
-varied, each with its pairs at all depths and of all seeds. A share is given only where the total effect itself excludes
-0. The knob is set, the mediator is only observed: whatever moves both mediator and outcome counts as mediation (in
-`causal_evidence` the mediator is moved by itself), and noise in the mediator pulls b, and so the share, towards 0.
+The 95% interval is Student's. Its variance is the jackknife's over contexts (the combinations of other settings in
+which the knob was varied, each with its pairs at all depths and of all seeds), plus that over seeds, since a seed may
+shift the effect in all contexts alike; degrees of freedom are Satterthwaite's. Deviates: Cameron, Gelbach & Miller
+(2011) subtract the variance over single pairs of context and seed, which both contain; with 3 to 10 seeds such
+intervals hold the truth in .90 to .97 of simulated sweeps.
+
+A share is given only where the total effect itself excludes 0. The knob is set, the mediator is only observed: whatever
+moves both mediator and outcome counts as mediation (in `causal_evidence` the mediator is moved by itself), and noise in
+the mediator pulls b, and so the share, towards 0.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -18,8 +24,8 @@ from itertools import combinations, product
 import numpy as np
 import pandas as pd
 
-from sparsedepth.effects.chain import STAGES, jackknife, leave_one_out
-from sparsedepth.effects.intervals import Estimate, estimate
+from sparsedepth.effects.chain import STAGES, jackknife_variance, leave_one_out
+from sparsedepth.effects.intervals import Estimate, ExtraVariance, estimate, t_interval, with_extra_variances
 from sparsedepth.effects.knobs import Knob
 from sparsedepth.effects.pairs import pairs
 from sparsedepth.quantities import of_stage
@@ -90,15 +96,13 @@ def mediation(
     pairs = of_outcome.assign(of_mediator=of_mediator["difference"])
     pairs = pairs[pairs["setting"] == setting].dropna(subset=["difference", "of_mediator"])
     total = replace(estimate(pairs.groupby("seed")["difference"].mean().to_numpy()), n=len(pairs))
-    context_N, contexts = pd.factorize(pairs["context"])
-    n_contexts = len(contexts)
+    n_contexts = pairs["context"].nunique()
     share = lo = hi = None
     if total.excludes_zero and pairs["n_layers"].nunique() + 1 < len(pairs):
         value = float(_share(pairs, np.ones((1, len(pairs))))[0])
         share = value if np.isfinite(value) else None
         if share is not None and n_contexts >= MIN_CONTEXTS:
-            without_C = _share(pairs, leave_one_out(n_contexts)[:, context_N])
-            lo, hi, _ = jackknife(share, without_C, n_contexts - 1) or (None, None, None)
+            lo, hi = _interval(pairs, share)
     return Mediation(
         knob=knob.name,
         setting=setting,
@@ -111,6 +115,21 @@ def mediation(
         hi=hi,
         n_contexts=n_contexts,
     )
+
+
+def _interval(pairs: pd.DataFrame, share: float) -> tuple[float | None, float | None]:
+    """The ends of the share's interval; None where one context or seed decides whether there is a share."""
+    variances = []
+    for unit in ("context", "seed"):
+        unit_N, units = pd.factorize(pairs[unit])
+        variance = jackknife_variance(_share(pairs, leave_one_out(len(units))[:, unit_N]))
+        if variance is None:
+            return None, None
+        variances.append(ExtraVariance(variance=variance, df=len(units) - 1))
+    over_contexts, over_seeds = variances
+    alone = t_interval(share, math.sqrt(over_contexts.variance), over_contexts.df, len(pairs))
+    interval = with_extra_variances(alone, [over_seeds])
+    return interval.lo, interval.hi
 
 
 def _share(pairs: pd.DataFrame, weight_BN: np.ndarray) -> np.ndarray:

@@ -43,8 +43,9 @@ EXPLAINED = (
 CHAIN_EXPLAINED = (
     "The links of the chain. 'associated': the 95% interval of the rank correlation within depth excludes 0 (jackknife "
     "over combinations of settings, each with all its depths and seeds; Holm-corrected over the links of a scope). "
-    "'predicts': the cause also predicts the effect at held-out depths. 'causes': an intervention that moved only the "
-    "cause moved the effect. Skill: 1 is perfect prediction, 0 no better than the mean."
+    "'predicts': the cause also predicts the effect at held-out depths. 'causes': an intervention that moved the cause "
+    "and no other measured cause moved the effect; other paths (a direct effect, another tuned lr) are not excluded. "
+    "Skill: 1 is perfect prediction, 0 no better than the mean."
 )
 
 
@@ -121,7 +122,9 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
     if paths:
         yield (
             "\nHow much of a knob's effect is mediated? share: the mediator's change x the outcome's slope on it / "
-            "the outcome's change; intervals: jackknife over contexts (combinations of the other settings)"
+            "the outcome's change; intervals: jackknife over contexts (combinations of the other settings) and over "
+            "seeds. The mediator is only observed: whatever moves both, such as a tuned lr, counts as mediation, and "
+            "noise in the mediator lowers the share"
         )
     yield from (f"  {_mediation_text(path)}" for path in shared)
     if len(paths) > len(shared):
