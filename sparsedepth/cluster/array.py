@@ -41,6 +41,9 @@ MAX_DEFAULT_TASKS = 64
 PROBE_SECONDS = 4.0
 """How long to wait for the probe task to start; after that the array is submitted with a dependency on it."""
 
+PROBE_LIMIT_SECONDS = 300.0
+"""How long a started probe task may take: its own limit, 2 minutes, and time for Slurm to end it."""
+
 STOP_SECONDS = 600.0
 """How long `stop` waits for running tasks to write their checkpoints."""
 
@@ -163,11 +166,14 @@ class TaskArray:
             no_python=NO_PYTHON,
         )
         job = slurm.submit(text)
-        deadline = time.monotonic() + PROBE_SECONDS
+        submitted = time.monotonic()
         while not answer.exists():
             facts = slurm.show_job(job)
-            state, is_late = facts.get("JobState"), time.monotonic() > deadline
-            if state in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
+            state, waited = facts.get("JobState"), time.monotonic() - submitted
+            is_late, has_started = waited > PROBE_SECONDS, state in ("RUNNING", "COMPLETING")
+            if is_hung := has_started and waited > PROBE_LIMIT_SECONDS:
+                slurm.call("scancel", "--quiet", job)
+            if is_hung or state in slurm.ENDED - {"COMPLETED"}:
                 token.unlink()
                 raise ValueError(self._probe_error(facts))
             if is_late and state == "COMPLETED":
@@ -175,7 +181,7 @@ class TaskArray:
                     f"{self.results} is not shared by the nodes: a file written by the probe task on "
                     f"{facts.get('NodeList')} is not visible here; give an --out on shared storage"
                 )
-            if is_late and state not in ("RUNNING", "COMPLETING"):  # pending, or unknown to the controller
+            if is_late and not has_started:  # pending, or unknown to the controller
                 return job
             time.sleep(0.2)
         answer.unlink()
@@ -185,7 +191,12 @@ class TaskArray:
     def _probe_error(self, facts: dict[str, str]) -> str:
         node = facts.get("NodeList", "a node")
         code = facts.get("ExitCode", "").partition(":")[0]
-        reason = f"the probe task on {node} ended {facts.get('JobState', '').lower()} (exit code {code})"
+        reason = f"the probe task on {node} ended {facts['JobState'].lower()} (exit code {code})"
+        if facts["JobState"] not in slurm.ENDED:
+            reason = (
+                f"the probe task on {node} has not ended in {PROBE_LIMIT_SECONDS:.0f} s and was cancelled; check that "
+                f"{node} can read {self.results} and start {sys.executable}"
+            )
         if code == str(NOT_SHARED):
             reason = f"{self.results} is not visible on {node}; give an --out on storage shared by all nodes"
         if code == str(NO_PYTHON):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sparsedepth.cli import main
 from sparsedepth.cli.on_slurm import array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import CHECKSUM_LINE, TaskArray, check
@@ -95,6 +96,26 @@ def test_a_probe_that_has_started_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "show_job", lambda job: {"JobState": "COMPLETED", "NodeList": "n1"})
     with pytest.raises(ValueError, match="a file written by the probe task on n1 is not visible here"):
         array._probe()
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
+def test_a_probe_that_never_ends_is_cancelled_and_told_in_one_line(tmp_path, monkeypatch, capsys, state):
+    """As where its node waits for a file server that is gone; whatever its time limit."""
+    answers = {"sinfo": "p*|7-00:00:00|7-00:00:00|3|(null)", "squeue": "", "sbatch": "7"}
+    answers["scontrol"] = f"MaxArraySize = 1001\nJobState={state} NodeList=n1 ExitCode=0:0"
+    for name, answer in {**answers, "scancel": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\necho {name} $* >> {tmp_path}/calls\nprintf '{answer}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("sparsedepth.cluster.array.PROBE_LIMIT_SECONDS", 1.0)
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text("{name: x, question: q, hypothesis: h, base: {n_layers: 2, d_model: 16}, seeds: [0, 1]}")
+    with pytest.raises(SystemExit) as ended:
+        main.run(["sweep", str(sweep), "--out", str(tmp_path / "out"), "--on", "slurm"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and "the probe task on n1 has not ended in 1 s" in error
+    assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel --quiet 7"
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_script_that_was_edited_is_seen(tmp_path):
