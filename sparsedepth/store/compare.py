@@ -19,6 +19,7 @@ from sparsedepth.store.cell_text import readable
 from sparsedepth.store.comparable_loss import COMMON, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.same_text import warn_of_other_texts
 from sparsedepth.store.setting import Configuration, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
@@ -35,6 +36,7 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
     Configurations in both come first, the largest difference on top. Raises ValueError for a quantity without a better
     direction, and if a folder has no trained run.
     """
+    warn_of_other_texts(first.sql, second.sql)
     by = by or (COMMON if COMMON in (loss_in(first), loss_in(second)) else loss_in(first))
     quantities.rankable(by)
     sides = [_cells(store, by) for store in (first, second)]

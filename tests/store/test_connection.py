@@ -4,13 +4,16 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
-from synthetic import make_run
+from synthetic import MANIFEST, make_run
 
 from sparsedepth.config.run import RunConfig
+from sparsedepth.store.compare import compare
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.packing import pack
 
 BASE = RunConfig(n_layers=2, weight_eps=(0.5, 0.25))
 
@@ -132,6 +135,25 @@ def test_a_copy_counts_once(results, tmp_path):
     with open_store(results, copies / BASE.run_id, copies) as store:
         assert store.sql("SELECT count(*), sum(val_loss) FROM runs").rows == ((3, 7.5),)
         assert store.sql("SELECT count(*) FROM layers").rows == ((4,),)
+
+
+def test_two_texts_of_one_name_are_told(tmp_path):
+    """By the runs' data_hash, also of a pack, where the texts' names and options are equal. A run that has none, and a
+    task, say nothing."""
+    hashes = {"a": "1", "b": "1", "c": "2", "unknown": None}
+    for seed, (name, data_hash) in enumerate(hashes.items()):
+        for config in (BASE, RunConfig(corpus="task:k_hop"), RunConfig(val_fraction=0.1 + seed / 100)):
+            manifest = {**MANIFEST, "data_hash": data_hash and f"{data_hash}{config.val_fraction}"}
+            make_run(tmp_path / name, config.model_copy(update={"seed": seed}), {"val_loss": 1.0}, manifest=manifest)
+    make_run(tmp_path / "b", RunConfig(corpus="task:k_hop", seed=9), {}, manifest={**MANIFEST, "data_hash": "other"})
+    pack(tmp_path / "c", tmp_path / "packed")
+    for one, other in (("a", "c"), ("b", "packed")):
+        with pytest.warns(UserWarning, match=rf"corpus='stdlib' is another text in \S*{one} than in \S*{other} "):
+            open_store(tmp_path / one, tmp_path / other)
+    with warnings.catch_warnings(action="error"):
+        left, right = open_store(*(tmp_path / name for name in ("a", "b", "unknown"))), open_store(tmp_path / "c")
+        with left, right, pytest.raises(UserWarning, match="is another text in"):
+            compare(left, right)
 
 
 def test_two_results_of_one_run_are_refused(results, tmp_path):
