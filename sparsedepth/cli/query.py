@@ -176,8 +176,8 @@ def compare(
     """Compare two results folders: differences between equal configurations, and configurations in only one."""
     from sparsedepth import quantities
     from sparsedepth.store.comparable_loss import unit_for_stores
+    from sparsedepth.store.compare import NOTES, counts, disjoint_fields
     from sparsedepth.store.compare import compare as compare_folders
-    from sparsedepth.store.compare import counts, disjoint_fields
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, encode
     from sparsedepth.store.terminal import compact, wrapped
@@ -190,13 +190,15 @@ def compare(
         write(encode(table, format), out)
         return
     both, only_first, only_second, differ = counts(table)
-    fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting"}
+    fields = {"found_in", "n_layers", "pairs", "first", "second", "difference", "lo", "hi", "setting", *NOTES}
     significant = f", {differ} of them with an interval that excludes 0 (expected by chance: one in 20)" if both else ""
     head = (
         f"{quantity}{f' [{unit}]' if unit not in ('', '1') else ''}: {second} (second) minus {first} (first) with 95% "
         "interval, paired by seed where both have it",
         f"{both} configurations in both{significant}; {only_first} only in the first, {only_second} only in the second",
         f"setting: relative to the baseline of {first}",
+        *(["tuned: chosen differently; lo, hi include the error of choosing"] if "tuned" in table.columns else []),
+        *(["diverged: left out, which favours the side with more of them"] if {*NOTES[1:]} & {*table.columns} else []),
         *(["Fields that never agree:", *disjoint] if (disjoint := disjoint_fields(table)) else []),
     )
     write(f"{wrapped(head)}{compact(table.of_columns(fields), ('found_in',))}\n".encode(), out)

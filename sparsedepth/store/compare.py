@@ -1,37 +1,58 @@
 """Compare two results folders, configuration by configuration.
 
 A configuration is all fields of a run but the seed, recording options, and fields tuned in both folders. The difference
-is second minus first, mean over the seeds that finished in both, with Student's 95% interval over these pairs from
-three on. Without a common seed it is the difference of the two means, with Welch's interval (Biometrika 34, 1947) from
-three seeds on each side.
+is second minus first, mean over the seeds that finished in both, with Student's 95% interval, from three such pairs on.
+With fewer it is the difference of the two means, with Welch's interval (Biometrika 34, 1947), if each side has three
+seeds. Where the two sides were tuned to different values, the error of choosing them (`store.tuning_curve`) is added:
+
+    variance = sum_k v_k,    df = variance^2 / sum_k (v_k^2 / df_k), rounded down    (Satterthwaite 1946)
+
+of v_k the variance of the mean pair, or of each mean, and the `tuning_variance` of each side.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparsedepth import quantities
 from sparsedepth.config.role import roles
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.store.cell_text import readable
-from sparsedepth.store.comparable_loss import COMMON, loss_in
+from sparsedepth.store.comparable_loss import COMMON, OWN, loss_in
 from sparsedepth.store.connection import Store
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.same_text import warn_of_other_texts
-from sparsedepth.store.setting import Configuration, settings_of
+from sparsedepth.store.setting import Configuration, number_text, settings_of
 from sparsedepth.store.small_sample import MIN_VALUES, mean_interval, t_critical
 from sparsedepth.store.tuning_roles import IS_RESULT, parse_tuned_fields
 
 _RECORDED = {name for name, role in roles(RunConfig).items() if role.kind == "record"}
 BOTH, FIRST, SECOND = "both", "first", "second"
+NOTES = ("tuned", "first_diverged", "second_diverged")
+"""Columns that are absent where they have nothing to say."""
+_Variance = tuple[float, float]
+"""And its degrees of freedom."""
+
+
+@dataclass(kw_only=True)
+class _Side:
+    """A configuration in one folder."""
+
+    cell: Configuration
+    values: dict[str, float] = field(default_factory=dict)
+    """By seed, of finished runs."""
+    n_diverged: int = 0
+    tuning: list[_Variance]
+    """From choosing its tuned values; empty where they are not tuned, or by another quantity."""
 
 
 def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, QueryResult]:
     """The quantity compared, and a row per configuration: found_in (both, first or second), n_layers, varying fields,
     pairs (seeds that finished in both), first and second (means over seeds), difference, lo, hi, setting (relative to
-    the first folder's baseline).
+    the first folder's baseline), and NOTES: tuned (values chosen differently, 'lr 0.003 -> 0.006'), first_diverged,
+    second_diverged (runs left out).
 
     Configurations in both come first, the largest difference on top. Raises ValueError for a quantity without a better
     direction, and if a folder has no trained run.
@@ -40,45 +61,64 @@ def compare(first: Store, second: Store, by: str | None = None) -> tuple[str, Qu
     by = by or (COMMON if COMMON in (loss_in(first), loss_in(second)) else loss_in(first))
     quantities.rankable(by)
     sides = [_cells(store, by) for store in (first, second)]
-    tuned = frozenset.intersection(*(cell.tuned for side in sides for cell, _ in side))
+    tuned = frozenset.intersection(*(side.cell.tuned for cells in sides for side in cells))
     key_fields = [name for name in CELL_FIELDS if name not in tuned | _RECORDED]
-    by_key = [
-        {tuple(cell.knobs[name] for name in key_fields): (cell, values) for cell, values in side} for side in sides
-    ]
-    cells = [[cell for cell, _ in side] for side in sides]
+    by_key = [{tuple(side.cell.knobs[name] for name in key_fields): side for side in cells} for cells in sides]
+    cells = [[side.cell for side in cells] for cells in sides]
     settings = replace(settings_of([*cells[0], *cells[1]]), baseline=settings_of(cells[0]).baseline)
     fields = [name for name in settings.varying if name in key_fields]
     rows: list[tuple[Any, ...]] = []
     for key in dict.fromkeys([*by_key[0], *by_key[1]]):
-        entries = [side.get(key) for side in by_key]
-        found_in = BOTH if all(entries) else FIRST if entries[0] else SECOND
-        cell = next(entry[0] for entry in entries if entry)
-        values = [entry[1] if entry else {} for entry in entries]
-        common = [seed for seed in values[0] if seed in values[1]]
-        paired = mean_interval([values[1][seed] - values[0][seed] for seed in common])
-        difference = paired if common else _unpaired(*(list(side.values()) for side in values))
-        means = [mean_interval(list(side.values()))[0] for side in values]
+        one, other = (side.get(key) for side in by_key)
+        found_in = BOTH if one and other else FIRST if one else SECOND
+        cell = next(side.cell for side in (one, other) if side)
+        values = [side.values if side else {} for side in (one, other)]
+        pairs = sum(seed in values[1] for seed in values[0])
+        retuned = [
+            f"{name} {number_text(one.cell.knobs[name])} -> {number_text(other.cell.knobs[name])}"
+            for name in sorted(tuned)
+            if one and other and one.cell.knobs[name] != other.cell.knobs[name]
+        ]
+        tuning = one.tuning + other.tuning if one and other and retuned else []
+        means = [mean_interval(list(by_seed.values()))[0] for by_seed in values]
         knobs = [cell.knobs[name] for name in fields]
-        rows.append((found_in, *knobs, len(common), *means, *difference, settings.label(cell.knobs)))
-    columns = ("found_in", *fields, "pairs", "first", "second", "difference", "lo", "hi", "setting")
+        notes = (", ".join(retuned) or None, *(side.n_diverged if side else None for side in (one, other)))
+        compared = (pairs, *means, *difference_of(*values, tuning))
+        rows.append((found_in, *knobs, *compared, settings.label(cell.knobs), *notes))
+    columns = ("found_in", *fields, "pairs", "first", "second", "difference", "lo", "hi", "setting", *NOTES)
     index = columns.index("difference")
     rows.sort(key=lambda row: ((BOTH, FIRST, SECOND).index(row[0]), row[index] is None, -abs(row[index] or 0)))
-    return by, QueryResult(columns=columns, rows=tuple(rows))
+    table = QueryResult(columns=columns, rows=tuple(rows))
+    empty = [name for name, values in zip(columns, table.values(), strict=True) if name in NOTES and not any(values)]
+    return by, table.of_columns([name for name in columns if name not in empty])
 
 
-def _unpaired(first: Sequence[float], second: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """The difference of two means, with Welch's interval (degrees of freedom rounded down)."""
+def difference_of(
+    first: Mapping[Any, float], second: Mapping[Any, float], tuning: Sequence[_Variance] = ()
+) -> tuple[float | None, float | None, float | None]:
+    """Second minus first, from values by seed, with its interval; `tuning`: variances from choosing tuned values."""
     if not first or not second:
         return None, None, None
-    difference = statistics.fmean(second) - statistics.fmean(first)
-    if min(len(first), len(second)) < MIN_VALUES:
+    common = [seed for seed in first if seed in second]
+    if len(common) >= MIN_VALUES or (common and min(len(first), len(second)) < MIN_VALUES):
+        samples = [[second[seed] - first[seed] for seed in common]]
+        difference = statistics.fmean(samples[0])
+    else:
+        samples = [list(first.values()), list(second.values())]
+        difference = statistics.fmean(samples[1]) - statistics.fmean(samples[0])
+    if min(map(len, samples)) < MIN_VALUES:
         return difference, None, None
-    errors = [statistics.variance(values) / len(values) for values in (first, second)]
-    if not sum(errors):
-        return difference, difference, difference
-    degrees = sum(errors) ** 2 / sum(e**2 / (len(v) - 1) for e, v in zip(errors, (first, second), strict=True))
-    half = t_critical(int(degrees)) * math.sqrt(sum(errors))
+    seeds = [(statistics.variance(values) / len(values), len(values) - 1) for values in samples]
+    half = max(_half_width(seeds), _half_width([*seeds, *tuning]))
     return difference, difference - half, difference + half
+
+
+def _half_width(terms: Sequence[_Variance]) -> float:
+    total = sum(variance for variance, _ in terms)
+    if not total:
+        return 0.0
+    degrees = total**2 / sum(variance**2 / df for variance, df in terms)
+    return t_critical(int(degrees + 1e-9)) * math.sqrt(total)
 
 
 def counts(table: QueryResult) -> tuple[int, int, int, int]:
@@ -104,21 +144,25 @@ def disjoint_fields(table: QueryResult) -> list[str]:
     return texts
 
 
-def _cells(store: Store, by: str) -> Sequence[tuple[Configuration, dict[str, float]]]:
+def _cells(store: Store, by: str) -> Sequence[_Side]:
     """Each trained configuration with its values by seed (by folder, if the seed is unknown)."""
-    names = ("cell_id", "tuned_fields", "coalesce(CAST(seed AS VARCHAR), folder)", "outcome", by, *CELL_FIELDS)
-    by_cell: dict[str, tuple[Configuration, dict[str, list[float]]]] = {}
-    for cell_id, tuned, seed, outcome, value, *knobs in store.sql(
-        f"SELECT {', '.join(names)} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
+    chosen_by = f"tuned_by = '{by}' OR tuned_by IN {(OWN, COMMON)} AND '{by}' IN {(OWN, COMMON)}"
+    tuning = f"CASE WHEN {chosen_by} THEN tuning_variance END"
+    names = ("cell_id", "tuned_fields", "coalesce(CAST(seed AS VARCHAR), folder)", "outcome", by, tuning, "tuning_df")
+    by_cell: dict[str, _Side] = {}
+    values: dict[tuple[str, str], list[float]] = {}
+    for cell_id, tuned, seed, outcome, value, variance, df, *knobs in store.sql(
+        f"SELECT {', '.join([*names, *CELL_FIELDS])} FROM runs WHERE {IS_RESULT} ORDER BY n_layers, cell_id, seed"
     ).rows:
         knobs_by_name = dict(zip(CELL_FIELDS, knobs, strict=True))
         cell = Configuration(cell_id=cell_id, tuned=frozenset(parse_tuned_fields(tuned)), knobs=knobs_by_name)
-        _, values = by_cell.setdefault(cell_id, (cell, {}))
+        side = by_cell.setdefault(cell_id, _Side(cell=cell, tuning=[(variance, df)] if variance else []))
+        side.n_diverged += outcome == "diverged"
         if outcome == "ok" and value is not None:
-            values.setdefault(seed, []).append(value)
+            values.setdefault((cell_id, seed), []).append(value)
     if not by_cell:
         folders = " ".join(map(str, store.roots))
         raise ValueError(f"{folders} holds no run with a training configuration: there is nothing to compare")
-    return [
-        (cell, {seed: statistics.fmean(runs) for seed, runs in values.items()}) for cell, values in by_cell.values()
-    ]
+    for (cell_id, seed), runs in values.items():
+        by_cell[cell_id].values[seed] = statistics.fmean(runs)
+    return [*by_cell.values()]

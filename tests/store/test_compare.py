@@ -2,12 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
+import yaml
 from synthetic import make_run
 
 from sparsedepth.config.run import RunConfig
-from sparsedepth.store.compare import compare, counts, disjoint_fields
+from sparsedepth.store.compare import compare, counts, difference_of, disjoint_fields
 from sparsedepth.store.connection import open_store
+from sparsedepth.store.tuning_curve import TuningCurve, curve_shapes
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,119 @@ def test_the_baseline_is_that_of_the_first_folder(tmp_path):
 def test_a_quantity_without_a_better_direction_is_refused(stores):
     with pytest.raises(ValueError, match="no better direction"):
         compare(*stores, by="weight_sparsity")
+
+
+def test_fewer_than_three_common_seeds_are_no_reason_for_no_interval():
+    """Two of three are common, and each side's mean over its three seeds has Welch's interval: of df 4, sd 0.1."""
+    first, second = {"0": 2.0, "1": 2.1, "2": 2.2}, {"1": 2.5, "2": 2.6, "3": 2.7}
+    half = 2.776445 * math.sqrt(2 * 0.01 / 3)
+    found = pytest.approx((0.5, 0.5 - half, 0.5 + half), abs=1e-5)
+    assert difference_of(first, second) == found
+    assert difference_of({"0": 2.0, "1": 2.1}, {"1": 2.5, "2": 2.7}) == (pytest.approx(0.4), None, None)  # of seed 1
+
+
+def test_diverged_runs_are_counted(tmp_path, stores):
+    for seed, outcome in enumerate(("ok", "diverged", "diverged")):
+        make_run(tmp_path, RunConfig(weight_decay=0.1, seed=seed), {"val_loss": 3.0, "outcome": outcome})
+    with open_store(tmp_path) as other:
+        _, table = compare(stores[0], other)
+    assert table.columns[-1] == "second_diverged"  # none did in the first
+    assert [row[-1] for row in table.rows] == [2, None, None]
+    assert compare(*stores)[1].columns[-1] == "setting"
+
+
+def test_the_error_of_choosing_other_values_is_in_the_interval(tmp_path, monkeypatch):
+    """Both folders tune lr with three noisy seeds, whose wiggles choose 0.002 in one and 0.004 in the other."""
+    monkeypatch.setattr("os.fsync", lambda handle: None)
+    wiggles, rates = (0.0, 0.03, -0.03, 0.02, -0.02, 0.01), (0.001, 0.002, 0.004, 0.008)
+    for folder, best in (("one", 0.002), ("other", 0.004)):
+        (tmp_path / folder).mkdir()
+        definition = {"name": "s", "question": "q", "hypothesis": "h", "seeds": [0, 1, 2], "tuning_seeds": [10, 11, 12]}
+        definition["tune"] = {"lr": list(rates)}
+        (tmp_path / folder / "sweep.yaml").write_text(yaml.safe_dump(definition))
+        for i, lr in enumerate(rates):
+            for k, seed in enumerate([10, 11, 12, *([0, 1, 2] if lr == best else [])]):
+                loss = 3 + 0.02 * abs(math.log2(lr / best)) + wiggles[(k + i) % 6]
+                make_run(tmp_path / folder, RunConfig(lr=lr, seed=seed), {"val_loss": loss})
+    with open_store(tmp_path / "one") as one, open_store(tmp_path / "other") as other:
+        (row,) = compare(one, other)[1].records()
+        chosen = "select {} from runs where tuning in ('best', 'edge') order by seed"
+        sides = [dict(store.sql(chosen.format("CAST(seed AS VARCHAR), val_loss")).rows) for store in (one, other)]
+        tuning = [store.sql(chosen.format("tuning_variance, tuning_df")).rows[0] for store in (one, other)]
+        assert row["tuned"] == "lr 0.002 -> 0.004" and "tuned" not in compare(one, one)[1].columns
+    assert (row["difference"], row["lo"], row["hi"]) == difference_of(*sides, tuning)
+    _, lo, hi = difference_of(*sides)
+    assert row["hi"] > hi and row["lo"] < lo
+
+
+def covered(n, n_seeds, n_common, of_seed=1.0, n_diverged=0):
+    """Of n configurations alike in two folders, the share whose interval holds 0; `of_seed`: deviation of what a seed
+    does in both, beside 1 of each run. Of the second folder the worst runs diverge."""
+    generator = np.random.default_rng(0)
+    held = []
+    for _ in range(n):
+        seed_S = of_seed * generator.normal(size=2 * n_seeds)
+        sides = []
+        for first, lost in ((0, 0), (n_seeds - n_common, n_diverged)):
+            values = seed_S[first : first + n_seeds] + generator.normal(size=n_seeds)
+            sides.append({first + i: float(values[i]) for i in np.argsort(values)[: n_seeds - lost]})
+        _, lo, hi = difference_of(*sides)
+        held.append(None if lo is None else lo <= 0 <= hi)
+    assert None not in held
+    return float(np.mean(held))
+
+
+def tuned_covered(n, n_seeds, rough, sd=0.14, n_tuning=2):
+    """The share of intervals that hold 0 where both folders tune lr among five values of one parabola, each for itself,
+    and choose other values: without and with the error of choosing; and the share of configurations that choose other
+    values. Eight configurations a folder, whose curves share their roughness."""
+    held = []
+    for draw in range(n):
+        generator = np.random.default_rng(draw)
+        true_CK = 0.05 * (np.arange(5) - 2 - generator.uniform(-0.5, 0.5, (8, 1))) ** 2
+        true_CK = true_CK + rough * generator.normal(size=(8, 5))
+        sides = []
+        for _ in range(2):
+            loss_CKS = true_CK[:, :, None] + sd * generator.normal(size=(8, 5, n_tuning + n_seeds))
+            chosen_C = loss_CKS[:, :, :n_tuning].mean(axis=2).argmin(axis=1)
+            fresh_CKS = np.where((np.arange(5) == chosen_C[:, None])[..., None], loss_CKS[:, :, n_tuning:], np.nan)
+            curves = [
+                TuningCurve(values=np.log(2) * np.arange(5.0), losses=loss[:, :n_tuning], chosen=int(at), fresh=fresh)
+                for loss, at, fresh in zip(loss_CKS, chosen_C, fresh_CKS, strict=True)
+            ]
+            shapes = curve_shapes(curves)
+            results = [dict(enumerate(fresh[at].tolist())) for fresh, at in zip(fresh_CKS, chosen_C, strict=True)]
+            sides.append(
+                list(zip(chosen_C, results, [(each.variance or 0.0, each.df) for each in shapes], strict=True))
+            )
+        for (at, first, variance), (other_at, second, other_variance) in zip(*sides, strict=True):
+            both = (difference_of(first, second, terms) for terms in ((), (variance, other_variance)))
+            held.append((at != other_at, *(lo <= 0 <= hi for _, lo, hi in both)))
+    differ_N, alone_N, added_N = np.array(held).T
+    return float(alone_N[differ_N].mean()), float(added_N[differ_N].mean()), float(differ_N.mean())
+
+
+def test_equal_configurations_seldom_differ():
+    """The standard error is .007."""
+    for n_common in (10, 5, 2, 0):
+        assert 0.92 <= covered(1000, 10, n_common) <= 0.98
+
+
+def test_equal_configurations_seldom_differ_though_tuned_to_other_values():
+    alone, added, _ = tuned_covered(50, 10, 0.1)
+    assert alone < 0.87 and added >= 0.92  # of some 200, with a standard error of .015: see the slow test
+
+
+@pytest.mark.slow
+def test_the_coverage_of_intervals_of_two_folders():
+    for n_seeds in (3, 6, 10):
+        for n_common in (n_seeds, n_seeds // 2, 0):
+            shares = [covered(4000, n_seeds, n_common, of_seed) for of_seed in (0.0, 2.0)]
+            print(f"{n_seeds} seeds, {n_common} common: {shares}")
+            assert all(0.94 <= share <= 0.995 for share in shares)
+    for n_diverged in (1, 2, 3):
+        print(f"the worst {n_diverged} of 10 diverge: {covered(4000, 10, 10, 0.0, n_diverged)}")
+    for world in ((6, 0.0), (6, 0.1), (10, 0.0), (10, 0.1)):
+        alone, added, differ = tuned_covered(200, *world)
+        print(f"{world} tuned: {differ:.2f} choose other values; covered {alone:.3f}, with their error {added:.3f}")
+        assert added >= 0.93
