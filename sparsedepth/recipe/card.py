@@ -317,8 +317,8 @@ def earned_word(recipe: Recipe, supported: bool, outcomes: Sequence[str | None])
 
 def grade_of(recipe: Recipe, supported: bool, outcomes: Sequence[str | None]) -> Grade | None:
     """A: as B, and an intervention on one link of the chain works in the same direction. B: confirmed by held-out
-    tests, from runs of several widths or budgets. C: in-sample, several seeds. D: single runs, or models that lose to a
-    bigram table of their text. None where nothing is recommended."""
+    tests, from runs of several widths or budgets. C: in-sample, several seeds. D: models that lose to a bigram table of
+    their text, or third-party runs. None where nothing is recommended, as always from single runs."""
     if not recipe.changes:
         return None
     if recipe.grade == "C" and passed(outcomes) and not recipe.domain.is_one_scale:

@@ -17,7 +17,7 @@ MEANING = {
     "A": "held-out confirmed, with an intervention",
     "B": "held-out confirmed",
     "C": "in-sample, several seeds",
-    "D": "single runs",
+    "D": "third-party runs",
 }
 
 

@@ -245,6 +245,11 @@ def test_an_intervention_earns_a_word_of_its_own(runs, card):
     assert (untested.mechanism.word, untested.grade) == ("in-sample", "C")
 
 
+def test_grade_d_names_third_party_runs(card):
+    """Single runs recommend nothing, and so have no grade."""
+    assert "**D**: third-party runs. " in card_markdown(card.model_copy(update={"grade": "D"}))
+
+
 def test_grades(card):
     def wider(grade, **ranges):
         domain = card.recipe.domain.model_copy(update={"ranges": {**card.recipe.domain.ranges, **ranges}})
