@@ -70,9 +70,8 @@ def test_how_often_a_grade_is_right(sizes, varies):
         taken = [i for i, values in enumerate(CHOICES) if values and values.items() <= dict(recipe.config).items()]
         is_right = bool(effect[taken, 3].mean(axis=1).sum() < 0)
         counts.update(
-            [("recommended", is_right), *((test, grade, is_right) for test, grade in zip("dw", graded, strict=False))]
+            [("recommended", is_right), *((test, grade, is_right) for test, grade in zip("dw", graded, strict=True))]
         )
-        counts["none"] += not graded
     print(f"{sizes}, {varies}: {dict(counts)}")
     recommended = n - counts["none"]
     assert recommended <= 0.05 * n if not sizes else counts["recommended", True] >= 0.95 * recommended >= 0.2 * n
