@@ -131,9 +131,10 @@ class ProgressDisplay:
         return table
 
     def _value_text(self, state: RunState) -> str:
-        """', val_loss 2.815', or '' if the run has none."""
-        value = self.best.value(state.run_id)
-        return "" if value is None else f", {self.definition.objective} {value:.4g}"
+        """', val_loss 2.815', ', diverged', or '' if the run has no value."""
+        if (value := self.best.value(state.run_id)) is not None:
+            return f", {self.definition.objective} {value:.4g}"
+        return ", diverged" if state.run_id in self.best.diverged else ""
 
     def _name(self, state: RunState) -> str:
         return varied_fields(self.definition, state.config) if state.config else state.run_id

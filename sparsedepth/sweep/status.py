@@ -137,6 +137,7 @@ class BestSoFar:
         self.results, self.objective = results, objective
         self.sign = -quantities.sign(objective)
         self.values: dict[str, float | None] = {}
+        self.diverged: set[str] = set()
 
     def of(self, states: Sequence[RunState]) -> tuple[RunState, float] | None:
         """The best run and its objective; None before any run has one."""
@@ -148,9 +149,12 @@ class BestSoFar:
         """A complete run's objective; None if it has none."""
         if run_id not in self.values:
             try:
-                value = read_summary(self.results, run_id).get(self.objective)
+                summary = read_summary(self.results, run_id)
             except (OSError, ValueError):  # damaged; reported when the record itself is read
-                value = None
+                summary = {}
+            if summary.get("outcome") == "diverged":
+                self.diverged.add(run_id)
+            value = summary.get(self.objective)
             self.values[run_id] = value if isinstance(value, int | float) else None
         return self.values[run_id]
 

@@ -54,7 +54,7 @@ class SweepSummary:
     node_hours: float | None
     """used by all runs on Slurm, including incomplete ones; None without Slurm"""
     remarks: tuple[str, ...]
-    """actual vs planned cost, differing packages, other complete runs"""
+    """diverged runs, actual vs planned cost, differing packages, other complete runs"""
 
     @property
     def is_grid(self) -> bool:
@@ -84,7 +84,7 @@ def sweep_summary(folder: Path) -> SweepSummary:
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    columns = {*ACTUAL, *CELL_FIELDS, objective, "packages", "node_hours", "cell_id", "seed"}
+    columns = {*ACTUAL, *CELL_FIELDS, objective, "packages", "node_hours", "cell_id", "seed", "outcome"}
     rows = read_columns(folder, columns, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
@@ -102,7 +102,9 @@ def sweep_summary(folder: Path) -> SweepSummary:
         for state in scan(folder, definition, configs)
     ]
     deviation = compare(folder, configs, rows)
+    n_diverged = sum(row["outcome"] == "diverged" for row in rows.values())
     remarks = (
+        f"{n_diverged} of the complete runs diverged: `query --ask diverged` lists them" if n_diverged else "",
         describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),

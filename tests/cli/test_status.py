@@ -12,13 +12,14 @@ from synthetic import make_run
 from tiny import ENVIRONMENT, definition, sparsedepth
 
 from sparsedepth.cli import status as module
+from sparsedepth.cli.progress import ProgressDisplay
 from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import read_run
-from sparsedepth.sweep.status import RunState, known_runs, state_of
+from sparsedepth.sweep.status import RunState, known_runs, scan, state_of
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -223,6 +224,19 @@ def test_status_sets_the_lowest_single_run_beside_the_mean_of_its_configuration(
         "lowest single run: val_loss 1.235 (n_layers=" in out
         and "; mean of its 3 seeds 2.078); what to train: `recipe`" in out
     )
+
+
+def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
+    results, _ = standing
+    sweep = build(SweepDefinition, read_yaml(results / "sweep.yaml"), "test")
+    runs = known_runs(sweep, results)
+    display = ProgressDisplay(sweep, len(runs), results)
+    display(scan(results, sweep, runs))
+    make_run(results, runs[1], {"outcome": "diverged", "val_loss": None, "diverged_step": 3})
+    display(scan(results, sweep, runs))
+    assert f"[2/{len(runs)}] complete: n_layers=2 seed=0, diverged" in capsys.readouterr().err
+    out, _ = sparsedepth("status", results)
+    assert "1 of the complete runs diverged: `query --ask diverged` lists them" in out
 
 
 def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
