@@ -131,7 +131,7 @@ class TrainConfig(Section):
     observe_every: Annotated[Count, Role(kind="record", cost_scope="amount")] = 50
     """steps between two observations of residual variance"""
     divergence_factor: Annotated[float, Field(gt=1), THRESHOLD] = 2.0
-    """a loss above this multiple of the first step's ends the run as diverged"""
+    """a loss above this multiple of the first step's, at a logged step and at one after it, ends the run as diverged"""
 
     @property
     def n_steps(self) -> int:

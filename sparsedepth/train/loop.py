@@ -180,9 +180,9 @@ class TrainingState:
         if not self.recent:
             return None
         rows = self.devices.mean(torch.stack(self.recent)).tolist()
-        first_loss = self.curves[0]["train_loss"] if self.curves else None
+        first, last = (row["train_loss"] for row in (self.curves[0], self.curves[-1])) if self.curves else (None, None)
         for step, (loss, _, grad_norm) in enumerate(rows, start=self.step - len(rows) + 1):
-            cause = divergence(loss, grad_norm, first_loss, self.config.divergence_factor)
+            cause = divergence(loss, grad_norm, first, last, self.config.divergence_factor)
             if cause:
                 self.diverged = (step, cause)
                 break
@@ -259,14 +259,18 @@ Work = Generator[TrainingState | None, None, Result]
 (`train.stack`), and None where another run may continue first."""
 
 
-def divergence(loss: float, grad_norm: float, first_loss: float | None, factor: float) -> str | None:
-    """Why a step counts as diverged, or None."""
+def divergence(
+    loss: float, grad_norm: float, first_loss: float | None, logged_loss: float | None, factor: float
+) -> str | None:
+    """Why a step counts as diverged, or None. A high loss counts if the last row of the curves before it has one, too:
+    single batches spike, and the run recovers within a few steps."""
     if not math.isfinite(loss):
         return f"loss is {loss}"
     if not math.isfinite(grad_norm):
         return f"gradient norm is {grad_norm}"
-    if first_loss is not None and loss > factor * first_loss:
-        return f"loss {loss:.3g} is more than {factor:g} times the first step's {first_loss:.3g}"
+    if first_loss is not None and logged_loss is not None and min(loss, logged_loss) > factor * first_loss:
+        limit = f"more than {factor:g} times the first step's {first_loss:.3g}"
+        return f"loss {loss:.3g} is {limit}, as at the last logged step"
     return None
 
 

@@ -209,18 +209,34 @@ def test_a_diverged_run_does_not_depend_on_when_it_was_found_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("loss", "grad_norm", "first", "cause"),
+    ("loss", "grad_norm", "first", "logged", "cause"),
     [
-        (2.0, 1.0, 2.0, None),
-        (4.0, 1.0, 2.0, None),
-        (4.1, 1.0, 2.0, "loss 4.1 is more than 2 times the first step's 2"),
-        (math.nan, 1.0, 2.0, "loss is nan"),
-        (math.inf, 1.0, None, "loss is inf"),
-        (2.0, math.inf, 2.0, "gradient norm is inf"),
+        (2.0, 1.0, 2.0, 2.0, None),
+        (4.0, 1.0, 2.0, 9.0, None),
+        (9.0, 1.0, 2.0, 4.0, None),
+        (4.1, 1.0, 2.0, 9.0, "loss 4.1 is more than 2 times the first step's 2, as at the last logged step"),
+        (math.nan, 1.0, 2.0, 2.0, "loss is nan"),
+        (math.inf, 1.0, None, None, "loss is inf"),
+        (2.0, math.inf, 2.0, 2.0, "gradient norm is inf"),
     ],
 )
-def test_what_counts_as_divergence(loss, grad_norm, first, cause):
-    assert divergence(loss, grad_norm, first, 2.0) == cause
+def test_what_counts_as_divergence(loss, grad_norm, first, logged, cause):
+    assert divergence(loss, grad_norm, first, logged, 2.0) == cause
+
+
+@pytest.mark.parametrize(("unlearned", "steps"), [({93}, None), ({94}, None), ({*range(92, 120)}, 96)])
+def test_a_spike_of_one_step_is_no_divergence(unlearned, steps):
+    """Rows of the curves are at every fifth step, so that batch 94 has one. A model that has learned to count has more
+    loss on sequences that do not count than at its first step."""
+
+    def batch(step: int) -> Sequences:
+        return next_tokens(np.random.default_rng(step).integers(0, 12, (4, 9))) if step in unlearned else counting(step)
+
+    cfg = config(lr=1e-2, train_tokens=32 * 120, divergence_factor=1.2)
+    trained = train(Decoder(cfg, cfg.seed), cfg, resolve(cfg, CPU), batch)
+    assert (trained.outcome, trained.diverged_step) == (("diverged", steps) if steps else ("ok", None))
+    loss = {row["step"]: row["train_loss"] for row in trained.curves}
+    assert (loss[95] > 1.2 * loss[1]) == (94 in unlearned)
 
 
 def test_unknown_device_is_a_users_error():
