@@ -120,7 +120,7 @@ def test_scaling_after_the_residual_fails_at_depth_as_reported():
 
 def test_post_norm_diverges_at_a_learning_rate_that_pre_norm_bears():
     """2502.05795, Table 1: Post-LN fails where Pre-LN trains. The failure is the run's recorded outcome."""
-    deep = {"n_layers": 12, "train_tokens": 32 * 30, "warmup_frac": 0.3, "lr": 0.1}
+    deep = {"n_layers": 12, "train_tokens": 32 * 30, "warmup_frac": 0.3, "lr": 0.1, "log_every": 1}
     _, _, post = trained(norm="post", **deep)
     assert post.outcome == "diverged" and post.diverged_step and "times the first step's" in (post.diverged_cause or "")
     assert trained(**deep)[2].outcome == "ok"
