@@ -10,7 +10,7 @@ the interval already covers the noise of seeds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -66,7 +66,12 @@ def setting_interactions(runs: pd.DataFrame, outcome: str, knob: str | None = No
             if len(interaction.settings) > 1 or key not in reported:
                 family.append(interaction)
             reported.add(key)
-    return correct(moderate(family))
+    effects = {each.run_ids: each for interaction in family for each in (interaction.alone, interaction.combined)}
+    moderated = dict(zip(effects, moderate([*effects.values()]), strict=True))
+    return [
+        replace(each, alone=moderated[each.alone.run_ids], combined=moderated[each.combined.run_ids])
+        for each in correct(moderate(family))
+    ]
 
 
 def _interactions_of_knob(

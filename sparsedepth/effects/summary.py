@@ -113,13 +113,11 @@ def _equal_lr_notes(contrasts: Iterable[Contrast], effects: Iterable[Contrast]) 
 
 
 def interactions_text(interactions: Sequence[SettingInteraction], width: int | None = None) -> str:
-    """A row per depth and combination: the setting's effect alone, combined with the others, and the difference."""
-    names = ("n_layers", "alone", "combined", "difference", *SIZE[1:], "seeds", "verdict", "setting")
+    """A row per depth and combination: the setting's effect combined with the others minus its effect alone."""
+    names = ("n_layers", "difference", *SIZE[1:], "seeds", "verdict", "setting")
     rows = [
         (
             interaction.n_layers,
-            display_value(interaction.alone.effect.mean, interaction.unit),
-            display_value(interaction.combined.effect.mean, interaction.unit),
             *_effect_cells(interaction),
             len(interaction.by_seed),
             verdict_cell(interaction),
@@ -129,12 +127,13 @@ def interactions_text(interactions: Sequence[SettingInteraction], width: int | N
     ]
     head = (
         f"Does an effect on {interactions[0].outcome} depend on the other settings? difference: a setting's effect "
-        f"combined with other settings {minus(interactions[0].unit)} its effect alone, over the seeds that have both",
+        f"combined with other settings {minus(interactions[0].unit)} its effect alone, over the seeds that have both; "
+        "both effects: --detail",
     )
     notes = tuning_notes(
         (f"{interaction.text} at n_layers={interaction.n_layers}", interaction) for interaction in interactions
     )
-    return table_page(head, names, rows, ("seeds", "detectable", "alone combined"), notes, width)
+    return table_page(head, names, rows, ("seeds", "detectable"), notes, width)
 
 
 def slopes_text(slopes: Sequence[SlopeContrast], width: int | None = None) -> str:

@@ -6,6 +6,7 @@ import pytest
 from frames import grid
 
 from sparsedepth.effects import summary, text_report
+from sparsedepth.effects.sentences import estimate_text
 from sparsedepth.effects.setting_interactions import setting_interactions
 
 CROSSED = {"depth_scale": ["none", "lns"], "residual_gate": ["none", "layerscale"], "n_layers": [4, 12]}
@@ -106,13 +107,18 @@ def test_a_knob_that_moves_a_size_as_well_is_one_to_stand_beside():
     assert interaction.effect.mean == pytest.approx(-0.4)
 
 
-def test_table_and_sentences_name_both_sides():
+def test_no_effect_is_shown_without_its_interval():
+    """The table has the difference; the sentence both effects, too, moderated as those of every contrast."""
     runs = crossed(superfluous)
-    table = "\n".join(summary.knob_lines(runs, "val_loss"))
-    assert "Does an effect on val_loss depend on the other settings?" in table
-    assert "depth_scale=lns" in table.partition("depend on the other settings")[2]
-    sentences = "\n".join(text_report.knob_lines(runs, "val_loss"))
-    assert "effect combined with" in sentences and "minus effect alone" in sentences
+    table = "\n".join(summary.knob_lines(runs, "val_loss")).partition("Does an effect on val_loss depend on ")[2]
+    assert "depth_scale=lns" in table and "n_layers  difference" in table
+    sentences = "\n".join(text_report.knob_lines(runs, "val_loss")).partition("Do effects on")[2]
+    for each in setting_interactions(runs, "val_loss"):
+        alone, combined = (estimate_text(side.effect, side.unit) for side in (each.alone, each.combined))
+        assert f"({combined}) minus effect alone ({alone})" in sentences
+        assert all(
+            side.effect.df > side.n_seeds - 1 and "95% interval" in alone for side in (each.alone, each.combined)
+        )
 
 
 def test_a_sweep_without_a_cross_prints_no_such_table():
