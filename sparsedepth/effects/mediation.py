@@ -11,9 +11,9 @@ shift the effect in all contexts alike; degrees of freedom are Satterthwaite's. 
 (2011) subtract the variance over single pairs of context and seed, which both contain; with 3 to 10 seeds such
 intervals hold the truth in .90 to .97 of simulated sweeps.
 
-A share is given only where the total effect itself excludes 0. The knob is set, the mediator is only observed: whatever
-moves both mediator and outcome counts as mediation (in `causal_evidence` the mediator is moved by itself), and noise in
-the mediator pulls b, and so the share, towards 0.
+A share is given only with its interval, from MIN_CONTEXTS contexts on, and where the total effect itself excludes 0.
+The knob is set, the mediator is only observed: whatever moves both mediator and outcome counts as mediation (in
+`causal_evidence` the mediator is moved by itself), and noise in the mediator pulls b, and so the share, towards 0.
 """
 
 import math
@@ -61,10 +61,10 @@ class Mediation:
     total: Estimate
     """Effect on the outcome, over all depths, on the scale of `contrast`."""
     share: float | None
-    """1: all of it is mediated; 0: none. None where the total effect does not exclude 0."""
+    """1: all of it is mediated; 0: none. None, as its interval, where the total effect does not exclude 0, below
+    MIN_CONTEXTS contexts, and where one context or seed decides whether there is a share."""
     lo: float | None
     hi: float | None
-    """None also below MIN_CONTEXTS contexts."""
     n_contexts: int
 
 
@@ -97,12 +97,8 @@ def mediation(
     pairs = pairs[pairs["setting"] == setting].dropna(subset=["difference", "of_mediator"])
     total = replace(estimate(pairs.groupby("seed")["difference"].mean().to_numpy()), n=len(pairs))
     n_contexts = pairs["context"].nunique()
-    share = lo = hi = None
-    if total.excludes_zero and pairs["n_layers"].nunique() + 1 < len(pairs):
-        value = float(_share(pairs, np.ones((1, len(pairs))))[0])
-        share = value if np.isfinite(value) else None
-        if share is not None and n_contexts >= MIN_CONTEXTS:
-            lo, hi = _interval(pairs, share)
+    is_sample = total.excludes_zero and n_contexts >= MIN_CONTEXTS
+    share = _share_estimate(pairs) if is_sample else None
     return Mediation(
         knob=knob.name,
         setting=setting,
@@ -110,26 +106,25 @@ def mediation(
         mediator=mediator,
         outcome=outcome,
         total=total,
-        share=share,
-        lo=lo,
-        hi=hi,
+        share=share.mean if share else None,
+        lo=share.lo if share else None,
+        hi=share.hi if share else None,
         n_contexts=n_contexts,
     )
 
 
-def _interval(pairs: pd.DataFrame, share: float) -> tuple[float | None, float | None]:
-    """The ends of the share's interval; None where one context or seed decides whether there is a share."""
-    variances = []
+def _share_estimate(pairs: pd.DataFrame) -> Estimate | None:
+    """The share with its interval; None where one context or seed decides whether there is a share."""
+    share, variances = float(_share(pairs, np.ones((1, len(pairs))))[0]), []
     for unit in ("context", "seed"):
         unit_N, units = pd.factorize(pairs[unit])
         variance = jackknife_variance(_share(pairs, leave_one_out(len(units))[:, unit_N]))
         if variance is None:
-            return None, None
+            return None
         variances.append(ExtraVariance(variance=variance, df=len(units) - 1))
     over_contexts, over_seeds = variances
     alone = t_interval(share, math.sqrt(over_contexts.variance), over_contexts.df, len(pairs))
-    interval = with_extra_variances(alone, [over_seeds])
-    return interval.lo, interval.hi
+    return with_extra_variances(alone, [over_seeds])
 
 
 def _share(pairs: pd.DataFrame, weight_BN: np.ndarray) -> np.ndarray:

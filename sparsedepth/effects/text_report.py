@@ -18,7 +18,7 @@ from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.depth_slope import slope_sentence
 from sparsedepth.effects.intervals import ALPHA
 from sparsedepth.effects.knobs import find_knobs
-from sparsedepth.effects.mediation import Mediation, mediations
+from sparsedepth.effects.mediation import MIN_CONTEXTS, Mediation, mediations
 from sparsedepth.effects.pairs import BASES, unit_of
 from sparsedepth.effects.sentences import (
     basis_text,
@@ -119,7 +119,7 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
         yield from (f"  {line}" for line in evidence_lines(link))
     paths = [path for knob in knobs for path in mediations(runs, knob)]
     shared = [path for path in paths if path.share is not None]
-    if paths:
+    if shared:
         yield (
             "\nHow much of a knob's effect is mediated? share: the mediator's change x the outcome's slope on it / "
             "the outcome's change; intervals: jackknife over contexts (combinations of the other settings) and over "
@@ -128,8 +128,11 @@ def chain_lines(runs: pd.DataFrame) -> Iterator[str]:
         )
     yield from (f"  {_mediation_text(path)}" for path in shared)
     if len(paths) > len(shared):
-        without_share = counted(len(paths) - len(shared), "more path")
-        yield f"  {without_share} without a share: the outcome did not change, or the mediator did not vary"
+        without_share = counted(len(paths) - len(shared), "path")
+        yield (
+            f"\nno mediated share along {without_share} knob -> mediator -> outcome: the outcome did not change, the "
+            f"mediator did not vary, or there are fewer than {MIN_CONTEXTS} combinations of the other settings"
+        )
 
 
 def link_heading(link: LinkEvidence) -> str:
@@ -164,12 +167,9 @@ def _intervention_text(intervention: InterventionEffect) -> str:
 
 
 def _mediation_text(path: Mediation) -> str:
-    interval = "too few contexts for an interval"
-    if path.lo is not None and path.hi is not None:
-        interval = f"95% interval {path.lo:.2f} to {path.hi:.2f}"
     return (
-        f"{path.setting} vs {path.baseline} -> {path.mediator} -> {path.outcome}: share {path.share:.2f} ({interval}); "
-        f"{counted(path.total.n, 'pair')} in {counted(path.n_contexts, 'context')}"
+        f"{path.setting} vs {path.baseline} -> {path.mediator} -> {path.outcome}: share {path.share:.2f} (95% interval "
+        f"{path.lo:.2f} to {path.hi:.2f}); {counted(path.total.n, 'pair')} in {counted(path.n_contexts, 'context')}"
     )
 
 

@@ -10,18 +10,27 @@ from sparsedepth.effects.mediation import mediation, mediations
 PATH = (("causal_score", "val_loss"),)
 
 
+def contexts(n):
+    """Settings that the knob is combined with."""
+    return {"lr": [1e-4 * (i + 1) for i in range(n)]}
+
+
 def test_a_share_by_hand():
-    """The mediator rises by 1, 2, 3 over seeds and the outcome by .5 + .5 of that: 1 of 1.5 passes through."""
+    """The mediator rises by 1, 2, 3 over seeds and the outcome by .5 + .5 of that: 1 of 1.5 passes through. With five
+    contexts, which are no sample of contexts, there is no share."""
 
     def outcome(config):
         moved = (config.seed + 1.0) * (config.depth_scale == "lns")
         return {"causal_score": 5 + moved, "val_loss": 3 + 0.5 * moved + 0.5 * (config.depth_scale == "lns")}
 
-    runs = grid({"depth_scale": ["none", "lns"], "seed": range(3)}, outcome)
+    runs = grid({"depth_scale": ["none", "lns"], **contexts(6), "seed": range(3)}, outcome)
     (found,) = mediations(runs, knob_of(runs, "depth_scale"), PATH)
     assert found.share == pytest.approx(1 / 1.5)
-    assert (found.lo, found.n_contexts) == (None, 1)  # one configuration is no sample of configurations
+    assert found.lo is not None and found.hi is not None and found.lo < found.share < found.hi
     assert found.total.mean == pytest.approx(1.5)
+    fewer = runs[runs["lr"] < runs["lr"].max()]
+    (found,) = mediations(fewer, knob_of(fewer, "depth_scale"), PATH)
+    assert (found.share, found.lo, found.hi, found.n_contexts) == (None, None, None, 5)
 
 
 def test_nothing_to_share_is_no_share():
@@ -29,7 +38,7 @@ def test_nothing_to_share_is_no_share():
         lns = config.depth_scale == "lns"
         return {"causal_score": 1.0 + lns, "val_loss": 3 + lns * (0.1 if config.seed % 2 else -0.1)}
 
-    runs = grid({"depth_scale": ["none", "lns"], "seed": range(4)}, outcome)
+    runs = grid({"depth_scale": ["none", "lns"], **contexts(6), "seed": range(4)}, outcome)
     (found,) = mediations(runs, knob_of(runs, "depth_scale"), PATH)
     assert (found.share, found.lo, found.hi) == (None, None, None)
     assert mediations(runs, knob_of(runs, "depth_scale"), (("usefulness", "val_loss"),)) == []  # not measured
@@ -43,7 +52,7 @@ def test_depth_is_no_mediation():
         up = (1 if config.seed % 2 else -1) * 0.1
         return {"causal_score": lns * (1 + deep + up), "val_loss": 3 + lns * (1 + deep + 0.1 * (config.seed > 1))}
 
-    runs = grid({"n_layers": [12, 24], "depth_scale": ["none", "lns"], "seed": range(4)}, outcome)
+    runs = grid({"n_layers": [12, 24], "depth_scale": ["none", "lns"], **contexts(6), "seed": range(4)}, outcome)
     (found,) = mediations(runs, knob_of(runs, "depth_scale"), PATH)
     assert found.share == pytest.approx(0.0, abs=1e-9)
 
