@@ -18,8 +18,10 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.config.runtime import DEFAULT, RuntimeConfig
 from sparsedepth.data.baselines import baselines
+from sparsedepth.data.shards import CorpusSource
 from sparsedepth.data.source import Source, open_source
 from sparsedepth.exchange.start import Start
+from sparsedepth.files import parse_json
 from sparsedepth.measure.suite import Measurements, measure_run, observe_variance
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.plan import planned_vs_actual
@@ -156,6 +158,7 @@ class RunJob:
         start = self._start()
         source = open_source(self.config, self.results / "data", tokenizer=start.learned if start else None)
         check_source(source, self.config)
+        check_same_text(source, self.results)
         model = Decoder(self.config, self.config.seed)
         if start:
             start.load_into(model)
@@ -276,6 +279,27 @@ class RunJob:
     def _report(self, phase: str, done: float, loss: float | None) -> None:
         if self.options.report:
             self.options.report(phase, done, loss)
+
+
+def check_same_text(source: Source, results: Path) -> None:
+    """Raises ValueError if the first complete run on this corpus read other tokens: the tokens were deleted, and the
+    text changed."""
+    if not isinstance(source, CorpusSource):
+        return
+    corpus = source.corpus
+    for path in sorted(results.glob(f"{run_record.RUNS}/*/manifest.json")):
+        try:
+            data = parse_json(path.read_bytes()).get("data", {})
+        except (OSError, ValueError):
+            continue  # removed meanwhile, or damaged, and will be repeated
+        if data.get("data_id") != corpus.manifest.data_id:
+            continue
+        if data.get("data_hash") != source.data_hash:
+            raise ValueError(
+                f"corpus={corpus.manifest.corpus!r} has changed since run {path.parent.name} of {results}: runs on the "
+                f"two texts cannot be compared; restore the text and delete {corpus.folder}, or choose another --out"
+            )
+        return
 
 
 def check_source(source: Source, config: RunConfig) -> None:

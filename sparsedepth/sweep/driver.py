@@ -18,12 +18,10 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from sparsedepth.config.images import is_text
 from sparsedepth.config.run import DataConfig, MeasureConfig, RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.config.task import TaskConfig
 from sparsedepth.data.source import open_source
-from sparsedepth.files import parse_json
 from sparsedepth.plan.planned_vs_actual import write_plan
 from sparsedepth.plan.price import Price
 from sparsedepth.plan.results_index import ResultsIndex
@@ -32,7 +30,7 @@ from sparsedepth.run.lease import Stopped, hold, last_heartbeat
 from sparsedepth.run.manifest import package_versions
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.run.signals import Stop
-from sparsedepth.run.train_and_measure import check_source
+from sparsedepth.run.train_and_measure import check_same_text, check_source
 from sparsedepth.store.cache import read_columns
 from sparsedepth.store.packages import version_differences
 from sparsedepth.sweep import forkserver, storage, trial_queue
@@ -196,28 +194,17 @@ class Driver:
         runs = self._runs()
         if not runs:
             runs = [self.definition.run_config(first_proposal(self.definition), self.definition.seeds[0])]
-        hashes: dict[tuple, str] = {}
+        checked = set[tuple]()
         for config in runs:
             sections = (DataConfig, TaskConfig, MeasureConfig)
             fields = (name for section in sections for name in section.model_fields)
             fields = (*fields, "vocab_size", "seq_len", "batch_tokens")
             shape = tuple(getattr(config, name) for name in fields)
-            if shape not in hashes:
+            if shape not in checked:
                 source = open_source(config, self.results / "data")
                 check_source(source, config)
-                hashes[shape] = source.data_hash
-            self._check_same_text(config, hashes[shape])
-
-    def _check_same_text(self, config: RunConfig, data_hash: str) -> None:
-        try:
-            manifest = parse_json((self.results / "runs" / config.run_id / "manifest.json").read_bytes())
-        except (OSError, ValueError):
-            return  # the run is not complete, or damaged and will be repeated
-        if is_text(config.corpus) and manifest.get("data_hash", data_hash) != data_hash:
-            raise ValueError(
-                f"corpus={config.corpus!r} has changed since run {config.run_id} of {self.results}: runs on the two "
-                f"texts cannot be compared; restore the text, or choose another --out"
-            )
+                check_same_text(source, self.results)
+                checked.add(shape)
 
     def _runs(self) -> list[RunConfig]:
         return [planned.config for planned in self.plan.runs(self.results_index.loss_of)]

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 from processes import markers, phases, processes, until
 from tiny import definition, sparsedepth, start, table
 
@@ -60,7 +61,8 @@ def test_a_definition_that_grows_reuses_what_is_done(undisturbed, tmp_path):
 
 
 def test_runs_on_two_texts_are_not_mixed(tmp_path):
-    """A text that is another now is refused, also where its tokens were deleted; restored it is tokenised anew."""
+    """A text that is another now is refused, also where its tokens were deleted and by `train`; restored it is
+    tokenised anew."""
     path, results = definition(tmp_path, space={"n_layers": [2]}, seeds=[0]), tmp_path / "results"
     sparsedepth("sweep", path, "--out", results)
     document = tmp_path / "text" / "00.txt"
@@ -69,12 +71,18 @@ def test_runs_on_two_texts_are_not_mixed(tmp_path):
     assert "has changed since" in sparsedepth(*again, code=2)[1]
     shutil.rmtree(results / "data")
     (run_id,) = table(results)
-    assert f"has changed since run {run_id} of {results}" in sparsedepth(*again, code=2)[1]
+    run = tmp_path / "run.yaml"
+    run.write_text(yaml.safe_dump({**read_yaml(path)["base"], "n_layers": 2, "seed": 2}))
+    train = ("train", run, "--out", results)
+    for command in (train, again):
+        (line,) = [line for line in sparsedepth(*command, code=2)[1].splitlines() if "has changed" in line]
+        assert f"has changed since run {run_id} of {results}" in line and f"delete {results}/data/" in line
     assert len(markers(results)) == 1
     document.write_text(before)
     shutil.rmtree(results / "data")
     sparsedepth(*again)
-    assert len(markers(results)) == 2
+    sparsedepth(*train)
+    assert len(markers(results)) == 3
 
 
 def test_other_packages_than_the_runs_have_are_said_and_refused_on_demand(undisturbed, tmp_path, monkeypatch):
