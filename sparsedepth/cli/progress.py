@@ -15,10 +15,10 @@ from rich.table import Table
 from sparsedepth.cli.run_progress import QUIET_SECONDS, duration
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
-from sparsedepth.config.run import RunConfig
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.quantities import IN_RUNS, of_stage
 from sparsedepth.run.allocation import Allocation
+from sparsedepth.store.cache import read_columns
 from sparsedepth.sweep.status import BestSoFar, RunState, State, is_silent, varied_fields
 
 
@@ -164,11 +164,13 @@ def print_ranking(definition: SweepDefinition, out: Path) -> None:
     folder = quote(str(out))
     advice = f"best {folder} --top 3 --again again.yaml" if definition.adaptive else f"recipe {folder}"
     print(f"\nnext:\n  sparsedepth {advice}\n  sparsedepth plot {folder} -o {quote(f'{out}/figure.png')}")
-    columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives, *_first_score(definition)))
+    columns = dict.fromkeys(("run_id", "n_layers", *definition.objectives, *_first_score(out)))
     print(f'  sparsedepth query {folder} "select {", ".join(columns)} from runs"')
 
 
-def _first_score(definition: SweepDefinition) -> list[str]:
-    """The first score of effectiveness that the sweep measures."""
-    measures = definition.base.get("measures", RunConfig.model_fields["measures"].default)
-    return [name for name in of_stage("effectiveness") if name in IN_RUNS and IN_RUNS[name].measure in measures][:1]
+def _first_score(out: Path) -> list[str]:
+    """The score of effectiveness that most runs have; the first of several, none if no run has one."""
+    scores = [name for name in of_stage("effectiveness") if name in IN_RUNS]
+    rows = read_columns(out, scores, damaged=[]).values()
+    n_runs = {name: sum(row[name] is not None for row in rows) for name in scores}
+    return [name for name in scores if n_runs[name] == max(n_runs.values()) > 0][:1]
