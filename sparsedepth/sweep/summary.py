@@ -3,6 +3,7 @@
 import functools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -84,7 +85,17 @@ def sweep_summary(folder: Path) -> SweepSummary:
     definition = read_definition(folder)
     objective = quantities.rankable(definition.objective).name if definition else "val_loss"
     damaged: list[DamagedRun] = []
-    columns = {*ACTUAL, *CELL_FIELDS, objective, "packages", "node_hours", "cell_id", "seed", "outcome"}
+    columns = {
+        *ACTUAL,
+        *CELL_FIELDS,
+        objective,
+        "packages",
+        "node_hours",
+        "cell_id",
+        "seed",
+        "outcome",
+        "diverged_cause",
+    }
     rows = read_columns(folder, columns, damaged)
     plan = Plan(definition) if definition else None
     losses = {run_id: objective_as_loss(row, objective) for run_id, row in rows.items()}
@@ -102,9 +113,8 @@ def sweep_summary(folder: Path) -> SweepSummary:
         for state in scan(folder, definition, configs)
     ]
     deviation = compare(folder, configs, rows)
-    n_diverged = sum(row["outcome"] == "diverged" for row in rows.values())
     remarks = (
-        f"{n_diverged} of the complete runs diverged: `query --ask diverged` lists them" if n_diverged else "",
+        _divergences([row["diverged_cause"] or "" for row in rows.values() if row["outcome"] == "diverged"]),
         describe(deviation) if deviation else "",
         version_differences(row["packages"] for row in rows.values()),
         other_runs_note(rows, states),
@@ -119,6 +129,13 @@ def sweep_summary(folder: Path) -> SweepSummary:
         best=_best(definition, objective, states, losses, rows),
         remarks=tuple(remark for remark in remarks if remark),
     )
+
+
+def _divergences(causes: Sequence[str]) -> str:
+    """'2 of the complete runs diverged: ...', and how many of them ended by an earlier rule, at one high loss."""
+    text = f"{len(causes)} of the complete runs diverged: `query --ask diverged` lists them" if causes else ""
+    n_old = sum("times the first step's" in cause and "last logged step" not in cause for cause in causes)
+    return f"{text}; {n_old} ended at one high loss, which no longer ends a run: it may recover" if n_old else text
 
 
 def _best(

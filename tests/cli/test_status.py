@@ -20,6 +20,7 @@ from sparsedepth.run.lease import hold
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import read_run
 from sparsedepth.sweep.status import RunState, known_runs, scan, state_of
+from sparsedepth.train.loop import divergence
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -232,11 +233,16 @@ def test_a_diverged_run_is_named_in_status_and_progress(standing, capsys):
     runs = known_runs(sweep, results)
     display = ProgressDisplay(sweep, len(runs), results)
     display(scan(results, sweep, runs))
-    make_run(results, runs[1], {"outcome": "diverged", "val_loss": None, "diverged_step": 3})
+    diverged = {"outcome": "diverged", "val_loss": None, "diverged_step": 3}
+    make_run(results, runs[1], {**diverged, "diverged_cause": divergence(5.0, 1.0, 2.0, 5.0, 2.0)})
     display(scan(results, sweep, runs))
     assert f"[2/{len(runs)}] complete: n_layers=2 seed=0, diverged" in capsys.readouterr().err
     out, _ = sparsedepth("status", results)
-    assert "1 of the complete runs diverged: `query --ask diverged` lists them" in out
+    assert "1 of the complete runs diverged: `query --ask diverged` lists them\n" in out
+    by_one_loss = "loss 3.94 is more than 2 times the first step's 1.97"
+    make_run(results, runs[3], {**diverged, "diverged_cause": by_one_loss})
+    out, _ = sparsedepth("status", results)
+    assert "2 of the complete runs diverged: `query --ask diverged` lists them; 1 ended at one high loss" in out
 
 
 def test_status_counts_the_tuning_seeds_that_are_a_cells_own_results(tmp_path):
