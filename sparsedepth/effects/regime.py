@@ -3,8 +3,8 @@
 2602.05970 distinguishes them by how the layers act on the residual stream as depth L grows. Runs that differ in depth
 and seed alone are a *family*, with a verdict of its own, from these signatures (SIGNATURES has the thresholds):
 
-    turn    b of  mean middle angle ~ L^-b, by least squares of ln angle on ln L over runs, an intercept per family,
-            seeds as replicates; Student's 95% interval, by how far depths lie off the line (`intervals.scatter`)
+    turn    b of  mean middle angle ~ L^-b, by least squares of ln angle on ln L over runs, seeds as replicates;
+            Student's 95% interval, by how far depths lie off the line (`intervals.scatter`)
     early   the same for layers 2 to half the shallowest depth, which every depth has
     update  angle of neighbouring updates at the deepest depth: across (near pi/2) or aligned (near 0)
     even    share of tokens whose angles are spread evenly over the middle layers, at the deepest depth
@@ -21,7 +21,8 @@ A mean angle that falls as 1/L may come from layers that each do less, or from t
 `early`, `even` and `stop` distinguish these. '?': unclear or unknown is accepted, since few sweeps identify the loss's
 exponent (1 for averaging, 3 for a converged smooth path). Any other combination is undecided, and a signature whose
 interval crosses its threshold is unclear. The intervals of update, even and stop are hulls of the deepest runs' own
-bootstrap intervals: all of these runs must be on the same side.
+bootstrap intervals: all of these runs must be on the same side. So are those of turn, early and loss over all families,
+hulls of the families' own: each may have its own exponent.
 """
 
 import math
@@ -96,18 +97,17 @@ class SignatureReading:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLaw:
-    """ln angle = intercept of the family - b ln L."""
+    """ln angle = intercept - b ln L."""
 
     b: float
     lo: float | None
     hi: float | None
     """95% interval of b; None without a degree of freedom."""
-    intercepts: dict[str, float]
-    """By family."""
+    intercept: float
 
-    def __call__(self, family: str, depth: np.ndarray) -> np.ndarray:
+    def __call__(self, depth: np.ndarray) -> np.ndarray:
         """The fitted angle, rad."""
-        return np.exp(self.intercepts[family]) * depth**-self.b
+        return np.exp(self.intercept) * depth**-self.b
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class FamilyRegime:
 
 
 def regimes(runs: pd.DataFrame, layers: pd.DataFrame | None = None) -> list[FamilyRegime]:
-    """A verdict per family with two depths, and one on all together if there are several (with one slope).
+    """A verdict per family with two depths, and one on all together if there are several.
     `runs`: rows of that view; `layers`: those with metric 'angular_distance' (columns run_id, layer, value). Models
     that were only measured belong to no family."""
     finished = angles_by_depth(runs)
@@ -145,45 +145,47 @@ def angles_by_depth(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def turn_law(runs: pd.DataFrame, angle: pd.Series | None = None) -> TurnLaw | None:
-    """The fit over the rows of `angles_by_depth` with an angle above 0; None without two depths in a family. `angle`:
-    of each row, by default the mean middle angle."""
-    runs = runs[["family", "n_layers"]].assign(angle=values_of(runs, ANGLE) if angle is None else angle)
-    runs = runs[runs["angle"] > 0]
-    runs = runs[runs.groupby("family")["n_layers"].transform("nunique") >= 2]
-    if runs.empty:
+    """The fit over a family's rows of `angles_by_depth` with an angle above 0; None without two depths. `angle`: of
+    each row, by default the mean middle angle."""
+    angle = values_of(runs, ANGLE) if angle is None else angle
+    runs, angle = runs[angle > 0], angle[angle > 0]
+    depth_N = runs["n_layers"].to_numpy(float)
+    n, n_depths = len(runs), len(set(depth_N))
+    if n_depths < 2:
         return None
-    x, y = np.log(runs["n_layers"].astype(float)), np.log(runs["angle"])
-    x_mean, y_mean = x.groupby(runs["family"]).transform("mean"), y.groupby(runs["family"]).transform("mean")
-    sxx = float(((x - x_mean) ** 2).sum())
-    slope = float(((x - x_mean) * (y - y_mean)).sum()) / sxx
-    intercepts = (y_mean - slope * x_mean).groupby(runs["family"], sort=False).first()
-    df = len(runs) - len(intercepts) - 1
-    half = None
-    if df >= 1:
-        residual = (y - y_mean - slope * (x - x_mean)).to_numpy()
-        cell_N = runs.groupby(["family", "n_layers"]).ngroup().to_numpy()
-        variance, df = scatter(residual, cell_N, df, len(set(cell_N)) - len(intercepts) - 1)
+    x, y = np.log(depth_N), np.log(angle.to_numpy(float))
+    sxx = float(((x - x.mean()) ** 2).sum())
+    slope = float((x - x.mean()) @ y) / sxx
+    intercept, half = float(y.mean() - slope * x.mean()), None
+    if n > 2:
+        variance, df = scatter(y - intercept - slope * x, depth_N, n - 2, n_depths - 2)
         half = float(stdtrit(df, 0.975)) * math.sqrt(variance / sxx)
     return TurnLaw(
         b=-slope,
         lo=None if half is None else -slope - half,
         hi=None if half is None else -slope + half,
-        intercepts={str(name): float(value) for name, value in intercepts.items()},
+        intercept=intercept,
     )
 
 
 def _verdict(family: str, runs: pd.DataFrame, layers: pd.DataFrame | None) -> FamilyRegime:
     shallowest, depth = int(runs["n_layers"].min()), int(runs["n_layers"].max())
     deepest = runs[runs["n_layers"] == depth]
-    slope, last_early = depth_slope(runs), max(2, shallowest // 2)
-    early = None if layers is None else turn_law(runs, _early_angle(runs, layers, last_early))
+    last_early = max(2, shallowest // 2)
+    families = [members for _, members in runs.groupby("family", sort=False)]
+    turn = [turn_law(each) for each in families]
+    early = [None if layers is None else turn_law(each, _early_angle(each, layers, last_early)) for each in families]
+    slopes = [depth_slope(each) for each in families]
+    loss = [slope.exponent if slope else None for slope in slopes]
     evidence = (
-        _reading("turn", "b of mean middle angle ~ n_layers^-b", _exponent(turn_law(runs))),
+        _reading("turn", "b of mean middle angle ~ n_layers^-b", _exponent(turn)),
         _reading("early", f"b of mean angle of layers 2 to {last_early} ~ n_layers^-b", _exponent(early)),
-        _reading("update", f"angle of neighbouring updates at n_layers={depth} (rad)", _hull(deepest, "update_angle")),
-        _reading("even", f"share of tokens that turn evenly at n_layers={depth}", _hull(deepest, "even_share")),
-        _reading("stop", f"share of tokens that stop early at n_layers={depth}", _hull(deepest, "early_stop_share")),
-        _reading("loss", "a of val_loss = E + c n_layers^-a", _exponent(slope.exponent if slope else None)),
+        _reading(
+            "update", f"angle of neighbouring updates at n_layers={depth} (rad)", _bounds(deepest, "update_angle")
+        ),
+        _reading("even", f"share of tokens that turn evenly at n_layers={depth}", _bounds(deepest, "even_share")),
+        _reading("stop", f"share of tokens that stop early at n_layers={depth}", _bounds(deepest, "early_stop_share")),
+        _reading("loss", "a of val_loss = E + c n_layers^-a", _exponent(loss)),
     )
     return FamilyRegime(
         family=family,
@@ -212,10 +214,10 @@ Interval = tuple[float | None, float | None, float | None]
 """Value, lo, hi."""
 
 
-def _exponent(law: TurnLaw | DepthExponent | None) -> Interval:
-    if law is None:
-        return None, None, None
-    return law.b if isinstance(law, TurnLaw) else law.value, law.lo, law.hi
+def _exponent(by_family: Sequence[TurnLaw | DepthExponent | None]) -> Interval:
+    laws = [law for law in by_family if law is not None]
+    ends = [[law.b if isinstance(law, TurnLaw) else law.value, law.lo, law.hi] for law in laws]
+    return _hull(pd.DataFrame(ends if len(ends) == len(by_family) else [[None] * 3], dtype=float))
 
 
 def _reading(signature: Signature, meaning: str, interval: Interval) -> SignatureReading:
@@ -227,15 +229,19 @@ def _reading(signature: Signature, meaning: str, interval: Interval) -> Signatur
     return SignatureReading(signature=signature, meaning=meaning, value=value, lo=lo, hi=hi, reading=reading)
 
 
-def _hull(runs: pd.DataFrame, name: str) -> Interval:
-    """Mean over runs, and the smallest interval that holds all of theirs; None unless all have one."""
-    columns = [pd.to_numeric(runs[f"{name}{end}"], errors="coerce") for end in ("", "_lo", "_hi")]
-    value, lo, hi = (float(end) for end in (columns[0].mean(), columns[1].min(), columns[2].max()))
-    if columns[0].isna().any():
+def _bounds(runs: pd.DataFrame, name: str) -> Interval:
+    ends = [pd.to_numeric(runs[f"{name}{end}"], errors="coerce") for end in ("", "_lo", "_hi")]
+    return _hull(pd.concat(ends, axis=1))
+
+
+def _hull(intervals: pd.DataFrame) -> Interval:
+    """Mean of the values, and the smallest interval that holds all (a row each: value, lo, hi); None unless all have
+    one."""
+    is_missing = intervals.isna().any().to_numpy()
+    if is_missing[0]:
         return None, None, None
-    if any(column.isna().any() for column in columns):
-        return value, None, None
-    return value, lo, hi
+    value, lo, hi = intervals.iloc[:, 0].mean(), intervals.iloc[:, 1].min(), intervals.iloc[:, 2].max()
+    return (float(value), None, None) if is_missing.any() else (float(value), float(lo), float(hi))
 
 
 def _names(runs: pd.DataFrame, fields: Sequence[str]) -> pd.Series:

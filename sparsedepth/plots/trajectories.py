@@ -66,7 +66,7 @@ class Trajectories:
         parts.append(self.angles.rename(columns=names).assign(panel="depth"))
         for family, law in self.laws.items():
             depths = np.array(sorted(set(self.angles.loc[self.angles["family"] == family, "n_layers"])))
-            fit = pd.DataFrame({"series": family, "x": depths, "y": law(family, depths.astype(float))})
+            fit = pd.DataFrame({"series": family, "x": depths, "y": law(depths.astype(float))})
             parts.append(fit.assign(panel="fit", run_id=None))
         drawn = pd.concat([part for part in parts if len(part)], ignore_index=True)
         return drawn[["panel", "series", "run_id", "x", "y"]]
@@ -193,7 +193,7 @@ def _draw_depth(axis: Any, data: Trajectories) -> None:
             ends = "" if law.lo is None or law.hi is None else f" ({law.lo:.2f} to {law.hi:.2f})"
             label += f": b = {law.b:.2f}{ends}"
             depths = np.geomspace(shown["n_layers"].min(), shown["n_layers"].max(), 20)
-            axis.plot(depths, law(family, depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
+            axis.plot(depths, law(depths), color=colour, linestyle=dashes, linewidth=1.1, zorder=front)
         label = wrapped(label, 44)
         axis.scatter(shown["n_layers"], shown[ANGLE], s=18, color=colour, marker=marker, label=label, zorder=front)
     depths, angles = sorted(set(data.angles["n_layers"])), data.angles[ANGLE].astype(float)

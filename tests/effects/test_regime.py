@@ -124,7 +124,7 @@ def test_the_exponent_and_its_interval_by_hand():
     # -+0.05 off their depth's mean: s_w^2 = .015 / 3; .03^2 / (.005^2 / 3 + .025^2 / 1) = 1.42 df
     error, df = math.sqrt(0.03 / 4), 0.0009 / (0.000025 / 3 + 0.000625)
     assert law.b - law.lo == pytest.approx(stdtrit(df, 0.975) * error)
-    assert law("all runs", np.array([4.0]))[0] == pytest.approx(2**-1.05)  # the mean, at the middle
+    assert law(np.array([4.0]))[0] == pytest.approx(2**-1.05)  # the mean, at the middle
 
 
 def test_families_apart_and_together():
@@ -135,6 +135,20 @@ def test_families_apart_and_together():
     assert {one.verdict for one in found} == {"ensemble averaging"}
     assert [one.n_runs for one in found] == [12, 12, 24]
     assert found[-1].evidence[0].value == pytest.approx(1, abs=1e-3)  # each family has its own intercept
+
+
+def test_families_with_slopes_of_their_own_have_a_joint_interval_that_holds_all():
+    runs = sweep(depth_scale=["none", "lns"])
+    is_lns = runs["depth_scale"] == "lns"
+    depth = runs["n_layers"]
+    runs.loc[is_lns, "angular_distance_middle"] *= depth[is_lns] ** 0.7
+    runs.loc[is_lns, "val_loss"] = 2 + 3 * depth[is_lns] ** -2.5 + 0.0001 * (runs.loc[is_lns, "seed"] - 1)
+    none, lns, together = regimes(runs, layers_of(runs, 1.0))
+    assert (none.verdict, lns.verdict, together.verdict) == ("ensemble averaging", "compositional", "undecided")
+    for i, mean in ((0, 0.65), (5, 1.75)):
+        each, other, joint = none.evidence[i], lns.evidence[i], together.evidence[i]
+        assert joint.value == pytest.approx(mean, abs=0.02) and joint.reading == "unclear"
+        assert (joint.lo, joint.hi) == (min(each.lo, other.lo), max(each.hi, other.hi))
 
 
 def test_only_finished_trained_runs_count():
