@@ -11,8 +11,9 @@ are a pair if they differ in one knob's setting; both are restricted to the dept
 The exponent a of  outcome = E_line + c n_layers^-a  (c and a common to a setting's lines, c > 0) is given where four or
 more depths identify it: where the profile S(a) <= S_min + t^2 s^2 is bounded on both sides inside A_RANGE, s^2 by how
 far depths lie off the curve (`intervals.scatter`). Loss against depth bends little, so few depths rarely identify it.
-The difference of two exponents has the jackknife's interval over seeds: pseudo-values n d - (n - 1) d_without_i (Tukey,
-1958).
+Lines of several *families* (all but seed and depth alike) may have exponents of their own: the interval then also holds
+that of the jackknife of ln a over families, and two families have none. The difference of two exponents has the
+jackknife's interval over seeds. Pseudo-values: n d - (n - 1) d_without_i (Tukey, 1958).
 """
 
 import math
@@ -121,6 +122,7 @@ def _lines(runs: pd.DataFrame, knob: Knob | None, outcome: str) -> pd.DataFrame:
             "setting": labels(runs, knob) if knob else "",
             "unit": unit_of(outcome, runs),
             "match": keys(runs, match),
+            "family": keys(runs, [name for name in match if name != "seed"]),
             "n_layers": runs["n_layers"].astype(int),
             "seed": runs["seed"].fillna(UNKNOWN_SEED),
             "run_id": runs["run_id"],
@@ -165,7 +167,7 @@ def _slope(setting: str, lines: pd.DataFrame, column: str) -> DepthSlope:
     return DepthSlope(
         setting=setting,
         slope=replace(estimate(slopes.groupby("seed").mean().to_numpy()), n=len(slopes)),
-        exponent=_exponent(lines, column),
+        exponent=_exponent_over_families(lines, column),
         depths=tuple(sorted(set(map(int, lines["n_layers"])))),
     )
 
@@ -200,6 +202,21 @@ def _sxx(line: pd.DataFrame) -> float:
 
 
 # Exponents
+
+
+def _exponent_over_families(lines: pd.DataFrame, column: str) -> DepthExponent | None:
+    """The exponent of lines, its interval the hull of the profile's and the jackknife's over families."""
+    families, whole = lines["family"].unique(), _exponent(lines, column)
+    if whole is None or len(families) == 1:
+        return whole
+    without = [_exponent(lines[lines["family"] != family], column) for family in families]
+    n, logs = len(families), [math.log(each.value) for each in without if each is not None]
+    spread = estimate([n * math.log(whole.value) - (n - 1) * log_a for log_a in logs])
+    if len(logs) < n or spread.lo is None or spread.hi is None:
+        return None
+    half = (spread.hi - spread.lo) / 2
+    lo, hi = (whole.value * math.exp(sign * half) for sign in (-1, 1))
+    return DepthExponent(value=whole.value, lo=min(lo, whole.lo), hi=max(hi, whole.hi))
 
 
 def _exponent(lines: pd.DataFrame, column: str) -> DepthExponent | None:

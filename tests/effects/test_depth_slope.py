@@ -150,6 +150,22 @@ def test_exponents_come_back_where_depths_identify_them():
     assert "difference of exponents +0.5" in slope_sentence(found)
 
 
+def test_families_with_exponents_of_their_own_have_a_wide_common_one_and_two_have_none():
+    """A common exponent of 0.6, 1 and 1.6 has the interval 0.89 to 1.26 by depths and seeds alone."""
+    by_heads = {4: 1.0, 2: 0.6, 1: 1.6}
+    generator = np.random.default_rng(0)
+
+    def outcome(config):
+        return {"val_loss": 2 + (config.n_layers / 2) ** -by_heads[config.n_kv_heads] + 0.002 * generator.normal()}
+
+    runs = grid({"n_layers": (2, 4, 8, 16, 32), "n_kv_heads": [*by_heads], "seed": [0, 1, 2]}, outcome)
+    common = depth_slope(runs).exponent
+    assert common.lo < 0.6 and common.hi > 1.6
+    assert depth_slope(runs[runs["n_kv_heads"] > 1]).exponent is None
+    alone = depth_slope(runs[runs["n_kv_heads"] == 1]).exponent
+    assert alone.value == pytest.approx(1.6, abs=0.03) and alone.hi / alone.lo < 1.2
+
+
 def test_exponents_of_noise_are_not_identified():
     runs = powers(noise=0.3, depths=(8, 12, 16, 24))
     whole = depth_slope(runs)
