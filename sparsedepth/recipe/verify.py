@@ -1,7 +1,8 @@
 """Verification of a recipe on fresh seeds: the runs needed, and the outcome for the recipe and for each change.
 
 Three kinds of configuration, each with every seed: the baseline, the whole recipe, and the recipe without each change.
-Pairs share their seed; verdicts are those of `effects.contrast` (interval and noise floor).
+Pairs share their seed; verdicts are those of `effects.contrast` (interval and noise floor), for the changes with Holm's
+correction over them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import pandas as pd
 from sparsedepth.config.load import build
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 from sparsedepth.effects.contrast import Contrast, compare
+from sparsedepth.effects.holm import correct
 from sparsedepth.effects.intervals import moderate
 from sparsedepth.effects.knobs import Knob, plain, setting_text
 from sparsedepth.recipe.card import Card, Comparison, Ingredient, Need, Verification
@@ -101,7 +103,9 @@ def verified(card: Card, runs: pd.DataFrame, seeds: Sequence[int]) -> Card:
     compared = {rival: contrast for rival, contrast in raw.items() if contrast is not None}
     moderated = dict(zip(compared, moderate([*compared.values()]), strict=True))
     gain = moderated.get("baseline")
-    gains = {setting: moderated.get(f"without {setting}") for setting in settings}
+    by_rival = {rival: contrast for rival, contrast in moderated.items() if rival != "baseline"}
+    corrected = dict(zip(by_rival, correct([*by_rival.values()]), strict=True))
+    gains = {setting: corrected.get(f"without {setting}") for setting in settings}
     verification = Verification(
         seeds=tuple(seeds),
         run_ids=tuple(sorted(runs["run_id"])),

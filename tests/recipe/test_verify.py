@@ -69,6 +69,15 @@ def test_a_verification_confirms_the_recipe_and_tells_which_change_is_needed(car
     assert fresh_seeds(after, 3) == [6, 7, 8]
 
 
+def test_the_changes_are_corrected_for_their_number_and_the_recipe_is_not(card):
+    """Uncorrected, 8% of verifications of two changes without effect called one of them needed or harmful."""
+    loss = dict.fromkeys(configurations(card), 3.0)
+    verification = verified(card, results(loss, configurations(card), [3, 4, 5]), [3, 4, 5]).held_out.verification
+    small, large = sorted((one.gain for one in verification.ingredients), key=lambda gain: gain.effect.p)
+    assert small.p_holm == pytest.approx(min(1, 2 * small.effect.p)) and small.n_tested == large.n_tested == 2
+    assert verification.gain.p_holm is None
+
+
 @pytest.mark.parametrize(("loss", "outcome"), [(3.0, "not confirmed"), (3.1, "refuted")])
 def test_a_verification_that_fails_leaves_the_grade(card, loss, outcome):
     runs = results(dict.fromkeys(configurations(card), 3.0) | {"recipe": loss}, configurations(card), [3, 4, 5])
