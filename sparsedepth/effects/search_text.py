@@ -46,7 +46,8 @@ def search_lines(runs: pd.DataFrame, search: Search, by: str | None = None) -> I
 
 
 def _skill_text(fitted: Surrogate) -> str:
-    poor = "" if fitted.skill >= MIN_SKILL else ": hardly better than the mean, so partial dependence is not shown"
+    doubt = ": hardly better than the mean, so importance may be chance, and partial dependence is not shown"
+    poor = "" if fitted.skill >= MIN_SKILL else doubt
     return f"left-out proposals: skill {fitted.skill:+.2f}, error {fitted.error:.3g}{poor}"
 
 

@@ -43,9 +43,10 @@ class Search:
     @property
     def text(self) -> str:
         kind = {"tpe": "TPE", "nsga2": "NSGA-II", "qmc": "quasi-Monte Carlo"}.get(self.definition.sampler, "random")
+        front = ", and which proposals are on the front is partly chance," if len(self.objectives) > 1 else ""
         return (
-            f"a {kind} search over {', '.join(self.axes)}, without a baseline; the best of many is optimistic until it "
-            f"is run with new seeds"
+            f"a {kind} search over {', '.join(self.axes)}, without a baseline; the best of many is optimistic{front} "
+            f"until run with new seeds"
         )
 
 

@@ -72,6 +72,8 @@ def test_best_shows_a_front_and_no_baseline(searched):
         shown = " ".join(f"{heading(ranking)}\n{text(ranking, 200)}".split())
     notes = [row[ranking.table.columns.index("note")] for row in ranking.table.rows]
     assert "front" in notes and not any("baseline" in (note or "") for note in notes)
+    said = " ".join(heading(ranking).split())
+    assert "optimistic, and which proposals are on the front is partly chance, until run with new seeds" in said
     assert ranking.by == "val_loss" and "train_flops" in ranking.table.columns
     assert "lr=" in ranking.settings[0] and "weight_decay=" in ranking.settings[0]
     assert "without a baseline" in shown and "baseline" not in shown.replace("without a baseline", "")
