@@ -152,7 +152,8 @@ def _read_ids(path: Path, least: int) -> np.ndarray:
 
 def _check_length(model: LoadedModel, seq_len: int) -> None:
     if model.facts.max_len is not None and seq_len > model.facts.max_len:
-        raise ValueError(f"seq_len={seq_len} is longer than the {model.facts.max_len:,} positions of {model.source}")
+        longest = f"{model.facts.max_len:,} positions of {model.source}"
+        raise ValueError(f"seq_len={seq_len} is longer than the {longest}; choose a length up to that (--seq-len)")
 
 
 def measure_source(model: LoadedModel, corpus: str | None, seq_len: int, n_tokens: int, root: Path) -> Source:

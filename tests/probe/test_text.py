@@ -100,7 +100,7 @@ def test_a_byte_run_reads_any_text(run, tmp_path):
 
 def test_what_cannot_be_read_is_one_line(model, tmp_path):
     loaded, texts = load_model(model), str(corpus(tmp_path))
-    with pytest.raises(ValueError, match=r"longer than the 64 positions"):
+    with pytest.raises(ValueError, match=r"longer than the 64 positions of .*; choose a length up to that"):
         measure_source(loaded, texts, 65, 320, tmp_path / "data")
     with pytest.raises(ValueError, match=r"held-out part .* and 1,000,000 are needed"):
         measure_source(loaded, texts, 16, 1_000_000, tmp_path / "data")
