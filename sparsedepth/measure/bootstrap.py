@@ -2,7 +2,13 @@
 
 Tokens of a sequence are not independent, so sequences are resampled (Efron & Tibshirani 1993, chapter 13). A score is a
 statistic of means over sequences, recomputed on the means of each resample: so ratios and thresholded counts have the
-interval of the ratio and of the count.
+interval of the ratio and of the count. The percentiles are expanded (Hesterberg 2015, 1411.5279), since
+resamples of N values have (N - 1) / N of their variance and the normal distribution's tails:
+
+    interval = quantiles a and 1 - a of the resamples,   a = Phi(-sqrt(N / (N - 1)) t(N-1, 0.975))
+
+For the mean of normal values that is Student's interval. Below five sequences it is the range of the values, which
+holds a symmetric mean in 1 - 2^(1-N) of cases. `docs/intervals.md` says how often others hold the truth.
 
 Shapes: N sequences, R resamples, E statistics.
 """
@@ -13,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 N_RESAMPLES = 1000
 LEVEL = 0.95
@@ -29,22 +36,28 @@ class BootstrapEstimate:
 
 
 Estimator = Callable[..., BootstrapEstimate]
-"""(statistic, *per_sequence) -> estimate: `bootstrap` with fixed random numbers."""
+"""(statistic, *per_sequence, level=LEVEL) -> estimate: `bootstrap` with fixed random numbers."""
 
 
 def bootstrap(
-    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
+    statistic: Callable[..., np.ndarray],
+    *per_sequence: np.ndarray,
+    rng: np.random.Generator,
+    level: float = LEVEL,
 ) -> BootstrapEstimate:
     """The statistic of the sequences, and its interval over resamples.
 
     `per_sequence`: arrays [N, ...]. `statistic` takes their means over sequences, each as [R, ...] for R resamples at
     once, and returns [R] values, NaN where undefined. Raises ValueError without a sequence.
     """
-    return bootstrap_each(lambda *means: statistic(*means)[:, None], *per_sequence, rng=rng)[0]
+    return bootstrap_each(lambda *means: statistic(*means)[:, None], *per_sequence, rng=rng, level=level)[0]
 
 
 def bootstrap_each(
-    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator
+    statistic: Callable[..., np.ndarray],
+    *per_sequence: np.ndarray,
+    rng: np.random.Generator,
+    level: float = LEVEL,
 ) -> list[BootstrapEstimate]:
     """The same for E statistics on one set of resamples: `statistic` returns [R, E]. Intervals are marginal."""
     n_sequences = len(per_sequence[0])
@@ -57,7 +70,8 @@ def bootstrap_each(
     if n_sequences > 1:
         weights_RN = _weights(rng, n_sequences)
         resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
-        lo_E, hi_E = np.quantile(resampled_RE, ((1 - LEVEL) / 2, (1 + LEVEL) / 2), axis=0)
+        tail = expanded_tail(n_sequences, level)
+        lo_E, hi_E = np.quantile(resampled_RE, (tail, 1 - tail), axis=0)
     # Noise raises a mean of absolute values, so near 0 all resamples may exceed the value: widen to include it.
     return [
         BootstrapEstimate(
@@ -65,6 +79,12 @@ def bootstrap_each(
         )
         for value, lo, hi in zip(value_E, lo_E, hi_E, strict=True)
     ]
+
+
+def expanded_tail(n_sequences: int, level: float = LEVEL) -> float:
+    """a above."""
+    half = math.sqrt(n_sequences / (n_sequences - 1)) * stdtrit(n_sequences - 1, (1 + level) / 2)
+    return float(ndtr(-half))
 
 
 def _weights(rng: np.random.Generator, n_sequences: int) -> np.ndarray:
@@ -87,7 +107,9 @@ def _draw_weights(state: int, increment: int, n_sequences: int) -> tuple[np.ndar
 def shared_resamples(rng: np.random.Generator) -> Estimator:
     """`bootstrap` on one set of resamples for all statistics."""
     seed = int(rng.integers(2**63))
-    return lambda statistic, *per_sequence: bootstrap(statistic, *per_sequence, rng=np.random.default_rng(seed))
+    return lambda statistic, *per_sequence, **level: bootstrap(
+        statistic, *per_sequence, rng=np.random.default_rng(seed), **level
+    )
 
 
 def identity(mean_R: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from handmade import known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, finite
+from sparsedepth.measure.bootstrap import N_RESAMPLES, bootstrap, bootstrap_each, expanded_tail, finite
 
 
 def mean(values_R):
@@ -27,6 +27,28 @@ def test_the_interval_of_a_mean_is_the_normal_one():
     assert found.lo == pytest.approx(values.mean() - half, abs=0.015)
     assert found.hi == pytest.approx(values.mean() + half, abs=0.015)
     assert found.n_sequences == 400
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "draw", "truth", "least"),
+    [
+        (8, lambda draws, shape: draws.normal(1, 1, shape), 1, 0.925),  # without expansion .88
+        (16, lambda draws, shape: draws.normal(1, 1, shape), 1, 0.935),  # .92
+        (16, lambda draws, shape: draws.lognormal(0, 0.5, shape), math.exp(1 / 8), 0.92),  # .90
+    ],
+)
+def test_few_sequences_hold_the_truth_as_often_as_the_interval_says(n_sequences, draw, truth, least):
+    covered = []
+    for seed in range(20):
+        worlds_NE = draw(rng(seed), (n_sequences, 200))
+        found = bootstrap_each(lambda means_RE: means_RE, worlds_NE, rng=rng(seed))
+        covered += [known(each.lo) <= truth <= known(each.hi) for each in found]
+    assert least < np.mean(covered) < 0.965
+
+
+def test_the_expanded_tails_are_those_of_students_interval():
+    assert expanded_tail(8) == pytest.approx(0.0057, abs=1e-4)  # Phi(-sqrt(8 / 7) 2.3646)
+    assert expanded_tail(10_000) == pytest.approx(0.025, abs=1e-4)
 
 
 def test_a_ratio_of_means_is_resampled_as_a_ratio():
@@ -71,7 +93,8 @@ def test_kept_resamples_are_those_that_the_generator_draws(drawn_before):
         if drawn_before:
             assert ours.choice(9, 3).tolist() == own.choice(9, 3).tolist()
         for n in (7, 7, 4):
+            tail = expanded_tail(n)
             means_R = own.multinomial(n, [1 / n] * n, N_RESAMPLES) @ values[:n] / n
             found = bootstrap(mean, values[:n], rng=ours)
-            assert [found.lo, found.hi] == pytest.approx(np.quantile(means_R, [0.025, 0.975]), rel=1e-12)
+            assert [found.lo, found.hi] == pytest.approx(np.quantile(means_R, [tail, 1 - tail]), rel=1e-12)
         assert ours.integers(100, size=5).tolist() == own.integers(100, size=5).tolist()
