@@ -3,18 +3,21 @@
     accuracy(d) = share of the positions of difficulty d whose most likely token is the target
     solved difficulty = the highest d such that accuracy is at least 0.9 at d and at every lower difficulty
 
-If not even the lowest difficulty is solved, the result is one less than it, not missing. The interval is over resampled
-sequences; a difficulty absent from a resample counts as solved in it.
+If not even the lowest difficulty is solved, the result is one less than it, not missing. The lowest of many accuracies
+is lower by noise, so with little above 0.9 at many difficulties the value is too low. The interval is over resampled
+sequences; a difficulty absent from a resample counts as solved in it. As resamples add the same noise again, it is
+widened to the highest d up to which no accuracy is surely below 0.9: by its interval, at 95% for all D together
+(Bonferroni).
 
 Shapes: N sequences, T tokens of one sequence, D difficulties, R resamples.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, Estimator
+from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio
 from sparsedepth.measure.rows import Row
 
 SOLVED = 0.9
@@ -52,4 +55,13 @@ def by_difficulty(
         first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
         return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)
 
-    return ByDifficulty(rows=rows, solved=estimate(solved, correct_ND, n_ND))
+    found = estimate(solved, correct_ND, n_ND)
+    if found.hi is None:
+        return ByDifficulty(rows=rows, solved=found)
+    reached = levels_D[0] - 1
+    for level, correct_N, n_N in zip(levels_D, correct_ND.T, n_ND.T, strict=True):
+        accuracy = estimate(ratio, correct_N, n_N, level=1 - (1 - LEVEL) / len(levels_D))
+        if accuracy.hi is not None and accuracy.hi < SOLVED - 1e-9:
+            break
+        reached = level
+    return ByDifficulty(rows=rows, solved=replace(found, hi=max(found.hi, float(reached))))

@@ -56,6 +56,16 @@ def test_its_interval_holds_what_other_sequences_would_have_given():
     assert close.lo < close.value == 2 < close.hi <= 4
 
 
+def test_the_lowest_of_many_accuracies_does_not_exclude_that_all_are_solved():
+    """20 difficulties of true accuracy .93, 64 sequences: some accuracy is always below .9; and one fails for sure."""
+    for seed in range(20):
+        draws = np.random.default_rng(seed)
+        correct_NT = draws.random((64, 21)) < np.array([0.93] * 20 + [0.5])
+        levels_NT = np.broadcast_to(np.arange(21), correct_NT.shape)
+        found = by_difficulty(np.ones((64, 21)), correct_NT, np.zeros((64, 21)), levels_NT, estimate()).solved
+        assert found.lo <= found.value < 19 == found.hi
+
+
 def test_rows_by_hand():
     loss_NT = np.array([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0]])
     correct_NT = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
