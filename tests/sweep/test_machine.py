@@ -46,6 +46,14 @@ def test_gpus_count_among_those_that_are_visible(eight_gpus, monkeypatch):
         machine(None, gpus=[4])
 
 
+@pytest.mark.parametrize("visible", ["MIG-1a,MIG-2b", "MIG-1a"])
+def test_the_mig_instance_that_cuda_sees_is_named(eight_gpus, monkeypatch, visible):
+    """CUDA sees the first of them alone; instance 0 of the GPU may be another job's."""
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine(3).gpus == [["MIG-1a"]]
+
+
 def test_too_few_gpus_for_a_run(eight_gpus):
     with pytest.raises(ValueError, match="--gpus-per-run 4 needs at least 4 GPUs, not 3"):
         machine(None, gpus=[0, 1, 2], gpus_per_run=4)
