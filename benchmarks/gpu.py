@@ -60,7 +60,7 @@ PIECES: dict[str, list[Step]] = {
         Step(
             name="tests",
             seconds=240,
-            command="-m pytest tests/test_gpu.py -m gpu -q -rfE --timeout 200",
+            command="-m pytest tests/test_gpu.py -m gpu -q -rfE -n 4 --timeout 200",
             dry="-m pytest tests/test_gpu.py -m gpu -q --collect-only",
         ),
         Step(
@@ -110,7 +110,7 @@ PIECES: dict[str, list[Step]] = {
         Step(
             name="tests",
             seconds=150,
-            command="-m pytest tests/test_gpu_graph.py -m gpu -q -rfEs --timeout 140",
+            command="-m pytest tests/test_gpu_graph.py -m gpu -q -rfEs -n 4 --timeout 140",
             dry="-m pytest tests/test_gpu_graph.py -m gpu -q --collect-only",
         ),
         Step(

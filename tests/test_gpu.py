@@ -1,5 +1,9 @@
 """The same numbers on a GPU, within stated tolerances. Skipped where there is none."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +13,13 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import Sequences, next_tokens
-from sparsedepth.measure.suite import measure_run
+from sparsedepth.measure.suite import SUITE, measure_run
 from sparsedepth.model import attention, kernels, moe_kernels
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.train.loop import Interrupted, train
-from sparsedepth.train.runtime import resolve
+from sparsedepth.train.loop import Interrupted, train, training
+from sparsedepth.train.runtime import is_out_of_memory, resolve
+from sparsedepth.train.stack import Clock, train_together
 
 pytestmark = pytest.mark.gpu
 
@@ -68,23 +73,26 @@ def test_grouped_experts_equal_the_loop_in_bf16():
     torch.testing.assert_close(logits["loop"], logits["grouped"], atol=2e-2, rtol=2e-2)
 
 
-def test_resumed_run_ends_close_to_the_whole_one(tmp_path):
-    """Atomic adds may reorder sums on a GPU: equal to 1e-4, not to the bit."""
-    cfg = config(precision="fp32")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_resumed_run_ends_close_to_the_whole_one(tmp_path, optimizer, lost):
+    """Also if the last checkpoint is lost: the one before was written while training went on.
+
+    Atomic adds may reorder sums on a GPU: equal to 1e-4, not to the bit.
+    """
+    cfg = config(precision="fp32", optimizer=optimizer)
+    runtime = resolve(cfg, RuntimeConfig(device="cuda", checkpoint_seconds=1e-6))
     whole, resumed = Decoder(cfg), Decoder(cfg)
-    train(whole, cfg, resolve(cfg, GPU), counting)
+    train(whole, cfg, runtime, counting)
     calls = iter(range(1, 100))
     with pytest.raises(Interrupted):
-        train(
-            resumed,
-            cfg,
-            resolve(cfg, GPU),
-            counting,
-            checkpoints=tmp_path,
-            stop=lambda: next(calls) == 25,
-        )
+        train(resumed, cfg, runtime, counting, checkpoints=tmp_path, stop=lambda: next(calls) == 25)
+    before, last = sorted(tmp_path.glob("step-*.json"))
+    assert last.stem == "step-000000025" and before < last
+    if lost:
+        last.unlink()
     resumed = Decoder(cfg)
-    train(resumed, cfg, resolve(cfg, GPU), counting, checkpoints=tmp_path)
+    train(resumed, cfg, runtime, counting, checkpoints=tmp_path)
     for name, weight in whole.named_parameters():
         torch.testing.assert_close(weight, resumed.get_parameter(name), atol=1e-4, rtol=1e-3)
 
@@ -98,6 +106,47 @@ def test_measures_equal_the_cpus(fields):
     known = {name: value for name, value in on_cpu.items() if value is not None}
     assert {name for name, value in on_gpu.items() if value is not None} == set(known)
     assert {name: on_gpu[name] for name in known} == pytest.approx(known, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(set(SUITE) - set(config().measures)))
+def test_every_other_measure_equals_the_cpus(name):
+    cfg = config(measures=[name], measure_tokens=256)
+    model = Decoder(cfg)
+    on_cpu = measure_run(ProbedDecoder(model), cfg, held_out, 1.0, step=0).summary
+    on_gpu = measure_run(ProbedDecoder(model.cuda()), cfg, held_out, 1.0, step=0).summary
+    known = {column: value for column, value in on_cpu.items() if value is not None}
+    assert {column: on_gpu[column] for column in known} == pytest.approx(known, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stacked_run_learns_as_alone(precision):
+    configs = [config(precision=precision, seed=seed, lr=lr, log_every=1) for seed, lr in ((0, 3e-3), (1, 1e-3))]
+    alone = [train(Decoder(cfg, cfg.seed), cfg, resolve(cfg, GPU), counting).curves for cfg in configs]
+    runs = [training(Decoder(cfg, cfg.seed), cfg, resolve(cfg, GPU), counting) for cfg in configs]
+    for cfg, expected, found in zip(configs, alone, train_together(runs, [Clock(), Clock()]), strict=True):
+        assert not isinstance(found, Exception), (cfg.seed, found)
+        losses = [[row["train_loss"] for row in curves] for curves in (found.curves, expected)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-3 if precision == "fp32" else 5e-2)
+
+
+def test_a_sweep_forks_runs_that_use_the_gpu(tmp_path):
+    """Two at a time on one GPU, from a server that must not have initialised CUDA; each records its peak memory."""
+    base = {"corpus": "stdlib", "max_corpus_tokens": 60000, "n_layers": 2, "d_model": 16, "n_heads": 2, "seq_len": 32}
+    base |= {"batch_tokens": 256, "train_tokens": 2560, "val_tokens": 1024, "measures": ["loss"], "lr": 2e-3}
+    (tmp_path / "base.yaml").write_text(json.dumps(base))
+    command = f"-m sparsedepth.cli.main sweep --vary depth_scale=none,lns --base {tmp_path / 'base.yaml'}"
+    command += f" --seeds 2 --workers 2 --device cuda --stack 1 --out {tmp_path / 'out'}"
+    subprocess.run([sys.executable, *command.split()], check=True, timeout=300)
+    manifests = [json.loads(path.read_text()) for path in tmp_path.glob("out/runs/*/manifest.json")]
+    assert len(manifests) == 4
+    assert all(facts["device"].startswith("cuda") and facts["peak_memory_bytes"] > 0 for facts in manifests)
+
+
+def test_a_shortage_is_recognised_and_leaves_the_gpu_usable():
+    with pytest.raises(RuntimeError) as shortage:
+        torch.empty(2**48, device="cuda")
+    assert is_out_of_memory(shortage.value)
+    assert torch.ones(4, device="cuda").sum().item() == 4
 
 
 KERNEL_HERE = kernels.Setting(device=torch.device("cuda"), dtype=torch.bfloat16)
