@@ -28,7 +28,7 @@ def pack(
     target = out or folder.resolve().with_name(f"{folder.resolve().name}.pack")
     check_new(target, folder)
     packed = write(folder, target, weights, digits)
-    print(f"{target}: {packed.records} records in {packed.files} files, {packed.bytes / 1e6:.1f} MB")
+    print(f"{target}: {packed.text}")
 
 
 def unpack(
@@ -44,6 +44,6 @@ def unpack(
         raise ValueError(f"{str(folder)!r} is not a pack: it has no pack.json; give a folder written by `pack`")
     check_new(out, folder)
     unpacked = write(open_pack(folder), out)
-    print(f"{out}: {unpacked.records} records in {unpacked.files} files, {unpacked.bytes / 1e6:.1f} MB")
+    print(f"{out}: {unpacked.text}")
     if unpacked.rewritten:
         print(f"{unpacked.rewritten} of them have new checksums: rounded, or written by another version of pyarrow")

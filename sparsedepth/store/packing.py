@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparsedepth import __version__
+from sparsedepth.config.plain_text import counted
 from sparsedepth.files import atomic_folder, sha256
 from sparsedepth.store import tables
 from sparsedepth.store.checksums import MARKER, write_marker
@@ -38,6 +39,12 @@ class Packed:
     bytes: int
     rewritten: int = 0
     """Records whose tables are not byte-identical: written by another pyarrow, or rounded by the pack."""
+
+    @property
+    def text(self) -> str:
+        """'1 record in 4 files, 81.2 kB'."""
+        size = f"{self.bytes / 1e6:,.1f} MB" if self.bytes >= 1e6 else f"{self.bytes / 1e3:.1f} kB"
+        return f"{counted(self.records, 'record')} in {counted(self.files, 'file')}, {size}"
 
 
 def check_new(folder: Path, source: Path | None = None) -> None:
