@@ -12,10 +12,13 @@ from sparsedepth.recipe.card import MAX_BYTES, SUFFIX, Card, Recipe, read_card
 
 
 def with_trial(card: Card, folders: Sequence[Path]) -> Card:
-    """The card with the verification found next to its results, if any."""
+    """The card with the verification found next to its results, if any: the latest; of several of one card, which share
+    their first seeds, that with the most."""
     trials = [trial for _, trial in verified_cards(folders) if is_trial_of(trial.recipe, card.recipe)]
-    verifications = [trial.held_out.verification for trial in sorted(trials, key=lambda trial: trial.version)]
-    return card if not verifications or verifications[-1] is None else card.with_verification(verifications[-1])
+    tests = [(trial.version, trial.held_out.verification) for trial in trials if trial.held_out.verification]
+    if not tests:
+        return card
+    return card.with_verification(max(tests, key=lambda test: (test[0], len(test[1].seeds)))[1])
 
 
 def trials_of(folders: Sequence[Path]) -> list[tuple[Path, Card]]:

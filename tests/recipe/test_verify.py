@@ -118,6 +118,14 @@ def test_a_card_knows_its_trial(card, tmp_path):
     write_card(trial / "recipe.yaml", after.model_copy(update={"provenance": named(after, "elsewhere/results")}))
     known = with_trial(card, [there])
     assert (known.held_out, known.grade, known.version) == (after.held_out, after.grade, after.version)
+    few = verified(card, results(loss | {"recipe": 2.7}, configurations(card), [3, 4, 5]), [3, 4, 5])
+    more = verified(card, results(loss, configurations(card), range(3, 9)), range(3, 9))
+    (tmp_path / "trial_again").mkdir()
+    write_card(trial / "recipe.yaml", more.model_copy(update={"provenance": named(more, "elsewhere/results")}))
+    write_card(tmp_path / "trial_again" / "recipe.yaml", few)
+    assert with_trial(card, [there]).held_out == more.held_out  # three of its six seeds do not replace it
+    (tmp_path / "trial_again" / "recipe.card.json").unlink()
+    write_card(trial / "recipe.yaml", after.model_copy(update={"provenance": named(after, "elsewhere/results")}))
     other = card.model_copy(update={"recipe": card.recipe.model_copy(update={"run_ids": ("one",)})})
     assert with_trial(other, [there]) == other
     ((folder, tried),) = trials_of([there])
