@@ -33,6 +33,8 @@ class BootstrapEstimate:
     lo: float | None
     hi: float | None
     n_sequences: int
+    excess: float = 0.0
+    """mean of the resamples - value: about the bias of the value"""
 
 
 Estimator = Callable[..., BootstrapEstimate]
@@ -67,17 +69,23 @@ def bootstrap_each(
     arrays = [np.asarray(array, dtype=np.float64) for array in per_sequence]
     value_E = statistic(*(array.mean(0)[None] for array in arrays))[0]
     lo_E = hi_E = np.full(len(value_E), math.nan)
+    excess_E = np.zeros(len(value_E))
     if n_sequences > 1:
         weights_RN = _weights(rng, n_sequences)
         resampled_RE = statistic(*(np.tensordot(weights_RN, array, 1) for array in arrays))
         tail = expanded_tail(n_sequences, level)
         lo_E, hi_E = np.quantile(resampled_RE, (tail, 1 - tail), axis=0)
+        excess_E = resampled_RE.mean(0) - value_E
     # Noise raises a mean of absolute values, so near 0 all resamples may exceed the value: widen to include it.
     return [
         BootstrapEstimate(
-            value=finite(value), lo=finite(min(lo, value)), hi=finite(max(hi, value)), n_sequences=n_sequences
+            value=finite(value),
+            lo=finite(min(lo, value)),
+            hi=finite(max(hi, value)),
+            n_sequences=n_sequences,
+            excess=finite(excess) or 0.0,
         )
-        for value, lo, hi in zip(value_E, lo_E, hi_E, strict=True)
+        for value, lo, hi, excess in zip(value_E, lo_E, hi_E, excess_E, strict=True)
     ]
 
 

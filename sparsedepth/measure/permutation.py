@@ -10,6 +10,9 @@ Neighbours only, a control of ours: does the order of two consecutive blocks mat
 swapping them also moves both blocks to depths they were not trained at. Neighbours isolate the order of computation,
 and need L - 1 swaps instead of L (L - 1) / 2, so all are run where other pairs are sampled.
 
+Noise raises absolute values, and resamples add the same noise again: their mean exceeds the score by about as much as
+the score exceeds its truth. So the lower end of the interval is lowered by twice that excess.
+
 With `n_pairs` the mean is over a sample of pairs, systematic in order of a and random within an a: every pair is
 equally likely, the mean is unbiased, and each first layer, on which the effect depends most, is represented. The
 interval then includes the sampling of pairs: mean exp(-+ z r), r the relative standard error of the sampled mean,
@@ -57,7 +60,7 @@ def permutation_effect(
     n_layers = probed.n_layers
     pairs = [*itertools.pairwise(range(1, n_layers + 1))] if neighbours else choose_pairs(n_layers, n_pairs, rng)
     base_N, swapped_NP = fork_losses(probed, scored, [swap(*pair) for pair in pairs], max_tokens)
-    score = bootstrap(_mean_effect, swapped_NP, base_N, rng=rng)
+    score = _lowered(bootstrap(_mean_effect, swapped_NP, base_N, rng=rng))
     effects = np.abs(relative_change(swapped_NP.mean(0), base_N.mean()))
     return PermutationEffect(
         effects={pair: finite(effect) for pair, effect in zip(pairs, effects, strict=True)},
@@ -73,6 +76,11 @@ def choose_pairs(n_layers: int, n_pairs: int | None, rng: np.random.Generator) -
     shuffled = np.lexsort((rng.random(len(pairs)), np.array([a for a, _ in pairs])))  # by a, at random within it
     places = (np.arange(n_pairs) + rng.random()) * len(pairs) / n_pairs
     return [pairs[index] for index in np.sort(shuffled[places.astype(int)])]
+
+
+def _lowered(score: BootstrapEstimate) -> BootstrapEstimate:
+    """With the lower end lowered by twice the excess of the resamples, to 0 at least."""
+    return score if score.lo is None else replace(score, lo=max(0.0, score.lo - 2 * max(score.excess, 0.0)))
 
 
 def _with_pair_sampling(score: BootstrapEstimate, effects: np.ndarray, n_all: int) -> BootstrapEstimate:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
 
+from sparsedepth.measure import permutation
 from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
 from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
@@ -153,3 +155,15 @@ def test_neighbours_against_full_forward_passes_under_any_budget(family):
         found = permutation_effect(ProbedDecoder(model), Scored.text(tokens), rng(), max_tokens=most, neighbours=True)
         assert found.effects == pytest.approx(expected, abs=1e-5)
         assert brackets(found.score)
+
+
+def test_the_interval_of_many_small_effects_reaches_down_to_their_mean(monkeypatch):
+    """66 pairs whose effects are of the size of their noise: resamples of absolute values lie above the true mean."""
+    draws, covered = rng(), []
+    true_P = np.exp(draws.normal(math.log(0.02), 1.5, 66))
+    for _ in range(40):
+        swapped_NP = 1 + true_P + 0.01 * math.sqrt(32) * draws.normal(size=(32, 66))
+        monkeypatch.setattr(permutation, "fork_losses", lambda *_, swapped_NP=swapped_NP: (np.ones(32), swapped_NP))
+        found = permutation_effect(SimpleNamespace(n_layers=12), Scored.text(integers(5, 3, 7)), draws).score
+        covered.append(known(found.lo) <= true_P.mean() <= known(found.hi))
+    assert np.mean(covered) >= 0.85  # without lowering: .45
