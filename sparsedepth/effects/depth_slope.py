@@ -210,7 +210,7 @@ def _exponent_over_families(lines: pd.DataFrame, column: str) -> DepthExponent |
     if whole is None or len(families) == 1:
         return whole
     without = [_exponent(lines[lines["family"] != family], column) for family in families]
-    n, logs = len(families), [math.log(each.value) for each in without if each is not None]
+    n, logs = len(families), [math.log(exponent.value) for exponent in without if exponent is not None]
     spread = estimate([n * math.log(whole.value) - (n - 1) * log_a for log_a in logs])
     if len(logs) < n or spread.lo is None or spread.hi is None:
         return None

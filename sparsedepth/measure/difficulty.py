@@ -55,13 +55,13 @@ def by_difficulty(
         first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
         return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)
 
-    found = estimate(solved, correct_ND, n_ND)
-    if found.hi is None:
-        return ByDifficulty(rows=rows, solved=found)
+    estimated = estimate(solved, correct_ND, n_ND)
+    if estimated.hi is None:
+        return ByDifficulty(rows=rows, solved=estimated)
     reached = levels_D[0] - 1
     for level, correct_N, n_N in zip(levels_D, correct_ND.T, n_ND.T, strict=True):
         accuracy = estimate(ratio, correct_N, n_N, level=1 - (1 - LEVEL) / len(levels_D))
         if accuracy.hi is not None and accuracy.hi < SOLVED - 1e-9:
             break
         reached = level
-    return ByDifficulty(rows=rows, solved=replace(found, hi=max(found.hi, float(reached))))
+    return ByDifficulty(rows=rows, solved=replace(estimated, hi=max(estimated.hi, float(reached))))
