@@ -27,6 +27,6 @@ def report(
     if out.is_dir():
         out /= "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{str(out)!r} must end in .html")
+        raise ValueError(f"{str(out)!r} must end in .html, or be an existing folder")
     size = write_report(folders, out, depth, objective, card, skip_damaged)
     print(f"{out} ({size / 1e6:.2f} MB)")

@@ -94,9 +94,11 @@ def measuring_config(loaded: LoadedModel, request: MeasureRequest) -> MeasureOnl
         fields |= {**counts, "seq_len": given.seq_len, "eval_seq_len": None}
     config = build(MeasureOnlyConfig, {**fields, **request.settings}, "measure")
     if given is not None and not config.seq_len == given.seq_len == (config.eval_seq_len or given.seq_len):
+        lengths = {"seq_len": config.seq_len, "eval_seq_len": config.eval_seq_len}
+        named = [name for name in lengths if lengths[name] not in (None, given.seq_len)]
         raise ValueError(
-            f"seq_len={config.seq_len}, eval_seq_len={config.eval_seq_len}: the given tokens have {given.seq_len} per "
-            f"sequence; leave both out"
+            f"{', '.join(f'{name}={lengths[name]}' for name in named)}: the given tokens have {given.seq_len} per "
+            f"sequence; leave {' and '.join(named)} out"
         )
     return config
 
