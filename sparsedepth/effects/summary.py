@@ -92,6 +92,8 @@ def effects_text(effects: Sequence[Contrast], width: int | None = None, every_ba
     legend = LEGEND | {"flops": "flops: training FLOPs relative to the baseline"}
     if _is_ratio(first.unit):
         legend["detectable"] += RATIO_NOTE
+    if any(verdict_cell(contrast) == "few seeds" for contrast in contrasts):
+        legend["verdict"] += "; 'few seeds': too few for an interval"
     notes = tuning_notes((f"{c.setting}{f' at n_layers={c.n_layers}' if c.n_layers else ''}", c) for c in contrasts)
     notes += _equal_lr_notes(contrasts, effects)
     return table_page(head, names, rows, ("seeds", "equal", "flops", "detectable"), notes, width, legend)

@@ -48,6 +48,8 @@ def test_a_verdict_says_why_there_is_none():
         "unmeasured": replace(measured, effect=unknown),
     }
     assert {cell: verdict_cell(contrast) for cell, contrast in verdicts.items()} == {cell: cell for cell in verdicts}
+    assert "too few for an interval" in one_line(effects_text([verdicts["few seeds"]]))
+    assert "too few for an interval" not in one_line(effects_text([measured]))
 
 
 def test_a_verdict_that_is_another_at_equal_lr_is_named_in_one_line():
