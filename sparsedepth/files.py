@@ -103,7 +103,12 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically. Raises ValueError for NaN and Inf (use None for missing values)."""
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(path, json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """The text of a JSON file. Raises ValueError for NaN and Inf."""
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 @contextmanager

@@ -16,8 +16,8 @@ def pack(
             "--digits",
             min=3,
             max=15,
-            help="round curves, layers, heads and pairs (not `runs`) to this many significant digits; 5 save about a "
-            "quarter of the size",
+            help="round curves, layers, heads and pairs to this many significant digits, `runs` to 7; 5 save about "
+            "a third of the size",
         ),
     ] = None,
 ) -> None:

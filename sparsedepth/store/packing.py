@@ -1,5 +1,6 @@
 """Pack a results folder, and unpack it."""
 
+import hashlib
 import math
 import shutil
 from collections.abc import Collection, Iterator
@@ -11,20 +12,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparsedepth import __version__
+from sparsedepth import __version__, quantities
 from sparsedepth.config.plain_text import counted
-from sparsedepth.files import atomic_folder, sha256
+from sparsedepth.files import atomic_folder, json_text, parse_json, sha256
 from sparsedepth.store import tables
-from sparsedepth.store.checksums import MARKER, write_marker
+from sparsedepth.store.checksums import MARKER, Files, parse_marker, write_marker
 from sparsedepth.store.find import find_groups, find_runs
 from sparsedepth.store.pack import PLACE, RECORDS, RECORDS_SCHEMA, WORK, DamagedPack, Pack
 from sparsedepth.store.run_record import EVALS, MODELS, RUNS, TOYS, WEIGHTS, check_marker
 from sparsedepth.store.schema import TABLES
 
 WEIGHTS_FOLDER = "weights"
+SUMMARY = "summary.json"
 WORK_FILES = ("config.yaml", "pruned.json", "failures.json", "memory.json")
 """Files of a run without a result, which say why it ended."""
 _TABLE_FILES = {f"{table}.parquet" for table in TABLES}
+
+SINGLE_DIGITS = 7
+_QUANTITIES = {column.name for column in quantities.RUNS}
 
 LEVEL = 10
 """Level of brotli: a tenth smaller than the best of zstd, since a pack is written once and kept in repositories."""
@@ -58,13 +63,15 @@ def check_new(folder: Path, source: Path | None = None) -> None:
 def pack(results: Path, out: Path, weights: bool = False, digits: int | None = None) -> Packed:
     """Write the complete records of a results folder into the new folder `out`, atomically.
 
-    `digits` rounds the rows of all views but `runs` to that many significant digits: they were measured in single
-    precision (7 digits), and further digits are noise that does not compress.
+    `digits` rounds the rows of all views but `runs` to that many significant digits, and the quantities of `runs` to
+    single precision (7 digits): so they were measured, and further digits are noise that does not compress.
 
     Raises DamagedRun, and ValueError if there is no record, or one is outside the folders of KINDS.
     """
     parts = find_runs([results])
     stored = [run for part in parts for run in part.runs]
+    if digits is not None:
+        stored = [tables.stored_run(_in_single_precision(run.files()), run.place) for run in stored]
     records = [(run.place, run.files()) for run in stored]
     for kind in (TOYS, EVALS):
         records += [(f"{kind}/{files.folder.name}", files) for files in find_groups(results, kind)]
@@ -81,7 +88,8 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
     contents += _unfinished(results, {place for place, _ in records})
     rows = tables.read_rows(stored)
     if digits is not None:
-        rows = replace(rows, tables={name: _rounded(rows.in_memory(name), digits) for name in rows.tables})
+        rounded = {name: _rounded(rows.in_memory(name), digits) for name in rows.tables}
+        rows = replace(rows, runs=_rounded(rows.runs, SINGLE_DIGITS, _QUANTITIES), tables=rounded)
     with atomic_folder(out) as aside:
         _copy_other_files(results, aside, ())
         for run in stored if weights else ():
@@ -92,11 +100,25 @@ def pack(results: Path, out: Path, weights: bool = False, digits: int | None = N
     return _packed(out, len(records))
 
 
-def _rounded(rows: pa.Table, digits: int) -> pa.Table:
+def _in_single_precision(files: Files) -> Files:
+    """The files of a run with another summary.json and marker: its quantities in SINGLE_DIGITS digits."""
+    values = parse_json(files.read(SUMMARY)).items()
+    rounded = {
+        name: float(f"{value:.{SINGLE_DIGITS}g}") if isinstance(value, float) else value for name, value in values
+    }
+    content = json_text(rounded).encode()
+    entry = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    listed = parse_json(files.marker.content)
+    listed["files"][SUMMARY] = entry
+    marker = parse_marker(files.folder, json_text(listed).encode())
+    return replace(files, marker=marker, read=lambda name: content if name == SUMMARY else files.read(name))
+
+
+def _rounded(rows: pa.Table, digits: int, names: Collection[str] | None = None) -> pa.Table:
     """Floats rounded to the bits that the decimal digits need; the other bits are 0, and compress."""
     scale = 2.0 ** math.ceil(digits * math.log2(10))
     for position, field in enumerate(rows.schema):
-        if pa.types.is_floating(field.type):
+        if pa.types.is_floating(field.type) and (names is None or field.name in names):
             exact = rows[field.name]
             significand, exponent = np.frexp(exact.to_numpy())
             rounded = np.ldexp(np.round(significand * scale) / scale, exponent)
