@@ -59,10 +59,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
     "evaluate": (exchange.evaluate, "evaluate results/mine/runs/0123456789ab --tasks lambada_openai --limit 100"),
     "import": (importing.import_, "import runs.csv --map map.yaml -o results/theirs"),
     "toy": (toy.toy, "toy sweeps/toy.yaml -o results/toy --scale micro"),
-    "query": (
-        query.query,
-        'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv',
-    ),
+    "query": (query.query, 'query results/mine "select n_layers, avg(val_loss) from runs group by all" -o losses.csv'),
     "best": (query.best, "best results/mine --by usefulness --depth 24"),
     "compare": (query.compare, "compare results/mine results/theirs --by val_loss"),
     "effects": (effects.effects, "effects results/mine --by loss --knob n_kv_heads"),

@@ -79,9 +79,7 @@ def _print_wrapped(rows: list[tuple[str, str, str, str]]) -> None:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def presets(
-    name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None,
-) -> None:
+def presets(name: Annotated[str | None, typer.Argument(help="print the preset's fields as a run file")] = None) -> None:
     """List models from the papers, for `preset: NAME` in a run file or a sweep's base."""
     from sparsedepth.config.load import yaml_text
     from sparsedepth.config.presets import find

@@ -13,8 +13,7 @@ from sparsedepth.cli.query import Folders, Format, Out, SkipDamaged, write
 def effects(
     folders: Folders,
     by: Annotated[
-        str | None,
-        typer.Option("--by", "--objective", help="outcome; default loss (the comparable validation loss)"),
+        str | None, typer.Option("--by", "--objective", help="outcome; default loss (the comparable validation loss)")
     ] = None,
     knob: Annotated[str | None, typer.Option(help="only this knob")] = None,
     part: Annotated[

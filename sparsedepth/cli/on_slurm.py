@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from sparsedepth.sweep.status import RunState
 
 On = Annotated[
-    str | None,
-    typer.Option("--on", help="slurm: submit a job array from this login node; default run locally"),
+    str | None, typer.Option("--on", help="slurm: submit a job array from this login node; default run locally")
 ]
 Partition = Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")]
 TimeLimit = Annotated[

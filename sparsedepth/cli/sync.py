@@ -11,8 +11,7 @@ def sync(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="results folder")],
     to: Annotated[str, typer.Option(help="tensorboard, mlflow, trackio or wandb (offline)")],
     at: Annotated[
-        str | None,
-        typer.Option(help="the tracker's folder, or MLflow's tracking URI; default in DIR/trackers"),
+        str | None, typer.Option(help="the tracker's folder, or MLflow's tracking URI; default in DIR/trackers")
     ] = None,
     project: Annotated[str | None, typer.Option(help="project or experiment; default the sweep's name")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="repeat until no run is left")] = False,

@@ -193,14 +193,7 @@ def train(
         return
     try:
         run = calls.train(
-            file,
-            out,
-            set=settings,
-            from_=start,
-            runtime=runtime,
-            device=device,
-            threads=threads,
-            compile=compiled,
+            file, out, set=settings, from_=start, runtime=runtime, device=device, threads=threads, compile=compiled
         )
     except calls.StoppedAtCheckpoint as stopped:
         print(stopped, file=sys.stderr)

@@ -263,11 +263,7 @@ class RunJob:
             **provenance(self.config.run_id, source.data_hash),
             **planned_vs_actual.planned_cost(self.results, self.config),
             "processes": self.devices.size,
-            "kernels": {
-                **runtime.chosen_kernels,
-                "experts": experts,
-                "reasons": runtime.kernel_reasons,
-            },
+            "kernels": {**runtime.chosen_kernels, "experts": experts, "reasons": runtime.kernel_reasons},
             **({"start": self.options.start.facts} if self.options.start else {}),
             "data": source.facts,
         }

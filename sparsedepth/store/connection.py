@@ -82,10 +82,7 @@ class Store:
     """Complete runs, open for queries. Close it, or use it in a `with`."""
 
     def __init__(
-        self,
-        connection: duckdb.DuckDBPyConnection,
-        cached: dict[str, LazyTable],
-        time_limit: float = TIME_LIMIT,
+        self, connection: duckdb.DuckDBPyConnection, cached: dict[str, LazyTable], time_limit: float = TIME_LIMIT
     ) -> None:
         self._connection = connection
         self._cached = cached

@@ -41,8 +41,7 @@ class DamagedPack(DamagedRun):
 
     def __init__(self, folder: Path, name: str, problem: str) -> None:
         ValueError.__init__(
-            self,
-            f"pack {str(folder)!r} is damaged: {name} {problem}; copy the pack again from where it was made",
+            self, f"pack {str(folder)!r} is damaged: {name} {problem}; copy the pack again from where it was made"
         )
         self.folder, self.name, self.problem = folder, name, problem
 

@@ -108,9 +108,7 @@ RUN_COLUMNS = _run_columns()
 
 TUNING_COLUMNS = (
     _of_runs(
-        "tuned_fields",
-        "VARCHAR",
-        "fields that the sweep tuned for this configuration, comma-separated; NULL if none",
+        "tuned_fields", "VARCHAR", "fields that the sweep tuned for this configuration, comma-separated; NULL if none"
     ),
     _of_runs(
         "tuning",

@@ -283,8 +283,7 @@ def read_rows(
                     columns = [_repeated(run.run_id, len(rows)), *rows.columns]
                     tables[table].append(pa.Table.from_arrays(columns, schema=view_schema(table)))
     return Rows(
-        runs=rows_table(runs, runs_schema()),
-        tables={table: pa.concat_tables(parts) for table, parts in tables.items()},
+        runs=rows_table(runs, runs_schema()), tables={table: pa.concat_tables(parts) for table, parts in tables.items()}
     )
 
 
