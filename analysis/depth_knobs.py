@@ -25,7 +25,7 @@ from sparsedepth.effects.knobs import find_knobs, labels
 from sparsedepth.effects.script import NO_ANSWER, read_runs, run_script
 from sparsedepth.store.comparable_loss import loss_of
 from sparsedepth.store.query_result import QueryResult
-from sparsedepth.store.terminal import compact
+from sparsedepth.store.terminal import fit
 from sparsedepth.store.tuning_roles import result_rows
 
 CLAIM = (
@@ -99,7 +99,7 @@ def lines(table: pd.DataFrame) -> Iterator[str]:
         cells = rows[names].astype(object).where(rows[names].notna(), None)
         values = tuple(tuple(row) for row in cells.itertuples(index=False))
         yield f"\nn_layers={n_layers}"
-        yield compact(QueryResult(columns=tuple(names), rows=values), ("needed needed_lns", "lr lr_lns"))
+        yield fit(QueryResult(columns=tuple(names), rows=values), ("needed needed_lns", "lr lr_lns")).text
 
 
 def main(arguments: list[str]) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsedepth.config.plain_text import counted
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.terminal import duration, fit, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -65,7 +67,6 @@ def print_price(
     from sparsedepth.plan.budget import budget_fixes
     from sparsedepth.plan.gpu_shapes import slow_shapes
     from sparsedepth.plan.price import as_json, expected_runs, price
-    from sparsedepth.store.terminal import wrapped
 
     total = price(definition, setup)
     for line in slow_shapes(expected_runs(definition)[0]) if setup.place.device == "cuda" else ():
@@ -119,7 +120,6 @@ def _memory_shortage(definition: "SweepDefinition", price: "Price") -> str | Non
 
 def print_toy_price(definition: "ToyDefinition", device: str, format: str = "table") -> None:
     """Print students, training FLOPs and time of a toy on one device."""
-    from sparsedepth.cli.run_progress import duration
     from sparsedepth.plan.duration import DEVICES, FACTOR
 
     groups = definition.groups()
@@ -137,8 +137,6 @@ def print_toy_price(definition: "ToyDefinition", device: str, format: str = "tab
 
 def price_line(price: "Price") -> str:
     """'27 runs, 1.4e+13 FLOP, 1 GB peak memory per run, 3 MB on disk, 5m with 2 workers (..)'."""
-    from sparsedepth.cli.run_progress import duration
-
     bound = f"{price.bound} " if price.bound else ""
     accuracy = "calibrated" if price.is_calibrated else "uncalibrated"
     parts = [
@@ -153,10 +151,7 @@ def price_line(price: "Price") -> str:
 
 
 def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
-    from sparsedepth.cli.run_progress import duration
-    from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.setting import assignment
-    from sparsedepth.store.terminal import compact, wrapped
 
     yield wrapped([f"{definition.name}: {definition.question}"]).rstrip()
     shown = [name for name in price.kinds[0].varied if name != "n_layers" and _has_two_values(name, price)]
@@ -176,7 +171,8 @@ def _table(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
         for kind in price.kinds
     ]
     amounts = ("runs", "params_total", "params_active", "tokens", "train_flops", "memory", "disk", "time per run")
-    yield compact(QueryResult(("n_layers", *amounts, "setting"), tuple(rows)), ("tokens", "disk", "params_total"))
+    table = QueryResult(("n_layers", *amounts, "setting"), tuple(rows))
+    yield fit(table, ("tokens", "disk", "params_total")).text
     yield wrapped([f"total: {price_line(price)}", *_assumptions(definition, price)]).rstrip()
 
 
@@ -186,8 +182,6 @@ def _has_two_values(name: str, price: "Price") -> bool:
 
 
 def _assumptions(definition: "SweepDefinition", price: "Price") -> Iterator[str]:
-    from sparsedepth.cli.run_progress import duration
-
     low, high = price.seconds.value / price.seconds.factor, price.seconds.value * price.seconds.factor
     place = price.setup.place
     threads = f", {counted(place.threads, 'thread')} per run" if place.device == "cpu" else ""

@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from sparsedepth.cli.query import Folders, Format, Out, SkipDamaged, write
+from sparsedepth.cli import option
+from sparsedepth.cli.query import write
+from sparsedepth.store.terminal import wrapped
 
 
 def effects(
-    folders: Folders,
+    folders: option.Folders,
     by: Annotated[
         str | None, typer.Option("--by", "--objective", help="outcome; default loss (the comparable validation loss)")
     ] = None,
@@ -35,9 +37,9 @@ def effects(
             "interventions, mediators",
         ),
     ] = False,
-    skip_damaged: SkipDamaged = False,
-    format: Format = None,
-    out: Out = None,
+    skip_damaged: option.SkipDamaged = False,
+    format: option.Format = None,
+    out: option.OutFile = None,
 ) -> None:
     """Show paired effects of every knob at every depth, their change with depth, and the chain from sparsity to loss.
 
@@ -106,7 +108,5 @@ def effects(
 
 def _text(lines: Iterable[str], out: Path | None, *, is_wrapped: bool = False) -> bytes:
     """Lines wrapped at a terminal, or anywhere if `is_wrapped`; else one line per sentence, for `grep`."""
-    from sparsedepth.store.terminal import wrapped
-
     is_wrapped = is_wrapped or (out is None and sys.stdout.isatty())
     return (wrapped(lines) if is_wrapped else "".join(f"{line}\n" for line in lines)).encode()

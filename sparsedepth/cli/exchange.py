@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsedepth.cli.train_sweep import Device
+from sparsedepth.cli import option
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.terminal import table
 
 if TYPE_CHECKING:
     from sparsedepth.store.evals import Evaluation
@@ -46,7 +48,7 @@ def evaluate(
         Path | None,
         typer.Option("-o", "--out", help="results folder for the scores; default the run's own, else not stored"),
     ] = None,
-    device: Device = "auto",
+    device: option.Device = "auto",
     without: Annotated[
         str | None, typer.Option(help="also score the model without these layers: 5, or 5-8, or several: 1,2,5-8")
     ] = None,
@@ -93,8 +95,6 @@ def evaluate(
 
 def _print_losses(evaluations: "list[Evaluation]") -> None:
     from sparsedepth.exchange.evaluate import LOST
-    from sparsedepth.store.query_result import QueryResult
-    from sparsedepth.store.terminal import table
 
     values = {
         (evaluation.task_hash, evaluation.without, result.metric, result.filter): result.value

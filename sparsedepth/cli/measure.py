@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.cli.train_sweep import Device
+from sparsedepth.cli import calls, option
 from sparsedepth.quantities import ALL, LAYERS, PAIRS, with_intervals
 from sparsedepth.quantities.record import Column
+from sparsedepth.store.query_result import QueryResult
 
 if TYPE_CHECKING:
     from sparsedepth.probe.load import LoadedModel
@@ -52,11 +53,10 @@ def measure(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="folder for the record, for query, best and plot")
     ] = None,
-    device: Device = "auto",
+    device: option.Device = "auto",
     fp32: Annotated[bool, typer.Option("--fp32", help="convert the weights to fp32; default as stored")] = False,
 ) -> None:
     """Measure a run or a Hugging Face model: Llama, Qwen, Mistral, Gemma, OLMo, Pythia, GPT-2, Mixtral, OLMoE, ..."""
-    from sparsedepth.cli import calls
     from sparsedepth.cli.run_progress import print_summary
 
     result = calls.measure(
@@ -164,7 +164,6 @@ class Scores:
         return self.result.n_tokens
 
     def to_csv(self) -> str:
-        from sparsedepth.store.query_result import QueryResult
         from sparsedepth.store.render import to_csv
 
         units = {(column.view, column.name): column.unit for column in ALL}

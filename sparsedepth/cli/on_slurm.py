@@ -6,9 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
+
+from sparsedepth.cli.cost import price_line
+from sparsedepth.store.terminal import duration
 
 if TYPE_CHECKING:
     from sparsedepth.cluster.array import TaskArray
@@ -20,25 +23,22 @@ if TYPE_CHECKING:
     from sparsedepth.plan.tasks import Plan
     from sparsedepth.sweep.status import RunState
 
-On = Annotated[
-    str | None, typer.Option("--on", help="slurm: submit a job array from this login node; default run locally")
-]
-Partition = Annotated[str | None, typer.Option(help="--on slurm: partition (queue)")]
-TimeLimit = Annotated[
-    str | None, typer.Option("--time", help="--on slurm: time limit per task, such as 4:00:00; default the partition's")
-]
-Array = Annotated[int | None, typer.Option(min=1, help="--on slurm: number of tasks; default one per run, at most 64")]
-Account = Annotated[str | None, typer.Option(help="--on slurm: account")]
-Nodes = Annotated[int, typer.Option(min=1, help="--on slurm: nodes per run, with --gpus-per-run on each")]
-Sbatch = Annotated[
-    list[str] | None, typer.Option(help="--on slurm: another sbatch option: --sbatch qos=low; repeatable")
-]
-
 POLL_SECONDS = 2.0
 """Interval between checks of the results folder and the queue."""
 
 END_SECONDS = 20.0
 """How long to wait for the tasks of a complete sweep to end, so that their usage is counted."""
+
+
+class SlurmFlags(NamedTuple):
+    """The options that only --on slurm has."""
+
+    partition: str | None
+    time: str | None
+    array: int | None
+    account: str | None
+    sbatch: list[str] | None
+    nodes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,13 +83,7 @@ class ArrayOptions:
 
 def array_options(
     on: str | None,
-    *,
-    partition: str | None,
-    time: str | None,
-    array: int | None,
-    account: str | None,
-    nodes: int,
-    sbatch: list[str] | None,
+    flags: SlurmFlags,
     gpus: str | None,
     runtime: "RuntimeConfig",
     workers: int | None,
@@ -102,8 +96,8 @@ def array_options(
     from sparsedepth.sweep.storage import database_url, hide_url
 
     if on is None:
-        options = {"partition": partition, "time": time, "array": array, "account": account, "sbatch": sbatch}
-        if option := next((name for name, value in options.items() if value), "nodes" if nodes > 1 else None):
+        given = flags._replace(nodes=flags.nodes if flags.nodes > 1 else 0)._asdict()
+        if option := next((name for name, value in given.items() if value), None):
             raise ValueError(f"--{option} is only for clusters; add --on slurm")
         return None
     if on != "slurm":
@@ -111,12 +105,13 @@ def array_options(
     if storage:
         hide_url(storage)
         database_url(storage)
+    partition, time, n_tasks, account, sbatch, nodes = flags
     request = Request(
         partition=partition, account=account, gpus=gpus, nodes=nodes, time=time, extra=tuple(sbatch or ())
     )
     return ArrayOptions(
         request=request,
-        n_tasks=array,
+        n_tasks=n_tasks,
         runtime=runtime,
         workers=workers,
         gpus_per_run=gpus_per_run,
@@ -136,7 +131,6 @@ class ArrayPlan:
 
 def plan_array(definition: "SweepDefinition", options: ArrayOptions, results: Path | None) -> ArrayPlan:
     """The size of the array, and the time per task against the queue's limits. Raises ValueError as `check`."""
-    from sparsedepth.cli.run_progress import duration
     from sparsedepth.cluster.array import TaskArray, check, default_tasks
     from sparsedepth.plan.price import expected_runs, price_of
     from sparsedepth.sweep.status import remaining_runs
@@ -175,7 +169,6 @@ def sweep_on_slurm(
     definition: "SweepDefinition", results: Path, options: ArrayOptions, *, retry_failed: bool, dry_run: bool
 ) -> None:
     """Submit the remaining runs, unless the array is already queued, and follow it. Raises Exit as `sweep` does."""
-    from sparsedepth.cli.cost import price_line
     from sparsedepth.cli.progress import print_header
     from sparsedepth.cli.start import field_values, warn_of_unlikely_values, with_cleanup
     from sparsedepth.cluster.array import TaskArray

@@ -7,22 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sparsedepth.cli import calls
+from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, print_price, print_toy_price
-from sparsedepth.cli.on_slurm import Account, Array, Nodes, Partition, Sbatch, TimeLimit, array_options, plan_array
-from sparsedepth.cli.train_sweep import (
-    Base,
-    Compile,
-    Device,
-    Gpus,
-    GpusPerRun,
-    Runtime,
-    Scale,
-    Seeds,
-    Settings,
-    Vary,
-    Workers,
-)
+from sparsedepth.cli.on_slurm import SlurmFlags, array_options, plan_array
+from sparsedepth.config.plain_text import visible
+from sparsedepth.store.terminal import fit, wrapped
 
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
@@ -32,11 +21,11 @@ def plan(
     file: Annotated[
         Path | None, typer.Argument(help="definition of a sweep, a run or a toy (YAML); or use --vary")
     ] = None,
-    scale: Scale = None,
-    settings: Settings = None,
-    vary: Vary = None,
-    seeds: Seeds = None,
-    base: Base = None,
+    scale: option.Scale = None,
+    settings: option.Settings = None,
+    vary: option.Vary = None,
+    seeds: option.Seeds = None,
+    base: option.Base = None,
     calibrated: Annotated[
         bool, typer.Option("--calibrate", help="time a few real steps of each model shape; cached for this machine")
     ] = False,
@@ -54,22 +43,22 @@ def plan(
     on: Annotated[
         str | None, typer.Option(help="estimate for another device: cpu, a100, h100, h200; or slurm for a cluster")
     ] = None,
-    workers: Workers = None,
-    gpus: Gpus = None,
-    gpus_per_run: GpusPerRun = 1,
-    runtime: Runtime = None,
-    device: Device = "auto",
-    compiled: Compile = False,
+    workers: option.Workers = None,
+    gpus: option.Gpus = None,
+    gpus_per_run: option.GpusPerRun = 1,
+    runtime: option.Runtime = None,
+    device: option.Device = "auto",
+    compiled: option.Compile = False,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="results folder of the sweep; prints the remaining cost too")
     ] = None,
     format: Annotated[Literal["table", "json"], typer.Option(help="table or json")] = "table",
-    partition: Partition = None,
-    time: TimeLimit = None,
-    array: Array = None,
-    account: Account = None,
-    nodes: Nodes = 1,
-    sbatch: Sbatch = None,
+    partition: option.Partition = None,
+    time: option.TimeLimit = None,
+    array: option.Array = None,
+    account: option.Account = None,
+    nodes: option.Nodes = 1,
+    sbatch: option.Sbatch = None,
 ) -> None:
     """Estimate what a sweep costs: FLOPs, tokens, memory, disk and time. With --pilot or --seed-sd, also the smallest
     effect of each setting that it can detect."""
@@ -77,7 +66,6 @@ def plan(
     from sparsedepth.cli.start import check_corpora, field_values, warn_of_unlikely_values
     from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition, toy_definition
     from sparsedepth.config.load import read_extended
-    from sparsedepth.config.plain_text import visible
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget
     from sparsedepth.plan.tasks import Plan
@@ -101,19 +89,8 @@ def plan(
         check_corpora(field_values(definition), out)
     power_lines, power_json = detectable_effects(definition, pilot, seed_sd, effect)
     runtime_config = calls.runtime_config(runtime, device=device, compile=compiled)
-    options = array_options(
-        "slurm" if on == "slurm" else None,
-        partition=partition,
-        time=time,
-        array=array,
-        account=account,
-        nodes=nodes,
-        sbatch=sbatch,
-        gpus=gpus,
-        runtime=runtime_config,
-        workers=workers,
-        gpus_per_run=gpus_per_run,
-    )
+    flags, on_slurm = SlurmFlags(partition, time, array, account, sbatch, nodes), "slurm" if on == "slurm" else None
+    options = array_options(on_slurm, flags, gpus, runtime_config, workers, gpus_per_run)
     array_lines: list[str] = []
     if options:
         array_plan = plan_array(definition, options, out)
@@ -131,8 +108,6 @@ def plan(
         print(f"note: {visible(note)}", file=sys.stderr)
     print_price(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
-        from sparsedepth.store.terminal import wrapped
-
         print(wrapped(lines), end="")
 
 
@@ -155,7 +130,6 @@ def detectable_effects(
     from sparsedepth.effects.power import Noise, choice_text, measure_power, pilot_noise, power_table, power_text
     from sparsedepth.plan.price import expected_runs
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.terminal import compact
 
     objective, tuned = definition.objective, tuple(definition.tune)
     if pilot is None:
@@ -170,7 +144,7 @@ def detectable_effects(
             f"no two runs of sweep {definition.name!r} differ in a single setting, so there is no effect to detect; "
             "vary a field in 'space'"
         )
-    table = compact(power_table(powers, objective, effect), ("baseline",))
+    table = fit(power_table(powers, objective, effect), ("baseline",)).text
     values = {name: len(grid) for name, grid in definition.tune.items()}
     n_seeds = len(definition.tuning_seeds), len(definition.seeds)
     choice = [choice_text(noise, objective, values, *n_seeds)] if tuned else []

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsedepth.cli.query import SkipDamaged
+from sparsedepth.cli import calls, option
 
 
 def plot(
@@ -24,11 +24,10 @@ def plot(
         str | None,
         typer.Option(help="run_id, for figures of one run; default the lowest val_loss at the largest depth"),
     ] = None,
-    skip_damaged: SkipDamaged = False,
+    skip_damaged: option.SkipDamaged = False,
     show_list: Annotated[bool, typer.Option("--list", help="list all figures and what they show")] = False,
 ) -> None:
     """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
-    from sparsedepth.cli import calls
     from sparsedepth.plots.draw import FIGURES, check_figure
 
     if show_list:

@@ -12,13 +12,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from sparsedepth.cli.run_progress import QUIET_SECONDS, duration
+from sparsedepth.cli.run_progress import QUIET_SECONDS
 from sparsedepth.config.cost import cost
 from sparsedepth.config.plain_text import visible
 from sparsedepth.config.sweep import SweepDefinition
 from sparsedepth.quantities import IN_RUNS, of_stage
 from sparsedepth.run.allocation import Allocation
 from sparsedepth.store.cache import read_columns
+from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.status import BestSoFar, RunState, State, is_silent, varied_fields
 
 

@@ -10,16 +10,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="results folders, or run folders")]
-Format = Annotated[
-    str | None,
-    typer.Option(help="table, csv, json, markdown, latex or parquet; default by the suffix of -o, else table"),
-]
-Out = Annotated[Path | None, typer.Option("-o", "--out", help="write the output to this file")]
-Objective = Annotated[
-    str, typer.Option("--objective", "--by", help="quantity to improve: loss (the comparable validation loss), ...")
-]
-SkipDamaged = Annotated[bool, typer.Option("--skip-damaged", help="ignore damaged runs, and report how many")]
+from sparsedepth import quantities
+from sparsedepth.cli import option
+from sparsedepth.store.query_result import QueryResult
+from sparsedepth.store.terminal import fit, wrapped
 
 LIST = "list"
 """The value of `--ask` without a name."""
@@ -54,10 +48,10 @@ def query(
     schema: Annotated[
         bool, typer.Option("--schema", help="list all columns with unit and meaning (filter with | grep WORD)")
     ] = False,
-    format: Format = None,
-    out: Out = None,
+    format: option.Format = None,
+    out: option.OutFile = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="time limit of a SELECT, in seconds")] = 60.0,
-    skip_damaged: SkipDamaged = False,
+    skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Query complete runs with read-only SQL, or answer a saved question."""
     from sparsedepth.store import sandbox
@@ -86,7 +80,6 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
     """The list of saved questions, the answer to one, or the schema (`ask` None)."""
     from sparsedepth.store import questions
     from sparsedepth.store.connection import open_store
-    from sparsedepth.store.query_result import QueryResult
     from sparsedepth.store.render import encode
 
     if ask == LIST:
@@ -120,7 +113,7 @@ def _saved_answer(folders: list[str], ask: str | None, format: str, skip_damaged
 
 
 def best(
-    folders: Folders,
+    folders: option.Folders,
     by: Annotated[
         str | None,
         typer.Option("--by", "--objective", help="quantity to rank by; default loss (the comparable validation loss)"),
@@ -133,9 +126,9 @@ def best(
     again: Annotated[
         Path | None, typer.Option(help="for a search: write a sweep of the --top configurations with new seeds (YAML)")
     ] = None,
-    skip_damaged: SkipDamaged = False,
-    format: Format = None,
-    out: Out = None,
+    skip_damaged: option.SkipDamaged = False,
+    format: option.Format = None,
+    out: option.OutFile = None,
 ) -> None:
     """Rank configurations by their mean over seeds, with interval and baseline; for a search, its Pareto front."""
     from sparsedepth.store import sandbox
@@ -169,18 +162,16 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="a results folder")],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="the results folder to compare with it")],
     by: Annotated[str, typer.Option("--by", "--objective", help="quantity to compare: loss, ...")] = "loss",
-    skip_damaged: SkipDamaged = False,
-    format: Format = None,
-    out: Out = None,
+    skip_damaged: option.SkipDamaged = False,
+    format: option.Format = None,
+    out: option.OutFile = None,
 ) -> None:
     """Compare two results folders: differences between equal configurations, and configurations in only one."""
-    from sparsedepth import quantities
     from sparsedepth.store.comparable_loss import unit_for_stores
     from sparsedepth.store.compare import NOTES, counts, disjoint_fields
     from sparsedepth.store.compare import compare as compare_folders
     from sparsedepth.store.connection import open_store
     from sparsedepth.store.render import choose_format, encode
-    from sparsedepth.store.terminal import compact, wrapped
 
     format = choose_format(format, out)
     with open_store(first, skip_damaged=skip_damaged) as left, open_store(second, skip_damaged=skip_damaged) as right:
@@ -201,7 +192,7 @@ def compare(
         *(["diverged: left out, which favours the side with more of them"] if {*NOTES[1:]} & {*table.columns} else []),
         *(["Fields that never agree:", *disjoint] if (disjoint := disjoint_fields(table)) else []),
     )
-    write(f"{wrapped(head)}{compact(table.of_columns(fields), ('found_in',))}\n".encode(), out)
+    write(f"{wrapped(head)}{fit(table.of_columns(fields), ('found_in',)).text}\n".encode(), out)
     if out is None:
         print_verifications([first, second])
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from sparsedepth.cli import calls
-from sparsedepth.cli.query import Folders, Objective, SkipDamaged
-from sparsedepth.cli.train_sweep import Device, Gpus, MaxAttempts, Out, RetryFailed, Runtime, Workers
+from sparsedepth.cli import calls, option
 
 if TYPE_CHECKING:
     from sparsedepth.recipe.card import Card
@@ -39,13 +37,13 @@ app = typer.Typer(
 
 
 def derive(
-    folders: Folders,
+    folders: option.Folders,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="write the run configuration here (YAML), with its card (.md, .json)"),
     ] = None,
     depth: Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")] = None,
-    objective: Objective = "loss",
+    objective: option.Objective = "loss",
     matched: Annotated[str, typer.Option(help="a setting may use no more of this than its baseline")] = "tokens",
     holdout_depth: Annotated[
         int | None, typer.Option(help="test the recipe: fit on smaller n_layers, predict this one, compare")
@@ -54,7 +52,7 @@ def derive(
         Literal["params", "tokens"] | None,
         typer.Option(help="test the recipe: fit on smaller widths (params) or budgets (tokens), predict the largest"),
     ] = None,
-    skip_damaged: SkipDamaged = False,
+    skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Recommend a configuration from paired effects, with its evidence; or abstain and explain why."""
     from sparsedepth.recipe.card import card_path
@@ -85,14 +83,14 @@ def derive(
 
 def verify(
     card: CardFile,
-    out: Out,
+    out: option.Out,
     seeds: Annotated[int, typer.Option(min=3, help="fresh seeds of each configuration")] = 3,
-    workers: Workers = None,
-    gpus: Gpus = None,
-    device: Device = "auto",
-    runtime: Runtime = None,
-    max_attempts: MaxAttempts = 2,
-    retry_failed: RetryFailed = False,
+    workers: option.Workers = None,
+    gpus: option.Gpus = None,
+    device: option.Device = "auto",
+    runtime: option.Runtime = None,
+    max_attempts: option.MaxAttempts = 2,
+    retry_failed: option.RetryFailed = False,
 ) -> None:
     """Train baseline, recipe, and recipe without each change on fresh seeds; write the verified card into --out."""
     from sparsedepth.config.load import build

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from sparsedepth.cli.query import Folders, Objective, SkipDamaged
+from sparsedepth.cli import option
 
 
 def report(
-    folders: Folders,
+    folders: option.Folders,
     out: Annotated[
         Path,
         typer.Option(
@@ -17,9 +17,9 @@ def report(
         ),
     ],
     depth: Annotated[int | None, typer.Option(help="n_layers of the recipe; default the deepest")] = None,
-    objective: Objective = "loss",
+    objective: option.Objective = "loss",
     card: Annotated[Path | None, typer.Option(help="verified recipe card (from `recipe verify`) to include")] = None,
-    skip_damaged: SkipDamaged = False,
+    skip_damaged: option.SkipDamaged = False,
 ) -> None:
     """Write one HTML page: summary, recipe, runs, figures with data, effects, failures, methods and provenance."""
     from sparsedepth.report.page import write_report

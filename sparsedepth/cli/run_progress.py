@@ -12,21 +12,6 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from sparsedepth import quantities
 
 QUIET_SECONDS = 30.0
-DAY = 24 * 3600
-YEAR = 365 * DAY
-
-
-def duration(seconds: float) -> str:
-    """'12s', '3m05s', '1h02m'; from two days '3d04h', from two years '4.5 years'."""
-    whole = max(0, round(seconds))
-    if whole >= 2 * YEAR:
-        return f"{whole / YEAR:,.{0 if whole >= 10 * YEAR else 1}f} years"
-    if whole >= 2 * DAY:
-        return f"{whole // DAY}d{whole % DAY // 3600:02d}h"
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
 
 
 @contextmanager

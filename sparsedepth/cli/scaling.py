@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from sparsedepth.store.terminal import fit as fit_table
+from sparsedepth.store.terminal import wrapped
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -209,7 +212,6 @@ def _check_format(format: str) -> None:
 def _print_report(report: "Report", format: str) -> None:
     from sparsedepth.scaling.tables import as_object, closing, heading, parameter_table, scan_table
     from sparsedepth.store.render import render
-    from sparsedepth.store.terminal import compact, wrapped
 
     if format == "json":
         print(json.dumps(as_object(report), indent=1, allow_nan=False))
@@ -218,7 +220,7 @@ def _print_report(report: "Report", format: str) -> None:
     print(wrapped(heading(report)), end="", file=aside)
     table = parameter_table(report)
     print(
-        compact(table, ("stderr", "profile_lo profile_hi", "bootstrap_lo bootstrap_hi"))
+        fit_table(table, ("stderr", "profile_lo profile_hi", "bootstrap_lo bootstrap_hi")).text
         if format == "table"
         else render(table, format)
     )

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparsedepth.config.plain_text import visible
+from sparsedepth.store.terminal import wrapped
+
 if TYPE_CHECKING:
     from sparsedepth.config.sweep import SweepDefinition
     from sparsedepth.run.scratch import Scratch
@@ -37,8 +40,6 @@ def status(
         raise ValueError(f"{folder} is not an existing folder; give the results folder of a sweep")
     lines, is_active = _status_lines(folder)
     if not watch:
-        from sparsedepth.store.terminal import wrapped
-
         for line in lines:  # not wrapped, for `grep`, if about one run
             print(line if RUN_LINE.match(line) else wrapped([line]).rstrip("\n"))
         return
@@ -56,7 +57,6 @@ def status(
 def _status_lines(folder: Path) -> tuple[list[str], bool]:
     """The lines of `status`, and whether runs are running or still to come."""
     from sparsedepth.cli.progress import run_counts, running_line, task_text
-    from sparsedepth.config.plain_text import visible
     from sparsedepth.sweep.summary import sweep_summary
 
     summary = sweep_summary(folder)
@@ -127,7 +127,6 @@ def logs(
 ) -> None:
     """Print a run's log. Without RUN, list the runs that have a log: failed first, then newest."""
     from sparsedepth.cli.progress import task_text
-    from sparsedepth.config.plain_text import visible
     from sparsedepth.files import read_regular
 
     if run is None and (follow or task):
@@ -197,7 +196,6 @@ def _match_prefix(prefix: str, run_ids: Iterable[str], where: str) -> str:
 
 def _read_log(scratch: "Scratch", follow: bool) -> Iterator[str]:
     """The text of a run's log; of a stacked run, its own and then its leader's."""
-    from sparsedepth.config.plain_text import visible
     from sparsedepth.run.lease import is_held
 
     leader = scratch.leader()

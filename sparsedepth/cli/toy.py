@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsedepth.cli.train_sweep import Device, Scale
+from sparsedepth.cli import option
 
 if TYPE_CHECKING:
     from sparsedepth.effects.intervals import Estimate
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def toy(
     file: Annotated[Path, typer.Argument(help="toy definition (YAML), such as sweeps/toy.yaml")],
     out: Annotated[Path, typer.Option("-o", "--out", help="results folder; created if missing")],
-    scale: Scale = None,
+    scale: option.Scale = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="override a field: --set n_steps=2000; repeatable")
     ] = None,
-    device: Device = "auto",
+    device: option.Device = "auto",
 ) -> None:
     """Train teacher-student networks and fit how their loss falls with depth. Run the same command again to resume, or
     in parallel to share the work."""

@@ -82,7 +82,7 @@ def _holdout_text(card: Card, width: int) -> str:
     if holdout is None:
         return ""
     test, *rest = holdout_statements(holdout, card.recipe)
-    table = terminal.compact(holdout_table(holdout), ("fitted",), width) + "\n" if holdout.predictions else ""
+    table = terminal.fit(holdout_table(holdout), ("fitted",), width).text + "\n" if holdout.predictions else ""
     lines = [": ".join(statement) for statement in (test, *rest[len(holdout.predictions) : -1])]
     legend = ["predicted: the fitted effect, shrunk by its reliability"] if table else []
     return f"{terminal.wrapped([lines[0], *legend], width)}{table}{terminal.wrapped(lines[1:], width)}"

@@ -58,7 +58,7 @@ def measured_text(card: Card, width: int | None = None) -> str:
     notes = [f"best measured: {BEST_MEASURED}"] if has_best else []
     if cut := cut_text(card.measured, card.recipe.objective):
         notes.append(f"lo, hi: 95% interval over seeds{cut}")
-    table = terminal.compact(measured_table(card), ("params", "seeds", "flops"), width)
+    table = terminal.fit(measured_table(card), ("params", "seeds", "flops"), width).text
     return f"{table}\n{terminal.wrapped(notes, width)}"
 
 

@@ -267,7 +267,7 @@ def text(ranking: Ranking, width: int | None = None) -> str:
     )
     heads = ("mean" if name == ranking.by else name for name in names)
     table = QueryResult(columns=(*heads, "setting"), rows=rows)
-    return terminal.compact(table, ("cell_id", "params"), width=width, max_rows=len(rows))
+    return terminal.fit(table, ("cell_id", "params"), width, len(rows)).text
 
 
 def _setting(cell: _Ranked, settings: Settings, search: Search | None) -> str:

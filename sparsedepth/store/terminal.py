@@ -1,4 +1,4 @@
-"""Text for a terminal: wrapped lines, and a query's result as a table that fits into its width."""
+"""Text for a terminal: wrapped lines, durations, and a query's result as a table that fits into its width."""
 
 import itertools
 import shutil
@@ -15,6 +15,8 @@ CELL_LINES = 3
 MIN_SETTING_WIDTH = 18
 WIDTH = 100
 """Characters of a line in a file or a pipe."""
+DAY = 24 * 3600
+YEAR = 365 * DAY
 
 
 def terminal_width() -> int:
@@ -33,6 +35,19 @@ def wrapped(lines: Iterable[str], width: int | None = None) -> str:
     return "".join(f"{fold(line)}\n" for text in lines for line in text.split("\n"))
 
 
+def duration(seconds: float) -> str:
+    """'12s', '3m05s', '1h02m'; from two days '3d04h', from two years '4.5 years'."""
+    whole = max(0, round(seconds))
+    if whole >= 2 * YEAR:
+        return f"{whole / YEAR:,.{0 if whole >= 10 * YEAR else 1}f} years"
+    if whole >= 2 * DAY:
+        return f"{whole // DAY}d{whole % DAY // 3600:02d}h"
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
 def table(result: QueryResult, width: int | None = None, max_rows: int = MAX_TABLE_ROWS) -> str:
     """Columns side by side if they fit into `width` characters (default: the terminal's), else one line per value."""
     width = width or terminal_width()
@@ -47,13 +62,6 @@ class CompactTable:
     """with a note on the columns that the width had no room for"""
     columns: tuple[str, ...]
     """those shown"""
-
-
-def compact(
-    result: QueryResult, optional: Sequence[str], width: int | None = None, max_rows: int = MAX_TABLE_ROWS
-) -> str:
-    """The text of `fit`."""
-    return fit(result, optional, width, max_rows).text
 
 
 def fit(

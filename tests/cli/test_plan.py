@@ -9,7 +9,6 @@ from tiny import BASE, definition
 
 from sparsedepth.cli import calls, sweep_args
 from sparsedepth.cli.plan import plan
-from sparsedepth.cli.run_progress import duration
 from sparsedepth.cli.sweep_args import single_run_sweep, sweep_definition
 from sparsedepth.cli.train_sweep import train
 from sparsedepth.config.load import build
@@ -18,6 +17,7 @@ from sparsedepth.plan.price import price, pricing_setup
 from sparsedepth.plan.tasks import Plan
 from sparsedepth.run.scratch import Scratch
 from sparsedepth.store.run_record import MARKER
+from sparsedepth.store.terminal import duration
 from sparsedepth.sweep.status import remaining_runs
 
 LARGE = {"preset": "llama-1b"}

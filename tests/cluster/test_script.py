@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsedepth.cli import main
-from sparsedepth.cli.on_slurm import array_options
+from sparsedepth.cli.on_slurm import SlurmFlags, array_options
 from sparsedepth.cluster import slurm
 from sparsedepth.cluster.array import CHECKSUM_LINE, TaskArray, check
 from sparsedepth.cluster.script import Request, array_script, check_folder, parse_time, script_body, time_advice
@@ -67,8 +67,9 @@ def test_the_header_has_what_was_asked_for_and_bash_reads_the_rest(tmp_path):
     ],
 )
 def test_a_task_shares_its_gpus_out_or_spreads_a_run_over_them(given, runs_in_parallel, arguments):
-    none = dict.fromkeys(("partition", "time", "array", "account", "sbatch", "gpus", "workers"))
-    options = array_options("slurm", **{**none, "nodes": 1, "gpus_per_run": 1, "runtime": RuntimeConfig(), **given})
+    values = {**dict.fromkeys((*SlurmFlags._fields, "gpus", "workers")), "nodes": 1, "gpus_per_run": 1, **given}
+    flags = SlurmFlags(*(values.pop(name) for name in SlurmFlags._fields))
+    options = array_options("slurm", flags, runtime=RuntimeConfig(), **values)
     assert options and options.runs_in_parallel == runs_in_parallel
     assert options.arguments() == ["--max-attempts", "2", *arguments]
 

@@ -107,8 +107,8 @@ def test_sentences_go_on_two_columns_further_in():
 
 def test_both_ends_of_an_interval_give_way_together():
     wide = QueryResult(columns=("name", "lo", "hi", "note"), rows=(("a" * 12, "b" * 12, "c" * 12, "d " * 9),))
-    head = terminal.compact(wide, ("lo hi",), 50).splitlines()[0].split()
-    assert head == ["name", "note"] and "lo" in terminal.compact(wide, ("lo hi",), 80)
+    head = terminal.fit(wide, ("lo hi",), 50).text.splitlines()[0].split()
+    assert head == ["name", "note"] and "lo" in terminal.fit(wide, ("lo hi",), 80).text
 
 
 def test_a_fitted_table_says_which_columns_it_shows_and_names_those_it_left_out():
