@@ -229,12 +229,12 @@ def open_store(*paths: Path | str, time_limit: float = TIME_LIMIT, skip_damaged:
 
 
 def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iterable[Part]) -> None:
-    """Add TUNING_COLUMNS to `runs`, computed for each results folder from the runs in it."""
+    """Add TUNING_COLUMNS to `runs`, computed from the runs of each results folder."""
     folders: dict[Path, set[str]] = {}
     for run in chain.from_iterable(part.runs for part in parts):
         if run.folder.parent.name == RUNS:
             folders.setdefault(run.folder.parent.parent, set()).add(run.run_id)
-    rows: dict[str, dict[str, Any]] = {}
+    sweeps = []
     for folder, run_ids in sorted(folders.items()):
         try:
             tuned = read_tuning(folder)
@@ -243,11 +243,10 @@ def _add_tuning(store: Store, connection: duckdb.DuckDBPyConnection, parts: Iter
             continue
         if tuned:
             runs = store.sql(f"SELECT {', '.join(tuned.columns)} FROM runs WHERE {IS_TRAINED}").records()
-            columns = tuning_columns(tuned, [run for run in runs if run["run_id"] in run_ids])
-            rows |= {run_id: {"run_id": run_id, **values} for run_id, values in columns.items()}
-    if rows:
+            sweeps.append((tuned, [run for run in runs if run["run_id"] in run_ids]))
+    if rows := [{"run_id": run_id, **values} for run_id, values in tuning_columns(*sweeps).items()]:
         schema = arrow_schema((COLUMNS["runs"][0], *TUNING_COLUMNS))  # the first is run_id
-        connection.register("tuning", rows_table(list(rows.values()), schema))
+        connection.register("tuning", rows_table(rows, schema))
         connection.execute("CREATE OR REPLACE VIEW runs AS SELECT * FROM every_run LEFT JOIN tuning USING (run_id)")
 
 

@@ -16,7 +16,7 @@ the sweep.yaml of their results folder whenever a store is opened:
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsedepth import quantities
 from sparsedepth.config.load import build, read_yaml
+from sparsedepth.config.role import fields_where
 from sparsedepth.config.run import CELL_FIELDS, RunConfig
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ TunedValues = tuple[float, ...]
 """A value for each tuned field, in their order."""
 Losses = dict[TunedValues, dict[int, float]]
 """TunedValues -> tuning seed -> loss."""
+COMPARED = fields_where(RunConfig, lambda role: role.kind in ("data", "capacity") and not role.is_matched)
+"""The fields whose values folders have in common that are tuned alike."""
 
 IS_TRAINED = "model IS NULL"
 IS_CHOSEN = "coalesce(tuning NOT IN ('rejected', 'tuning'), true)"
@@ -108,38 +111,62 @@ def read_tuning(results: Path) -> Tuning | None:
     )
 
 
-def tuning_columns(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """run_id -> its TUNING_COLUMNS. A configuration run at one value only has none: it was not tuned."""
+def tuning_columns(*sweeps: tuple[Tuning, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """run_id -> its TUNING_COLUMNS, from the runs of each results folder. A configuration run at one value only has
+    none: it was not tuned. Each folder chooses by its own runs; folders that are `_comparable` share the error of
+    choosing, as they would if joined."""
+    columns: dict[str, dict[str, Any]] = {}
+    grids_of = defaultdict[tuple[Any, ...], dict[tuple[Any, ...], tuple[list[str], Losses, Losses]]](dict)
+    for tuning, runs in sweeps:
+        grids, configuration = grids_of[_comparable(tuning, runs)], _configuration(tuning)
+        groups = defaultdict(list)
+        for run in runs:
+            groups[configuration(run)].append(run)
+        for values, group in groups.items():
+            losses = _losses(tuning, group)
+            roles = _roles(tuning, group, losses)
+            shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
+            columns |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
+            if len(losses) > 1 and all(isinstance(x, int | float) and x > 0 for point in losses for x in point):
+                key = values, *((point, *by_seed.items()) for point, by_seed in sorted(losses.items()))
+                run_ids, _, fresh = grids.setdefault(key, ([], losses, {point: {} for point in losses}))
+                run_ids += roles  # copies of one grid in two folders are one
+                for point, by_seed in _fresh(tuning, group, losses).items():
+                    fresh[point] |= by_seed
+    for (fields, *_), grids in grids_of.items():
+        for run_ids, curve_columns in _columns_of_grids(len(fields), [*grids.values()]):
+            for run_id in run_ids:
+                columns[run_id] |= curve_columns
+    return columns
+
+
+def _comparable(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    """Equal for folders that tune the same fields with the same seeds, at the same widths, budgets and data."""
+    alike = {tuple(run[name] for name in COMPARED) for run in runs}
+    return tuning.fields, tuning.objective, tuning.tuning_seeds, frozenset(alike)
+
+
+def _configuration(tuning: Tuning) -> itemgetter:
+    """A run's configuration, as a key."""
+    return itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
+
+
+def _columns_of_grids(
+    n_fields: int, grids: Sequence[tuple[list[str], Losses, Losses]]
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """The run_ids of each grid, and what its curves say. The noise and the roughness of all grids are alike."""
     from sparsedepth.store.tuning_curve import curve_shapes
 
-    configuration = itemgetter(*(name for name in CELL_FIELDS if name not in tuning.fields))
-    groups = defaultdict(list)
-    for run in runs:
-        groups[configuration(run)].append(run)
-    columns: dict[str, dict[str, Any]] = {}
-    choices = []
-    for group in groups.values():
-        losses = _losses(tuning, group)
-        roles = _roles(tuning, group, losses)
-        shared = {"tuned_fields": ",".join(tuning.fields), "tuned_by": tuning.objective}
-        columns |= {run_id: {**shared, "tuning": role} for run_id, role in roles.items()}
-        if len(losses) > 1 and all(isinstance(value, int | float) and value > 0 for point in losses for value in point):
-            choices.append((list(roles), losses, _fresh(tuning, group, losses)))
-    seeds = sorted({seed for _, _, fresh in choices for by_seed in fresh.values() for seed in by_seed})
-    n_fields = len(tuning.fields)
-    shapes = curve_shapes(
-        [_curve(losses, fresh, seeds, axis) for _, losses, fresh in choices for axis in range(n_fields)]
-    )
-    for i, (run_ids, losses, _) in enumerate(choices):
-        curve_columns = _curve_columns(losses, shapes[i * n_fields : (i + 1) * n_fields])
-        for run_id in run_ids:
-            columns[run_id] |= curve_columns
-    return columns
+    seeds = sorted({seed for _, _, fresh in grids for by_seed in fresh.values() for seed in by_seed})
+    curves = [_curve(losses, fresh, seeds, axis) for _, losses, fresh in grids for axis in range(n_fields)]
+    shapes = curve_shapes(curves)
+    for i, (run_ids, losses, _) in enumerate(grids):
+        yield run_ids, _curve_columns(losses, shapes[i * n_fields : (i + 1) * n_fields])
 
 
 def tuning_roles(tuning: Tuning, runs: Sequence[Mapping[str, Any]]) -> dict[str, TuningRole]:
     """run_id -> its role."""
-    return {run_id: columns["tuning"] for run_id, columns in tuning_columns(tuning, runs).items()}
+    return {run_id: columns["tuning"] for run_id, columns in tuning_columns((tuning, runs)).items()}
 
 
 def _roles(tuning: Tuning, group: Sequence[Mapping[str, Any]], losses: Losses) -> dict[str, TuningRole]:

@@ -76,8 +76,25 @@ def world(draw: int, *, rough: float = 0.0, beyond: float | None = None, grid=ra
 
 def with_tuning(runs: pd.DataFrame) -> pd.DataFrame:
     """The rows with what the store would say of their tuning."""
-    columns = tuning_columns(TUNED, runs[list(TUNED.columns)].to_dict("records"))
+    columns = tuning_columns((TUNED, runs[list(TUNED.columns)].to_dict("records")))
     return runs.join(pd.DataFrame.from_dict(columns, orient="index"), on="run_id")
+
+
+def test_comparable_folders_share_the_error_of_choosing():
+    """Half the settings in either folder, some runs in both: as in one folder, unless trained for longer."""
+    runs = world(3, rough=0.08)
+    records = runs[list(TUNED.columns)].to_dict("records")
+    sparse = [run for run in records if run["depth_scale"] == "lns" or run["n_kv_heads"] == 1 or run["qk_norm"]]
+    dense = [run for run in records if run not in sparse]
+    joined, alone = tuning_columns((TUNED, records)), tuning_columns((TUNED, dense))
+    for sweeps in ([(TUNED, dense), (TUNED, sparse)], [(TUNED, records), (TUNED, sparse)]):
+        found, expected = (pd.DataFrame(columns).T.sort_index() for columns in (tuning_columns(*sweeps), joined))
+        pd.testing.assert_frame_equal(found.convert_dtypes(), expected.convert_dtypes())
+    longer = [{**run, "train_tokens": 2 * run["train_tokens"]} for run in sparse]
+    run_id = dense[0]["run_id"]
+    assert tuning_columns((TUNED, dense), (TUNED, longer))[run_id] == alone[run_id] != joined[run_id]
+    other_seeds = replace(TUNED, tuning_seeds=(103, 102, 101))
+    assert tuning_columns((TUNED, dense), (other_seeds, sparse))[run_id] == alone[run_id]
 
 
 def coverage(worlds) -> tuple[float, float]:
