@@ -17,7 +17,7 @@ def pack(
             min=3,
             max=15,
             help="round curves, layers, heads and pairs to this many significant digits, `runs` to 7; 5 save about "
-            "a third of the size",
+            "40% of the size",
         ),
     ] = None,
 ) -> None:
