@@ -63,13 +63,10 @@ class Prune(Section):
     """
 
     by: Annotated[Literal["train_loss"], Field(description="the objective that decides, from the curves of the runs")]
-    at: Annotated[
-        list[Annotated[float, Field(gt=0, lt=1)]],
-        Field(min_length=1, description="shares of the steps at which to decide, ascending"),
-    ]
-    keep: Annotated[
-        float, Field(gt=0, lt=1, description="a run continues only if it is in this best share of the finished runs")
-    ] = 0.5
+    at: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(min_length=1)]
+    """shares of the steps at which to decide, ascending"""
+    keep: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """a run continues only if it is in this best share of the finished runs"""
     min_runs: Annotated[Count, Field(description="finished runs to compare with, at least")] = 4
 
     @check

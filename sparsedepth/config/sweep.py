@@ -74,58 +74,37 @@ class SweepDefinition(Section):
     question: Annotated[Sentence, Field(description="what the sweep asks, in one sentence")]
     hypothesis: Annotated[Sentence, Field(description="the answer expected, written before the sweep starts")]
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
-    matched: Annotated[
-        Matched,
-        Field(description="what the compared runs share: tokens or steps, exactly; the rest within each depth"),
-    ] = "tokens"
-    free: Annotated[
-        Literal["d_model", "d_ff", "d_expert"] | None,
-        Field(description="size that is solved for, so that each cell matches the first of its depth; with experts "
-              "d_ff means d_expert"),
-    ] = None  # fmt: skip
+    matched: Matched = "tokens"
+    """what the compared runs share: tokens or steps, exactly; the rest within each depth"""
+    free: Literal["d_model", "d_ff", "d_expert"] | None = None
+    """size that is solved for, so that each cell matches the first of its depth; with experts d_ff means d_expert"""
     tolerance: Annotated[float, Field(gt=0, lt=1, description="largest mismatch of parameters or FLOPs")] = 0.01
-    sampler: Annotated[
-        Literal["grid", "random", "qmc", "tpe", "nsga2"],
-        Field(description="grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"),
-    ] = "grid"
-    objectives: Annotated[
-        list[str], Field(min_length=1, description="summary columns to optimise; the first ranks and tunes")
-    ] = ["val_loss"]
+    sampler: Literal["grid", "random", "qmc", "tpe", "nsga2"] = "grid"
+    """grid: every cell; the others propose n_trials cells, tpe and nsga2 from earlier results"""
+    objectives: Annotated[list[str], Field(min_length=1)] = ["val_loss"]
+    """summary columns to optimise; the first ranks and tunes"""
     n_trials: Annotated[Count | None, Field(description="cells to propose; not with sampler grid")] = None
     base: Annotated[dict[str, Any], Field(description="RunConfig fields shared by every cell")] = {}
-    space: Annotated[
-        dict[str, Axis],
-        Field(description="axes that are crossed: a list of values, or {low, high, log, whole} for a sampler"),
-    ] = {}
+    space: dict[str, Axis] = {}
+    """axes that are crossed: a list of values, or {low, high, log, whole} for a sampler"""
     zip: Annotated[Zip, Field(description="axes whose fields move together: [{seq_len: [...], lr: [...]}]")] = []
-    variants: Annotated[
-        list[dict[str, Any]],
-        Field(min_length=1, description="groups of fields that vary together, each crossed with the axes; with "
-              "`seeds` a group has its own"),
-    ] = [{}]  # fmt: skip
-    cells: Annotated[
-        list[dict[str, Any]], Field(description="further cells, listed one by one; with `seeds` a cell has its own")
-    ] = []
-    only: Annotated[
-        dict[str, Condition], Field(description="axis -> where it applies: {top_k: {n_experts: [4, 8]}}")
-    ] = {}
+    variants: Annotated[list[dict[str, Any]], Field(min_length=1)] = [{}]
+    """groups of fields that vary together, each crossed with the axes; with `seeds` a group has its own"""
+    cells: list[dict[str, Any]] = []
+    """further cells, listed one by one; with `seeds` a cell has its own"""
+    only: dict[str, Condition] = {}
+    """axis -> where it applies: {top_k: {n_experts: [4, 8]}}"""
     exclude: Annotated[list[Condition], Field(description="cells to leave out, by values of their fields")] = []
-    constraints: Annotated[
-        dict[Bounded, Positive], Field(description="upper bounds, checked before a run starts")
-    ] = {}  # fmt: skip
-    tune: Annotated[
-        dict[str, TuneGrid],
-        Field(description="fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"),
-    ] = {}
-    tune_extensions: Annotated[
-        int, Field(ge=0, le=8, description="how often a grid is extended by a value if the best is at its edge")
-    ] = 1
-    tuning_seeds: Annotated[
-        TuningSeeds, Field(description="seeds of tuning alone: a list, or how many (3 = [101, 102, 103])")
-    ] = []
-    reuse_tuning_seeds: Annotated[
-        bool, Field(description="let tuning_seeds be among seeds: cheaper, but biased in favour of tuned values")
-    ] = False
+    constraints: dict[Bounded, Positive] = {}
+    """upper bounds, checked before a run starts"""
+    tune: dict[str, TuneGrid] = {}
+    """fields re-tuned for each cell with tuning_seeds: {lr: [1e-3, 2e-3, 4e-3]}"""
+    tune_extensions: Annotated[int, Field(ge=0, le=8)] = 1
+    """how often a grid is extended by a value if the best is at its edge"""
+    tuning_seeds: TuningSeeds = []
+    """seeds of tuning alone: a list, or how many (3 = [101, 102, 103])"""
+    reuse_tuning_seeds: bool = False
+    """let tuning_seeds be among seeds: cheaper, but biased in favour of tuned values"""
     prune: Annotated[Prune | None, Field(description="when a sampler's run is ended early")] = None
     seeds: Annotated[Seeds, Field(description="replicates of every cell: a list, or how many (3 = [0, 1, 2])")] = [0]
     same_packages: Annotated[bool, Field(description="refuse to mix runs made with other package versions")] = False

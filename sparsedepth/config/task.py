@@ -44,11 +44,8 @@ class TaskConfig(Section):
         Field(description="state_tracking: state is where one of the moved points is (S5: 5 states), or the product of "
               "all operations (A5, Z60, A4xZ5: 60 states)"), DATA
     ] = None  # fmt: skip
-    n_operations: Annotated[
-        Count | None,
-        Field(description="state_tracking: operations are this many random elements that generate the group; null = "
-              "every element"), DATA
-    ] = None  # fmt: skip
+    n_operations: Annotated[Count | None, DATA] = None
+    """state_tracking: operations are this many random elements that generate the group; null = every element"""
     operation_seed: Annotated[int | None, Field(ge=0, le=2**31 - 1), DATA] = None
     """state_tracking: which random elements; with n_operations"""
     task_form: Annotated[
@@ -56,11 +53,8 @@ class TaskConfig(Section):
         Field(description="state_tracking: labels: the state is the target at every position; text: the state is "
               "written now and then, and the next token is the target"), DATA
     ] = None  # fmt: skip
-    max_gap: Annotated[
-        Count | None,
-        Field(description="state_tracking: 1 to this many operations, drawn evenly, before the state is written; with "
-              "task_form text"), DATA
-    ] = None  # fmt: skip
+    max_gap: Annotated[Count | None, DATA] = None
+    """state_tracking: 1 to this many operations, drawn evenly, before the state is written; with task_form text"""
     letters: Annotated[int | None, Field(ge=3, description="k_hop: letters of the alphabet"), DATA] = None
     min_hops: Annotated[int | None, Field(ge=0, description="k_hop, successor: smallest k"), DATA] = None
     max_hops: Annotated[

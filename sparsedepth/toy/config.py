@@ -33,36 +33,26 @@ class ToyConfig(Section):
     d_model: Annotated[Count, Field(description="width of the residual stream (m)")] = 32
     d_ff: Annotated[Count | None, Field(description="width of the ReLU^2 layer; default 4 d_model")] = None
     vocab_size: Annotated[Count, Field(description="outputs of the head (n)")] = 128
-    teacher_layers: Annotated[
-        Count, Field(description="blocks of the teacher; their output scales as 1/sqrt(teacher_layers)")
-    ] = 128
-    integrator: Annotated[
-        Literal["euler", "midpoint"], Field(description="the student's step: x + f(x), or x + g(x + f(x) / 2) (RK2)")
-    ] = "euler"
-    target: Annotated[
-        Literal["kl", "kl_given_head", "mse"],
-        Field(description="the teacher's distribution, with a head to learn or the teacher's; or its normed state"),
-    ] = "kl"
-    rho: Annotated[
-        tuple[Fraction, ...],
-        Field(min_length=1, strict=False, description="correlation of the teacher's layers: 1 = tied, 0 = independent"),
-    ] = (0.0,)
-    teacher_seed: Annotated[
-        tuple[Seed, ...], Field(min_length=1, strict=False, description="seeds, one per teacher")
-    ] = (0, 1, 2)
-    temperature: Annotated[
-        tuple[Positive, ...], Field(min_length=1, strict=False, description="divides the teacher's logits; not for mse")
-    ] = (1.0,)
-    seed: Annotated[
-        tuple[Seed, ...], Field(min_length=1, strict=False, description="the students' first weights; replicates")
-    ] = (0,)
+    teacher_layers: Count = 128
+    """blocks of the teacher; their output scales as 1/sqrt(teacher_layers)"""
+    integrator: Literal["euler", "midpoint"] = "euler"
+    """the student's step: x + f(x), or x + g(x + f(x) / 2) (RK2)"""
+    target: Literal["kl", "kl_given_head", "mse"] = "kl"
+    """the teacher's distribution, with a head to learn or the teacher's; or its normed state"""
+    rho: Annotated[tuple[Fraction, ...], Field(min_length=1, strict=False)] = (0.0,)
+    """correlation of the teacher's layers: 1 = tied, 0 = independent"""
+    teacher_seed: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0, 1, 2)
+    """seeds, one per teacher"""
+    temperature: Annotated[tuple[Positive, ...], Field(min_length=1, strict=False)] = (1.0,)
+    """divides the teacher's logits; not for mse"""
+    seed: Annotated[tuple[Seed, ...], Field(min_length=1, strict=False)] = (0,)
+    """the students' first weights; replicates"""
     data_seed: Annotated[Seed, Field(description="the stream of inputs, which all students share")] = 0
     batch_size: Annotated[Count, Field(description="inputs per step")] = 1024
     n_steps: Annotated[Count, Field(description="optimiser steps")] = 40_000
     lr: Annotated[Positive, Field(description="Adam's learning rate")] = 6e-4
-    lr_depth_factor: Annotated[
-        Positive | None, Field(description="the learning rate is lr x this / sqrt(n_layers); null = lr at every depth")
-    ] = None
+    lr_depth_factor: Positive | None = None
+    """the learning rate is lr x this / sqrt(n_layers); null = lr at every depth"""
     decay_from: Annotated[Fraction, Field(description="share of the steps after which lr falls linearly")] = 1.0
     decay_to: Annotated[Fraction, Field(description="share of lr at the end")] = 0.1
     test_batches: Annotated[Count, Field(description="batches of the test loss, never trained on")] = 10
@@ -134,13 +124,11 @@ class ToyDefinition(Section):
     question: Annotated[Sentence, Field(description="what it asks, in one sentence")]
     hypothesis: Annotated[Sentence, Field(description="the answer expected, written before it starts")]
     cost: Annotated[str, Field(description="what it costs at the size as written")] = ""
-    n_layers: Annotated[
-        list[Count], Field(min_length=1, description="depths of the students; a variant may have its own")
-    ]
+    n_layers: Annotated[list[Count], Field(min_length=1)]
+    """depths of the students; a variant may have its own"""
     base: Annotated[Variant, Field(description="ToyConfig fields shared by every group")] = {}
-    variants: Annotated[
-        list[Variant], Field(min_length=1, description="groups of ToyConfig fields, each crossed with n_layers")
-    ] = [{}]
+    variants: Annotated[list[Variant], Field(min_length=1)] = [{}]
+    """groups of ToyConfig fields, each crossed with n_layers"""
     scales: Annotated[dict[str, ToyScale], Field(description="the same question at other sizes")] = {}
 
     base_fields: ClassVar[Collection[str]] = ToyConfig.model_fields
