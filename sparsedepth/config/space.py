@@ -1,15 +1,15 @@
-"""The parts of a sweep definition that determine its cells: axes, conditions, tuning grids, pruning.
+"""The parts of a sweep definition that determine its runs: axes, conditions, tuning grids, pruning, seeds.
 
 A *cell* is a mapping of RunConfig fields. Axes are crossed (`space`) or vary together (`zip`); `only` restricts an axis
 to cells in which it has an effect, `exclude` leaves cells out. A condition lists fields and allowed values; it is never
-an expression.
+an expression. Seeds are a list, or their number, counted from 0 (results) or from 101 (tuning).
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sparsedepth.config.mistakes import check
 from sparsedepth.config.section import Count, Positive, Section
@@ -112,6 +112,37 @@ def check_size(cells: int, runs_per_cell: int) -> None:
             f"{cells:,} cells with {runs_per_cell:,} runs each exceed the limit of {MAX_RUNS:,} runs per results "
             f"folder; shorten the axes, or let a sampler choose (sampler: random, n_trials: 1000)"
         )
+
+
+def _counted(first: int) -> Callable[[Any], Any]:
+    """A validator that turns a number of seeds into a list from `first` on: 3 from 0 are 0, 1 and 2."""
+
+    def listed(seeds: Any) -> Any:
+        if not isinstance(seeds, int) or isinstance(seeds, bool):
+            return seeds
+        if seeds < 1:
+            raise ValueError(f"must be 1 or more, the number of seeds from {first}")
+        check_size(1, seeds)
+        return list(range(first, first + seeds))
+
+    return listed
+
+
+Seeds = Annotated[list[int], Field(min_length=1), BeforeValidator(_counted(0), json_schema_input_type=int | list[int])]
+TuningSeeds = Annotated[
+    list[int], Field(min_length=1), BeforeValidator(_counted(101), json_schema_input_type=int | list[int])
+]
+_SEEDS = TypeAdapter(Seeds, config=ConfigDict(defer_build=True))
+
+
+def own_seeds(entry: Mapping[str, Any], default: list[int]) -> list[int]:
+    """The seeds of a variant or a listed cell. Raises ValueError."""
+    if "seeds" not in entry:
+        return default
+    try:
+        return _SEEDS.validate_python(entry["seeds"], strict=True)
+    except ValidationError:
+        raise ValueError(f"seeds={entry['seeds']!r} must be a list of seeds, or their number, from 0") from None
 
 
 def check_tune(tune: Mapping[str, Sequence[float]]) -> None:

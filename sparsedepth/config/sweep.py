@@ -23,7 +23,6 @@ from sparsedepth.config.load import build, read_yaml
 from sparsedepth.config.mistakes import Mistakes, check, field_mistakes
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.section import Count, Positive, Section, Sentence
-from sparsedepth.config.seeds import Seeds, TuningSeeds, own_seeds
 from sparsedepth.config.space import (
     Axis,
     Bounded,
@@ -31,7 +30,9 @@ from sparsedepth.config.space import (
     Condition,
     Interval,
     Prune,
+    Seeds,
     TuneGrid,
+    TuningSeeds,
     Value,
     Values,
     cell_digest,
@@ -39,6 +40,7 @@ from sparsedepth.config.space import (
     expand,
     grid_points,
     meets,
+    own_seeds,
 )
 from sparsedepth.config.sweep_checks import check_sweep
 

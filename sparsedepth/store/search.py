@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsedepth import quantities
-from sparsedepth.config.seeds import own_seeds
+from sparsedepth.config.space import own_seeds
 from sparsedepth.config.sweep import SweepDefinition, read_definition
 from sparsedepth.files import write_text
 
