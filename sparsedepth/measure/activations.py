@@ -21,8 +21,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
 from sparsedepth.probe.probed_model import AttentionForm, ProbedModel

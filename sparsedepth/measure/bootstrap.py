@@ -37,6 +37,16 @@ class BootstrapEstimate:
     """mean of the resamples - value: about the bias of the value"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreByLayer:
+    """A quantity along depth, and the model's score of it."""
+
+    by_layer: list[float | None]
+    score: BootstrapEstimate
+    first: int = 1
+    """layer of the first value: 0 for states, 1 for updates"""
+
+
 Estimator = Callable[..., BootstrapEstimate]
 """(statistic, *per_sequence, level=LEVEL) -> estimate: `bootstrap` with fixed random numbers."""
 

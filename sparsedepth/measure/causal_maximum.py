@@ -29,8 +29,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import Fork, by_sequence, record_states, replace, run_forks
 from sparsedepth.probe.probed_model import ProbedModel
 

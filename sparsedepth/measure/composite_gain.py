@@ -19,25 +19,18 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
-    by_layer: list[float | None]
-    """of blocks l..L together, l = 1..L"""
-    whole: BootstrapEstimate
-    """layer 1"""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompositeGain:
-    forward: Gain
-    backward: Gain
+    """Of blocks l..L together, l = 1..L; the score is that of layer 1."""
+
+    forward: ScoreByLayer
+    backward: ScoreByLayer
 
 
 def composite_gain(
@@ -57,13 +50,12 @@ def composite_gain(
                 by_layer.append([product_BTnn.sum(axis).abs().amax(-1).double().mean(1) for axis in (-1, -2)])
             parts.append(torch.stack([torch.stack(gains) for gains in reversed(by_layer)]).cpu())
     gain_L2N = torch.cat(parts, dim=-1).numpy()
-    forward, backward = (_gain(gain_L2N[:, way], rng) for way in (0, 1))
-    return CompositeGain(forward=forward, backward=backward)
 
+    def gain(gain_LN: np.ndarray) -> ScoreByLayer:
+        whole = bootstrap(lambda mean_R1: mean_R1[:, 0], gain_LN[:1].T, rng=rng)
+        return ScoreByLayer(by_layer=[finite(value) for value in gain_LN.mean(1)], score=whole)
 
-def _gain(gain_LN: np.ndarray, rng: np.random.Generator) -> Gain:
-    whole = bootstrap(lambda mean_R1: mean_R1[:, 0], gain_LN[:1].T, rng=rng)
-    return Gain(by_layer=[finite(value) for value in gain_LN.mean(1)], whole=whole)
+    return CompositeGain(forward=gain(gain_L2N[:, 0]), backward=gain(gain_L2N[:, 1]))
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
@@ -71,5 +63,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     if result is None:
         return
     for name, gain in (("composite_gain", result.forward), ("composite_gain_backward", result.backward)):
-        rows.add_score(name, gain.whole)
-        rows.add_layers(name, gain.by_layer, context.n_tokens)
+        rows.add_profile(name, gain, context.n_tokens)

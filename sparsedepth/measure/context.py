@@ -1,19 +1,28 @@
-"""The inputs of all measures: model, config, held-out sequences, seed and token limit.
+"""What every measure takes (`MeasureContext`), and its numbers as rows for the store (`Measurements`), named as in
+`sparsedepth.quantities`; a missing value is None.
 
-Shapes: N sequences, T tokens of one sequence.
+Shapes: N sequences, T tokens of one sequence, L layers, H heads.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from sparsedepth.config.run import MeasureOnlyConfig, RunConfig
 from sparsedepth.data.sequences import Sequences
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.probed_model import ProbedModel
+from sparsedepth.quantities import ALL, PROFILED
+from sparsedepth.quantities.depth_profile import depth_profile, entries_of, profile_columns
+from sparsedepth.quantities.record import Table
+
+Row = dict[str, Any]
+Summary = dict[str, float | int | None]
 
 ReadHeldOut = Callable[[int, int, int], Sequences]
 """(seq_len, n_tokens, skip_tokens) -> at most n_tokens held-out tokens after the first skip_tokens, as sequences with
@@ -56,3 +65,88 @@ class MeasureContext:
     def rng(self) -> np.random.Generator:
         """A new generator: a measure's draws do not depend on which others run."""
         return np.random.default_rng(self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Rows for the store; n is the sample size of a value."""
+
+    step: int
+    """training steps of the model"""
+    summary: Summary = field(default_factory=dict)
+    """columns of `runs`"""
+    layers: list[Row] = field(default_factory=list)
+    """step, layer, metric, value, n (tokens, matrix entries or attention weights)"""
+    heads: list[Row] = field(default_factory=list)
+    """step, layer, head (from 1), metric, value, n (attention weights)"""
+    pairs: list[Row] = field(default_factory=list)
+    """step, layer, other_layer, metric, value, n (tokens)"""
+    tokens: list[Row] = field(default_factory=list)
+    """a sample of tokens: step, sequence, position and the other columns of quantities.TOKENS"""
+    difficulty: list[Row] = field(default_factory=list)
+    """of a task: step, difficulty, positions, loss, accuracy"""
+
+    def add_score(self, name: str, estimate: BootstrapEstimate) -> None:
+        """A model's score with its interval."""
+        self.summary.update({name: estimate.value, f"{name}_lo": estimate.lo, f"{name}_hi": estimate.hi})
+
+    def add_layers(self, metric: str, values: Sequence[float | None], n: int | Sequence[int], first: int = 1) -> None:
+        """One value per layer from `first` on; `n` is the sample size of each, or of all."""
+        sizes = [n] * len(values) if isinstance(n, int) else n
+        for layer, (value, size) in enumerate(zip(values, sizes, strict=True), start=first):
+            self.layers.append({"step": self.step, "layer": layer, "metric": metric, "value": value, "n": size})
+
+    def add_profile(self, name: str, profile: ScoreByLayer, n: int, score: str = "") -> None:
+        """A score, under its own name if given, and the values by layer."""
+        self.add_score(score or name, profile.score)
+        self.add_layers(name, profile.by_layer, n, profile.first)
+
+    def add_layer_scores(self, metric: str, estimates: Sequence[BootstrapEstimate], n: int) -> None:
+        """One value per layer from 1 on, with its interval."""
+        self.add_layers(metric, [estimate.value for estimate in estimates], n)
+        self.add_layers(f"{metric}_lo", [estimate.lo for estimate in estimates], n)
+        self.add_layers(f"{metric}_hi", [estimate.hi for estimate in estimates], n)
+
+    def add_depth_columns(self, measure: str, n_layers: int) -> None:
+        """The columns of the depth profiles of this measure's scores, from their rows."""
+        for score in PROFILED:
+            if score.measure == measure and score.name in self.summary:
+                entries = entries_of(score, self.layers, self.pairs)
+                self.summary.update(profile_columns(score, depth_profile(entries, n_layers)))
+
+    def add_heads(self, metric: str, by_head: Iterable[Iterable[float]], n: int) -> None:
+        """One value per layer and head of an array [L, H]."""
+        for layer, values in enumerate(by_head, start=1):
+            for head, value in enumerate(values, start=1):
+                place = {"step": self.step, "layer": layer, "head": head}
+                self.heads.append({**place, "metric": metric, "value": float(value), "n": n})
+
+    def add_pairs(self, metric: str, values: Mapping[tuple[int, int], float | None], n: int) -> None:
+        """One value per pair of layers."""
+        for (layer, other), value in values.items():
+            place = {"step": self.step, "layer": layer, "other_layer": other}
+            self.pairs.append({**place, "metric": metric, "value": value, "n": n})
+
+    def tables(self) -> dict[Table, list[Row]]:
+        """The rows by table."""
+        tables: tuple[Table, ...] = ("layers", "heads", "pairs", "tokens", "difficulty")
+        return {table: getattr(self, table) for table in tables}
+
+    def check_records(self, measure: str) -> None:
+        """Asserts that every column and metric of a measure has a record in `sparsedepth.quantities`."""
+        produced: set[tuple[str, str]] = {("runs", name) for name in self.summary}
+        for view, rows in (("tokens", self.tokens), ("difficulty", self.difficulty)):
+            produced |= {(view, name) for row in rows for name in row}
+        # A metric of the long tables carries its threshold: weight_sparsity@0.001.
+        for view, rows in (("layers", self.layers), ("heads", self.heads), ("pairs", self.pairs)):
+            produced |= {(view, row["metric"].partition("@")[0]) for row in rows}
+        unknown = produced - {(column.view, column.name) for column in ALL if column.measure == measure}
+        assert not unknown, (
+            f"measure {measure!r} produces {sorted(unknown)}, which has no record in sparsedepth.quantities"
+        )
+
+    def extend(self, other: "Measurements") -> None:
+        """Append another measure's columns and rows."""
+        self.summary.update(other.summary)
+        for table, rows in self.tables().items():
+            rows.extend(other.tables()[table])

@@ -18,30 +18,22 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, shared_resamples
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.bootstrap import ScoreByLayer, finite, mean_of_last, shared_resamples
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import relative_change, sequence_loss
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Exits:
-    """One kind of exit, after layers 0, 1, ...; the last one is the model itself."""
-
-    by_layer: list[float | None]
-    """nat/token, from 0"""
-    mean_increase: BootstrapEstimate
-    """mean over the exits before the last of (loss at the exit - loss) / loss; None without such exits"""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class EarlyExit:
-    logit_lens: Exits
+    """Loss at each exit, nat/token; the last one is the model itself. The score is as above, None without other
+    exits."""
+
+    logit_lens: ScoreByLayer
     """after layers 0..L"""
-    last_block: Exits
+    last_block: ScoreByLayer
     """after layers 0..L-1, then through block L"""
 
 
@@ -54,9 +46,12 @@ def early_exit(
         lens_NE, block_NE = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     estimate = shared_resamples(rng)
 
-    def exits(loss_NE: np.ndarray) -> Exits:
+    def mean_increase(loss_RE: np.ndarray) -> np.ndarray:
+        return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
+
+    def exits(loss_NE: np.ndarray) -> ScoreByLayer:
         by_layer = [finite(loss_N.mean()) for loss_N in loss_NE.T]
-        return Exits(by_layer=by_layer, mean_increase=estimate(_mean_increase, loss_NE))
+        return ScoreByLayer(by_layer=by_layer, score=estimate(mean_increase, loss_NE), first=0)
 
     return EarlyExit(logit_lens=exits(lens_NE), last_block=exits(block_NE))
 
@@ -73,12 +68,7 @@ def _exit_losses(probed: ProbedModel, part: Scored, scale: float) -> tuple[Tenso
     return torch.stack(lens, dim=1), torch.stack(through, dim=1)
 
 
-def _mean_increase(loss_RE: np.ndarray) -> np.ndarray:
-    return mean_of_last(relative_change(loss_RE[:, :-1], loss_RE[:, -1:]))
-
-
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = early_exit(context.probed, context.scored, context.rng(), context.max_tokens)
     for name, exits in (("lens_loss", result.logit_lens), ("early_exit_loss", result.last_block)):
-        rows.add_score(f"{name}_increase", exits.mean_increase)
-        rows.add_layers(name, exits.by_layer, context.scored.n_scored, first=0)
+        rows.add_profile(name, exits, context.scored.n_scored, score=f"{name}_increase")

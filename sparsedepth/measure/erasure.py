@@ -23,9 +23,8 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import MAX_LOGITS
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import (
     Fork,
     batches,

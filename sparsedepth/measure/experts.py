@@ -22,25 +22,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.bootstrap import ScoreByLayer, identity, shared_resamples
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, block_inputs, probing
 from sparsedepth.probe.probed_model import ProbedModel
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertUse:
-    """Lists are by layer 1..L, None for a layer without experts."""
+    """By layer 1..L, None for a layer without experts; scores are means over the layers with experts."""
 
     load: list[np.ndarray | None]
     """[E] shares that sum to 1"""
-    effective_experts: list[float | None]
-    variation: list[float | None]
-    router_entropy: list[float | None]
-    mean_effective_experts: BootstrapEstimate
-    mean_variation: BootstrapEstimate
-    mean_router_entropy: BootstrapEstimate
+    effective_experts: ScoreByLayer
+    variation: ScoreByLayer
+    router_entropy: ScoreByLayer
 
 
 def expert_use(
@@ -65,23 +61,23 @@ def expert_use(
     entropy_N = {layer: torch.cat(parts).cpu().numpy() for layer, parts in entropies.items()}
     estimate = shared_resamples(rng)
 
-    def by_layer(value_of_layer: Callable[[int], float]) -> list[float | None]:
-        return [value_of_layer(layer) if layer in load_NE else None for layer in range(1, probed.n_layers + 1)]
+    layers = range(1, probed.n_layers + 1)
 
-    def mean_over_layers(statistic: Callable[[np.ndarray], np.ndarray]) -> BootstrapEstimate:
-        def score(*load_RE: np.ndarray) -> np.ndarray:
+    def of_load(statistic: Callable[[np.ndarray], np.ndarray]) -> ScoreByLayer:
+        def mean(*load_RE: np.ndarray) -> np.ndarray:
             return np.mean([statistic(load) for load in load_RE], axis=0)
 
-        return estimate(score, *load_NE.values())
+        by_layer = [float(statistic(load_NE[layer].mean(0))) if layer in load_NE else None for layer in layers]
+        return ScoreByLayer(by_layer=by_layer, score=estimate(mean, *load_NE.values()))
 
     return ExpertUse(
-        load=[load_NE[layer].mean(0) if layer in load_NE else None for layer in range(1, probed.n_layers + 1)],
-        effective_experts=by_layer(lambda layer: float(effective_experts(load_NE[layer].mean(0)))),
-        variation=by_layer(lambda layer: float(variation(load_NE[layer].mean(0)))),
-        router_entropy=by_layer(lambda layer: float(entropy_N[layer].mean())),
-        mean_effective_experts=mean_over_layers(effective_experts),
-        mean_variation=mean_over_layers(variation),
-        mean_router_entropy=estimate(identity, np.mean([*entropy_N.values()], axis=0)),
+        load=[load_NE[layer].mean(0) if layer in load_NE else None for layer in layers],
+        effective_experts=of_load(effective_experts),
+        variation=of_load(variation),
+        router_entropy=ScoreByLayer(
+            by_layer=[float(entropy_N[layer].mean()) if layer in entropy_N else None for layer in layers],
+            score=estimate(identity, np.mean([*entropy_N.values()], axis=0)),
+        ),
     )
 
 
@@ -99,10 +95,6 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = expert_use(context.probed, context.inputs, context.rng(), context.max_tokens)
     if result is None:
         return
-    for name, mean, by_layer in (
-        ("effective_experts", result.mean_effective_experts, result.effective_experts),
-        ("expert_load_variation", result.mean_variation, result.variation),
-        ("router_entropy", result.mean_router_entropy, result.router_entropy),
-    ):
-        rows.add_score(name, mean)
-        rows.add_layers(name, by_layer, context.n_tokens)
+    rows.add_profile("effective_experts", result.effective_experts, context.n_tokens)
+    rows.add_profile("expert_load_variation", result.variation, context.n_tokens)
+    rows.add_profile("router_entropy", result.router_entropy, context.n_tokens)

@@ -31,9 +31,8 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, mean_of_last, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, mean_of_last, ratio, shared_resamples
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, chunk_size, probing
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import Update, updates
@@ -44,21 +43,11 @@ MAX_COSINES = 2**21
 those of one token."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GeometryProfile:
-    """One quantity along depth."""
-
-    first: int
-    """layer of the first value: 0 for states, 1 for updates"""
-    by_layer: list[float | None]
-    mean: BootstrapEstimate
-    """over the layers of by_layer; None if one of them is None"""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Geometry:
-    profiles: dict[str, GeometryProfile]
-    """by the names above; those of branches only if the model is a sum of known branches"""
+    profiles: dict[str, ScoreByLayer]
+    """by the names above; those of branches only if the model is a sum of known branches. The score is the mean over
+    layers, None if one of them is None"""
     angles: dict[tuple[int, int], float | None]
     """theta(x_a, x_b) by pair of layers 0 <= a < b <= L, rad"""
     angles_last_token: dict[tuple[int, int], float | None]
@@ -86,15 +75,17 @@ def geometry(
             for name, moments in _batch_moments(probed, tokens_BT, eod).items():
                 parts[name].append(moments)
         moments = {name: torch.cat(values).cpu().numpy() for name, values in parts.items()}
-    mean = partial(shared_resamples(rng), _mean_over_layers)
+    mean = partial(shared_resamples(rng), lambda moments_RP2: mean_of_last(_mean(moments_RP2)))
     pairs, last = moments.pop("pairs"), moments.pop("pairs_last")
     n_layers = probed.n_layers
     next_to = (slice(None), range(n_layers), range(1, n_layers + 1))
     moments["angular_distance"] = pairs[next_to]
     moments["angle_to_end"] = pairs[:, :-1, -1]
     profiles = {
-        name: GeometryProfile(
-            first=int(name not in ("state_norm", "angle_to_end")), by_layer=_values(values), mean=mean(values)
+        name: ScoreByLayer(
+            by_layer=[finite(value) for value in _mean(values.mean(0))],
+            score=mean(values),
+            first=int(name not in ("state_norm", "angle_to_end")),
         )
         for name, values in moments.items()
     }
@@ -214,14 +205,6 @@ def _mean(moments: np.ndarray) -> np.ndarray:
     return ratio(moments[..., 0], moments[..., 1])
 
 
-def _mean_over_layers(moments_RP2: np.ndarray) -> np.ndarray:
-    return mean_of_last(_mean(moments_RP2))
-
-
-def _values(moments_NP2: np.ndarray) -> list[float | None]:
-    return [finite(value) for value in _mean(moments_NP2.mean(0))]
-
-
 def _by_pair(moments_NLL2: np.ndarray) -> dict[tuple[int, int], float | None]:
     angle_LL = _mean(moments_NLL2.mean(0))
     return {(int(a), int(b)): finite(angle_LL[a, b]) for a, b in zip(*np.triu_indices(len(angle_LL), 1), strict=True)}
@@ -237,4 +220,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     for name, profile in result.profiles.items():
         rows.add_layers(name, profile.by_layer, context.n_tokens, first=profile.first)
         if name in IN_RUNS:
-            rows.add_score(name, profile.mean)
+            rows.add_score(name, profile.score)

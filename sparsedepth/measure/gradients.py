@@ -13,32 +13,25 @@ measure is requested.
 Shapes: N and B sequences, T tokens of one sequence, D width of the residual stream, L layers, R resamples.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, ratio
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite, ratio
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.jacobian import GRAPH_MEMORY
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import probing, rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gradients:
-    by_layer: list[float | None]
-    """layers 0..L, 1 at L; None if no gradient reaches x_L"""
-    gain: BootstrapEstimate
-
-
-def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Gradients:
-    """One forward and one backward pass, with a graph of all blocks for max_tokens / 8 tokens at a time."""
+def gradients(
+    probed: ProbedModel, scored: Scored, rng: np.random.Generator, max_tokens: int = MAX_TOKENS
+) -> ScoreByLayer:
+    """Layers 0..L, 1 at L, and the gain; None if no gradient reaches x_L. One forward and one backward pass, with a
+    graph of all blocks for max_tokens / 8 tokens at a time."""
     rows = rows_per_pass(probed, scored.inputs.shape[1], max_tokens // GRAPH_MEMORY)
     parts = []
     with probing(probed, gradients=True):
@@ -57,14 +50,10 @@ def gradients(probed: ProbedModel, scored: Scored, rng: np.random.Generator, max
     def gain(square_RL: np.ndarray) -> np.ndarray:
         return np.sqrt(ratio(square_RL[:, 0], square_RL[:, -1]))
 
-    by_layer = np.sqrt(ratio(square_NL.mean(0), square_NL.mean(0)[-1]))
-    return Gradients(
-        by_layer=[finite(value) for value in by_layer],
-        gain=bootstrap(gain, square_NL, rng=rng),
-    )
+    by_layer = [finite(value) for value in np.sqrt(ratio(square_NL.mean(0), square_NL.mean(0)[-1]))]
+    return ScoreByLayer(by_layer=by_layer, score=bootstrap(gain, square_NL, rng=rng), first=0)
 
 
 def add_rows(context: MeasureContext, rows: Measurements) -> None:
     result = gradients(context.probed, context.scored, context.rng(), context.max_tokens)
-    rows.add_score("gradient_gain", result.gain)
-    rows.add_layers("stream_gradient", result.by_layer, context.n_tokens, first=0)
+    rows.add_profile("stream_gradient", result, context.n_tokens, score="gradient_gain")

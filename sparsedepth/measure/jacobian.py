@@ -42,8 +42,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing
 from sparsedepth.probe.probed_model import ProbedModel
 

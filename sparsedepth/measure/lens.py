@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, shared_resamples
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.bootstrap import ScoreByLayer, shared_resamples
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import MAX_LOGITS
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.probe.fork import by_sequence, chunk_size, record_states
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -32,26 +31,23 @@ TOP = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Lens:
-    kl: list[float]
-    """layers 0..L, nat; 0 at L"""
-    overlap: list[float]
-    """layers 0..L; 1 at L"""
-    mean_kl: BootstrapEstimate
-    """over layers 0..L-1"""
-    mean_overlap: BootstrapEstimate
+    """Layers 0..L, and the mean over layers 0..L-1."""
+
+    kl: ScoreByLayer
+    """nat; 0 at L"""
+    overlap: ScoreByLayer
+    """1 at L"""
 
 
 def lens(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, max_tokens: int = MAX_TOKENS) -> Lens:
     """Apply the head to the state after every layer: one forward pass and L + 1 heads."""
     kl_overlap_N2L = by_sequence(probed, tokens_NT, max_tokens, lambda tokens_BT: _batch_lens(probed, tokens_BT))
     mean = partial(shared_resamples(rng), lambda value_RL: value_RL[:, :-1].mean(-1))
-    kl_L, overlap_L = kl_overlap_N2L.mean(0)
-    return Lens(
-        kl=kl_L.tolist(),
-        overlap=overlap_L.tolist(),
-        mean_kl=mean(kl_overlap_N2L[:, 0]),
-        mean_overlap=mean(kl_overlap_N2L[:, 1]),
+    kl, overlap = (
+        ScoreByLayer(by_layer=by_layer.tolist(), score=mean(kl_overlap_N2L[:, index]), first=0)
+        for index, by_layer in enumerate(kl_overlap_N2L.mean(0))
     )
+    return Lens(kl=kl, overlap=overlap)
 
 
 def _batch_lens(probed: ProbedModel, tokens_BT: Tensor) -> Tensor:
@@ -78,9 +74,5 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     if not context.probed.causal:
         return  # the head of a ViT reads only the class token
     result = lens(context.probed, context.inputs, context.rng(), context.max_tokens)
-    for name, score, by_layer in (
-        ("lens_kl", result.mean_kl, result.kl),
-        ("lens_overlap", result.mean_overlap, result.overlap),
-    ):
-        rows.add_score(name, score)
-        rows.add_layers(name, by_layer, context.n_tokens, first=0)
+    rows.add_profile("lens_kl", result.kl, context.n_tokens)
+    rows.add_profile("lens_overlap", result.overlap, context.n_tokens)

@@ -3,13 +3,25 @@
     loss = mean over the scored positions of -log softmax(logits)[target]   (nat/token; `scored`)
     accuracy = share of them whose target has the largest logit
 
-Shapes: N and B sequences, T tokens, F forks, D width of the residual stream, V vocabulary.
+How far a task is solved:
+
+    accuracy(d) = share of the positions of difficulty d whose most likely token is the target
+    solved difficulty = the highest d such that accuracy is at least 0.9 at d and at every lower difficulty
+
+If not even the lowest difficulty is solved, the result is one less than it, not missing. The lowest of many accuracies
+is lower by noise, so with little above 0.9 at many difficulties the value is too low. The interval is over resampled
+sequences; a difficulty absent from a resample counts as solved in it. As resamples add the same noise again, it is
+widened to the highest d up to which no accuracy is surely below 0.9: by its interval, at 95% for all difficulties
+together (Bonferroni).
+
+Shapes: N and B sequences, T tokens, F forks, D width of the residual stream, V vocabulary; in `by_difficulty` D
+difficulties and R resamples.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,10 +30,8 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
-from sparsedepth.measure.bootstrap import BootstrapEstimate, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.difficulty import ByDifficulty, by_difficulty
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio, shared_resamples
+from sparsedepth.measure.context import MeasureContext, Measurements, Row
 from sparsedepth.measure.scored import Scored, position_mean
 from sparsedepth.probe.fork import Fork, chunk_size, probing, record_states, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
@@ -29,6 +39,17 @@ from sparsedepth.probe.probed_model import ProbedModel
 MAX_LOGITS = 2**21
 """Logits computed at a time (8 MiB in fp32; on a GPU more, `probe.fork.chunk_size`): many forks and a large vocabulary
 would otherwise exhaust memory."""
+
+
+SOLVED = 0.9
+"""Minimum accuracy of a solved difficulty."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ByDifficulty:
+    rows: list[Row]
+    """difficulty, positions, loss (nat/token) and accuracy, by increasing difficulty"""
+    solved: BootstrapEstimate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +89,42 @@ def held_out_loss(
         by_difficulty=levels,
         n_tokens=scored.n_scored,
     )
+
+
+def by_difficulty(
+    loss_NT: np.ndarray,
+    correct_NT: np.ndarray,
+    targets_NT: np.ndarray,
+    difficulty_NT: np.ndarray,
+    estimate: Estimator,
+) -> ByDifficulty:
+    """Of the scored positions; there must be one."""
+    scored_NT = targets_NT != IGNORED
+    levels_D = np.unique(difficulty_NT[scored_NT])
+    of_level_DNT = (difficulty_NT == levels_D[:, None, None]) & scored_NT
+    n_ND, loss_ND, correct_ND = ((value * of_level_DNT).sum(-1).T for value in (1, loss_NT, correct_NT))
+    n_D = n_ND.sum(0)
+    rows = [
+        {"difficulty": int(level), "positions": int(n), "loss": float(loss / n), "accuracy": float(correct / n)}
+        for level, n, loss, correct in zip(levels_D, n_D, loss_ND.sum(0), correct_ND.sum(0), strict=True)
+    ]
+
+    def solved(correct_RD: np.ndarray, n_RD: np.ndarray) -> np.ndarray:
+        # Both are means over sequences; rounding must not decide at an accuracy of exactly 0.9.
+        fails_RD = correct_RD < (SOLVED - 1e-9) * n_RD
+        first_R = np.where(fails_RD.any(1), fails_RD.argmax(1), len(levels_D))
+        return np.concatenate(([levels_D[0] - 1], levels_D))[first_R].astype(np.float64)
+
+    estimated = estimate(solved, correct_ND, n_ND)
+    if estimated.hi is None:
+        return ByDifficulty(rows=rows, solved=estimated)
+    reached = levels_D[0] - 1
+    for level, correct_N, n_N in zip(levels_D, correct_ND.T, n_ND.T, strict=True):
+        accuracy = estimate(ratio, correct_N, n_N, level=1 - (1 - LEVEL) / len(levels_D))
+        if accuracy.hi is not None and accuracy.hi < SOLVED - 1e-9:
+            break
+        reached = level
+    return ByDifficulty(rows=rows, solved=replace(estimated, hi=max(estimated.hi, float(reached))))
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import complete_mean, finite
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, probing, record_states, token_count
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -15,13 +15,11 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import fork_losses, relative_change
-from sparsedepth.measure.needed_layers import share_above
 from sparsedepth.measure.permutation import permutation_effect
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored
-from sparsedepth.measure.usefulness import AffineUpdate, fit_affine
+from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
 from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, replace, run_forks, skip, stream
 from sparsedepth.probe.probed_model import ProbedModel

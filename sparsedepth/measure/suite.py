@@ -40,8 +40,7 @@ from sparsedepth.measure import (
     weight_updates,
 )
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import MeasureContext, ReadHeldOut
-from sparsedepth.measure.rows import Measurements, Row
+from sparsedepth.measure.context import MeasureContext, Measurements, ReadHeldOut, Row
 from sparsedepth.probe.fork import token_count
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.quantities.measured import MEASURES

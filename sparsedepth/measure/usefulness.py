@@ -2,14 +2,15 @@
 
     A_l, b_l = argmin sum over the fit tokens ||x_l - (A x_(l-1) + b)||^2
     increase(l) = (loss with block l replaced by its affine map - loss) / loss,   on tokens not used for the fit
-    usefulness = share of blocks with increase(l) > threshold
+    usefulness = share of blocks with increase(l) > threshold;   effective layers = usefulness x L
 
-Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so the mean increase is reported
-too; the increase with the block skipped (identity instead of a map) is in `causal`. Ours, in absolute units
-(`needed_layers` counts blocks by the first):
+Source: 2603.15389 (threshold 0.1 from its released code). The count has steps of 1/L, so further thresholds and the
+mean increase are reported too; the increase with the block skipped (identity instead of a map) is in `causal`. Ours, in
+absolute units, since in a model with a loss of 0.00001 a block counts as useful whose replacement costs nothing:
 
     added(l) = loss with block l replaced by its affine map - loss              (nat/token)
     accuracy lost(l) = accuracy - accuracy with block l replaced by its affine map
+    needed layers = number of blocks with added(l) > needed_threshold and its 95% interval above 0
 
 Deviates: the released code fits and scores on the same tokens, and installs the transposed map (A^T for A).
 
@@ -22,23 +23,26 @@ Shapes: N and B sequences, T tokens, n tokens, D width of the residual stream, L
 loss and accuracy.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparsedepth.config.run import MeasureConfig
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each, complete_mean
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.loss import fork_scores, relative_change
-from sparsedepth.measure.needed_layers import NEEDED_THRESHOLD, needed_layers, share_above
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
+
+NEEDED_THRESHOLD: float = MeasureConfig.model_fields["needed_threshold"].default
+"""nat/token"""
 
 Statistic = Callable[..., np.ndarray]
 """Means over sequences, [R, ...] each -> [R, E]."""
@@ -127,6 +131,23 @@ def usefulness(
 
 def _mean(statistic: Statistic) -> Statistic:
     return lambda *means: statistic(*means).mean(-1, keepdims=True)
+
+
+def share_above(increases: Sequence[float | None], threshold: float) -> float | None:
+    """The share of blocks whose loss increase exceeds the threshold; None if one is unknown, or there is none."""
+    return complete_mean([None if increase is None else float(increase > threshold) for increase in increases])
+
+
+def needed_layers(
+    added: Sequence[BootstrapEstimate], threshold: float, above_threshold: BootstrapEstimate
+) -> BootstrapEstimate:
+    """The count, with the interval of `above_threshold`, the number of blocks above the threshold, widened to include
+    the count. None if a block has no interval, which takes two sequences."""
+    lo, hi = above_threshold.lo, above_threshold.hi
+    if lo is None or hi is None or any(block.value is None or block.lo is None for block in added):
+        return dataclasses.replace(above_threshold, value=None, lo=None, hi=None)
+    needed = float(sum((block.value or 0.0) > threshold and (block.lo or 0.0) > 0 for block in added))
+    return dataclasses.replace(above_threshold, value=needed, lo=min(lo, needed), hi=max(hi, needed))
 
 
 def fit_affine(probed: ProbedModel, fit_NT: Tensor, max_tokens: int = MAX_TOKENS) -> list[AffineUpdate]:

@@ -18,22 +18,11 @@ import torch
 from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
-from sparsedepth.measure.bootstrap import BootstrapEstimate, finite, identity, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext
-from sparsedepth.measure.rows import Measurements
+from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, ratio, shared_resamples
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.probe.fork import batches, by_sequence, probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 from sparsedepth.probe.updates import updates
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BranchVariance:
-    """Variance of one branch's update, in squared units of the stream."""
-
-    by_layer: list[float | None]
-    """layers 1..L, from 0"""
-    mean: BootstrapEstimate
-    """over layers"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,9 +35,9 @@ class ResidualVariance:
     """v_l / v_(l-1) for l = 1..L; None if v_(l-1) is 0"""
     growth_rate: BootstrapEstimate
     """factor per layer; None for a single layer or if v_1 is 0"""
-    attention: BranchVariance | None
-    ffn: BranchVariance | None
-    """None if the model has no known branches"""
+    attention: ScoreByLayer | None
+    ffn: ScoreByLayer | None
+    """of the branches' updates, and the mean over layers; None if the model has no known branches"""
 
 
 def residual_variance(
@@ -66,12 +55,12 @@ def residual_variance(
     by_layer = variance_NL1.mean(0)
     estimate = shared_resamples(rng)
 
-    def branch(index: int) -> BranchVariance | None:
+    def branch(index: int) -> ScoreByLayer | None:
         if branch_NL2 is None:
             return None
         variance_NL = branch_NL2[..., index]
         by_layer = [finite(value) for value in variance_NL.mean(0)]
-        return BranchVariance(by_layer=by_layer, mean=estimate(lambda v_RL: v_RL.mean(-1), variance_NL))
+        return ScoreByLayer(by_layer=by_layer, score=estimate(lambda v_RL: v_RL.mean(-1), variance_NL))
 
     return ResidualVariance(
         by_layer=[finite(value) for value in by_layer],
@@ -127,5 +116,4 @@ def add_rows(context: MeasureContext, rows: Measurements) -> None:
     rows.add_layers("residual_growth", result.growth_by_layer, context.n_tokens)
     for name, branch in (("attention_variance", result.attention), ("ffn_variance", result.ffn)):
         if branch is not None:
-            rows.add_score(name, branch.mean)
-            rows.add_layers(name, branch.by_layer, context.n_tokens)
+            rows.add_profile(name, branch, context.n_tokens)

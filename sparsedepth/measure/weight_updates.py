@@ -21,9 +21,8 @@ from torch import Tensor
 
 from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.bootstrap import complete_mean, finite
-from sparsedepth.measure.context import MeasureContext
+from sparsedepth.measure.context import MeasureContext, Measurements
 from sparsedepth.measure.participation import spectrum_rank
-from sparsedepth.measure.rows import Measurements
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.init import initial_matrix
 from sparsedepth.probe.probed_model import ProbedModel

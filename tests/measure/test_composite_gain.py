@@ -39,14 +39,14 @@ def test_by_hand():
     result = gain(mixed([[1.0, 5.0], [0.0, -2.0]], [[1.0, 0.0], [1.0, 1.0]], half, IDENTITY, n_layers=2))
     assert result.forward.by_layer == pytest.approx([3, 0.5], rel=1e-6)
     assert result.backward.by_layer == pytest.approx([4, 0.5], rel=1e-6)
-    whole = result.forward.whole
+    whole = result.forward.score
     assert (whole.value, whole.lo, whole.hi) == pytest.approx((3, 3, 3), rel=1e-6)
 
 
 def test_signs_count_within_a_sum():
     """Rows of ((2, -3), (1, 1)): -1 and 2; columns 3 and -2."""
     result = gain(mixed([[2.0, -3.0], [1.0, 1.0]], IDENTITY))
-    assert (result.forward.whole.value, result.backward.whole.value) == pytest.approx((2, 3), rel=1e-6)
+    assert (result.forward.score.value, result.backward.score.value) == pytest.approx((2, 3), rel=1e-6)
 
 
 def test_only_gradients_are_enlarged():

@@ -46,12 +46,12 @@ def test_collapsed_balanced_and_sure_and_unsure_by_hand():
     assert found is not None
     loads = [None if load is None else load.tolist() for load in found.load]
     assert loads == [[0, 0, 1, 0], [0.25] * 4, [0.5, 0.5, 0, 0], None]
-    assert found.effective_experts == [pytest.approx(1), pytest.approx(4), pytest.approx(2), None]
-    assert found.variation == [pytest.approx(3**0.5), pytest.approx(0), pytest.approx(1), None]
-    assert found.router_entropy == [pytest.approx(math.log(4)), 0.0, pytest.approx(math.log(2)), None]
-    assert found.mean_effective_experts.value == pytest.approx(7 / 3)
-    assert found.mean_variation.value == pytest.approx((3**0.5 + 1) / 3)
-    assert found.mean_router_entropy.value == pytest.approx(math.log(8) / 3)
+    assert found.effective_experts.by_layer == [pytest.approx(1), pytest.approx(4), pytest.approx(2), None]
+    assert found.variation.by_layer == [pytest.approx(3**0.5), pytest.approx(0), pytest.approx(1), None]
+    assert found.router_entropy.by_layer == [pytest.approx(math.log(4)), 0.0, pytest.approx(math.log(2)), None]
+    assert found.effective_experts.score.value == pytest.approx(7 / 3)
+    assert found.variation.score.value == pytest.approx((3**0.5 + 1) / 3)
+    assert found.router_entropy.score.value == pytest.approx(math.log(8) / 3)
 
 
 def test_the_load_of_resamples_is_pooled_before_its_entropy():
@@ -73,5 +73,5 @@ def test_against_a_plain_loop_under_any_budget(fields):
         for layer in range(1, 6):
             load, entropy = expert_loads(model, tokens, layer)
             assert found.load[layer - 1] == pytest.approx(np.array(load), abs=1e-9)
-            assert found.router_entropy[layer - 1] == pytest.approx(entropy, rel=1e-5)
-    assert brackets(found.mean_effective_experts) and brackets(found.mean_router_entropy)
+            assert found.router_entropy.by_layer[layer - 1] == pytest.approx(entropy, rel=1e-5)
+    assert brackets(found.effective_experts.score) and brackets(found.router_entropy.score)

@@ -43,9 +43,9 @@ def test_turns_of_the_plane():
     cosines = [math.cos(math.radians(angle)) for angle in (30, 60, 90)]
     assert profiles["state_cosine"].by_layer == pytest.approx(cosines, abs=1e-6)
     assert profiles["block_influence"].by_layer == pytest.approx([1 - c for c in cosines], abs=1e-6)
-    assert profiles["block_influence"].mean.value == pytest.approx(1 - sum(cosines) / 3, abs=1e-6)
+    assert profiles["block_influence"].score.value == pytest.approx(1 - sum(cosines) / 3, abs=1e-6)
     assert profiles["angular_distance"].by_layer == pytest.approx([math.pi / 6, math.pi / 3, math.pi / 2], abs=1e-6)
-    assert profiles["angular_distance"].mean.value == pytest.approx(math.pi / 3, abs=1e-6)
+    assert profiles["angular_distance"].score.value == pytest.approx(math.pi / 3, abs=1e-6)
     assert found.angular_distance_middle.value == pytest.approx(math.pi / 3, abs=1e-6)
     assert profiles["angle_to_end"].by_layer == pytest.approx([math.pi, 5 * math.pi / 6, math.pi / 2], abs=1e-3)
     # a turn by d has a chord of 2 sin(d/2), which leaves the state at an angle of 90 + d/2
@@ -65,12 +65,12 @@ def test_an_identity_turns_nothing_and_its_update_has_no_direction():
     found = geometry(HandMadeModel([identity] * 3, normal(5, 4)), integers(5, 3, 7), rng())
     for name in ("update_norm", "update_ratio", "block_influence", "angular_distance", "angle_to_end"):
         assert found.profiles[name].by_layer == pytest.approx([0, 0, 0], abs=1e-6)
-        assert found.profiles[name].mean.value == pytest.approx(0, abs=1e-6)
+        assert found.profiles[name].score.value == pytest.approx(0, abs=1e-6)
     assert set(found.angles) == {(a, b) for a in range(4) for b in range(a + 1, 4)}
     assert max(known(angle) for angle in found.angles.values()) < 1e-6
     assert found.profiles["update_cosine"].by_layer == [None] * 3
     assert found.profiles["update_angle"].by_layer == [None] * 2
-    assert found.profiles["update_angle"].mean.value is None and found.profiles["update_angle"].mean.lo is None
+    assert found.profiles["update_angle"].score.value is None and found.profiles["update_angle"].score.lo is None
 
 
 def test_tokens_without_a_direction_are_left_out():
@@ -82,7 +82,7 @@ def test_tokens_without_a_direction_are_left_out():
     assert found.profiles["update_ratio"].by_layer == pytest.approx([1.0], abs=1e-6)
     assert found.profiles["state_norm"].by_layer == pytest.approx([1 / 3, (4 + 2 * math.sqrt(2)) / 6], abs=1e-6)
     assert found.profiles["update_angle"].by_layer == []
-    assert found.profiles["update_angle"].mean.value is None
+    assert found.profiles["update_angle"].score.value is None
     assert found.angular_distance_middle.value is None
 
 
@@ -142,13 +142,13 @@ def test_against_the_plain_loop_under_any_budget(family, monkeypatch):
         assert found.profiles["update_ratio"].by_layer == pytest.approx(ratios, rel=1e-5)
         assert found.profiles["ffn_norm"].by_layer[2] == pytest.approx(ffn.norm(dim=-1).mean().item(), rel=1e-5)
         assert found.profiles["ffn_cosine"].by_layer[2] == pytest.approx(ffn_cosine, abs=1e-5)
-        assert found.profiles["angular_distance"].mean.value == pytest.approx(
+        assert found.profiles["angular_distance"].score.value == pytest.approx(
             np.mean([expected[layer - 1, layer] for layer in range(1, 6)]), abs=1e-5
         )
-        assert all(brackets(profile.mean) for profile in found.profiles.values())
+        assert all(brackets(profile.score) for profile in found.profiles.values())
         assert (
-            found.profiles["state_norm"].mean
-            == geometry(ProbedDecoder(model), tokens, rng(), max_tokens).profiles["state_norm"].mean
+            found.profiles["state_norm"].score
+            == geometry(ProbedDecoder(model), tokens, rng(), max_tokens).profiles["state_norm"].score
         )
 
 

@@ -28,7 +28,7 @@ def test_by_hand():
     scored = Scored.text(integers(20, 3, 9))
     found = gradients(HandMadeModel([lambda x: 2 * x, identity, lambda x: 3 * x], normal(20, 8)), scored, RNG)
     assert found.by_layer == pytest.approx([6, 3, 3, 1], rel=1e-5)
-    assert found.gain.value == pytest.approx(6, rel=1e-5) and found.gain.lo == pytest.approx(6, rel=1e-5)
+    assert found.score.value == pytest.approx(6, rel=1e-5) and found.score.lo == pytest.approx(6, rel=1e-5)
 
 
 def test_no_gradient_has_no_ratio():

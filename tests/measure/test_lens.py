@@ -28,8 +28,9 @@ def test_by_hand():
         2 / 3 * math.log(2 / 3 / 0.8) + 1 / 3 * math.log(1 / 3 / 0.2),
         0,
     ]
-    assert found.kl == pytest.approx(kl, abs=1e-6) and found.overlap == [1, 1, 1]  # of a vocabulary of two
-    assert found.mean_kl.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
+    assert found.kl.by_layer == pytest.approx(kl, abs=1e-6)
+    assert found.overlap.by_layer == [1, 1, 1]  # of a vocabulary of two
+    assert found.kl.score.value == pytest.approx((kl[0] + kl[1]) / 2, abs=1e-6)
 
 
 def test_the_five_most_likely_tokens():
@@ -56,5 +57,5 @@ def test_against_plain_softmaxes_under_any_budget(family):
     overlap = [np.mean([len(a & b) / 5 for a, b in zip(top, tops[-1], strict=True)]) for top in tops]
     for max_tokens in (1, 40, 8192):
         found = lens(ProbedDecoder(model), tokens, rng(), max_tokens)
-        assert found.kl == pytest.approx(kl, abs=1e-5) and found.overlap == pytest.approx(overlap)
-        assert brackets(found.mean_kl) and brackets(found.mean_overlap)
+        assert found.kl.by_layer == pytest.approx(kl, abs=1e-5) and found.overlap.by_layer == pytest.approx(overlap)
+        assert brackets(found.kl.score) and brackets(found.overlap.score)

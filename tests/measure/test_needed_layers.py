@@ -3,7 +3,7 @@
 import pytest
 
 from sparsedepth.measure.bootstrap import BootstrapEstimate
-from sparsedepth.measure.needed_layers import needed_layers, share_above
+from sparsedepth.measure.usefulness import needed_layers, share_above
 
 
 def test_a_needed_block_costs_more_than_the_threshold_and_for_sure():

@@ -77,7 +77,7 @@ MEASURES = {
     "permutation": lambda probed, scored: permutation_effect(probed, scored, rng()),
     "removal": lambda probed, scored: removal(probed, scored, rng()),
     "released": lambda probed, scored: affine_increase_in_sample(probed, scored),
-    "early_exit": lambda probed, scored: early_exit(probed, scored, rng()).last_block.mean_increase,
+    "early_exit": lambda probed, scored: early_exit(probed, scored, rng()).last_block.score,
     "skip": lambda probed, scored: causal_effect(probed, scored, rng()).skip_increase,
 }
 

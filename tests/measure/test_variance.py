@@ -52,7 +52,7 @@ def test_branches_by_hand():
     assert found.by_layer == pytest.approx([2, 8, 32], abs=1e-6)
     assert found.attention and found.ffn
     assert found.attention.by_layer == pytest.approx([2, 8], abs=1e-6)
-    assert found.attention.mean.value == pytest.approx(5, abs=1e-6)
+    assert found.attention.score.value == pytest.approx(5, abs=1e-6)
     assert found.ffn.by_layer == pytest.approx([0, 0], abs=1e-6)
 
 
@@ -77,7 +77,7 @@ def test_against_the_plain_loop_under_any_budget(family):
         assert found.attention and found.ffn
         for branch, seen in zip((found.attention, found.ffn), branch_updates(model, tokens, 4), strict=True):
             assert branch.by_layer[3] == pytest.approx(seen.var(dim=-1).mean().item(), rel=1e-5)
-            assert brackets(branch.mean)
+            assert brackets(branch.score)
         assert brackets(found.growth_rate)
 
 
