@@ -35,15 +35,12 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without ends of documents; broken UTF-8 sequences become U+FFFD."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write what `reopen_tokenizer` needs into `folder`."""
-        ...
 
 
 class ByteTokenizer:

@@ -29,7 +29,7 @@ mup divide the input of the head by d_model / base_width. Their optimizer rules 
 attention keeps 1/sqrt(K); the 1/K of mup differs by a constant as long as the head width is the same at all widths.
 
 Documented elsewhere: `gpas` in `Block._gpas`, `loops` in `Block.tied_copy`, `residual_scalars` and `value_residual` in
-`model.stream_start`, `n_streams` in `model.streams`, `attention_residuals` in `model.sources`.
+`model.self_attention`, `n_streams` in `model.streams`, `attention_residuals` in `model.sources`.
 
 With `architecture` vit (2010.11929) the blocks form an image encoder: attention is bidirectional, patches and learned
 positions (`patches`) replace tokens and RoPE, and the head reads the classes from position 0. With all other options
@@ -59,11 +59,9 @@ from sparsedepth.model.linear import Embedding, Linear
 from sparsedepth.model.moe import Experts
 from sparsedepth.model.norms import make_norm
 from sparsedepth.model.patches import PatchEmbedding
-from sparsedepth.model.rotary import Rotary, tables
-from sparsedepth.model.self_attention import Attention
+from sparsedepth.model.self_attention import Attention, Rotary, StreamStart, tables
 from sparsedepth.model.sources import Sources
 from sparsedepth.model.stacked import times
-from sparsedepth.model.stream_start import StreamStart
 from sparsedepth.model.streams import Streams
 
 Part = Literal["attention", "ffn"]

@@ -1,6 +1,17 @@
 """The attention module of a block: projections, q/k norm, RoPE, value residual, and a kernel (`attention`).
 
-Shapes: B sequences, T tokens, D d_model, H query heads, G key/value heads, K head width, X heads times K.
+Rotary position embeddings (2104.09864): the angle of position t in pair i of a head is t * theta^(-2i/K).
+
+x_0 and v_1, the embedding and the first block's values, can be read by every later block (`StreamStart`):
+
+    residual_scalars   block l reads a_l x + b_l x_0;  a and b start at 1 and 0               (nanochat; modded-nanogpt)
+    value_residual     attention uses c_l v_l + d_l v_1 in place of its values v_l, l > 1;  c and d start at 1/2
+                       (2410.17897, Learnable-ResFormer over all layers)
+
+Skipping, swapping or replacing a block does not change x_0 and v_1.
+
+Shapes: B sequences, T tokens, D d_model (of x_0 all streams together), H query heads, G key/value heads, K head width,
+X heads times K (in `rotate` heads).
 """
 
 import torch
@@ -10,9 +21,42 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import attention, fused
 from sparsedepth.model.linear import Linear
 from sparsedepth.model.norms import RMSNorm
-from sparsedepth.model.rotary import Rotary, rotate
 from sparsedepth.model.stacked import times
-from sparsedepth.model.stream_start import StreamStart
+
+Rotary = tuple[Tensor, Tensor] | None
+"""cos_TK and sin_TK of the positions 0..T-1; None where positions are learned."""
+
+
+def tables(n_tokens: int, d_head: int, theta: float, device: torch.device) -> Rotary:
+    """cos_TK and sin_TK in fp32."""
+    rate = theta ** (-torch.arange(0, d_head, 2, device=device, dtype=torch.float32) / d_head)
+    angle_TK = torch.arange(n_tokens, device=device, dtype=torch.float32)[:, None] * rate.repeat(2)
+    return angle_TK.cos(), angle_TK.sin()
+
+
+def rotate(x_BTXK: Tensor, rotary: Rotary) -> Tensor:
+    """Llama's pairing of halves: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
+    if rotary is None:
+        return x_BTXK
+    first, second = x_BTXK.chunk(2, dim=-1)
+    # Both halves have the same angles. Rotating halves lets a compiler write each one in place.
+    cos, sin = (part.to(x_BTXK.dtype)[:, None, : first.shape[-1]] for part in rotary)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class StreamStart:
+    """x_0 and v_1. Not a tuple: FSDP hands copies of tuples to its modules."""
+
+    def __init__(self, x_BTD: Tensor, value_BGTK: Tensor | None = None):
+        self.x_BTD = x_BTD
+        """x_0"""
+        self.value_BGTK = value_BGTK
+        """v_1; with `value_residual` set by block 1"""
+
+    def repeated(self, copies: int) -> "StreamStart":
+        """Repeated for several copies of the batch, one after the other."""
+        v_BGTK = self.value_BGTK
+        return StreamStart(self.x_BTD.repeat(copies, 1, 1), None if v_BGTK is None else v_BGTK.repeat(copies, 1, 1, 1))
 
 
 class Attention(nn.Module):

@@ -21,9 +21,7 @@ from sparsedepth.model import kernels
 from sparsedepth.model.decoder import Block, Decoder
 from sparsedepth.model.feedforward import FeedForward
 from sparsedepth.model.moe import Experts
-from sparsedepth.model.rotary import Rotary
-from sparsedepth.model.self_attention import Attention
-from sparsedepth.model.stream_start import StreamStart
+from sparsedepth.model.self_attention import Attention, Rotary, StreamStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,6 @@ class ProbedModel(Protocol):
     @property
     def model(self) -> nn.Module:
         """The module itself: `probing` sets its mode and restores it."""
-        ...
 
     @property
     def device(self) -> torch.device: ...
@@ -57,71 +54,57 @@ class ProbedModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-        ...
 
     @property
     def stream_width(self) -> int:
         """D, of all streams."""
-        ...
 
     @property
     def causal(self) -> bool:
         """Whether a token sees only earlier ones, or all."""
-        ...
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """x_0 as x_BTD: the input of the first block."""
-        ...
 
     def block(self, layer: int, x_BTD: Tensor) -> Tensor:
         """x_l from x_(l-1): the whole residual block."""
-        ...
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """logits_BTV of x_L: final norm, then head. Position by position."""
-        ...
 
     def final_norm(self, x_BTD: Tensor) -> Tensor:
         """The final norm of x_L, which the head reads."""
-        ...
 
     def attention_inputs(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor, AttentionForm]:
         """q_BHTK and k_BGTK of a block given its input x_(l-1), positions applied; head h reads group h // (H / G).
 
         The attention weights follow from them and the form (`sparsedepth.probe.attention`).
         """
-        ...
 
     def matrices(self, layer: int) -> Mapping[str, Tensor]:
         """The weight matrices of a block by name: query, key, value, output, and those of the feed-forward part
         or of each expert."""
-        ...
 
     def branches(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """a_BTD and f_BTD, the updates by attention and feed-forward part: x_l = x_(l-1) + a + f, from x_(l-1).
 
         None if the block is no such sum (a norm on the stream itself), or the adapter cannot tell.
         """
-        ...
 
     def hidden_units(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """h_BTF, the input of the down projection of a dense feed-forward part, from x_(l-1); None for experts."""
-        ...
 
     def routing(self, layer: int, x_BTD: Tensor) -> tuple[Tensor, Tensor] | None:
         """probability_BTE of the router's softmax over all experts, and choice_BTC, the experts chosen, from x_(l-1).
 
         None for a block without experts.
         """
-        ...
 
     def residual_map(self, layer: int, x_BTD: Tensor) -> Tensor | None:
         """H_BTnn of a block on n streams, from x_(l-1): x_l = H x_(l-1) + updates. None with a single stream."""
-        ...
 
     def exact(self) -> AbstractContextManager[None]:
         """Context in which the model uses kernels that compute in fp32; the previous ones are restored."""
-        ...
 
 
 class ProbedDecoder:

@@ -53,11 +53,9 @@ class Capture(Protocol):
 
     def warm_up(self, step: Callable[[], Tensor]) -> Tensor:
         """Take the step on the capture stream."""
-        ...
 
     def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Capture the step without taking it; returns the function that replays it."""
-        ...
 
 
 class CudaCapture:

@@ -11,7 +11,7 @@ from sparsedepth.config.model import ModelConfig
 from sparsedepth.model import fused
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.norms import RMSNorm
-from sparsedepth.model.rotary import rotate
+from sparsedepth.model.self_attention import rotate
 
 
 def draws(*shape: int, seed: int = 0) -> torch.Tensor:
