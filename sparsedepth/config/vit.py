@@ -1,6 +1,9 @@
-"""The config of a ViT (2010.11929): sizes derived from image and patches, and fields that only decoders have."""
+"""The config of a ViT (2010.11929): sizes derived from image and patches, and fields that only decoders have.
 
-from typing import Any, Protocol
+`model` is a ModelConfig, whose module imports this one.
+"""
+
+from typing import Any
 
 from sparsedepth.config.role import Role
 
@@ -17,19 +20,6 @@ _OF_TOKENS = {
     "rope_theta": (10000.0, "the positions of a ViT are learned"),
 }
 """Field -> its default, and why a ViT has no other value."""
-
-
-class VitFields(Protocol):
-    """The fields used here."""
-
-    @property
-    def image_size(self) -> int | None: ...
-
-    @property
-    def patch_size(self) -> int | None: ...
-
-    @property
-    def seq_len(self) -> int: ...
 
 
 def n_positions(image_size: int, patch_size: int) -> int:
@@ -49,9 +39,8 @@ def with_vit_sizes(values: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def check_vit(model: VitFields) -> None:
+def check_vit(model: Any) -> None:
     """Raises ValueError for patches that do not divide the image, another seq_len, and fields of decoders."""
-    assert model.image_size is not None and model.patch_size is not None
     if model.image_size % model.patch_size:
         divisors = [size for size in range(1, model.image_size + 1) if model.image_size % size == 0]
         raise ValueError(
