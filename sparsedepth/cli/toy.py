@@ -52,8 +52,8 @@ def _train(definition: "ToyDefinition", groups: Sequence["ToyConfig"], out: Path
     from sparsedepth.cli.run_progress import bar
     from sparsedepth.run.signals import stop_on_signals
     from sparsedepth.store.checksums import is_complete
-    from sparsedepth.toy.group import is_busy, make_group
     from sparsedepth.toy.record import toy_folder
+    from sparsedepth.toy.training import is_busy, make_group
     from sparsedepth.train.loop import Interrupted
     from sparsedepth.train.runtime import find_device
 

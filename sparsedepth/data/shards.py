@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from sparsedepth.config.section import Section
 from sparsedepth.data.split import Document
 from sparsedepth.data.tokenizer import TOKENIZER_FILE, Tokenizer, reopen_tokenizer
 from sparsedepth.files import sha256
@@ -30,11 +31,7 @@ _CHARACTERS_AT_ONCE = 1_000_000
 """Characters encoded in one call, so that a tokenizer can use every core and memory stays small."""
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Shard(_Record):
+class Shard(Section):
     """One token file."""
 
     documents: int
@@ -45,7 +42,7 @@ class Shard(_Record):
     sha256: str
 
 
-class Manifest(_Record):
+class Manifest(Section):
     data_id: str
     data_hash: str
     """12 hex digits of both shards' checksums: equal if and only if the tokens are."""

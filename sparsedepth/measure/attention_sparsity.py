@@ -27,9 +27,8 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, identity, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
-from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import block_inputs, by_sequence, chunk_size
-from sparsedepth.probe.probed_model import AttentionForm, ProbedModel
+from sparsedepth.probe.probed_model import AttentionForm, ProbedModel, attention_rows
 
 MAX_WEIGHTS = 2**22
 """Attention weights computed at a time (16 MiB in fp32; on a GPU more, `probe.fork.chunk_size`), at least one row of

@@ -33,9 +33,8 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, mean_of_last, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
-from sparsedepth.probe.fork import batches, chunk_size, probing
+from sparsedepth.probe.fork import Update, batches, chunk_size, probing, updates
 from sparsedepth.probe.probed_model import ProbedModel
-from sparsedepth.probe.updates import Update, updates
 from sparsedepth.quantities import IN_RUNS
 
 MAX_COSINES = 2**21

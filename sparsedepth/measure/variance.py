@@ -20,9 +20,8 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, ScoreByLayer, finite, identity, ratio, shared_resamples
 from sparsedepth.measure.context import MeasureContext, Measurements
-from sparsedepth.probe.fork import batches, by_sequence, probing, stream
+from sparsedepth.probe.fork import batches, by_sequence, probing, stream, updates
 from sparsedepth.probe.probed_model import ProbedModel
-from sparsedepth.probe.updates import updates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

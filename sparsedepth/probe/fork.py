@@ -142,6 +142,34 @@ def record_states(probed: ProbedModel, tokens_BT: Tensor) -> list[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
+class Update:
+    """The states before and after one block, and what attention (a_l) and the feed-forward part (f_l) add, if the block
+    is such a sum: x_l = x_(l-1) + a_l + f_l (2505.13898 writes a and m). Each is x_BTD."""
+
+    layer: int
+    before: Tensor
+    """x_(l-1)"""
+    after: Tensor
+    """x_l"""
+    branches: tuple[Tensor, Tensor] | None
+    """(a_l, f_l), or None if unknown"""
+
+
+def updates(probed: ProbedModel, tokens_BT: Tensor) -> Iterator[Update]:
+    """Blocks 1..L in order. With known branches x_l is computed as their sum, so that no block runs twice."""
+    before_BTD = probed.embed(tokens_BT)
+    for layer in range(1, probed.n_layers + 1):
+        branches = probed.branches(layer, before_BTD)
+        if branches is None:
+            after_BTD = probed.block(layer, before_BTD)
+        else:
+            attention_BTD, ffn_BTD = branches
+            after_BTD = before_BTD + attention_BTD + ffn_BTD
+        yield Update(layer, before_BTD, after_BTD, branches)
+        before_BTD = after_BTD
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """The states of some forks at one layer."""
 

@@ -46,13 +46,7 @@ def commit(folder: Path, tensors: dict[str, torch.Tensor], position: Position) -
     tensor_file = _tensor_file(folder, position.step)
     tensor_bytes = save(tensors)
     files.write_bytes(tensor_file, tensor_bytes)
-    content = {
-        "step": position.step,
-        "curves": position.curves,
-        "observations": position.observations,
-        "seconds": position.seconds,
-        "sha256": hashlib.sha256(tensor_bytes).hexdigest(),
-    }
+    content = {**vars(position), "sha256": hashlib.sha256(tensor_bytes).hexdigest()}
     files.write_json(tensor_file.with_suffix(".json"), {**content, "digest": files.digest(content)})
     for old in sorted(folder.glob("step-*.json"))[:-N_KEPT]:
         old.unlink()
@@ -64,7 +58,8 @@ def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devic
 
     Raises ValueError in a process that cannot read the checkpoint that the first one found.
     """
-    position = _newest(folder) if devices.is_leader else None
+    commits = sorted(folder.glob("step-*.json"), reverse=True) if devices.is_leader else []
+    position = next((position for commit in commits if (position := _read(commit)) is not None), None)
     step = devices.broadcast_from_leader(position.step if position else -1)
     if step < 0:
         return None
@@ -75,11 +70,6 @@ def read(folder: Path, model: nn.Module, optimizer: AnyOptimizer, devices: Devic
             raise ValueError(f"{tensor_file} cannot be read in every process; keep the results on shared storage")
     _restore(load_file(tensor_file), model, optimizer)
     return position
-
-
-def _newest(folder: Path) -> Position | None:
-    commits = sorted(folder.glob("step-*.json"), reverse=True)
-    return next((position for commit in commits if (position := _read(commit)) is not None), None)
 
 
 def _read(commit: Path) -> Position | None:

@@ -98,7 +98,7 @@ def test_a_toy_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
         (results / "work").mkdir(parents=True)
         raise ValueError("no room")
 
-    monkeypatch.setattr("sparsedepth.toy.group.is_busy", refuse)
+    monkeypatch.setattr("sparsedepth.toy.training.is_busy", refuse)
     with pytest.raises(ValueError, match="no room"):
         toy(definition(tmp_path), tmp_path / "out", device="cpu")
     assert not (tmp_path / "out").exists()

@@ -36,14 +36,14 @@ def test_by_hand():
 def test_the_five_most_likely_tokens():
     """Layer 0 ranks 8 tokens upwards, the model downwards: tokens 3 and 4 are in both sets of five."""
     probed = HandMadeModel([identity, lambda x: -x], torch.ones(8, 1), torch.arange(8.0)[None])
-    assert lens(probed, integers(8, 2, 3), rng()).overlap == pytest.approx([2 / 5, 2 / 5, 1])
+    assert lens(probed, integers(8, 2, 3), rng()).overlap.by_layer == pytest.approx([2 / 5, 2 / 5, 1])
 
 
 def test_an_early_prediction_may_be_settled_and_wrong():
     """Blocks that double leave each token's order as it was: the lens sees one opinion, and an early loss is bad."""
     probed = HandMadeModel([lambda x: 2 * x], torch.tensor([[0.0, 5.0], [5.0, 0.0]]), torch.eye(2))
     tokens = torch.tensor([[0, 0, 0, 0]])
-    assert lens(probed, tokens, rng()).kl[0] < 0.05
+    assert lens(probed, tokens, rng()).kl.by_layer[0] < 0.05
     assert known(early_exit(probed, Scored.text(tokens), rng()).logit_lens.by_layer[0]) > 4
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from handmade import normal
 
-from sparsedepth.probe.attention import attention_rows
-from sparsedepth.probe.probed_model import AttentionForm
+from sparsedepth.probe.probed_model import AttentionForm, attention_rows
 
 Q, K = normal(2, 4, 9, 6, seed=1), normal(2, 2, 9, 6, seed=2)
 

@@ -5,11 +5,10 @@ import torch
 from families import FAMILIES, tiny
 from handmade import integers, normal
 
-from sparsedepth.probe.attention import attention_rows
 from sparsedepth.probe.fork import probing, record_states
 from sparsedepth.probe.hf_adapter import FAMILIES as MODEL_TYPES
 from sparsedepth.probe.hf_adapter import ProbedHfModel
-from sparsedepth.probe.probed_model import AttentionForm
+from sparsedepth.probe.probed_model import AttentionForm, attention_rows
 
 TOKENS = integers(40, 3, 12)
 

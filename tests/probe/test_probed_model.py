@@ -7,8 +7,7 @@ from reference import FAMILIES, ZOO, run_config
 
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.model.moe import Experts
-from sparsedepth.probe.attention import attention_rows
-from sparsedepth.probe.probed_model import ProbedDecoder
+from sparsedepth.probe.probed_model import ProbedDecoder, attention_rows
 
 CASES = {**FAMILIES, **ZOO}
 

@@ -6,9 +6,8 @@ from handmade import HandMadeModel, integers, normal
 from reference import FAMILIES, branch_updates, run_config, states
 
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.probe.fork import probing
+from sparsedepth.probe.fork import probing, updates
 from sparsedepth.probe.probed_model import ProbedDecoder
-from sparsedepth.probe.updates import updates
 
 
 @pytest.mark.parametrize("family", FAMILIES)
