@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from sparsedepth.config.plain_text import did_you_mean
 from sparsedepth.plots import depth, forest, learning_rate, matrices, pareto, search
 from sparsedepth.plots.by_knob import GRADIENTS, SCORES, VARIANCE, curves, layer_lines
-from sparsedepth.plots.layer_profile_page import one_run
+from sparsedepth.plots.layer_profile import one_run
 from sparsedepth.plots.overview import load_overview
 from sparsedepth.plots.page import FORMATS, Drawing, NothingToDraw, check_suffix, render, write
 from sparsedepth.plots.runs import results_folders

@@ -49,22 +49,25 @@ class Row:
     contrast: Contrast
 
 
+def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
+    """Every setting of every knob at every depth, on the outcomes of the forest plot, degenerate scores in their sound
+    form; `runs` are trained ones."""
+    knobs = find_knobs(runs)
+    outcomes = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
+    contrasts = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
+    return [contrast for contrast in contrasts if contrast.effect.mean is not None]
+
+
 def effects(store: Store) -> Drawing:
     """The effects of every knob. Raises NothingToDraw."""
     runs = trained_runs(store)
-    knobs = find_knobs(runs)
-    forms = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
-    outcomes = forms.values()
-    contrasts = [contrast for name in outcomes for contrast in effects_of(runs, knobs, name)]
-    contrasts = [contrast for contrast in contrasts if contrast.effect.mean is not None]
-    if not contrasts:
+    panels: dict[str, list[Row]] = {}
+    for contrast in all_contrasts(runs):
+        label = f"{shortened(contrast.setting)}\nvs {shortened(contrast.baseline)}"
+        panels.setdefault(contrast.outcome, []).append(Row(label=label, contrast=contrast))
+    if not panels:
         raise NothingToDraw("no two finished runs differ in one knob only, so there is no effect to draw")
-    rows = [
-        Row(label=f"{shortened(contrast.setting)}\nvs {shortened(contrast.baseline)}", contrast=contrast)
-        for contrast in contrasts
-    ]
-    panels = {name: [row for row in rows if row.contrast.outcome == name] for name in outcomes}
-    panels = {name: rows for name, rows in panels.items() if rows}
+    forms = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
     degenerate = degeneracy_caption(forms, runs, forms)
     depths = sorted(set(runs["n_layers"]))
     return Drawing(data=table(panels), page=partial(page_of_effects, panels, depths, degenerate=degenerate))

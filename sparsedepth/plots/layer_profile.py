@@ -1,21 +1,49 @@
-"""The numbers of a layer profile: every metric by layer and every matrix by pair of layers of one run.
+"""A layer profile: every metric by layer and every matrix by pair of layers of one run, and their page.
 
 Each metric is taken at the last step at which the run measured it, a thresholded one at its first threshold. NULL is
 NaN here and stays missing. `sparsedepth.quantities` has definitions, units and sources of the metrics.
+
+The page has a panel per metric and a heat map per matrix, all with the layer on the x axis. Grey is missing: a NULL, or
+a pair that was not sampled. White cells are not pairs of layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, SymLogNorm
+from matplotlib.figure import Figure
 
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.effects.knobs import plain
+from sparsedepth.plots.page import Drawing
 from sparsedepth.plots.runs import at_last_step, choose_run, read_depths, rows_of_run
+from sparsedepth.plots.style import (
+    LINEAR_BELOW,
+    MISSING,
+    SERIES,
+    caption,
+    escaped,
+    layer_ticks,
+    linear_below,
+    set_layer_scale,
+    wrapped,
+)
 from sparsedepth.quantities import BY_LAYER, BY_PAIR
 from sparsedepth.quantities.record import Scale
 from sparsedepth.store.connection import Store
+from sparsedepth.store.degeneracy import RELATIVE_ROWS, sound_layer_metrics
+
+COLUMNS = 4
+TITLE = 32
+"""Characters per line of a panel's title."""
+PROFILE_HEIGHT, MATRIX_HEIGHT = 1.75, 2.3
+"""Inches."""
+LEGEND_ROW, LEGEND_WIDTH = 0.09, 27
+"""Share of a panel's height; characters of two labels side by side."""
 
 
 @dataclass(frozen=True)
@@ -204,3 +232,150 @@ def as_matrix(pairs: pd.DataFrame, n_layers: int) -> np.ndarray:
     matrix = np.full((n_layers + 1, n_layers + 1), np.nan)
     matrix[pairs["other_layer"], pairs["layer"]] = pairs["value"].astype(float)
     return matrix
+
+
+def one_run(store: Store, run: str | None = None) -> Drawing:
+    """The layer profile of a run. Raises ValueError for an unknown run, or one without values by layer."""
+    profile = load_layer_profile(store, run)
+    pairs = [
+        {"name": name, "layer": layer, "other_layer": other, "value": values[other, layer]}
+        for name, values in profile.matrices.items()
+        for other, layer in zip(*(~np.isnan(values)).nonzero(), strict=True)
+    ]
+    data = pd.concat([profile.profiles, pd.DataFrame(pairs)], ignore_index=True)
+    return Drawing(data=data, page=partial(layer_profile_page, profile))
+
+
+def layer_profile_page(profile: LayerProfile) -> Figure:
+    """Rows of panels, then rows of matrices; the run above, notes below."""
+    measured = set(profile.profiles.loc[profile.profiles["value"].notna(), "name"])
+    panels = [panel for panel in PANELS if measured & set(panel.series)]
+    n_rows, n_map_rows = -(-len(panels) // COLUMNS), -(-len(profile.matrices) // COLUMNS)
+    heights = [PROFILE_HEIGHT] * n_rows + [MATRIX_HEIGHT] * n_map_rows
+    page = Figure(figsize=(11, sum(heights) + 0.8), layout="constrained")
+    grid = page.add_gridspec(max(len(heights), 1), COLUMNS, height_ratios=heights or None)
+    for i, panel in enumerate(panels):
+        _draw_panel(page.add_subplot(grid[divmod(i, COLUMNS)]), panel, profile)
+    for i, name in enumerate(profile.matrices):
+        _draw_map(page, page.add_subplot(grid[n_rows + i // COLUMNS, i % COLUMNS]), name, profile)
+    page.suptitle(_title(profile), x=0.01, ha="left", fontsize=10)
+    caption(page, _caption(profile))
+    return page
+
+
+def _title(profile: LayerProfile) -> str:
+    model = profile.run.get("model")
+    name = escaped(model) if isinstance(model, str) else f"run {profile.run['run_id']}"
+    facts = [name, f"{profile.n_layers} layers"]
+    for name, unit in (("val_loss", " nat/token"), ("residual_variance_last", ""), ("usefulness", "")):
+        value = profile.run.get(name)
+        if isinstance(value, float) and not np.isnan(value):
+            facts.append(f"{name} {value:#.4g}{unit}")
+    if profile.run.get("outcome") == "diverged":
+        facts.append("diverged")
+    return "   ".join(facts)
+
+
+def _caption(profile: LayerProfile) -> str:
+    text = "x: layer; 0 is the embedding's output. Grey: missing (NULL, or a pair that was not sampled)."
+    if profile.profiles["se"].notna().any():
+        text += " Band: ± 1 standard error over the random probes."
+    logarithmic = {name for panel in PANELS if panel.scale == "log" for name in panel.series}
+    relative = RELATIVE_ROWS & {*profile.profiles["name"], *profile.matrices}
+    text += sound_layer_metrics(sorted(relative), pd.DataFrame({"val_loss": [profile.run.get("val_loss")]}))[1]
+    n_hidden = int((profile.profiles["name"].isin(logarithmic) & (profile.profiles["value"] <= 0)).sum())
+    if n_hidden:
+        text += f" Not shown on logarithmic axes: {n_hidden} values that are not positive."
+    return text
+
+
+def _draw_panel(axis: Any, panel: Panel, profile: LayerProfile) -> None:
+    lines = list(_lines(panel, profile))
+    axis.set_title(wrapped(panel.title, TITLE), fontsize=8.5)
+    units = {BY_LAYER[name].unit for name in panel.series} - {"1", "share"}
+    axis.set_ylabel(", ".join(sorted(units)), fontsize=8)
+    for (label, line), (colour, marker, dashes) in zip(lines, SERIES, strict=False):
+        axis.plot(
+            line["layer"], line["value"], color=colour, marker=marker, linestyle=dashes, label=label,
+            linewidth=1.2, markersize=3 if profile.n_layers <= 24 else 2, markeredgewidth=0,
+        )  # fmt: skip
+        low, high = line["value"] - line["se"], line["value"] + line["se"]
+        axis.fill_between(line["layer"], low, high, color=colour, alpha=0.25, linewidth=0)
+    for layer in sorted({layer for _, line in lines for layer in line.loc[line["value"].isna(), "layer"]}):
+        axis.axvspan(layer - 0.5, layer + 0.5, color=MISSING, alpha=0.5, linewidth=0)
+    shown = pd.concat([line["value"] for _, line in lines]).dropna()
+    set_layer_scale(axis, panel.scale, shown)
+    layer_ticks(axis.xaxis)
+    axis.set_xlim(-0.5, profile.n_layers + 0.5)
+    if any(label for label, _ in lines):
+        _legend_above(axis, [label for label, _ in lines])
+
+
+def _legend_above(axis: Any, labels: Sequence[str]) -> None:
+    """A legend above the lines, with space added for it; in two columns if the labels are short."""
+    n_columns = 2 if sum(sorted(map(len, labels))[-2:]) <= LEGEND_WIDTH else 1
+    scale = axis.yaxis.get_transform()
+    low, high = scale.transform(axis.get_ylim())
+    room = 0.04 + LEGEND_ROW * -(-len(labels) // n_columns)
+    axis.set_ylim(top=float(scale.inverted().transform(high + (high - low) * room / (1 - room))))
+    legend = axis.legend(
+        fontsize=6.5, handlelength=1.6, borderaxespad=0.1, labelspacing=0.2, columnspacing=1.0, ncols=n_columns,
+        loc="upper left", bbox_to_anchor=(-0.02, 1.0),
+    )  # fmt: skip
+    legend.set_in_layout(False)  # a wide legend would narrow its whole column of panels
+
+
+def _lines(panel: Panel, profile: LayerProfile) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(label, rows) of every measured series; NaN for values that a logarithmic axis cannot show."""
+    for name, label in panel.series.items():
+        line = profile.profiles[profile.profiles["name"] == name]
+        if line["value"].notna().any():
+            threshold = line["threshold"].iloc[0]
+            values = line["value"].where(line["value"] > 0) if panel.scale == "log" else line["value"]
+            yield (label if np.isnan(threshold) else f"{label} {threshold:g}"), line.assign(value=values)
+
+
+def _draw_map(page: Figure, axis: Any, name: str, profile: LayerProfile) -> None:
+    exists = pairs_that_exist(name, profile.n_layers)
+    drawn = np.where(exists, profile.matrices[name], np.nan)
+    image = draw_matrix(axis, name, drawn, exists, norm_of(drawn[np.isfinite(drawn)], HEAT_MAPS[name].scale))
+    axis.set_title(wrapped(HEAT_MAPS[name].title, TITLE), fontsize=8.5)
+    colour_bar(page, image, axis)
+
+
+def colour_bar(page: Figure, image: Any, axes: Any) -> Any:
+    """A small colour bar next to a matrix, or a row of them."""
+    bar = page.colorbar(image, ax=axes, shrink=0.85, aspect=18, pad=0.02)
+    bar.ax.tick_params(labelsize=7)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def draw_matrix(axis: Any, name: str, values: np.ndarray, exists: np.ndarray, norm: Normalize) -> Any:
+    """Draw one of HEAT_MAPS, [L + 1, L + 1], row `other_layer`; pairs that exist but are NaN are grey. Returns the
+    image, which the colour bar needs."""
+    kind, n_layers = HEAT_MAPS[name], len(values) - 1
+    edge = (kind.first - 0.5, n_layers + 0.5)
+    where: Any = {"origin": "lower", "interpolation": "nearest", "aspect": "equal"}
+    where["extent"] = (-0.5, n_layers + 0.5) * 2
+    axis.imshow(np.where(exists & np.isnan(values), 1.0, np.nan), cmap=ListedColormap([MISSING]), **where)
+    image = axis.imshow(values, cmap="viridis_r", norm=norm, **where)
+    axis.set(xlim=edge, ylim=edge, xlabel=kind.layer, ylabel=kind.later)
+    axis.xaxis.label.set_size(8)
+    axis.yaxis.label.set_size(8)
+    axis.grid(False)
+    layer_ticks(axis.xaxis)
+    layer_ticks(axis.yaxis)
+    return image
+
+
+def norm_of(values: np.ndarray, scale: Scale) -> Normalize:
+    """Colour scale from the lowest to the highest value; a linear one includes 0."""
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    if scale == "log" and low > 0:
+        return LogNorm(low, high if high > low else 2 * low)
+    low = min(low, 0.0)
+    high = high if high > low else low + 1
+    if scale == "symlog" and (threshold := linear_below(values) or (high > 10 * LINEAR_BELOW and LINEAR_BELOW)):
+        return SymLogNorm(threshold, vmin=low, vmax=high)
+    return Normalize(low, high)

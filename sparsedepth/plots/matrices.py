@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from sparsedepth.config.plain_text import counted
 from sparsedepth.plots.by_knob import one_knob_runs
-from sparsedepth.plots.layer_profile import HEAT_MAPS, as_matrix, pairs_that_exist
-from sparsedepth.plots.layer_profile_page import colour_bar, draw_matrix, norm_of
+from sparsedepth.plots.layer_profile import HEAT_MAPS, as_matrix, colour_bar, draw_matrix, norm_of, pairs_that_exist
 from sparsedepth.plots.page import Drawing, NothingToDraw
 from sparsedepth.plots.runs import at_last_step, read_metrics, to_measure, trained_runs
 from sparsedepth.plots.style import caption, escaped, shortened

@@ -17,6 +17,7 @@ from sparsedepth.effects.chain import cautions
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.sentences import contrast_sentence
 from sparsedepth.effects.text_report import evidence_lines, link_heading
+from sparsedepth.plots.forest import all_contrasts
 from sparsedepth.recipe.build_card import build_card
 from sparsedepth.recipe.card import Card
 from sparsedepth.recipe.card_text import headline, rule_with_verification
@@ -24,7 +25,7 @@ from sparsedepth.recipe.choose import derive
 from sparsedepth.recipe.provenance import manifest_facts, manifest_of
 from sparsedepth.recipe.trial import claim_of, with_trial
 from sparsedepth.report.by_depth import depth_sentence, range_text, recipes_by_depth
-from sparsedepth.report.tables import Table, all_contrasts, table_of, table_of_effects, table_of_runs
+from sparsedepth.report.tables import Table, table_of, table_of_effects, table_of_runs
 from sparsedepth.store.best import best
 from sparsedepth.store.checksums import damage_text
 from sparsedepth.store.comparable_loss import COMMON, OWN, loss_of

@@ -9,15 +9,13 @@ import pandas as pd
 from sparsedepth import quantities
 from sparsedepth.config.images import unit_for
 from sparsedepth.config.run import RunConfig
-from sparsedepth.effects.all_effects import effects_of
 from sparsedepth.effects.contrast import Contrast
 from sparsedepth.effects.intervals import POWER
-from sparsedepth.effects.knobs import chosen_fields, find_knobs, plain
+from sparsedepth.effects.knobs import chosen_fields, plain
 from sparsedepth.effects.sentences import size_text, verdict_text
-from sparsedepth.plots.forest import LOG_UNIT, OUTCOMES
+from sparsedepth.plots.forest import LOG_UNIT
 from sparsedepth.store.cell_text import readable
-from sparsedepth.store.comparable_loss import loss_of, with_loss
-from sparsedepth.store.degeneracy import SCORES, reasons_in, score_rows, sound_forms
+from sparsedepth.store.degeneracy import SCORES, reasons_in, score_rows
 from sparsedepth.store.tuning_roles import without_measured_models
 
 RESULTS = (
@@ -127,15 +125,6 @@ def meaning_of(name: str, corpora: Iterable[object]) -> str:
         return f"{column.meaning}{unit}"
     field = RunConfig.model_fields.get(name)
     return (field.description or "") if field is not None else ""
-
-
-def all_contrasts(runs: pd.DataFrame) -> list[Contrast]:
-    """Every setting of every knob at every depth, on the outcomes of the forest plot, degenerate scores in their sound
-    form; `runs` are trained ones."""
-    knobs = find_knobs(runs)
-    outcomes = sound_forms(with_loss(loss_of(runs), OUTCOMES), runs)
-    contrasts = [contrast for name in outcomes.values() for contrast in effects_of(runs, knobs, name)]
-    return [contrast for contrast in contrasts if contrast.effect.mean is not None]
 
 
 def table_of_effects(effects: Sequence[Contrast]) -> Table:

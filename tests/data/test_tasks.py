@@ -12,7 +12,7 @@ from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.config.task import IGNORED, ORDERS, POINTS
 from sparsedepth.config.task import TASKS as RECORDS
-from sparsedepth.data.tasks.groups import elements, generates, next_state, operations
+from sparsedepth.data.tasks.state_tracking import elements, generates, next_state, operations
 from sparsedepth.data.tasks.stream import TaskSource
 
 SMALL = {"d_model": 8, "n_heads": 1, "batch_tokens": 2048, "train_tokens": 4096}

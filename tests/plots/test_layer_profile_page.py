@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import LogNorm, SymLogNorm, to_rgba
 
-from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, pairs_that_exist
-from sparsedepth.plots.layer_profile_page import layer_profile_page
+from sparsedepth.plots.layer_profile import HEAT_MAPS, PANELS, layer_profile, layer_profile_page, pairs_that_exist
 from sparsedepth.plots.style import MISSING
 
 RUN = {"run_id": "abc", "val_loss": 2.5, "usefulness": np.nan, "outcome": "ok"}

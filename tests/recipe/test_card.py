@@ -11,6 +11,7 @@ from frames import grid
 from sparsedepth.config.run import RunConfig
 from sparsedepth.effects.all_effects import effects_of, measure_effects
 from sparsedepth.effects.knobs import find_knobs
+from sparsedepth.plots.forest import all_contrasts
 from sparsedepth.recipe.build_card import build_card, derive_card
 from sparsedepth.recipe.card import card_path, earned_word, grade_of, passed, read_card
 from sparsedepth.recipe.card_markdown import card_markdown, write_page
@@ -30,7 +31,6 @@ from sparsedepth.recipe.conclusion import configuration_text, gain_and_cost, par
 from sparsedepth.recipe.holdout import hold_out
 from sparsedepth.recipe.provenance import provenance_of
 from sparsedepth.recipe.tables import BEST_MEASURED, settings_text
-from sparsedepth.report.tables import all_contrasts
 
 AXES = {
     "n_layers": [12, 16, 24],

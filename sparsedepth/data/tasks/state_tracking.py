@@ -12,15 +12,23 @@ Needed depth: a group that is not solvable (A5, S5) cannot be followed by a fixe
 models the length that can be tracked grows with depth (2404.08819; 2503.03961). Z60 and A4xZ5 are solvable controls of
 order 60, which at `tracked: element` have as many states, operations and tokens as A5.
 
-Shapes: N sequences, T tokens of one sequence, K operations, S states.
+Groups are permutations of points, and the state after operation g is g(x) of a point x; g s (first s, then g) of an
+element s.
+
+Shapes: N sequences, T tokens of one sequence, K operations, S states, G elements of the group, P points.
 """
+
+import itertools
+from functools import lru_cache
 
 import numpy as np
 
-from sparsedepth.config.task import IGNORED, TaskConfig, n_states
+from sparsedepth.config.task import IGNORED, Group, TaskConfig, n_states
 from sparsedepth.data.sequences import Sequences
 from sparsedepth.data.tasks.draws import Draws
-from sparsedepth.data.tasks.groups import next_state
+
+OPERATION_STREAM = 2**63 + 1
+"""The random stream that chooses operations, different from training seeds and the held-out stream."""
 
 
 def draw(task: TaskConfig, draws: Draws, n_sequences: int, seq_len: int, held_out: bool) -> Sequences:
@@ -82,3 +90,74 @@ def _since_written(is_operation_NS: np.ndarray, is_state_NS: np.ndarray) -> np.n
     """Number of operations since the last written state."""
     so_far_NS = is_operation_NS.cumsum(axis=1)
     return so_far_NS - np.maximum.accumulate(np.where(is_state_NS, so_far_NS, 0), axis=1)
+
+
+@lru_cache
+def elements(group: Group) -> np.ndarray:
+    """All elements, int64 [G, P], in the order of their images; the identity is the first."""
+    if group in ("S3", "S5"):
+        return _all(int(group[1]))
+    if group == "A5":
+        return _even(5)
+    if group == "Z60":
+        return (np.arange(60)[:, None] + np.arange(60)) % 60
+    assert group == "A4xZ5"
+    cycle = (np.arange(5)[:, None] + np.arange(5)) % 5
+    pairs = [a_4[:, None] * 5 + z_5 for a_4, z_5 in itertools.product(_even(4), cycle)]  # (a, z) is point 5 a + z
+    return np.array([pair.ravel() for pair in pairs])
+
+
+def _all(n: int) -> np.ndarray:
+    return np.array(list(itertools.permutations(range(n))), dtype=np.int64)
+
+
+def _even(n: int) -> np.ndarray:
+    permutations = _all(n)
+    inversions = sum(permutations[:, i] > permutations[:, j] for i in range(n) for j in range(i + 1, n))
+    return permutations[inversions % 2 == 0]
+
+
+def products(left_GP: np.ndarray, right_HP: np.ndarray) -> np.ndarray:
+    """left after right, for every pair: [G, H, P]."""
+    return left_GP[np.arange(len(left_GP))[:, None, None], right_HP[None]]
+
+
+def generates(operations_KP: np.ndarray, order: int) -> bool:
+    """Whether the operations generate the whole group."""
+    reached = {tuple(range(operations_KP.shape[1]))}
+    frontier = np.array(list(reached))
+    while len(frontier):
+        images = {
+            tuple(image) for image in products(operations_KP, frontier).reshape(-1, operations_KP.shape[1]).tolist()
+        }
+        frontier = np.array(list(images - reached))
+        reached |= images
+    return len(reached) == order
+
+
+def operations(task: TaskConfig) -> np.ndarray:
+    """The operations [K, P]: all elements, or `n_operations` distinct generators without the identity.
+
+    A function of group, n_operations and operation_seed only, so runs of all seeds learn the same task.
+    """
+    assert task.task_group is not None
+    group_elements = elements(task.task_group)
+    if task.n_operations is None:
+        return group_elements
+    draws = Draws(task.operation_seed or 0, OPERATION_STREAM)
+    while True:
+        chosen = group_elements[1 + draws.permutations(1, len(group_elements) - 1)[0, : task.n_operations]]
+        if generates(chosen, len(group_elements)):
+            return chosen
+
+
+def next_state(task: TaskConfig) -> np.ndarray:
+    """The state after an operation in a state, int64 [S, K]."""
+    assert task.task_group is not None
+    operations_KP = operations(task)
+    if task.tracked == "point":
+        return operations_KP.T.copy()
+    group_elements = elements(task.task_group)
+    index = {image.tobytes(): place for place, image in enumerate(group_elements)}
+    after_KSP = products(operations_KP, group_elements)
+    return np.array([[index[image.tobytes()] for image in after_SP] for after_SP in after_KSP]).T.copy()
