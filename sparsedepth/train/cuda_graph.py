@@ -12,7 +12,7 @@ Never run on a GPU so far; on a CPU tests record and replay a step in a graph's 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,28 +45,17 @@ def obstacle(
     return None
 
 
-class Capture(Protocol):
-    """Captures a step: CUDA, or a stand-in for tests."""
-
-    lr_dtype: torch.dtype
-    """of the learning rates in memory"""
-
-    def warm_up(self, step: Callable[[], Tensor]) -> Tensor:
-        """Take the step on the capture stream."""
-
-    def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Capture the step without taking it; returns the function that replays it."""
-
-
 class CudaCapture:
-    """By `torch.cuda.CUDAGraph`."""
+    """Captures a step by `torch.cuda.CUDAGraph`; tests have a stand-in."""
 
     lr_dtype = torch.float32
+    """of the learning rates in memory"""
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
 
     def warm_up(self, step: Callable[[], Tensor]) -> Tensor:
+        """Take the step on the capture stream."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -75,7 +64,8 @@ class CudaCapture:
         return row
 
     def capture(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Raises RuntimeError with the cause of a failed capture, such as an allocation."""
+        """Capture the step without taking it; returns the function that replays it. Raises RuntimeError with the cause
+        of a failed capture, such as an allocation."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.device)
         try:
@@ -127,7 +117,7 @@ class StaticBatch:
 class CapturedUpdate:
     """A weight update by one batch: uncaptured at first, then captured and replayed."""
 
-    def __init__(self, optimizer: AnyOptimizer, micro_batch: int | None, capture: Capture):
+    def __init__(self, optimizer: AnyOptimizer, micro_batch: int | None, capture: CudaCapture):
         self.optimizer, self.micro_batch, self.capture = optimizer, micro_batch, capture
         self.batch: StaticBatch | None = None
         self.replay: Callable[[], Tensor] | None = None
