@@ -18,10 +18,7 @@ ON_THE_STREAM: dict[str, Callable[[Any], bool]] = {
 """Fields that norm or weight a single residual stream, and when: not possible with several streams or sources."""
 
 REFUSED: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (
-        lambda c: c.n_experts > 0 and c.top_k is None,
-        "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}",
-    ),
+    (lambda c: c.n_experts > 0 and c.top_k is None, "n_experts={c.n_experts} needs top_k, from 1 to {c.n_experts}"),
     (
         lambda c: c.n_experts > 0 and c.top_k is not None and c.top_k > c.n_experts,
         "top_k={c.top_k} is more than n_experts={c.n_experts}; choose top_k <= {c.n_experts}",

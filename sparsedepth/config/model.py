@@ -140,15 +140,7 @@ class ModelConfig(Section):
     norm_eps: Annotated[Positive, KNOB] = 1e-6
     """epsilon of every norm"""
     depth_scale: Annotated[
-        Literal[
-            "none",
-            "lns",
-            "before_norm",
-            "after_branch",
-            "after_residual",
-            "after_attention",
-            "after_ffn",
-        ],
+        Literal["none", "lns", "before_norm", "after_branch", "after_residual", "after_attention", "after_ffn"],
         Field(
             description="what is multiplied by 1/sqrt(l) in block l = 1..L. lns: the output of its norms; before_norm: "
             "their input; after_branch: outputs of attention and FFN; after_attention, after_ffn: that output only; "

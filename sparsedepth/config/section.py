@@ -27,12 +27,7 @@ class Section(BaseModel):
     are built on first use, since most commands need few of them."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-        defer_build=True,
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
     )
 
     @model_validator(mode="after")

@@ -52,10 +52,7 @@ Estimator = Callable[..., BootstrapEstimate]
 
 
 def bootstrap(
-    statistic: Callable[..., np.ndarray],
-    *per_sequence: np.ndarray,
-    rng: np.random.Generator,
-    level: float = LEVEL,
+    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator, level: float = LEVEL
 ) -> BootstrapEstimate:
     """The statistic of the sequences, and its interval over resamples.
 
@@ -66,10 +63,7 @@ def bootstrap(
 
 
 def bootstrap_each(
-    statistic: Callable[..., np.ndarray],
-    *per_sequence: np.ndarray,
-    rng: np.random.Generator,
-    level: float = LEVEL,
+    statistic: Callable[..., np.ndarray], *per_sequence: np.ndarray, rng: np.random.Generator, level: float = LEVEL
 ) -> list[BootstrapEstimate]:
     """The same for E statistics on one set of resamples: `statistic` returns [R, E]. Intervals are marginal."""
     n_sequences = len(per_sequence[0])

@@ -180,11 +180,7 @@ def _released(pull: Pull, v_PD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _summarise(
-    layers: list[_Layer],
-    forms: Sequence[Form],
-    n_probes: int | None,
-    width: int,
-    rng: np.random.Generator,
+    layers: list[_Layer], forms: Sequence[Form], n_probes: int | None, width: int, rng: np.random.Generator
 ) -> dict[Form, FormDeviation]:
     estimate = shared_resamples(rng)
 

@@ -92,11 +92,7 @@ def held_out_loss(
 
 
 def by_difficulty(
-    loss_NT: np.ndarray,
-    correct_NT: np.ndarray,
-    targets_NT: np.ndarray,
-    difficulty_NT: np.ndarray,
-    estimate: Estimator,
+    loss_NT: np.ndarray, correct_NT: np.ndarray, targets_NT: np.ndarray, difficulty_NT: np.ndarray, estimate: Estimator
 ) -> ByDifficulty:
     """Of the scored positions; there must be one."""
     scored_NT = targets_NT != IGNORED

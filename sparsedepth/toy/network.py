@@ -98,11 +98,7 @@ def uniform(source: torch.Generator, *shape: int, fan_in: int) -> Tensor:
 def _blocks(source: torch.Generator, n: int, config: ToyConfig) -> tuple[Tensor, Tensor, Tensor]:
     """W, b and V of n blocks."""
     m, f = config.d_model, config.width_ff
-    return (
-        uniform(source, n, m, f, fan_in=m),
-        uniform(source, n, 1, f, fan_in=m),
-        uniform(source, n, f, m, fan_in=f),
-    )
+    return (uniform(source, n, m, f, fan_in=m), uniform(source, n, 1, f, fan_in=m), uniform(source, n, f, m, fan_in=f))
 
 
 def _teacher(config: ToyConfig, rho: float, seed: int) -> Iterator[Tensor]:
