@@ -53,7 +53,7 @@ def test_forks_are_full_forward_passes_with_another_plan(family):
         for final, (_, plan) in zip(found, plans.values(), strict=True):
             torch.testing.assert_close(final, states(model, tokens, plan)[-1], rtol=1e-5, atol=1e-4)
     for state, expected in zip(recorded, states(model, tokens), strict=True):
-        torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-4)  # the states reach 20, where rounding of five layers is 3e-5
+        torch.testing.assert_close(state.double(), expected, rtol=1e-5, atol=1e-4)  # they reach 20
 
 
 @st.composite
