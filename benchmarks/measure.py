@@ -30,9 +30,9 @@ from torch import Tensor
 from sparsedepth.config.load import build
 from sparsedepth.config.run import RunConfig
 from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.jacobian import jacobian_deviation
 from sparsedepth.measure.permutation import permutation_effect
-from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import record_states

@@ -30,12 +30,11 @@ from sparsedepth.config.run import RunConfig
 from sparsedepth.config.runtime import RuntimeConfig
 from sparsedepth.data.sequences import next_tokens
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.stack import StackedDecoder
 from sparsedepth.train.devices import ALONE
 from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.runtime import compile_blocks, resolve
-from sparsedepth.train.stack import backward
+from sparsedepth.train.stack import StackedDecoder, backward
 
 
 def batch(config: RunConfig, step: int) -> Batch:

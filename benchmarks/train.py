@@ -44,7 +44,6 @@ from sparsedepth.exchange.architecture import architecture
 from sparsedepth.exchange.export import save_model
 from sparsedepth.measure.suite import observe_variance
 from sparsedepth.model.decoder import Decoder
-from sparsedepth.model.stack import StackedDecoder
 from sparsedepth.plan.duration import OBSERVED_TOKENS
 from sparsedepth.probe.probed_model import ProbedDecoder
 from sparsedepth.train.devices import ALONE
@@ -52,7 +51,7 @@ from sparsedepth.train.feed import Batch
 from sparsedepth.train.loop import TrainingState
 from sparsedepth.train.optimizer import learning_rate, make_optimizer
 from sparsedepth.train.runtime import Runtime, resolve
-from sparsedepth.train.stack import backward
+from sparsedepth.train.stack import StackedDecoder, backward
 
 PEAK_FLOPS = {"H200": 989.4e12, "H100 PCIe": 756e12, "H100": 989.4e12, "A100": 312e12}
 """Dense bf16, FLOP/s, from the data sheets."""

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
-from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import share_above
 from sparsedepth.probe.fork import probing, record_states, run_forks, skip
 from sparsedepth.probe.probed_model import ProbedModel

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import ScoreByLayer, finite, mean_of_last, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import relative_change, sequence_loss
-from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import probing, stream
 from sparsedepth.probe.probed_model import ProbedModel
 

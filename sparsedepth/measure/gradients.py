@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import ScoreByLayer, bootstrap, finite, ratio
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.jacobian import GRAPH_MEMORY
-from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import probing, rows_per_pass
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_losses
-from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.measure.usefulness import fit_affine
 from sparsedepth.probe.fork import Fork
 from sparsedepth.probe.probed_model import ProbedModel

@@ -1,6 +1,6 @@
 """Held-out cross-entropy and accuracy of the model and of forks of it.
 
-    loss = mean over the scored positions of -log softmax(logits)[target]   (nat/token; `scored`)
+    loss = mean over the scored positions of -log softmax(logits)[target]   (nat/token; `Scored`)
     accuracy = share of them whose target has the largest logit
 
 How far a task is solved:
@@ -31,8 +31,7 @@ from torch import Tensor
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import LEVEL, BootstrapEstimate, Estimator, ratio, shared_resamples
-from sparsedepth.measure.context import MeasureContext, Measurements, Row
-from sparsedepth.measure.scored import Scored, position_mean
+from sparsedepth.measure.context import MeasureContext, Measurements, Row, Scored, position_mean
 from sparsedepth.probe.fork import Fork, chunk_size, probing, record_states, run_forks, stream
 from sparsedepth.probe.probed_model import ProbedModel
 
@@ -135,7 +134,7 @@ def fork_losses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """base_N and changed_NF: each sequence's loss, nat/token, without and with each fork's change.
 
-    Scaled as in `scored`: their means over sequences are the losses. For the interval of a difference in nat/token use
+    Scaled as in `Scored`: their means over sequences are the losses. For the interval of a difference in nat/token use
     `position_mean` with `scored.weight`.
     """
     return _score_forks(

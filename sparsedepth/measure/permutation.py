@@ -27,9 +27,8 @@ import numpy as np
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap, finite, mean_of_last
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
-from sparsedepth.measure.scored import Scored
 from sparsedepth.probe.fork import swap
 from sparsedepth.probe.probed_model import ProbedModel
 

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import finite
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored
 from sparsedepth.measure.loss import fork_losses, relative_change
 from sparsedepth.measure.permutation import permutation_effect
-from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import AffineUpdate, fit_affine, share_above
 from sparsedepth.measure.variance import token_variance
 from sparsedepth.probe.fork import batches, by_sequence, probing, record_states, replace, run_forks, skip, stream

@@ -35,9 +35,8 @@ from torch import Tensor
 from sparsedepth.config.run import MeasureConfig
 from sparsedepth.config.runtime import MAX_TOKENS
 from sparsedepth.measure.bootstrap import BootstrapEstimate, bootstrap_each, complete_mean
-from sparsedepth.measure.context import MeasureContext, Measurements
+from sparsedepth.measure.context import MeasureContext, Measurements, Scored, per_position
 from sparsedepth.measure.loss import fork_scores, relative_change
-from sparsedepth.measure.scored import Scored, per_position
 from sparsedepth.probe.fork import batches, probing, replace, stream
 from sparsedepth.probe.probed_model import ProbedModel
 

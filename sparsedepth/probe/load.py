@@ -120,15 +120,10 @@ def _load_run(source: str, folder: Path, device: torch.device | str) -> LoadedMo
             parameter.copy_(weights[name])
     _check_finite(model, folder)
     model = model.to(device).eval()
-    assert config.n_kv_heads is not None
+    sizes = ("n_layers", "d_model", "n_heads", "n_kv_heads", "n_experts", "vocab_size")
     facts = Facts(
         family="sparsedepth",
-        n_layers=config.n_layers,
-        d_model=config.d_model,
-        n_heads=config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        n_experts=config.n_experts,
-        vocab_size=config.vocab_size,
+        **{name: getattr(config, name) for name in sizes},
         max_len=None,
         params_total=sum(parameter.numel() for parameter in model.parameters()),
         dtype="float32",

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from sparsedepth.cli.main import run
 from sparsedepth.cli.measure import measure
 from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.scored import Scored
+from sparsedepth.measure.context import Scored
 from sparsedepth.probe.load import load_model
 from sparsedepth.store import measured_folder
 from sparsedepth.store.run_record import MeasuredRecord, read_record, verify

@@ -7,7 +7,7 @@ from handmade import HandMadeModel, brackets, identity, integers, known, normal,
 from reference import FAMILIES, causal_effects, run_config, skip_increases
 
 from sparsedepth.measure.causal import causal_effect
-from sparsedepth.measure.scored import Scored
+from sparsedepth.measure.context import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

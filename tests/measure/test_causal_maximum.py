@@ -8,7 +8,7 @@ from reference import FAMILIES, largest_effects, run_config
 
 from sparsedepth.measure.causal import causal_effect
 from sparsedepth.measure.causal_maximum import causal_maximum, choose_positions
-from sparsedepth.measure.scored import Scored
+from sparsedepth.measure.context import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

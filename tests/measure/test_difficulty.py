@@ -9,8 +9,8 @@ from handmade import HandMadeModel, identity, integers, normal
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import shared_resamples
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import by_difficulty, held_out_loss
-from sparsedepth.measure.scored import Scored
 
 
 def rng():

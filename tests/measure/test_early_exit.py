@@ -8,8 +8,8 @@ import torch
 from handmade import HandMadeModel, brackets, identity, integers, known, normal
 from reference import FAMILIES, exit_losses, run_config
 
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.early_exit import early_exit
-from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from handmade import HandMadeModel, identity, integers, normal, residual_mlp
 
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.joint_replacement import jointly_needed_layers
 from sparsedepth.measure.loss import fork_losses
-from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.probe.fork import Fork
 

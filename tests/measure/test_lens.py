@@ -8,9 +8,9 @@ import torch
 from handmade import HandMadeModel, brackets, identity, integers, known
 from reference import FAMILIES, run_config, states
 
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.early_exit import early_exit
 from sparsedepth.measure.lens import lens
-from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

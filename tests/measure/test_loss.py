@@ -9,8 +9,8 @@ from handmade import HandMadeModel, identity, integers, normal
 from reference import FAMILIES, loss, run_config
 
 from sparsedepth.measure import loss as module
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import bits_per_byte, fork_losses, held_out_loss, relative_change
-from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import skip
 from sparsedepth.probe.probed_model import ProbedDecoder

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from reference import FAMILIES, permutation_effects, run_config
 
 from sparsedepth.measure import permutation
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.permutation import choose_pairs, pair_interval, permutation_effect
-from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

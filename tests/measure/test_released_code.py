@@ -9,6 +9,7 @@ from handmade import HandMadeModel, identity, integers, known, normal
 from reference import run_config, states
 
 from sparsedepth.measure.causal import causal_effect
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.released_code import (
     affine_increase_in_sample,
     causal_misaligned,
@@ -16,7 +17,6 @@ from sparsedepth.measure.released_code import (
     permutation_weighted,
     transpose,
 )
-from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.measure.variance import residual_variance
 from sparsedepth.model.decoder import Decoder

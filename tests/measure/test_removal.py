@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import FAMILIES, removal_drops, run_config
 
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.removal import block_influence, choose_ranges, rank_correlation, removal, skip_range
-from sparsedepth.measure.scored import Scored
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.probed_model import ProbedDecoder
 

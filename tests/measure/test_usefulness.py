@@ -10,8 +10,8 @@ from reference import FAMILIES, affine_increases, run_config
 
 from sparsedepth.config.task import IGNORED
 from sparsedepth.measure.bootstrap import bootstrap
+from sparsedepth.measure.context import Scored
 from sparsedepth.measure.loss import fork_losses, fork_scores
-from sparsedepth.measure.scored import Scored
 from sparsedepth.measure.usefulness import fit_affine, usefulness
 from sparsedepth.model.decoder import Decoder
 from sparsedepth.probe.fork import replace
