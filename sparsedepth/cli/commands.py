@@ -96,6 +96,6 @@ for _full_name, (_function, _example) in COMMANDS.items():
     _groups.get(_group_name, app).command(
         _name,
         cls=query.QueryCommand if _name == "query" else None,
-        epilog=f"Example: sparsedepth {_example}",
+        epilog=f"\b\nExample: sparsedepth {_example}",  # \b: one line, to copy
         short_help=_summary(_function.__doc__),
     )(_function)

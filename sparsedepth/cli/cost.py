@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsedepth.config.plain_text import counted
+from sparsedepth.config.plain_text import counted, visible
 from sparsedepth.store.query_result import QueryResult
 from sparsedepth.store.terminal import duration, fit, wrapped
 
@@ -67,7 +67,10 @@ def print_price(
     from sparsedepth.plan.budget import budget_fixes
     from sparsedepth.plan.gpu_shapes import slow_shapes
     from sparsedepth.plan.price import as_json, expected_runs, price
+    from sparsedepth.plan.tasks import Plan
 
+    for note in Plan(definition).notes():
+        print(f"note: {visible(note)}", file=sys.stderr)
     total = price(definition, setup)
     for line in slow_shapes(expected_runs(definition)[0]) if setup.place.device == "cuda" else ():
         print(f"note: {line}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """`sparsedepth plan`: estimate what a sweep costs, and which effects it can detect."""
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -68,7 +67,6 @@ def plan(
     from sparsedepth.config.load import read_extended
     from sparsedepth.plan import price as pricing
     from sparsedepth.plan.budget import Budget
-    from sparsedepth.plan.tasks import Plan
 
     kind = kind_of(read_extended(file)) if file else None
     if kind in ("toy", "run") and (pilot, seed_sd, effect) != (None, None, None):
@@ -104,8 +102,6 @@ def plan(
     else:
         machine = calls.machine_of(runtime_config, workers, gpus, gpus_per_run)
         setup = local_pricing_setup(definition, machine, calibrated=calibrated)
-    for note in Plan(definition).notes():
-        print(f"note: {visible(note)}", file=sys.stderr)
     print_price(definition, setup, Budget(hours=budget_hours, gigabytes=budget_gpu_gb), format, out, power_json)
     if format == "table" and (lines := [*power_lines, *array_lines]):
         print(wrapped(lines), end="")

@@ -29,6 +29,7 @@ def plot(
 ) -> None:
     """Draw figures of sparsity, residual variance and layer effectiveness, each with its data as CSV."""
     from sparsedepth.plots.draw import FIGURES, check_figure
+    from sparsedepth.store.terminal import wrapped
 
     if show_list:
         width = max(map(len, FIGURES))
@@ -41,5 +42,4 @@ def plot(
     figures = calls.plot(*folders, out=out, figure=figure, format=format, run=run, skip_damaged=skip_damaged)
     for path in figures.paths:
         print(f"{path} ({path.stat().st_size // 1024} KiB), data in {path.with_suffix('.csv')}")
-    for name, reason in figures.left_out.items():
-        print(f"skipped {name}: {reason}")
+    print(wrapped(f"skipped {name}: {reason}" for name, reason in figures.left_out.items()), end="")

@@ -37,8 +37,10 @@ def bar(title: str) -> Generator[Callable[..., None], None, None]:
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:
-    for column, value, ends in quantities.with_intervals(summary):
+    rows = list(quantities.with_intervals(summary))
+    width = max((len(column.name) for column, _, _ in rows), default=0)
+    for column, value, ends in rows:
         interval = f"  [{ends[0]:.4g}, {ends[1]:.4g}]" if ends else ""
         text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         unit = f" {column.unit}" if column.unit not in ("", "1") else ""
-        print(f"  {column.name:26} {text}{unit}{interval}")
+        print(f"  {column.name:{width}}  {text}{unit}{interval}")

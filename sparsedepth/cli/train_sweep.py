@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from time import time as clock
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,12 +65,12 @@ def sweep(
     driver = calls.make_driver(definition, out, machine, storage)
     price, expected = driver.price, driver.plan.expected
     assert price is not None
-    at_least = " or more" if definition.tune else ""
-    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
-    print_header(definition, driver.plan.notes(), where)
     if dry_run:
         print_price(definition, price.setup, Budget(), results=out if out.exists() else None)
         return
+    at_least = " or more" if definition.tune else ""
+    where = f"{expected} runs{at_least} into {out}, {machine.workers} at a time on {machine.described}"
+    print_header(definition, driver.plan.notes(), where)
     print(f"cost: {price_line(price)}")
     remaining = remaining_price(definition, price.setup, out)
     if remaining and remaining.runs < price.runs:
@@ -126,6 +127,7 @@ def train(
         setup = local_pricing_setup(definition, calls.machine_of(runtime_config, 1))
         print_price(definition, setup, Budget())
         return
+    started = clock()
     try:
         run = calls.train(
             file, out, set=settings, from_=start, runtime=runtime, device=device, threads=threads, compile=compiled
@@ -137,7 +139,8 @@ def train(
     from sparsedepth.train.devices import world
 
     if world()[0] == 0:  # the first of several processes
-        print(f"run {run.run_id} in {run.folder}")
+        was_complete = run.folder.stat().st_mtime < started
+        print(f"run {run.run_id} in {run.folder}{', complete before: nothing was trained' if was_complete else ''}")
         print_summary(run.summary)
 
 

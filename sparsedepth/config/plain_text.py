@@ -21,6 +21,8 @@ def unreadable(file: Path, error: Exception) -> ValueError:
     """The error for a file that cannot be read, with the fix."""
     if isinstance(error, UnicodeError):
         return ValueError(f"{file} is not UTF-8 text ({one_line(error)}); save it as UTF-8")
+    if isinstance(error, IsADirectoryError):
+        return ValueError(f"{file} is a folder; name a file")
     return ValueError(f"{file} cannot be read ({one_line(error)}); check that it is whole and readable")
 
 

@@ -132,6 +132,6 @@ def _draw_quantity(axis: Any, points: pd.DataFrame, styles: Mapping[str, tuple[s
     axis.xaxis.set_major_formatter(FixedFormatter([str(depth) for depth in depths]))
     axis.xaxis.set_minor_locator(NullLocator())
     if _is_log(points["mean"].tolist(), name):
-        set_scale(axis, "y", "log", points["mean"].tolist())
+        set_scale(axis, "y", "log", points[["lo", "mean", "hi"]].stack().dropna().tolist())
     axis.set(xlabel="n_layers", ylabel=axis_label(name))
     axis.xaxis.label.set_color(GREY)

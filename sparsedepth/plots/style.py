@@ -282,7 +282,7 @@ def set_layer_scale(axis: Any, scale: Scale, values: Sequence[float]) -> None:
     if threshold is None:
         set_scale(axis, "y", scale, values)
     elif min(values) > 0:
-        axis.set_yscale("log")
+        log_scale(axis, "y", values)
     else:
         axis.set_yscale("symlog", linthresh=threshold)
 

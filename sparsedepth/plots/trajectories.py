@@ -97,6 +97,7 @@ def trajectory_data(runs: pd.DataFrame, run: RunTrajectories | None, settings: M
     """The numbers, from the rows of `runs` and cell_id -> setting. Raises ValueError if there is nothing to draw."""
     angles = angles_by_depth(runs)
     angles = angles[pd.to_numeric(angles[ANGLE], errors="coerce") > 0]
+    angles = angles[angles.groupby("family")["n_layers"].transform("nunique") > 1]  # a model of 2 layers has none
     if run is None and angles.empty:
         raise NothingToDraw(
             "no run has trajectories, and no two finished runs that differ only in n_layers have an angle; "

@@ -222,7 +222,7 @@ def _config_of_run(config: RunConfig, corpus: str | None) -> RunConfig:
 def tokenizer_folder(folder: Path) -> str:
     """The folder, resolved. Raises ValueError without a tokenizer, where transformers would invent an empty one."""
     if not (folder / TOKENIZER_FILE).exists() and not all((folder / name).exists() for name in _BPE_FILES):
-        raise ValueError(f"{folder} has no {TOKENIZER_FILE}; copy the model's there, or measure on token arrays")
+        raise ValueError(f"{folder} has no {TOKENIZER_FILE}; copy the model's there, or measure on --tokens")
     return str(folder.resolve())
 
 

@@ -48,8 +48,8 @@ def of_stage(stage: Stage) -> tuple[str, ...]:
 def rankable(name: str) -> Quantity:
     """The quantity of a column of `runs` with a better direction. Raises ValueError for another name."""
     if name not in IN_RUNS:
-        near = difflib.get_close_matches(name, RANKABLE, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(RANKABLE)}"
+        near = difflib.get_close_matches(name, RANKABLE, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "`sparsedepth metrics` lists them"
         raise ValueError(f"there is no measured quantity {name!r}; {hint}")
     quantity = IN_RUNS[name]
     if not quantity.better:

@@ -13,13 +13,6 @@ from sparsedepth.recipe.card import SUFFIX, Card, card_path, write_card
 from sparsedepth.recipe.tables import measured_table
 from sparsedepth.store.render import to_markdown
 
-MEANING = {
-    "A": "held-out confirmed, with an intervention",
-    "B": "held-out confirmed",
-    "C": "in-sample, several seeds",
-    "D": "third-party runs",
-}
-
 
 class Verbatim(str):
     """Text that is Markdown already."""
@@ -41,19 +34,12 @@ def card_markdown(card: Card) -> str:
     return environment.get_template("card.md.j2").render(
         card=card,
         recipe=card.recipe,
-        meaning=_meaning(card),
         differing=_differing_yaml(card),
         measured=Verbatim(to_markdown(measured_table(card).without_empty())),
         text=card_text,
         conclusion=conclusion,
         slope_sentence=slope_sentence,
     )
-
-
-def _meaning(card: Card) -> str:
-    if card.recipe.weakness:
-        return "models that are no evidence about depth"
-    return MEANING[card.grade] if card.grade else "nothing is recommended, so there is nothing to grade; the evidence"
 
 
 def write_page(path: Path, card: Card) -> tuple[Path, Path]:

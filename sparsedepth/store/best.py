@@ -221,7 +221,9 @@ def heading(ranking: Ranking) -> str:
 def answer(ranking: Ranking) -> str:
     """Heading, table, and the commands that test differences, which ranks do not."""
     page = f"{heading(ranking)}\n{text(ranking)}\n"
-    if ranking.search or ranking.n_cells == 1:  # a search's heading has its own advice
+    columns = ranking.table.columns
+    is_measured = "model" in columns and all(row[columns.index("model")] for row in ranking.table.rows)
+    if ranking.search or ranking.n_cells == 1 or is_measured:  # a search's heading has its own advice
         return page
     folders = shlex.join(map(str, ranking.roots))
     advice = (

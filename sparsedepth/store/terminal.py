@@ -137,6 +137,8 @@ def _lines(cell: str, size: int, max_lines: int | None = CELL_LINES) -> list[str
 
 def _records(result: QueryResult, width: int, max_rows: int) -> str:
     """One line per value, for rows too wide to stand side by side."""
+    if not result.rows:
+        return "no rows"
     names = [shortened(visible(column)) for column in result.columns]
     indent = max(map(len, names))
     rows = result.rows[: max(1, max_rows // 10)]

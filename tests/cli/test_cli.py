@@ -148,7 +148,7 @@ def test_train_writes_a_run_and_prints_what_was_measured(tmp_path):
     out, _ = sparsedepth("train", path, "--out", tmp_path / "results", "--set", "seed=3", "--threads", 1)
     assert "usefulness" in out and "val_loss" in out
     again, _ = sparsedepth("train", path, "--out", tmp_path / "results", "--set", "seed=3", "--threads", 1)
-    assert again == out
+    assert again == out.replace("\n", ", complete before: nothing was trained\n", 1)
     answer, _ = sparsedepth("query", tmp_path / "results", "select seed, outcome from runs", "--format", "csv")
     assert answer.split() == ["seed,outcome", "3,ok"]
 

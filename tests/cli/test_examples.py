@@ -37,9 +37,10 @@ def test_there_is_no_example_without_a_command():
     assert set(commands.COMMANDS) == set(COMMANDS)
 
 
-def test_help_shows_the_example_and_whole_summaries(capsys):
-    shown = " ".join(out_of(capsys, "best", "--help").split())
-    assert "Example: sparsedepth best results/mine --by usefulness" in shown
+def test_help_shows_the_example_and_whole_summaries(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    for words in COMMANDS:  # in one line, to copy
+        assert f"Example: sparsedepth {commands.COMMANDS[words][1]}\n" in out_of(capsys, *words.split(), "--help")
     listed = " ".join(out_of(capsys, "--help").split())
     assert not re.search(r"\w\.\.\.", listed) and "verify it on fresh seeds, or compare it with papers." in listed
     assert (

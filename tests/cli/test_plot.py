@@ -36,6 +36,13 @@ def test_one_figure_into_a_file_or_a_folder(capsys, results, tmp_path):
     assert found == {"a.svg", "a.csv", "new/learning_rate.pdf", "new/learning_rate.csv"}
 
 
+def test_figures_without_data_are_named_within_the_terminal(capsys, results, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = sparsedepth(capsys, "plot", results, "-o", tmp_path / "new")
+    skipped = [line for line in out.splitlines() if not line.startswith(str(tmp_path))]
+    assert "skipped toy: the store holds no toy networks" in skipped and max(map(len, skipped)) <= 60
+
+
 def test_a_mistyped_figure_is_named_before_a_missing_output(capsys, results):
     code, _, err = sparsedepth(capsys, "plot", results, "--figure", "learning_rat")
     assert code == 2 and "did you mean 'learning_rate'?" in err

@@ -58,6 +58,9 @@ def test_the_page_has_a_panel_per_quantity_and_whole_depths():
     labels = [axis.get_ylabel() for axis in page.axes]
     assert labels == [axis_label("val_loss"), axis_label("residual_variance_last")]
     assert [text.get_text() for text in page.axes[0].get_xticklabels()] == ["4", "8"]
+    page.draw_without_rendering()
+    variance = page.axes[1]  # means alike, intervals over decades
+    assert sum(low < tick < high for low, high in [variance.get_ylim()] for tick in variance.get_yticks()) >= 3
     two = by_depth(RUNS[RUNS["seed"] < 2], WORDS)
     assert np.isnan(two.points["lo"]).all()
     assert "every block is needed" in " ".join(page_of_depths(two).get_supxlabel().split())

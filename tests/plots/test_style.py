@@ -62,8 +62,9 @@ def test_the_first_layer_does_not_hide_the_others():
     """One value a thousand times the others, which differ: logarithmic, or where some are negative linear below the
     decade of nine tenths of these; values of one size stay linear."""
     axis = Figure().subplots()
-    set_layer_scale(axis, "linear", [1.0, 2e-3, 1e-3, 3e-3])
-    assert axis.get_yscale() == "log"
+    set_layer_scale(axis, "linear", [1.0, 1e-2, 1e-2, 2e-2])
+    labels = [axis.yaxis.get_major_formatter()(tick) for tick in (0.01, 1.0)]
+    assert axis.get_yscale() == "log" and labels == ["0.01", "1"]  # as on other logarithmic axes
     values = [1.0, 2e-5, 3e-5, -2e-3, -3e-3, 1e-5]
     assert linear_below(values) == 1e-3
     axis = Figure().subplots()

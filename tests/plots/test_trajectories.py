@@ -105,6 +105,14 @@ def test_nothing_to_draw_is_an_error(tmp_path):
     assert not list(tmp_path.glob("a.*"))
 
 
+def test_a_family_with_an_angle_at_one_depth_has_no_line_and_no_points(tmp_path):
+    """A model of two layers has no middle ones."""
+    for n_layers, angle in ((2, {}), (8, {"angular_distance_middle": 0.2})):
+        make_run(tmp_path, config_of(n_layers=n_layers), {"val_loss": 3.0, **angle})
+    with open_store(tmp_path) as store, pytest.raises(ValueError, match="'geometry' at two depths"):
+        load_trajectories(store)
+
+
 def test_families_are_named_by_their_settings(tmp_path):
     """Not by every field that two folders differ in."""
     for folder, fields in (("a", {}), ("b", {"depth_scale": "lns", "batch_tokens": 16384})):

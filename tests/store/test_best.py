@@ -261,6 +261,7 @@ def test_a_folder_without_runs_says_what_it_holds(tmp_path):
         ({"by": "val_los"}, "did you mean 'val_loss'"),
         ({"by": "usefullness"}, "did you mean 'usefulness'"),
         ({"by": "lr"}, "no measured quantity 'lr'"),
+        ({"by": "nope"}, "'nope'; `sparsedepth metrics` lists them"),
         ({"by": "weight_sparsity"}, "no better direction"),
         ({"where": "weight_deca > 1"}, "weight_decay"),
         ({"where": "true; DROP VIEW runs"}, "syntax error"),

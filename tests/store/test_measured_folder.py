@@ -11,7 +11,7 @@ from sparsedepth.effects.knobs import find_knobs
 from sparsedepth.plots.draw import draw
 from sparsedepth.recipe.choose import derive
 from sparsedepth.store import cache, run_record
-from sparsedepth.store.best import best
+from sparsedepth.store.best import answer, best
 from sparsedepth.store.connection import open_store
 from sparsedepth.store.measured_folder import check_place, save_measured
 from sparsedepth.store.measured_model import MeasuredModel
@@ -127,7 +127,9 @@ def test_a_store_of_measured_models_alone(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b", QWEN.model_copy(update={"model": "other"}), 2.5)
     with open_store(tmp_path) as store:
-        assert [row[2] for row in best(store).table.rows] == [QWEN.model, "other"]
+        ranking = best(store)
+        assert [row[2] for row in ranking.table.rows] == [QWEN.model, "other"]
+        assert "effects" not in answer(ranking) and "recipe" not in answer(ranking)  # both would refuse
         recipe = derive(store.frame("SELECT * FROM runs"))
     assert recipe.abstained and "no finished run" in recipe.abstained
 

@@ -69,6 +69,7 @@ def test_latex():
 @pytest.mark.parametrize("format", render.FORMATS)
 def test_every_format_renders_nothing_and_one_value(format):
     assert isinstance(render.render(QueryResult(columns=("x",), rows=()), format), str)
+    assert render.render(QueryResult(columns=("x" * 40,) * 9, rows=()), "table") == "no rows"
     assert "3.5" in render.render(QueryResult(columns=("x",), rows=((3.5,),)), format)
 
 
