@@ -74,7 +74,7 @@ def causal_maximum(
     pairs = itertools.combinations(range(1, probed.n_layers + 1), 2)
     return CausalMaximum(
         effects={(s, later): finite(largest_LL[s - 1, later - 1]) for s, later in pairs},
-        score=estimate(_mean_over_pairs, largest_NLL),
+        score=estimate(lambda x_RLL: mean_of_last(x_RLL[:, *np.triu_indices(probed.n_layers, 1)]), largest_NLL),
         depth_score=estimate(_depth_score, largest_NLL),
         positions=positions,
     )
@@ -118,10 +118,6 @@ def _skip_spans(
             maximum_B = largest_LLB[layer - 1, step.layer - 1]
             torch.maximum(maximum_B, ratio_BT[:, first:].amax(-1).double(), out=maximum_B)
     return largest_LLB.movedim(-1, 0)
-
-
-def _mean_over_pairs(largest_RLL: np.ndarray) -> np.ndarray:
-    return mean_of_last(largest_RLL[:, *np.triu_indices(largest_RLL.shape[-1], 1)])
 
 
 def _depth_score(largest_RLL: np.ndarray) -> np.ndarray:

@@ -66,16 +66,12 @@ def erasure(probed: ProbedModel, tokens_NT: Tensor, rng: np.random.Generator, ma
         max_tokens,
         lambda tokens_BT: _batch_effects(probed, tokens_BT, mean_LD, positions, max_tokens),
     )
-    estimate, later_NL = shared_resamples(rng), effect_NLP[:, :, 1:].mean(-1)
+    estimate, later_NL, half = shared_resamples(rng), effect_NLP[:, :, 1:].mean(-1), probed.n_layers // 2
     return Erasure(
         effect=effect_NLP.mean(0),
         score=estimate(lambda effect_RL: effect_RL.mean(-1), later_NL),
-        late_share=estimate(_late_share, later_NL),
+        late_share=estimate(lambda effect_RL: ratio(effect_RL[:, half:].sum(-1), effect_RL.sum(-1)), later_NL),
     )
-
-
-def _late_share(effect_RL: np.ndarray) -> np.ndarray:
-    return ratio(effect_RL[:, effect_RL.shape[1] // 2 :].sum(-1), effect_RL.sum(-1))
 
 
 def _mean_states(probed: ProbedModel, tokens_NT: Tensor, max_tokens: int) -> Tensor:

@@ -78,7 +78,9 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
         obstacle = OBSTACLES[part][requested](setting)
         if obstacle:
             raise ValueError(f"{part}_kernel={requested!r} cannot run: {obstacle.reason}; {obstacle.fix}, or use auto")
-        return Choice(requested, f"asked for by name{_note(requested)}")
+        is_replaced = requested == "megablocks" and not megablocks.load().compiled
+        note = "; PyTorch fallback for megablocks' compiled functions" * is_replaced
+        return Choice(requested, f"asked for by name{note}")
     rejected: list[str] = []
     for kernel in AUTO[part]:
         obstacle = OBSTACLES[part][kernel](setting) or _not_faster(kernel, setting)
@@ -86,11 +88,6 @@ def choose(part: Part, requested: str, setting: Setting) -> Choice:
             return Choice(kernel, "; ".join(rejected) or "the first choice")
         rejected.append(f"{kernel} is not used: {obstacle.reason}")
     raise AssertionError(f"the last choice for {part} can always run")
-
-
-def _note(kernel: str) -> str:
-    is_replaced = kernel == "megablocks" and not megablocks.load().compiled
-    return "; PyTorch fallback for megablocks' compiled functions" if is_replaced else ""
 
 
 def _not_faster(kernel: str, setting: Setting) -> Obstacle | None:

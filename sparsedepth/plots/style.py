@@ -192,7 +192,8 @@ def settings_legend(
     page: Figure, styles: Mapping[str, tuple[str, str, str]], n_columns: int = 4, extra: Sequence[Line2D] = ()
 ) -> None:
     """Above the page: the line of each setting (`setting_styles`), then `extra` entries."""
-    handles = [line_handle(escaped(wrapped_settings(setting)), style) for setting, style in styles.items()]
+    names = [wrapped(re.sub(r"(?<!,) ", "\u00a0", setting)) for setting in styles]  # broken between settings
+    handles = [line_handle(escaped(name), style) for name, style in zip(names, styles.values(), strict=True)]
     legend_above(page, [*handles, *extra], n_columns)
 
 
@@ -235,11 +236,6 @@ def shortened(text: str) -> str:
 def wrapped(text: str, width: int = LONGEST) -> str:
     """A long name over several lines."""
     return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
-
-
-def wrapped_settings(text: str) -> str:
-    """'n_kv_heads=1, weight_decay=1' over several lines, broken between settings."""
-    return wrapped(re.sub(r"(?<!,) ", "\u00a0", text))
 
 
 def caption(page: Figure, *paragraphs: str) -> None:

@@ -20,11 +20,9 @@ QUANTITIES: tuple[Quantity, ...] = (*RUN, *TRAINING_CURVES, *MEASURED)
 ALL: tuple[Column, ...] = tuple(column for quantity in QUANTITIES for column in quantity.columns())
 
 
-def _of(view: Table) -> tuple[Column, ...]:
-    return tuple(column for column in ALL if column.view == view)
-
-
-RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = map(_of, get_args(Table))
+RUNS, CURVES, LAYERS, HEADS, PAIRS, TOKENS, DIFFICULTY = (
+    tuple(column for column in ALL if column.view == view) for view in get_args(Table)
+)
 """Columns of the wide tables and metrics of the long ones (layers, heads, pairs), in display order."""
 
 IN_RUNS: dict[str, Quantity] = {column.name: column.quantity for column in RUNS if column.quantity and not column.part}
