@@ -9,7 +9,6 @@ import typer
 from sparsedepth.cli import calls, option
 from sparsedepth.cli.cost import local_pricing_setup, print_price, print_toy_price
 from sparsedepth.cli.on_slurm import SlurmFlags, array_options, plan_array
-from sparsedepth.config.plain_text import visible
 from sparsedepth.store.terminal import fit, wrapped
 
 if TYPE_CHECKING:
